@@ -1,6 +1,6 @@
 """`python -m benchmarks [NAME ...]`: measures what resil claims about speed, and says which claims hold.
 
-Each module of this folder with a `run(options)` is a benchmark. The exit code says whether they ran, not whether the
+Each module of this directory with a `run(options)` is a benchmark. The exit code says whether they ran, not whether the
 targets were met: on a busy machine a figure is for a person to judge.
 """
 

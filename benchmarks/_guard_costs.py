@@ -1,6 +1,6 @@
 """Times one call of the guard, of what it replaces, and of its peers, in one process; prints every sample as JSON.
 
-A program of its own: it runs in an environment where the peers are installed, and imports the guard from the folder
+A program of its own: it runs in an environment where the peers are installed, and imports the guard from the directory
 that PYTHONPATH names. `python _guard_costs.py RUN_DIRECTORY SAMPLES`.
 """
 
@@ -44,8 +44,8 @@ def naive_step(stop: str, save: str, deadline: float) -> bool:
 def main() -> None:
     """Take the samples in turn and print them."""
     run, samples = sys.argv[1], int(sys.argv[2])
-    for folder in ("switches", "beats", "journal", "attempts"):
-        os.makedirs(os.path.join(run, folder), exist_ok=True)  # noqa: PTH103, PTH118
+    for directory in ("switches", "beats", "journal", "attempts"):
+        os.makedirs(os.path.join(run, directory), exist_ok=True)  # noqa: PTH103, PTH118
     environ = {"RESIL_RUN": "bench", "RESIL_RUN_DIR": run, "RESIL_JOB_ID": "1", "RESIL_ATTEMPT": "1"}
     environ["RESIL_END_TIME"] = str(int(time.time()) + 7 * 86400)
     guard = TrainingGuard.from_env(environ)

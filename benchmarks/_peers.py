@@ -27,21 +27,21 @@ def peers_interpreter() -> tuple[str, str]:
     """
     if given := os.environ.get("RESIL_BENCH_PEERS"):
         return given, f"peers from {given}"
-    folder = Path(tempfile.gettempdir()) / f"resil-bench-peers-{os.getuid()}"
-    python = folder / "bin" / "python"
+    directory = Path(tempfile.gettempdir()) / f"resil-bench-peers-{os.getuid()}"
+    python = directory / "bin" / "python"
     try:
-        if not _is_ours(folder / "complete"):
-            subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True, capture_output=True)
+        if not _is_ours(directory / "complete"):
+            subprocess.run([sys.executable, "-m", "venv", "--clear", str(directory)], check=True, capture_output=True)
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS]
             subprocess.run(pip, check=True, capture_output=True, timeout=900)
-            (folder / "complete").touch()
-        return str(python), f"peers in a fresh virtual environment of the same interpreter, kept in {folder}"
+            (directory / "complete").touch()
+        return str(python), f"peers in a fresh virtual environment of the same interpreter, kept in {directory}"
     except (OSError, subprocess.SubprocessError) as error:
         return sys.executable, f"without the peers: they could not be installed ({type(error).__name__}; no network?)"
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else can have put it there: others may write in the folder for temporary files."""
+    """Whether nobody else can have put it there: others may write in the directory for temporary files."""
     try:
         info, parent = path.lstat(), path.parent.lstat()
     except OSError:
@@ -58,7 +58,7 @@ def run_program(
     deadline_s: float,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program of this folder and return the last line that it prints.
+    """Run a program of this directory and return the last line that it prints.
 
     In a session of its own, which is ended as a whole: peers leave processes behind that would hold a pipe open. Raise
     BenchmarkError if it fails, or does not end in time.

@@ -57,16 +57,16 @@ class Stamps(list[str]):
 def run(options: Options) -> Report:
     """Let faults happen, tick, and note when the messages arrive; then tick without news, with and without alerts."""
     with receivers() as inbox:
-        folder = options.scratch
-        (folder / "resil.toml").write_text(SETTINGS.format(port=inbox.smtp_port))
-        (folder / "home").mkdir()
+        directory = options.scratch
+        (directory / "resil.toml").write_text(SETTINGS.format(port=inbox.smtp_port))
+        (directory / "home").mkdir()
         env = interpreter_environment(
-            HOME=str(folder / "home"), XDG_STATE_HOME=str(folder / "home"), BENCH_HOOK=inbox.slack_url
+            HOME=str(directory / "home"), XDG_STATE_HOME=str(directory / "home"), BENCH_HOOK=inbox.slack_url
         )
-        return _measure(options, folder, env, inbox)
+        return _measure(options, directory, env, inbox)
 
 
-def _measure(options: Options, folder: Path, env: dict[str, str], inbox: Inbox) -> Report:
+def _measure(options: Options, directory: Path, env: dict[str, str], inbox: Inbox) -> Report:
     mails, posts = Stamps(), Stamps()
     inbox.subjects, inbox.texts = mails, posts
     names = (f"disk{number}" for number in itertools.count())
@@ -75,7 +75,7 @@ def _measure(options: Options, folder: Path, env: dict[str, str], inbox: Inbox) 
 
     def news() -> float:
         nonlocal told
-        began = _tick(folder / next(names), env)
+        began = _tick(directory / next(names), env)
         told += 1
         if len(mails) != told or len(posts) != told:
             raise BenchmarkError(f"{len(mails)} mails and {len(posts)} posts for {told} faults")
@@ -83,7 +83,7 @@ def _measure(options: Options, folder: Path, env: dict[str, str], inbox: Inbox) 
         return max(mails.times[-1], posts.times[-1]) - began
 
     news()
-    lasting = [*installed_command(), "watch", "fs", str(folder / "disk0")]
+    lasting = [*installed_command(), "watch", "fs", str(directory / "disk0")]
     samples: dict[str, Sample] = {
         "news": news,
         "no news": _program(lasting, env),

@@ -1,8 +1,8 @@
 """How late ticks are over the same slots on one real SLURM: our daemon, our pulses, and the script they replace.
 
 The script is the known workaround, word for word but for its period: a job that first submits itself again with
-`--begin=now+X`, and then each `*.slurm` of a folder. Its slots are its first tick and every period after that: what a
-person who wrote X expects. All three run side by side, so that what else the machine does hits each of them alike.
+`--begin=now+X`, and then each `*.slurm` of a directory. Its slots are its first tick and every period after that: what
+a person who wrote X expects. All three run side by side, so that what else the machine does hits each of them alike.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ class _Original:
 
     @property
     def ticks(self) -> list[float]:
-        path = self._site.folder / "ticks"
+        path = self._site.directory / "ticks"
         return [float(line) for line in path.read_text().split()] if path.exists() else []
 
     def start(self) -> None:
         self._site.write("cron-hourly.slurm", ORIGINAL.replace("PERIOD", str(PERIOD_S)))
         self._site.write("cron.hourly/child.slurm", CHILD)
         command = ["sbatch", "--mem=100M", "cron-hourly.slurm"]
-        folder = self._site.folder
-        self._site.cluster.run(command, self._site.user, folder, env={"WORK": str(folder)}, check=True)
+        directory = self._site.directory
+        self._site.cluster.run(command, self._site.user, directory, env={"WORK": str(directory)}, check=True)
 
 
 def _start_original(cluster: Cluster, user: str) -> _Original:

@@ -5,7 +5,7 @@ system calls are those that strace(1) counts, of the process and its children.
 
 The jobs of a day are computed: the planner of the chain (cron/drivers/_slurm/chain.py) is asked what it would submit,
 by a day in which each job does what a job does. The original is a job that submits itself again every hour and then
-each batch script of a folder: 1 + N jobs an hour.
+each batch script of a directory: 1 + N jobs an hour.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def run(options: Options) -> Report:
     entries = 100 if options.quick else 1000
     home = {"HOME": str(options.scratch), "PATH": "/usr/bin:/bin"}
     few, many = options.scratch / FEW, options.scratch / MANY
-    for folder in (few, many):
-        init(folder=folder, source=None, force=False)
-        (folder / FILE_NAME).write_text('[run]\nname = "gpt"\ncommand = "true"\n')
+    for directory in (few, many):
+        init(directory=directory, source=None, force=False)
+        (directory / FILE_NAME).write_text('[run]\nname = "gpt"\ncommand = "true"\n')
     shipped = len(list((few / "cron").glob("cron.*/[a-z]*")))
     (many / "cron" / "crontab").write_text("".join(_lines(entries - shipped)))
     resil = installed_command()
     env = interpreter_environment(**home)
     ticks = {
-        name: Program([*resil, "cron", "tick"], env | {"RESIL_CONFIG": str(folder / FILE_NAME)})
-        for name, folder in ((FEW, few), (MANY, many))
+        name: Program([*resil, "cron", "tick"], env | {"RESIL_CONFIG": str(directory / FILE_NAME)})
+        for name, directory in ((FEW, few), (MANY, many))
     }
     for name, tick in ticks.items():
         _check(tick, options.scratch / name, entries if name == MANY else shipped)
@@ -70,11 +70,11 @@ def _lines(count: int) -> Sequence[str]:
     ]
 
 
-def _check(tick: Program, folder: Path, entries: int) -> None:
+def _check(tick: Program, directory: Path, entries: int) -> None:
     """Tick twice: the first one sees everything for the first time. Raise BenchmarkError unless it read the table."""
     for _ in range(2):
         tick()
-    beat = (folder / ".resil" / ".cron" / "heartbeat").read_text()
+    beat = (directory / ".resil" / ".cron" / "heartbeat").read_text()
     if f'"entries": {entries}' not in beat:
         raise BenchmarkError(f"the tick saw something else than {entries} entries: {beat}")
 

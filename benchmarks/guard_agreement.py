@@ -83,9 +83,9 @@ def _claims(world: int, found: dict[str, Any], loop: dict[str, Spread]) -> list[
 
 def _ranks(python: str, world: int, options: Options) -> dict[str, Any]:
     """Run the ranks and return what rank 0 printed. Raise BenchmarkError if one of them fails."""
-    folder = options.scratch / f"ranks-{world}"
+    directory = options.scratch / f"ranks-{world}"
     for name in ("switches", "beats", "journal", "attempts"):
-        (folder / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "RESIL_", "SLURM"))}
@@ -95,8 +95,8 @@ def _ranks(python: str, world: int, options: Options) -> dict[str, Any]:
     processes = []
     try:
         for rank in range(world):
-            with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as err:
-                argv = [python, program, str(rank), str(world), str(port), str(folder), rounds]
+            with (directory / f"{rank}.out").open("wb") as out, (directory / f"{rank}.err").open("wb") as err:
+                argv = [python, program, str(rank), str(world), str(port), str(directory), rounds]
                 processes.append(
                     subprocess.Popen(
                         argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
@@ -104,17 +104,17 @@ def _ranks(python: str, world: int, options: Options) -> dict[str, Any]:
                 )
         codes = [process.wait(DEADLINE_S) for process in processes]
     except subprocess.TimeoutExpired as error:
-        raise BenchmarkError(f"{world} ranks did not end in {DEADLINE_S} s: {_errors(folder, world)}") from error
+        raise BenchmarkError(f"{world} ranks did not end in {DEADLINE_S} s: {_errors(directory, world)}") from error
     finally:
         for process in processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if any(codes):
-        raise BenchmarkError(f"{world} ranks ended with {codes}: {_errors(folder, world)}")
-    found: dict[str, Any] = json.loads((folder / "0.out").read_text().splitlines()[-1])
+        raise BenchmarkError(f"{world} ranks ended with {codes}: {_errors(directory, world)}")
+    found: dict[str, Any] = json.loads((directory / "0.out").read_text().splitlines()[-1])
     return found
 
 
-def _errors(folder: Path, world: int) -> str:
-    return "\n".join((folder / f"{rank}.err").read_text()[-800:] for rank in range(world))
+def _errors(directory: Path, world: int) -> str:
+    return "\n".join((directory / f"{rank}.err").read_text()[-800:] for rank in range(world))

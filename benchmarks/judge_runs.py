@@ -16,11 +16,11 @@ from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.schedulers.slurm import Slurm
 from resilience.settings.load import load
 from resilience.submission import make_comment
+from resilience.system.ports import Host, System, SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import Host, SystemClock, World
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
-from resilience.watch.watchdogs import load_watchdog, scene_of
+from resilience.watch.watchdogs import context_of, load_watchdog
 
 RUNS, QUICK_RUNS = 1_000, 50
 ROWS, QUICK_ROWS = 100_000, 5_000
@@ -34,7 +34,7 @@ def run(options: Options) -> Report:
     project = _project(options.scratch)
     _make_runs(project, runs)
     _make_squeue(options.scratch, project, runs, rows)
-    client = Slurm(clock=SystemClock(), runner=ProcessRunner(), environ=project.world.environ)
+    client = Slurm(clock=SystemClock(), runner=ProcessRunner(), environ=project.system.environ)
 
     def look() -> None:
         verdicts = _look_and_judge(project)
@@ -68,11 +68,11 @@ def run(options: Options) -> Report:
 
 
 def _look_and_judge(project: Project) -> list[Verdict]:
-    settings, scene = CHECK.Settings(), scene_of(project)
+    settings, context = CHECK.Settings(), context_of(project)
     found = []
-    for target in CHECK.targets(settings, scene):
-        for subject, reading in CHECK.probe(target, settings, scene, {}).items():
-            now = project.world.clock.now()
+    for target in CHECK.targets(settings, context):
+        for subject, reading in CHECK.probe(target, settings, context, {}).items():
+            now = project.system.clock.now()
             found += [one.verdict for one in CHECK.judge(subject, (Timed(now, reading),), settings, now)]
     return found
 
@@ -94,14 +94,14 @@ def _tick(project: Project) -> Spread:
 
 
 def _project(scratch: Path) -> Project:
-    folder = scratch / "project"
-    folder.mkdir()
-    (folder / "resil.toml").write_text('[run]\nname = "run-0000"\n[scheduler]\nname = "slurm"\n')
+    directory = scratch / "project"
+    directory.mkdir()
+    (directory / "resil.toml").write_text('[run]\nname = "run-0000"\n[scheduler]\nname = "slurm"\n')
     here = Host.current()
     host = Host(here.name, here.user, here.uid, scratch)
     environ = {"PATH": f"{scratch}/bin:/usr/bin:/bin"}
-    world = World(runner=ProcessRunner(), environ=environ, host=host, cwd=folder)
-    return Project(world, load(world))
+    system = System(runner=ProcessRunner(), environ=environ, host=host, cwd=directory)
+    return Project(system, load(system))
 
 
 def _make_runs(project: Project, runs: int) -> None:
@@ -123,7 +123,7 @@ def _first_id(number: int) -> int:
 
 def _make_squeue(scratch: Path, project: Project, runs: int, rows: int) -> None:
     """A squeue that answers with a file: the runs' rows spread among the others."""
-    mine = [row for number in range(runs) for row in _rows_of_run(number, project.world.host.user)]
+    mine = [row for number in range(runs) for row in _rows_of_run(number, project.system.host.user)]
     every = max(1, rows // len(mine))
     text = scratch / "queue.txt"
     with text.open("w") as file:

@@ -11,7 +11,7 @@ from benchmarks.measure import BenchmarkError, Claim, Options, Report, Row, Spre
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
 
@@ -22,9 +22,9 @@ TARGET_S = 1.0
 def run(options: Options) -> Report:
     """Time whole ticks: targets, child, probe, judgement, findings, memory; against a bare stat of each log."""
     count = 1000 if options.quick else 10_000
-    folder = options.scratch / "logs"
-    folder.mkdir()
-    paths = [folder / f"job{number:05d}.out" for number in range(count)]
+    directory = options.scratch / "logs"
+    directory.mkdir()
+    paths = [directory / f"job{number:05d}.out" for number in range(count)]
     step = 0
 
     def write() -> None:
@@ -36,9 +36,9 @@ def run(options: Options) -> Report:
 
     for _ in range(10):
         write()
-    world = World(cwd=options.scratch)
-    project = Project(world, load(world))
-    watchdog = load_watchdog(project, "log", {"paths": [f"{folder}/*.out"]})
+    system = System(cwd=options.scratch)
+    project = Project(system, load(system))
+    watchdog = load_watchdog(project, "log", {"paths": [f"{directory}/*.out"]})
 
     def tick() -> None:
         (report,) = watch(project, [watchdog])
@@ -52,7 +52,7 @@ def run(options: Options) -> Report:
         return _timed(tick)
 
     def bare() -> float:
-        return _timed(lambda: [os.stat(path).st_mtime for path in _listed(folder)])  # noqa: PTH116
+        return _timed(lambda: [os.stat(path).st_mtime for path in _listed(directory)])  # noqa: PTH116
 
     samples = {"bare": bare, "unchanged": lambda: _timed(tick), "changed": changed}
     taken = interleave(samples, min(options.samples, 7))
@@ -69,8 +69,8 @@ def run(options: Options) -> Report:
     return Report("the log watchdog over many logs", rows=rows, claims=claims, notes=notes)
 
 
-def _listed(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
+def _listed(directory: Path) -> list[str]:
+    with os.scandir(directory) as entries:
         return [entry.path for entry in entries]
 
 

@@ -143,7 +143,7 @@ class Program:
     codes: Collection[int] = (0,)
 
     def __call__(self) -> float:
-        """Run it, in this process's folder, and return its wall time in seconds. Raise BenchmarkError if it fails."""
+        """Run it in this process's directory and return its wall time in seconds. Raise BenchmarkError if it fails."""
         self.prepare()
         return run_process(self.argv, self.env, self.codes)
 

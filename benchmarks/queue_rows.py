@@ -22,8 +22,8 @@ from benchmarks.measure import (
     timed,
 )
 from resilience.schedulers.slurm import Slurm
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 from tests.slurm.cluster import Cluster
 
 ROWS, QUICK_ROWS = 100_000, 5_000

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.measure import Options, Program, Report, Row, Spread, interleave, interpreter_environment, timed
 from resilience.runs.templates.script import BASE, SUFFIX, ScriptSpec, TemplateLibrary, render
-from resilience.system.files import shipped_folder
+from resilience.system.files import shipped_directory
 
 TEMPLATES = ("python", "torchrun")
-FOLDER = shipped_folder("slurm_templates")
+FOLDER = shipped_directory("slurm_templates")
 LIBRARY = TemplateLibrary((("shipped", FOLDER),))
 SPEC = ScriptSpec(
     run="gpt-7b",

@@ -50,10 +50,10 @@ import os, sys, time
 for root in map(str.strip, sys.stdin):
     began = time.perf_counter()
     blocks = files = 0
-    for folder, _, names in os.walk(root):
-        blocks += os.lstat(folder).st_blocks
+    for directory, _, names in os.walk(root):
+        blocks += os.lstat(directory).st_blocks
         for name in names:
-            blocks += os.lstat(os.path.join(folder, name)).st_blocks
+            blocks += os.lstat(os.path.join(directory, name)).st_blocks
             files += 1
     print(time.perf_counter() - began, files, blocks // 2, 0, flush=True)
 """
@@ -109,13 +109,13 @@ def measure(root: Path, memory: Path, options: Options) -> Report:
 
 
 def make_tree(root: Path, files: int, subs: int) -> None:
-    """As many small files as wanted, in 50 folders of so many folders."""
+    """As many small files as wanted, in 50 directories of so many directories."""
     each = files // (TOPS * subs)
     for top in range(TOPS):
         for sub in range(subs):
-            folder = root / f"run{top:02d}" / f"logs{sub:03d}"
-            folder.mkdir(parents=True)
-            opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            directory = root / f"run{top:02d}" / f"logs{sub:03d}"
+            directory.mkdir(parents=True)
+            opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             for number in range(each):
                 file = os.open(f"task_{number:05d}.out", os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=opened)
                 if number % 10 == 0:
@@ -148,7 +148,7 @@ class _Talker:
         if not answer or (int(answer[1]), int(answer[2])) != expected:
             raise BenchmarkError(f"found {answer[1:3]}, not {expected}: {line}")
         if read is not None and int(answer[3]) != read:
-            raise BenchmarkError(f"read {answer[3]} folders again, not {read}")
+            raise BenchmarkError(f"read {answer[3]} directories again, not {read}")
         return float(answer[0])
 
 

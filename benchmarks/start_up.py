@@ -30,7 +30,7 @@ from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.settings.load import FILE_NAME, load
 from resilience.settings.show import to_toml
-from resilience.system.world import World
+from resilience.system.ports import System
 
 ONE_COMMAND = """\
 import typer
@@ -39,7 +39,7 @@ app = typer.Typer()
 
 
 @app.command()
-def hello(name: str = "world", loud: bool = False) -> None:
+def hello(name: str = "system", loud: bool = False) -> None:
     '''Say hello.'''
     print(f"hello {name}")
 
@@ -69,8 +69,8 @@ def run(options: Options) -> Report:
     # No client of any scheduler on PATH: a status that asked would fail, and so would the benchmark.
     home = {"HOME": str(options.scratch), "XDG_CACHE_HOME": str(options.scratch / "cache"), "PATH": "/nonexistent"}
     env = interpreter_environment(**home, RESIL_CONFIG=str(project / FILE_NAME))
-    world = World(environ=env, cwd=project)
-    _check_status(resil, env, world, run_directory)
+    system = System(environ=env, cwd=project)
+    _check_status(resil, env, system, run_directory)
     bare = options.scratch / "hello.py"
     bare.write_text(ONE_COMMAND)
     for name, table in ((TOLD, '[alert]\nchannels = ["console"]\n'), (UNTOLD, "")):
@@ -78,7 +78,7 @@ def run(options: Options) -> Report:
         (options.scratch / name / FILE_NAME).write_text(f'[run]\nname = "gpt"\n{table}')
     programs = {
         PASS: Program([python, "-c", "pass"], env),
-        STATUS: Program([*resil, "status"], env, prepare=lambda: _remember(world, run_directory)),
+        STATUS: Program([*resil, "status"], env, prepare=lambda: _remember(system, run_directory)),
         HELP: Program([*resil, "--help"], env),
         WATCH: Program([*resil, "watch", "fs"], interpreter_environment(**home), codes=(0, 1, 2)),
         PROBES: Program([python, "-c", FORKS], env),
@@ -129,19 +129,19 @@ def installed_command() -> list[str]:
 
 
 def _write_project(project: Path) -> Path:
-    """A project folder with resil.toml and a run in its second attempt; return the run's directory."""
+    """A project directory with resil.toml and a run in its second attempt; return the run's directory."""
     project.mkdir()
     (project / FILE_NAME).write_text(compose_settings(project.name, "")[0])
-    world = World(environ={}, cwd=project)
-    opened = Project(world, load(world))
+    system = System(environ={}, cwd=project)
+    opened = Project(system, load(system))
     directory = opened.directory(project.name)
     directory.create(to_toml(opened.loaded, project.name))
-    now = world.clock.now()
+    now = system.clock.now()
     for number in range(1, 6):
         token = f"{number:016x}"
         script = str(directory.path / layout.SCRIPTS / f"{token}.sbatch")
         argv = ("sbatch", "--parsable", f"--comment=resil:{project.name}:{token}", "--array=1-10%1", script)
-        record_intent(directory, Intent(token, "slurm", script, argv, now, by=world.host.user))
+        record_intent(directory, Intent(token, "slurm", script, argv, now, by=system.host.user))
         record_result(directory, token, Outcome.SUBMITTED, now, job_id=JobId(100 + number))
     for number in (1, 2):
         text = f'number = {number}\njob_id = {100 + number}\nlabel = "105_{number}"\nrestart = 0\nhost = "n1"\n'
@@ -152,15 +152,15 @@ def _write_project(project: Path) -> Path:
     return directory.path
 
 
-def _remember(world: World, run_directory: Path) -> None:
+def _remember(system: System, run_directory: Path) -> None:
     """Let the queue have answered just now."""
-    name, now = run_directory.name, world.clock.now()
+    name, now = run_directory.name, system.clock.now()
     running = Job(
         id=JobId(105, 2),
         raw_id=107,
         name=name,
         state=JobState.RUNNING,
-        user=world.host.user,
+        user=system.host.user,
         comment=f"resil:{name}:{5:016x}",
         nodes="n1",
         end_time=now + 3600,
@@ -170,28 +170,28 @@ def _remember(world: World, run_directory: Path) -> None:
         raw_id=105,
         name=name,
         state=JobState.PENDING,
-        user=world.host.user,
+        user=system.host.user,
         comment=f"resil:{name}:{5:016x}",
         reason="JobArrayTaskLimit",
         tasks="3-10%1",
         task_count=8,
     )
-    queue_cache.save(world, "slurm", (running, waiting))
+    queue_cache.save(system, "slurm", (running, waiting))
 
 
-def _check_status(resil: list[str], env: dict[str, str], world: World, run_directory: Path) -> None:
+def _check_status(resil: list[str], env: dict[str, str], system: System, run_directory: Path) -> None:
     """Raise BenchmarkError unless `resil status` shows what was written."""
-    _remember(world, run_directory)
+    _remember(system, run_directory)
     shown = subprocess.run([*resil, "status"], env=env, capture_output=True, text=True)
     if shown.returncode or not all(word in shown.stdout for word in ("running", str(TOLD_STEP), "attempt 2", "3-10%1")):
         raise BenchmarkError(f"resil status shows something else:\n{shown.stdout}{shown.stderr}")
 
 
-def _install_submitit(folder: Path) -> tuple[str | None, str]:
+def _install_submitit(directory: Path) -> tuple[str | None, str]:
     """Make an environment with submitit alone; return its interpreter, or None, and a note on what was done."""
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, capture_output=True, timeout=120)
-        pip = [str(folder / "bin" / "python"), "-m", "pip"]
+        subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True, capture_output=True, timeout=120)
+        pip = [str(directory / "bin" / "python"), "-m", "pip"]
         install = [*pip, "install", "--quiet", "--disable-pip-version-check", "submitit"]
         subprocess.run(install, check=True, capture_output=True, timeout=180)
         shown = subprocess.run([*pip, "show", "submitit"], check=True, capture_output=True, text=True, timeout=60)
@@ -199,4 +199,4 @@ def _install_submitit(folder: Path) -> tuple[str | None, str]:
         return None, f"without `import submitit`: it could not be installed ({type(error).__name__}; no network?)"
     version = next(line.split()[1] for line in shown.stdout.splitlines() if line.startswith("Version:"))
     note = f"submitit {version} is alone in a fresh virtual environment of the same interpreter; resil is not"
-    return str(folder / "bin" / "python"), note
+    return str(directory / "bin" / "python"), note

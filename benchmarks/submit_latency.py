@@ -14,7 +14,7 @@ from resilience.runs.project import Project
 from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.slurm.cluster import Cluster
 
 SETTINGS = """\
@@ -41,18 +41,18 @@ def run(options: Options) -> Report:
     if reasons := Cluster.requirements():
         return Report("not measured", notes=(f"no SLURM can be booted here: {'; '.join(reasons)}",))
     with Cluster(nodes=1) as cluster:
-        folder = cluster.shared / "gpt"
-        folder.mkdir()
-        (folder / FILE_NAME).write_text(SETTINGS)
+        directory = cluster.shared / "gpt"
+        directory.mkdir()
+        (directory / FILE_NAME).write_text(SETTINGS)
         kept = {name: value for name, value in cluster.environment().items() if not name.startswith("PYTHON")}
-        return _measure(options, folder, kept | {"XDG_CACHE_HOME": str(folder / "cache")})
+        return _measure(options, directory, kept | {"XDG_CACHE_HOME": str(directory / "cache")})
 
 
-def _measure(options: Options, folder: Path, env: Mapping[str, str]) -> Report:
-    world = World(environ=env, cwd=folder)
-    script = folder / "bare.sbatch"
+def _measure(options: Options, directory: Path, env: Mapping[str, str]) -> Report:
+    system = System(environ=env, cwd=directory)
+    script = directory / "bare.sbatch"
     known = SubmitRequest(run="known", hold=True)
-    project = Project(world, load(world))
+    project = Project(system, load(system))
     script.write_text(submit.prepare(project, known).script)
     _submit(project, known)
     names = (f"fresh-{number}" for number in itertools.count())
@@ -60,10 +60,10 @@ def _measure(options: Options, folder: Path, env: Mapping[str, str]) -> Report:
     command = [*installed_command(), "submit", "--hold", "--run"]
     taken = interleave(
         {
-            "sbatch": _program(bare, folder, env),
+            "sbatch": _program(bare, directory, env),
             "fresh": timed(lambda: _submit(project, SubmitRequest(run=next(names), hold=True))),
             "after": timed(lambda: _submit_behind(project, known.run)),
-            "command": lambda: _program([*command, next(names)], folder, env)(),
+            "command": lambda: _program([*command, next(names)], directory, env)(),
         },
         options.samples,
         warm_ups=2,
@@ -82,8 +82,8 @@ def _measure(options: Options, folder: Path, env: Mapping[str, str]) -> Report:
     return Report("held arrays of ten on a real SLURM on loopback", rows)
 
 
-def _program(argv: list[str], folder: Path, env: Mapping[str, str]) -> Sample:
-    return timed(lambda: subprocess.run(argv, cwd=folder, env=env, check=True, capture_output=True, text=True))
+def _program(argv: list[str], directory: Path, env: Mapping[str, str]) -> Sample:
+    return timed(lambda: subprocess.run(argv, cwd=directory, env=env, check=True, capture_output=True, text=True))
 
 
 def _submit(project: Project, request: SubmitRequest) -> None:

@@ -1,6 +1,6 @@
 """Where things lie in a run directory, and the words written there. Pure.
 
-The batch shell (slurm_templates/), the guard and the command line all meet in this folder; these names are their
+The batch shell (slurm_templates/), the guard and the command line all meet in this directory; these names are their
 contract. docs/reference/run-directory.md shows one.
 """
 

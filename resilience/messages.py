@@ -10,9 +10,10 @@ if TYPE_CHECKING:
 def plural(count: int, noun: str, many: str = "") -> str:
     """Given a count and a noun, return both: `plural(1, "rank")` gives `1 rank`, `plural(1200, "run")` `1,200 runs`.
 
-    `many`: the plural where it is not the noun with an `s`: `plural(2, "entry", "entries")`.
+    `many`: the plural where it is irregular: `plural(2, "process", "processes")`.
     """
-    return f"{count:,} {noun if count == 1 else many or f'{noun}s'}"
+    regular = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else many or regular}"
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

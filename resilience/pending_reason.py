@@ -59,7 +59,7 @@ _EXACT = {
     "NodeDown": _others("a node it needs is down", "see `sinfo -R`"),
     "Reservation": PendingReason("waits for its reservation to begin"),
     "ReservationDeleted": _never("its reservation was deleted", "submit again without it"),
-    "JobLaunchFailure": _never("could not be started", "see its output folder and `sinfo -R`"),
+    "JobLaunchFailure": _never("could not be started", "see its output directory and `sinfo -R`"),
     "NonZeroExitCode": PendingReason("ended with an error and goes back into the queue"),
     "InvalidAccount": _never("the account is not valid", _ASSOCIATIONS),
     "InvalidQOS": _never("the QOS is not valid", _ASSOCIATIONS),

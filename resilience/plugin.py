@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     from resilience.submission import Submitted as Submitted
     from resilience.system.files import read_regular as read_regular
     from resilience.system.files import write_atomic as write_atomic
+    from resilience.system.ports import Clock as Clock
+    from resilience.system.ports import Host as Host
+    from resilience.system.ports import Runner as Runner
+    from resilience.system.ports import System as System
+    from resilience.system.ports import SystemClock as SystemClock
     from resilience.system.process import ProcessRunner as ProcessRunner
     from resilience.system.secrets import Secret as Secret
     from resilience.system.secrets import check_secret as check_secret
     from resilience.system.secrets import read_secret as read_secret
-    from resilience.system.world import Clock as Clock
-    from resilience.system.world import Host as Host
-    from resilience.system.world import Runner as Runner
-    from resilience.system.world import SystemClock as SystemClock
-    from resilience.system.world import World as World
     from resilience.watch.checks import Check as Check
     from resilience.watch.reading import NO_MEMORY as NO_MEMORY
     from resilience.watch.reading import Memory as Memory
@@ -87,7 +87,7 @@ _HOMES = {
     "resilience.system.files": "read_regular write_atomic",
     "resilience.system.process": "ProcessRunner",
     "resilience.system.secrets": "Secret check_secret read_secret",
-    "resilience.system.world": "Clock Host Runner SystemClock World",
+    "resilience.system.ports": "Clock Host Runner SystemClock System",
     "resilience.watch.checks": "Check",
     "resilience.watch.reading": "NO_MEMORY Memory Target Timed",
 }

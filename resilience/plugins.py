@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importlib.metadata costs 15 ms, and only those pay who look
     from importlib.metadata import EntryPoint
 
 PLUGIN_PATH = "RESIL_PLUGINS"
-"""Environment variable: folders (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
+"""Environment variable: directories (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
 
 
 PACKAGES = {
@@ -34,20 +34,22 @@ class Family:
     """One kind of plugin.
 
     Found, in this order, later ones shadowing earlier: the modules of its packages; entry points of the group
-    `resil.<name>`; `<folder>/<name>/*.py` for each folder of $RESIL_PLUGINS. Names that start with an underscore
+    `resil.<name>`; `<directory>/<name>/*.py` for each directory of $RESIL_PLUGINS. Names that start with an underscore
     are helpers, not plugins. A plugin that cannot be imported is remembered with its exception, and raised only when
     somebody asks for it.
 
     Attributes:
-        name: plural of the word, also the folder's name: `schedulers`.
+        name: plural of the word, also the directory's name: `schedulers`.
         constant: what each file exports: `SCHEDULER`.
-        folders: those of $RESIL_PLUGINS, unless others are given.
+        directories: those of $RESIL_PLUGINS, unless others are given.
     """
 
-    def __init__(self, name: str, constant: str, folders: tuple[Path, ...] | None = None) -> None:
+    def __init__(self, name: str, constant: str, directories: tuple[Path, ...] | None = None) -> None:
         self.name, self.constant = name, constant
         told = os.environ.get(PLUGIN_PATH, "").split(":")
-        self.folders = tuple(Path(folder) for folder in told if folder) if folders is None else folders
+        self.directories = (
+            tuple(Path(directory) for directory in told if directory) if directories is None else directories
+        )
 
     @cached_property
     def _sources(self) -> dict[str, Path | str | EntryPoint]:
@@ -61,8 +63,8 @@ class Family:
 
             for entry in metadata.entry_points(group=f"resil.{self.name}"):
                 sources[entry.name] = entry
-        for folder in self.folders:
-            for path in sorted((folder / self.name).glob("*.py")):
+        for directory in self.directories:
+            for path in sorted((directory / self.name).glob("*.py")):
                 if not path.name.startswith("_"):
                     sources[path.stem] = path
         return sources
@@ -125,15 +127,15 @@ class Family:
         return module
 
 
-def _modules(folders: Iterable[str]) -> Iterator[str]:
-    """The modules in a package's folders; pkgutil says the same, and costs as much as a watchdog."""
-    for folder in folders:
+def _modules(directories: Iterable[str]) -> Iterator[str]:
+    """The modules in a package's directories; pkgutil says the same, and costs as much as a watchdog."""
+    for directory in directories:
         try:
-            names = os.listdir(folder)  # noqa: PTH208 - names only
+            names = os.listdir(directory)  # noqa: PTH208 - names only
         except OSError:  # the package lies in an archive
             import pkgutil
 
-            yield from (module.name for module in pkgutil.iter_modules([folder]) if not module.ispkg)
+            yield from (module.name for module in pkgutil.iter_modules([directory]) if not module.ispkg)
             continue
         yield from (name.partition(".")[0] for name in names if name.endswith(_SUFFIXES))
 
@@ -149,9 +151,9 @@ def _may_be_offered(group: str) -> bool:
     into that way (an archive, an importer of somebody's own) may have some.
     """
     wanted = f"[{group}]".encode()
-    for folder in sys.path:
+    for directory in sys.path:
         try:
-            names = os.listdir(folder or ".")  # noqa: PTH208 - names only
+            names = os.listdir(directory or ".")  # noqa: PTH208 - names only
         except FileNotFoundError:
             continue
         except OSError:
@@ -159,7 +161,7 @@ def _may_be_offered(group: str) -> bool:
         for name in names:
             if name.endswith((".dist-info", ".egg-info")):
                 try:
-                    with open(f"{folder or '.'}/{name}/entry_points.txt", "rb") as file:
+                    with open(f"{directory or '.'}/{name}/entry_points.txt", "rb") as file:
                         if wanted in file.read().replace(b" ", b""):
                             return True
                 except OSError:

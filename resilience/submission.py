@@ -145,7 +145,7 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_run_name(name: str) -> str:
-    """Given a run's name, return it. Raise UsageError if it cannot be a folder, a comment field and a word alike."""
+    """Given a run's name, return it. Raise UsageError if it cannot be a directory, a comment field and a word alike."""
     if _RUN_NAME.fullmatch(name) is None:
         raise UsageError(
             f"{name!r} cannot be a run's name",

@@ -74,7 +74,7 @@ def parse_switch(kind: str, content: bytes, *, who: str, written: float, run: st
         when=_moment(fields.get("when", ""), written),
         why=fields.get("why", ""),
         scope=Scope(scope) if scope in set(Scope) else Scope.JOB,
-        # A label becomes part of a folder's name, so it is a plain word or nothing.
+        # A label becomes part of a directory's name, so it is a plain word or nothing.
         label=label if LABEL.fullmatch(label) else "",
         honoured=not refusal,
         refusal=refusal,
@@ -103,7 +103,7 @@ def printable(text: str) -> str:
 
 
 def policy_of_mode(mode: int) -> OwnerPolicy:
-    """Given the permissions of the folder of the switches, return whose are obeyed: who may write there may throw."""
+    """Given the permissions of the directory of the switches, return whose are accepted: who may write may set them."""
     if mode & 0o002:
         return OwnerPolicy.ANY
     return OwnerPolicy.GROUP if mode & 0o020 else OwnerPolicy.OWNER

@@ -47,7 +47,7 @@ _SETTINGS_HEAD = f"""\
 {_NOTE}
 
 Settings are looked for in this order, and the first file found counts: the one given with `--config`;
-`$RESIL_CONFIG`; `resil.toml` in the current folder or in one above it, up to your home folder;
+`$RESIL_CONFIG`; `resil.toml` in the current directory or in one above it, up to your home directory;
 `$XDG_CONFIG_HOME/resil/config.toml`. Why in this order: [decision 3](../decisions/0003-settings-order.md).
 
 A variable `RESIL_SECTION__KEY` (two underscores) wins over the file, and an option of the command line wins over both.

@@ -249,9 +249,9 @@ resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the 
 
 # The number is a fencing token. A hard link is made by one of many, on NFS too; where there are none, O_EXCL.
 resil_take_number() {
-  local folder=$RESIL_RUN_DIR/attempts temporary file content name highest=0
-  temporary=$folder/.new.$resil_host.$RESIL_JOB_ID.$BASHPID.tmp
-  for file in "$folder"/[0-9][0-9][0-9][0-9]*; do
+  local directory=$RESIL_RUN_DIR/attempts temporary file content name highest=0
+  temporary=$directory/.new.$resil_host.$RESIL_JOB_ID.$BASHPID.tmp
+  for file in "$directory"/[0-9][0-9][0-9][0-9]*; do
     name=${file##*/}
     [[ $name =~ ^[0-9]+$ ]] && ((10#$name > highest)) && highest=$((10#$name))
   done
@@ -259,7 +259,7 @@ resil_take_number() {
     printf -v resil_number '%04d' $((++highest))
     printf -v content 'number = %d\njob_id = %s\nlabel = "%s"\nrestart = %s\nhost = "%s"\npid = %d\nstart = %(%s)T\nuser = '"'%s'" \
       "$highest" "$RESIL_JOB_ID" "$resil_label" "$RESIL_RESTART_COUNT" "$resil_host" $$ -1 "$resil_user"
-    file=$folder/$resil_number
+    file=$directory/$resil_number
     (umask "$resil_umask" && printf '%s\n' "$content" >"$temporary") 2>/dev/null
     # A server that answered twice says "exists" of our own link: look what it leads to.
     if ln -- "$temporary" "$file" 2>/dev/null || [ "$temporary" -ef "$file" ]; then
@@ -803,13 +803,13 @@ resil_check_start() { # may this job train at all?
 }
 
 resil_begin() {
-  local folder
+  local directory
   if [ ! -d "$RESIL_RUN_DIR" ]; then
     resil_say "cannot use the run directory $RESIL_RUN_DIR on $resil_host: is the file system mounted here?"
     exit 75
   fi
-  for folder in switches journal attempts logs; do
-    [ -d "$RESIL_RUN_DIR/$folder" ] || (umask "$resil_umask" && mkdir -p -- "$RESIL_RUN_DIR/$folder")
+  for directory in switches journal attempts logs; do
+    [ -d "$RESIL_RUN_DIR/$directory" ] || (umask "$resil_umask" && mkdir -p -- "$RESIL_RUN_DIR/$directory")
   done
   rm -f -- "$resil_stop_file" "$resil_stacks_file" # of an earlier start of this very job: a requeue keeps the id
   exec {resil_news}<> <(:) # a pipe to ourselves: what the heartbeat and the waiter have to tell

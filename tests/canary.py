@@ -1,7 +1,7 @@
 """A secret that is planted for a whole test run, and looked for in everything that the run wrote.
 
 Tests of channels use it as token, password and address. At the end it must stand nowhere but in the files that it was
-planted in: not in a captured output or log, not in a traceback, not in any file of pytest's temporary folders.
+planted in: not in a captured output or log, not in a traceback, not in any file of pytest's temporary directories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SEED = "RESIL_TEST_SEED"
 """What the processes of one run share. The canary itself is in no environment: SLURM keeps those of its jobs."""
 
 PLANTED = "planted-secrets"
-"""Folders of this name may hold it."""
+"""Directories of this name may hold it."""
 
 seen_in: list[str] = []
 """Where it was found."""
@@ -42,9 +42,9 @@ def canary_file(tmp_path: Path) -> Path:
     return plant(tmp_path, "canary", canary_text())
 
 
-def plant(folder: Path, name: str, text: str) -> Path:
+def plant(directory: Path, name: str, text: str) -> Path:
     """Write a secret into a file where it may lie."""
-    place = folder / PLANTED
+    place = directory / PLANTED
     place.mkdir(mode=0o700, exist_ok=True)
     path = place / name
     path.write_text(f"{text}\n")
@@ -83,14 +83,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             reporter.write_line(f"SECRET LEAKED: the planted secret stands in {place}", red=True)
 
 
-def files_with(text: str, folder: Path) -> list[str]:
-    """The files below a folder that hold a text; those where it may lie are left out, and so are large ones."""
-    find = ["find", str(folder), "-xdev", "-name", PLANTED, "-prune", "-o", "-type", "f", "-size", "-4096k"]
+def files_with(text: str, directory: Path) -> list[str]:
+    """The files below a directory that hold a text; those where it may lie are left out, and so are large ones."""
+    find = ["find", str(directory), "-xdev", "-name", PLANTED, "-prune", "-o", "-type", "f", "-size", "-4096k"]
     try:
         done = subprocess.run(
             [*find, "-exec", "grep", "-lF", "-e", text, "{}", "+"],
             capture_output=True, text=True, errors="replace", timeout=120, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return [f"perhaps a file below {folder}: looking took too long"]
+        return [f"perhaps a file below {directory}: looking took too long"]
     return done.stdout.splitlines()

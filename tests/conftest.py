@@ -139,9 +139,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def reason_and_place(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:
-    """Given a skipped test's report, return why, and its folder (or its file, where that is in none)."""
+    """Given a skipped test's report, return why, and its directory (or its file, where that is in none)."""
     said = report.longrepr
     reason = said[2] if isinstance(said, (tuple, list)) else str(said)  # a list when it comes from pytest-xdist
     file = report.nodeid.partition("::")[0]
-    folder, _, name = file.rpartition("/")
-    return reason.removeprefix("Skipped: ").strip(), file if folder == "tests" else folder or name
+    directory, _, name = file.rpartition("/")
+    return reason.removeprefix("Skipped: ").strip(), file if directory == "tests" else directory or name

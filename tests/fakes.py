@@ -22,8 +22,8 @@ from resilience.runs.project import Project
 from resilience.schedulers import Keep
 from resilience.settings.load import load
 from resilience.submission import ArrayExpression, Submission, Submitted
+from resilience.system.ports import Host, Runner, System
 from resilience.system.process import ProcessRunner
-from resilience.system.world import Host, Runner, World
 
 DOWN = SchedulerUnavailable("squeue did not answer in 30 s", hint="slurmctld may be down; jobs keep running")
 NOW = 1_800_000_000.0
@@ -206,33 +206,33 @@ class FakeScheduler:
         return self.answers
 
 
-def make_world(folder: Path, environ: Mapping[str, str] | None = None, **ports: Any) -> World:
-    """A world whose home and cache lie in `folder`, and whose clock is set by hand."""
-    home = folder / "home"
+def make_system(directory: Path, environ: Mapping[str, str] | None = None, **ports: Any) -> System:
+    """A system whose home and cache lie in `directory`, and whose clock is set by hand."""
+    home = directory / "home"
     home.mkdir(exist_ok=True)
     clock = ports.get("clock", FakeClock())
     runner: Runner = ports.get("runner", ProcessRunner())
-    cwd = ports.get("cwd", folder)
+    cwd = ports.get("cwd", directory)
     host = Host(name=ports.get("host", "login1"), user=ME, uid=os.getuid(), home=home)
-    return World(clock=clock, runner=runner, environ=environ or {}, host=host, cwd=cwd)
+    return System(clock=clock, runner=runner, environ=environ or {}, host=host, cwd=cwd)
 
 
 def make_project(
-    folder: Path,
+    directory: Path,
     scheduler: FakeScheduler | None = None,
     settings: str = '[run]\nname = "gpt"\ncommand = "python train.py"\n',
     environ: Mapping[str, str] | None = None,
     **ports: Any,
 ) -> Project:
-    """A project in `folder` whose jobs go to the fake."""
-    home = folder / "project"
+    """A project in `directory` whose jobs go to the fake."""
+    home = directory / "project"
     home.mkdir(exist_ok=True)
     if settings:
         (home / "resil.toml").write_text(settings)
     fake = scheduler or FakeScheduler()
-    world = make_world(folder, environ, **{"cwd": home, **ports})
+    system = make_system(directory, environ, **{"cwd": home, **ports})
     overrides = {"scheduler.name": fake.name}
-    return Project(world, load(world, overrides=overrides), {fake.name: fake})
+    return Project(system, load(system, overrides=overrides), {fake.name: fake})
 
 
 def a_job(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> Job:

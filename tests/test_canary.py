@@ -21,15 +21,15 @@ def test_kept(canary, canary_file): assert canary in canary_file.read_text()
 """
 
 
-def run(folder: Path, test: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, test: str) -> subprocess.CompletedProcess[str]:
     """A test run of its own, without other plugins: those take seconds to load."""
-    (folder / "conftest.py").write_text(f"from tests.canary import {HOOKS}\n")
-    (folder / "test_it.py").write_text(test)
+    (directory / "conftest.py").write_text(f"from tests.canary import {HOOKS}\n")
+    (directory / "test_it.py").write_text(test)
     kept = {name: value for name, value in os.environ.items() if name != SEED and "PYTEST" not in name}
     environment = kept | {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/base", "test_it.py"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={directory}/base", "test_it.py"],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 

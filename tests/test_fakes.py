@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from resilience.schedulers import Scheduler
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 from tests.fakes import FakeClock, FakeScheduler
 
 

@@ -73,22 +73,34 @@ def test_uses_a_careless_fixture(careless):
 LEFT = "left processes running"
 
 
-def session(folder: Path, test: str, *words: str) -> str:
+def session(directory: Path, test: str, *words: str) -> str:
     """Run one of these tests in a pytest of its own; return what that said."""
-    pids = folder / "pids"
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_planted.py").write_text(PLANTED.replace("{pids}", str(pids)).replace("{pids!r}", repr(str(pids))))
-    argv = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    pids = directory / "pids"
+    (directory / "conftest.py").write_text(CONFTEST)
+    (directory / "test_planted.py").write_text(
+        PLANTED.replace("{pids}", str(pids)).replace("{pids!r}", repr(str(pids)))
+    )
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(directory),
+    ]
     done = subprocess.run(
-        [*argv, *words, f"test_planted.py::{test}"], cwd=folder, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},
+        [*argv, *words, f"test_planted.py::{test}"], cwd=directory, env={"PYTHONPATH": str(REPOSITORY), "PATH": "/bin"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=unmark,
     )  # fmt: skip
     return done.stdout
 
 
-def grandchild(folder: Path) -> Process | None:
+def grandchild(directory: Path) -> Process | None:
     """Return the process that a test started; None: it is gone."""
-    return Process.of(int(text_of(folder / "pids")))
+    return Process.of(int(text_of(directory / "pids")))
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ Drop = Callable[[str, str], Path]
 
 @pytest.fixture
 def drop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drop:
-    """Drop a file of this content into a plugin folder of one's own."""
-    folder = tmp_path / "plugins" / "channels"
-    folder.mkdir(parents=True)
+    """Drop a file of this content into a plugin directory of one's own."""
+    directory = tmp_path / "plugins" / "channels"
+    directory.mkdir(parents=True)
     monkeypatch.setenv(PLUGIN_PATH, str(tmp_path / "plugins"))
 
     def write(name: str, content: str) -> Path:
-        path = folder / name
+        path = directory / name
         path.write_text(content)
         return path
 
@@ -119,15 +119,15 @@ def test_helpers_and_other_files_are_no_plugins(drop: Drop) -> None:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A built-in family of a test's own: `resilience.testfamily` with `taken` and `own`."""
-    folder = tmp_path / "package"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
+    directory = tmp_path / "package"
+    directory.mkdir()
+    (directory / "__init__.py").touch()
     for name in ("taken", "shared", "own"):
-        (folder / f"{name}.py").write_text("WORD = 'built in'")
-    (folder / "subpackage").mkdir()
-    (folder / "subpackage" / "__init__.py").touch()
+        (directory / f"{name}.py").write_text("WORD = 'built in'")
+    (directory / "subpackage").mkdir()
+    (directory / "subpackage" / "__init__.py").touch()
     module = type(sys)("resilience.testfamily")
-    module.__path__ = [str(folder)]
+    module.__path__ = [str(directory)]
     monkeypatch.setitem(sys.modules, "resilience.testfamily", module)
     monkeypatch.setitem(PACKAGES, "testfamily", ("resilience.testfamily",))
     for name in ("taken", "shared", "own"):
@@ -147,21 +147,21 @@ def test_entry_points_shadow_what_is_built_in_and_files_shadow_both(
     (package_files / "entry_points.txt").write_text(
         f"[console_scripts]\nx = outside:x\n\n[resil.{package}]\ntaken = outside:WORD\nshared = outside:WORD\n"
     )
-    folders = []
+    directories = []
     for order, names in enumerate([("shared", "later"), ("later",)]):
-        folder = tmp_path / str(order)
-        (folder / package).mkdir(parents=True)
+        directory = tmp_path / str(order)
+        (directory / package).mkdir(parents=True)
         for name in names:
-            (folder / package / f"{name}.py").write_text(f"WORD = 'folder {order}'")
-        folders.append(folder)
+            (directory / package / f"{name}.py").write_text(f"WORD = 'directory {order}'")
+        directories.append(directory)
 
-    family = Family(package, "WORD", folders=tuple(folders))
+    family = Family(package, "WORD", directories=tuple(directories))
     assert family.names() == ("later", "own", "shared", "taken")
     assert {name: family.load(name) for name in family.names()} == {
         "own": "built in",
         "taken": "entry point",
-        "shared": "folder 0",
-        "later": "folder 1",
+        "shared": "directory 0",
+        "later": "directory 1",
     }
 
 
@@ -169,18 +169,18 @@ def test_where_no_package_offers_any_plugin_the_costly_way_to_ask_is_not_taken(
     package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "importlib.metadata", raising=False)
-    assert "own" in Family(package, "WORD", folders=()).names()
+    assert "own" in Family(package, "WORD", directories=()).names()
     assert "importlib.metadata" not in sys.modules
 
 
-def test_several_folders_are_separated_by_colons_and_missing_ones_are_passed_over(
+def test_several_directories_are_separated_by_colons_and_missing_ones_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(PLUGIN_PATH, f":{tmp_path / 'missing'}:{tmp_path / 'plugins'}:")
     (tmp_path / "plugins" / "channels").mkdir(parents=True)
     (tmp_path / "plugins" / "channels" / "found.py").write_text("CHANNEL = 1")
     family = channels()
-    assert family.folders == (tmp_path / "missing", tmp_path / "plugins")
+    assert family.directories == (tmp_path / "missing", tmp_path / "plugins")
     assert family.load("found") == 1
 
 

@@ -112,7 +112,7 @@ def test_whose_switches_steer_the_run_of_user_1_and_group_5(
         (0o41777, OwnerPolicy.ANY),
     ],
 )
-def test_who_may_write_the_folder_may_throw(mode: int, policy: OwnerPolicy) -> None:
+def test_who_may_write_the_directory_may_throw(mode: int, policy: OwnerPolicy) -> None:
     assert policy_of_mode(mode) is policy
 
 

@@ -21,7 +21,7 @@ from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
 from resilience.records import from_record, to_record
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.fallback_directory import FallbackDirectory
 
 BASE_S = 30.0
 CAP_S = 900.0
@@ -224,7 +224,7 @@ class ChannelStore:
     All of it is best effort: a wait that was forgotten, or a Slack thread that was lost, does no harm.
     """
 
-    def __init__(self, outbox: SpareFolder) -> None:
+    def __init__(self, outbox: FallbackDirectory) -> None:
         self._threads = outbox.beside("threads")
         self._channels = outbox.beside("channels")
 
@@ -271,39 +271,39 @@ class ChannelStore:
         """Remove threads that ended long ago, and nodes that failed long ago."""
         expire(self._threads, "time", now - THREADS_KEPT_S, THREADS_MOST)
         expire(self._channels, "time", now - THREADS_KEPT_S, NODES_MOST, only="@")
-        for folder in (self._threads, self._channels):
+        for directory in (self._threads, self._channels):
             with suppress(StateDirectoryError):
-                folder.bring_home()
+                directory.flush_fallback()
 
 
-def expire(folder: SpareFolder, time_key: str, since: float, most: int, *, only: str = "") -> None:
+def expire(directory: FallbackDirectory, time_key: str, since: float, most: int, *, only: str = "") -> None:
     """Remove the files that are older than `since` by the time in them, and the oldest beyond `most`."""
     times: dict[str, float] = {}
-    for name in folder.names():
+    for name in directory.names():
         if only in name:
-            time = _load(folder, name).get(time_key)
+            time = _load(directory, name).get(time_key)
             times[name] = float(time) if isinstance(time, int | float) else 0.0
     newest = sorted(times, key=lambda name: times[name], reverse=True)
     for number, name in enumerate(newest):
         if number >= most or times[name] < since:
             with suppress(StateDirectoryError):
-                folder.remove(name)
+                directory.remove(name)
 
 
-def _load(folder: SpareFolder, name: str) -> dict[str, Any]:
+def _load(directory: FallbackDirectory, name: str) -> dict[str, Any]:
     try:
-        record = json.loads(folder.read(name) or b"{}")
+        record = json.loads(directory.read(name) or b"{}")
     except (StateDirectoryError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
 
-def _save(folder: SpareFolder, name: str, record: Mapping[str, Any]) -> None:
+def _save(directory: FallbackDirectory, name: str, record: Mapping[str, Any]) -> None:
     with suppress(StateDirectoryError):
         if record:
-            folder.write(name, json.dumps(record).encode(), durable=False)
+            directory.write(name, json.dumps(record).encode(), durable=False)
         else:
-            folder.remove(name)
+            directory.remove(name)
 
 
 def _thread_name(thread: str, channel: str) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from resilience.base.processes import is_there
 from resilience.errors import StateDirectoryError
-from resilience.system.files import make_folder
+from resilience.system.files import make_directory
 
 EXPIRES_S = 60.0
 """A claim that was not renewed for so long belongs to a dead process. Longer than any message may take."""
@@ -34,15 +34,15 @@ class Claim:
 
 
 @contextmanager
-def claim(folder: Path, name: str, owner: str) -> Iterator[Claim | None]:
+def claim(directory: Path, name: str, owner: str) -> Iterator[Claim | None]:
     """Hold a claim for the time inside; yield None where another process holds it.
 
     `owner`: this node, our process id, and a random text, with blanks between: a claim of a process of this node that
     is gone delays no other. The directory is made where it is missing, with the mode of its parent.
     """
-    path = folder / name
+    path = directory / name
     try:
-        make_folder(folder, mode=stat.S_IMODE(folder.parent.stat().st_mode))
+        make_directory(directory, mode=stat.S_IMODE(directory.parent.stat().st_mode))
         is_ours = _take(path, owner)
     except (OSError, StateDirectoryError):
         yield Claim(None)  # a full or read-only disk, no hard links: better twice than never

@@ -76,7 +76,7 @@ class Listing:
 def listing(project: Project, *, everything: bool = False) -> Listing:
     """Every open incident, and with `everything` those that ended of late."""
     state = open_alert_state(project)
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
     waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
@@ -92,7 +92,7 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     ]
     known.sort(key=lambda k: (k.incident.is_open, k.incident.verdict, k.incident.opened), reverse=True)
     waiting = Counter(entry.channel for entry in pending)
-    states = {name: state.outbox.channels.node_state(name, project.world.host.name) for name in waiting}
+    states = {name: state.outbox.channels.node_state(name, project.system.host.name) for name in waiting}
     return Listing(
         known=tuple(known),
         silences=silences,
@@ -101,7 +101,7 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
         failing={name: found for name, found in states.items() if found.failures},
         channels=project.loaded.settings.alert.channels,
         errors=_errors(state),
-        is_partial=bool(state.error or state.ledger.folder.trouble),
+        is_partial=bool(state.error or state.ledger.directory.trouble),
     )
 
 
@@ -114,7 +114,7 @@ def _channels_by_incident(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]
 
 
 def _errors(state: AlertState) -> tuple[str, ...]:
-    errors = (state.error, state.ledger.folder.trouble, *state.ledger.errors, *state.silences.errors)
+    errors = (state.error, state.ledger.directory.trouble, *state.ledger.errors, *state.silences.errors)
     whole = tuple(dict.fromkeys(filter(None, (*errors, state.outbox.error))))
     return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
 
@@ -138,7 +138,7 @@ class Details:
 def details(project: Project, incident_id: str) -> Details:
     """The life of one incident, by its id or the beginning of it. Raise UsageError if there is none, or several."""
     state = open_alert_state(project)
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     incident = state.ledger.find(incident_id, now)
     silence = silencing(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
@@ -155,7 +155,7 @@ def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool =
     Raise UsageError if one is missing or over, StateDirectoryError if the acknowledgement cannot be written where the
     watchdogs read it.
     """
-    state, now = open_alert_state(project), project.world.clock.now()
+    state, now = open_alert_state(project), project.system.clock.now()
     found = {incident.episode: incident for incident in (state.ledger.find(id, now) for id in ids)}
     if undo:
         return tuple(map(state.ledger.unacknowledge, found))
@@ -165,7 +165,7 @@ def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool =
                 f"{incident.episode} is over already: {incident.check} {incident.subject}",
                 hint="see what lasts: resil alert list",
             )
-    return tuple(state.ledger.acknowledge(id, project.world.host.user, note, now) for id in found)
+    return tuple(state.ledger.acknowledge(id, project.system.host.user, note, now) for id in found)
 
 
 def silence(
@@ -185,7 +185,7 @@ def silence(
     written where the watchdogs read it.
     """
     state = open_alert_state(project)
-    now, user = project.world.clock.now(), project.world.host.user
+    now, user = project.system.clock.now(), project.system.host.user
     if until <= now:
         raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
     episode = state.ledger.find(incident_id, now).episode if incident_id else ""
@@ -213,7 +213,7 @@ def incident_ids(project: Project) -> tuple[str, ...]:
 def silence_ids(project: Project) -> tuple[str, ...]:
     """The ids of the silences, for tab completion."""
     state = open_alert_state(project, touch=False)
-    return tuple(found.id for found in state.silences.active(project.world.clock.now()))
+    return tuple(found.id for found in state.silences.active(project.system.clock.now()))
 
 
 def deliver(
@@ -224,20 +224,20 @@ def deliver(
     A channel that failed is left alone; the last value says how many messages are still queued. `patient` respects a
     channel's back-off. The caller may stop at any time: nothing is lost.
     """
-    state, routes, world = open_alert_state(project), routes_of(project), project.world
-    state.bring_home()
+    state, routes, system = open_alert_state(project), routes_of(project), project.system
+    state.flush_fallback()
     if not state.error and notes is not None and notes.is_noted(project):
         from resilience.alerts.notify import notify
 
         notify(project, (), notes=notes, deliver_s=0.0)  # into the outbox, to the messages there
-    end = world.clock.monotonic() + deadline_s
+    end = system.clock.monotonic() + deadline_s
     failed: set[str] = set()
     while True:
-        left_s = end - world.clock.monotonic()
+        left_s = end - system.clock.monotonic()
         done = flush(
             state.outbox,
             routes,
-            world=world,
+            system=system,
             project=str(project.loaded.project),
             deadline_s=min(FLUSH_S, left_s),
             patient=patient,
@@ -312,7 +312,7 @@ def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
 
 def trial(project: Project) -> Alert:
     """A message that says that nothing is wrong. Each has an id of its own."""
-    host, now = project.world.host, project.world.clock.now()
+    host, now = project.system.host, project.system.clock.now()
     id = f"test-{os.urandom(4).hex()}"
     notice = Notice(
         episode=id,
@@ -332,7 +332,7 @@ def trial(project: Project) -> Alert:
 def send_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
     """Send a real message through each channel at once; yield the outcomes as they come."""
     alert = trial(project)
-    yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.world)
+    yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.system)
 
 
 def compose_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, str]]:

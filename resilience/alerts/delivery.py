@@ -18,7 +18,7 @@ from resilience.alerts.routes import Route
 from resilience.alerts.sending import SEND_S, DeliveryRequest, DeliveryStatus, Outcome, send_in_child
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.system.world import World
+from resilience.system.ports import System
 
 FLUSH_S = 25.0
 """How long delivering may take altogether unless the caller says otherwise."""
@@ -68,7 +68,7 @@ def flush(
     outbox: Outbox,
     routes: Mapping[str, Route],
     *,
-    world: World,
+    system: System,
     project: str = "",
     deadline_s: float = FLUSH_S,
     patient: bool = True,
@@ -87,7 +87,7 @@ def flush(
         most: so many messages for each channel.
         skip: channels that are left alone.
     """
-    return _Flush(outbox, routes, world, project, deadline_s, patient, most, skip).run()
+    return _Flush(outbox, routes, system, project, deadline_s, patient, most, skip).run()
 
 
 class _ActiveChannel:
@@ -122,7 +122,7 @@ class _ActiveChannel:
 class _Flush:
     outbox: Outbox
     routes: Mapping[str, Route]
-    world: World
+    system: System
     project: str
     deadline_s: float
     patient: bool
@@ -135,9 +135,9 @@ class _Flush:
     _owner: str = ""
 
     def run(self) -> Flushed:
-        self._end = self.world.clock.monotonic() + self.deadline_s
+        self._end = self.system.clock.monotonic() + self.deadline_s
         self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
-        self.outbox.bring_home()  # a node that has a way out may be waiting for it
+        self.outbox.flush_fallback()  # a node that has a way out may be waiting for it
         names = self.outbox.names()
         if not names:
             return Flushed(error=self.outbox.error)
@@ -164,10 +164,10 @@ class _Flush:
 
     @property
     def _host(self) -> str:
-        return self.world.host.name
+        return self.system.host.name
 
     def _now(self) -> float:
-        return self.world.clock.now()
+        return self.system.clock.now()
 
     def _begin(self, channel: str, claims: ExitStack) -> None:
         """Take on a channel's messages, unless it is skipped, paused, unknown, or claimed by another process."""
@@ -226,7 +226,7 @@ class _Flush:
         if not heads:
             return False
         self._pace(heads)
-        left_s = self._end - self.world.clock.monotonic()
+        left_s = self._end - self.system.clock.monotonic()
         if left_s < LEAST_SEND_S:
             return False
         requests = {
@@ -238,9 +238,9 @@ class _Flush:
             )
             for channel, entry in heads.items()
         }
-        for channel, outcome in send_in_child(requests, self.world):
+        for channel, outcome in send_in_child(requests, self.system):
             active = self._active[channel]
-            active.last_sent = self.world.clock.monotonic()
+            active.last_sent = self.system.clock.monotonic()
             active.claim.renew()
             active.count += 1
             self._record(active, heads[channel], outcome)
@@ -257,9 +257,9 @@ class _Flush:
         last = max(self._active[channel].last_sent for channel in heads)
         recent = max(self._active[channel].shared.last_ok for channel in heads)
         since = self._now() - recent  # an earlier flush, perhaps of another node
-        wait_s = max(last + PACE_S - self.world.clock.monotonic(), PACE_S - since if 0 <= since < PACE_S else 0.0)
+        wait_s = max(last + PACE_S - self.system.clock.monotonic(), PACE_S - since if 0 <= since < PACE_S else 0.0)
         if wait_s > 0:
-            self.world.clock.sleep(wait_s)
+            self.system.clock.sleep(wait_s)
 
     def _record(self, active: _ActiveChannel, entry: Entry, outcome: Outcome) -> None:
         """Record the outcome for a message and its channel."""

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from resilience.alerts.incident import Incident, Silence, read_incident
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
-from resilience.system.files import NotRegularFile, own_folder, read_regular, write_atomic
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.fallback_directory import FallbackDirectory
+from resilience.system.files import NotRegularFile, own_directory, read_regular, write_atomic
 
 COPY_FRESH_S = 3600.0
 """An older copy is not believed: other nodes have gone on since."""
@@ -63,7 +63,7 @@ class LedgerCopy:
 
     def save(self, contents: Iterable[bytes], now: float) -> None:
         """Save the files of the open incidents. Best effort: a node without a place for the copy has none."""
-        if own_folder(self._path.parent) is None:
+        if own_directory(self._path.parent) is None:
             return
         text = b'{"time": %s, "incidents": [%s]}\n' % (repr(now).encode(), b",".join(contents))
         with suppress(StateDirectoryError):
@@ -74,21 +74,21 @@ class _Store:
     """JSON files in one directory.
 
     Attributes:
-        folder: where the files lie.
+        directory: where the files lie.
         errors: files that could not be read or were set aside, one sentence each.
     """
 
-    def __init__(self, folder: SpareFolder) -> None:
-        self.folder = folder
+    def __init__(self, directory: FallbackDirectory) -> None:
+        self.directory = directory
         self.errors: tuple[str, ...] = ()
 
     def _read(self, name: str, what: str, parse: Callable[[bytes], ContentT]) -> ContentT | None:
         """The parsed content of a file; None where it is missing, damaged (then it is set aside) or unreadable."""
         try:
-            content = self.folder.read(name)
+            content = self.directory.read(name)
             return None if content is None else parse(content)
         except _DAMAGED as error:
-            aside = self.folder.set_aside(name)
+            aside = self.directory.quarantine(name)
             self._report(f"the {what} {name} makes no sense ({_explain(error)}); it was set aside as {aside}")
         except StateDirectoryError as error:
             self._report(f"the {what} {name} cannot be read: {error.message}")
@@ -99,12 +99,12 @@ class _Store:
 
         `is_known`: whether this node knows incidents of this state, so that this user's watchdogs ran here.
         """
-        self.folder.trouble = ""
-        self.folder.write(name, content)
-        if self.folder.trouble and not (is_known if self.folder.is_away else self._is_ours()):
-            self.folder.remove(name)  # the owner's watchdogs would never see a file in our own fallback directory
+        self.directory.trouble = ""
+        self.directory.write(name, content)
+        if self.directory.trouble and not (is_known if self.directory.is_unavailable else self._is_ours()):
+            self.directory.remove(name)  # the owner's watchdogs would never see a file in our own fallback directory
             raise StateDirectoryError(
-                f"the {what} was not kept: {self.folder.trouble}",
+                f"the {what} was not kept: {self.directory.trouble}",
                 hint=f"ask the owner of the run to set `[run] group`, so that the whole group may {verb}",
             )
 
@@ -118,7 +118,7 @@ class _Store:
             return True
 
     def _directory_of_watchdogs(self) -> Path:
-        return self.folder.folder
+        return self.directory.primary
 
     def _report(self, sentence: str) -> None:
         if sentence not in self.errors:
@@ -128,9 +128,9 @@ class _Store:
 class Ledger(_Store):
     """The incidents of one state directory: the open ones, and those that ended of late."""
 
-    def __init__(self, folder: SpareFolder, copy: LedgerCopy | None = None) -> None:
+    def __init__(self, directory: FallbackDirectory, copy: LedgerCopy | None = None) -> None:
         """`copy`: this node's copy of the open incidents, for when the directory does not answer."""
-        super().__init__(folder)
+        super().__init__(directory)
         self._copy = copy
         self._written: dict[str, bytes] = {}
         self._open: dict[str, bytes] = {}
@@ -142,9 +142,9 @@ class Ledger(_Store):
         A damaged file is set aside and reported in `errors`; its fault is then news again. `now`: where the directory
         does not answer, this node's copy counts.
         """
-        names = self.folder.names()
-        if self.folder.trouble:
-            self._report(f"the alert state is in trouble: {self.folder.trouble}")
+        names = self.directory.names()
+        if self.directory.trouble:
+            self._report(f"the alert state is in trouble: {self.directory.trouble}")
         acknowledged = {name.removesuffix(_ACKNOWLEDGED) for name in names if name.endswith(_ACKNOWLEDGED)}
         found = []
         for name in names:
@@ -180,10 +180,10 @@ class Ledger(_Store):
                     f"{text!r} is over, and {state} {incident.episode}: {incident.check} {incident.subject}",
                     hint=f"its id is {incident.episode} now",
                 )
-        if self.folder.trouble:
-            is_forbidden = os.strerror(errno.EACCES) in self.folder.trouble
+        if self.directory.trouble:
+            is_forbidden = os.strerror(errno.EACCES) in self.directory.trouble
             raise StateDirectoryError(
-                f"whether there is an incident {text!r} cannot be known: {self.folder.trouble}",
+                f"whether there is an incident {text!r} cannot be known: {self.directory.trouble}",
                 hint="its owner can set `[run] group`, so that the whole group sees it" if is_forbidden else "",
                 transient=not is_forbidden,
             )
@@ -201,18 +201,18 @@ class Ledger(_Store):
         name, content = incident.fingerprint + _JSON, _file_of(incident)
         self._note_open(name, incident, content)
         if self._written.get(name) != content:
-            self.folder.write(name, content, durable=durable)
+            self.directory.write(name, content, durable=durable)
             self._written[name] = content
         if self._acknowledged.get(name, incident.episode) != incident.episode:
-            self.folder.remove(self._acknowledged.pop(name) + _ACKNOWLEDGED)  # of the incident before
+            self.directory.remove(self._acknowledged.pop(name) + _ACKNOWLEDGED)  # of the incident before
 
     def remove(self, incident: Incident) -> None:
         """Remove an incident and its acknowledgement."""
         self._written.pop(incident.fingerprint + _JSON, None)
         self._open.pop(incident.fingerprint + _JSON, None)
-        self.folder.remove(incident.fingerprint + _JSON)
+        self.directory.remove(incident.fingerprint + _JSON)
         if incident.acknowledged_by:
-            self.folder.remove(incident.episode + _ACKNOWLEDGED)
+            self.directory.remove(incident.episode + _ACKNOWLEDGED)
 
     def save_copy(self, now: float) -> None:
         """Save this node's copy of the open incidents, as they were read and saved here."""
@@ -237,12 +237,12 @@ class Ledger(_Store):
     def unacknowledge(self, text: str) -> Incident:
         """Remove an acknowledgement: reminders go on. Raise UsageError if there is no such incident."""
         incident = self.find(text)
-        self.folder.remove(incident.episode + _ACKNOWLEDGED)
+        self.directory.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 
     def _is_lost(self) -> bool:
         """Whether the disk of the incidents does not answer, or is not there at all."""
-        return bool(self.folder.trouble) or not self.folder.folder.parent.parent.is_dir()
+        return bool(self.directory.trouble) or not self.directory.primary.parent.parent.is_dir()
 
     def _note_open(self, name: str, incident: Incident, content: bytes) -> None:
         if incident.is_open:
@@ -294,23 +294,23 @@ class Silences(_Store):
             said = f"several silences begin with {text!r}" if fits else f"there is no silence {text!r}"
             known = ", ".join(silence.id for silence in fits or self._all())
             raise UsageError(said, hint=f"there are: {known}" if known else "there is none at all")
-        self.folder.remove(fits[0].id + _JSON)
+        self.directory.remove(fits[0].id + _JSON)
         return fits[0]
 
     def prune(self, now: float) -> None:
         """Remove the silences that ended long ago."""
         for silence in self._all():
             if now - silence.until > SILENCE_KEPT_S:
-                self.folder.remove(silence.id + _JSON)
+                self.directory.remove(silence.id + _JSON)
 
     def _directory_of_watchdogs(self) -> Path:
-        return self.folder.folder.parent  # the directory of the silences itself may be another person's
+        return self.directory.primary.parent  # the directory of the silences itself may be another person's
 
     def _all(self) -> list[Silence]:
         def parse(content: bytes) -> Silence:
             return from_record(Silence, json.loads(content), strict=True)
 
-        names = [name for name in self.folder.names() if name.endswith(_JSON)]
+        names = [name for name in self.directory.names() if name.endswith(_JSON)]
         return [silence for name in names if (silence := self._read(name, "silence", parse)) is not None]
 
 

@@ -56,39 +56,39 @@ def notify(
     except SettingsError as error:  # its messages go to the dead letters, and the next command says so
         wrong = (*wrong, f"{error.message}; {error.hint}")
     state = open_alert_state(project)
-    moved = state.bring_home()
-    world = project.world
+    moved = state.flush_fallback()
+    system = project.system
     notifier = Notifier(
         ledger=state.ledger,
         silences=state.silences,
         outbox=state.outbox,
         policy=policy,
-        host=world.host.name,
+        host=system.host.name,
         project=str(project.loaded.project),
     )
     noted = () if state.error or notes is None else notes.noted(project, reports)
-    notified = notifier.notify((*reports, *noted), world.clock.now())
+    notified = notifier.notify((*reports, *noted), system.clock.now())
     if not state.error and notes is not None:
         notes.forget(project)
     flushed = _deliver(project, state.outbox, deliver_s)
     lines = [*map(_line, notified.groups), *(_failures(flushed) if flushed is not None else ())]
     if moved:
         files = "1 alert file" if moved == 1 else f"{moved} alert files"
-        lines.append(f"{files} moved home from the fallback directory of this node")
+        lines.append(f"{files} moved back from the fallback directory of this node")
     outbox_error = state.outbox.error if flushed is None else flushed.error
     return (*lines, *_errors(state, (*wrong, *notified.errors), outbox_error))
 
 
 def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | None:
     """Deliver queued messages. Mostly there are none: then the modules that deliver are not even loaded."""
-    outbox.bring_home()
+    outbox.flush_fallback()
     if not outbox.names():
         return None
     from resilience.alerts.delivery import flush
     from resilience.alerts.routes import routes_of
 
-    world, folder = project.world, str(project.loaded.project)
-    return flush(outbox, routes_of(project), world=world, project=folder, deadline_s=deliver_s)
+    system, directory = project.system, str(project.loaded.project)
+    return flush(outbox, routes_of(project), system=system, project=directory, deadline_s=deliver_s)
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ def _failures(flushed: Flushed) -> list[str]:
 
 def _errors(state: AlertState, errors: Sequence[str], outbox_error: str) -> tuple[str, ...]:
     """Every error once. Where the disk fails, one line replaces those of its files."""
-    folder = state.ledger.folder
-    error = state.error or folder.trouble
-    where = (f"alerts are kept in {folder.spare} on this node: {error}",) if error and folder.spare else ()
+    directory = state.ledger.directory
+    error = state.error or directory.trouble
+    where = (f"alerts are kept in {directory.fallback} on this node: {error}",) if error and directory.fallback else ()
     more = (text for text in errors if not (where and text.endswith(error)))
     return tuple(dict.fromkeys((*(where or filter(None, [outbox_error])), *more)))

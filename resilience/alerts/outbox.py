@@ -34,8 +34,8 @@ from resilience.alerts.digest import (
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.records import from_record, to_record
+from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile
-from resilience.system.spare_folder import SpareFolder
 
 LIMIT_BYTES = 16384
 """An alert is never longer in the outbox: evidence is cut first, then the last notices, which are still counted."""
@@ -95,7 +95,8 @@ class Entry:
 
 
 def entry_name(alert_id: str, channel: str) -> str:
-    """Given an alert's id and a channel, return the name of the file. Raise ValueError if that could leave the folder.
+    """Given an alert's id and a channel, return the name of the file. Raise ValueError if that could leave the
+    directory.
 
     An id is made by us and is never odd; the file's name is where it would do harm.
     """
@@ -210,15 +211,15 @@ def _urgency(entry: Entry) -> tuple[bool, bool, int, float, str]:
 class Outbox:
     """The outbox of one state directory."""
 
-    def __init__(self, folder: SpareFolder) -> None:
-        """`folder`: the directory of queued messages; the others lie beside it.
+    def __init__(self, directory: FallbackDirectory) -> None:
+        """`directory`: the directory of queued messages; the others lie beside it.
 
         `channels` stores the state of the channels, `damaged` holds the names of queued files that were unreadable.
         """
-        self._waiting = folder
-        self._sent = folder.beside("sent")
-        self._dead = folder.beside("dead")
-        self.channels = ChannelStore(folder)
+        self._waiting = directory
+        self._sent = directory.beside("sent")
+        self._dead = directory.beside("dead")
+        self.channels = ChannelStore(directory)
         self._covers: dict[str, frozenset[str]] = {}
         self.damaged: set[str] = set()
 
@@ -233,8 +234,8 @@ class Outbox:
 
         Where that disk fails, on this node: a claim is not worth a touch that hangs.
         """
-        home, spare = self._waiting.folder, self._waiting.spare
-        return (spare if spare is not None and self.error else home).with_name("claims")
+        home, fallback = self._waiting.primary, self._waiting.fallback
+        return (fallback if fallback is not None and self.error else home).with_name("claims")
 
     def put(self, alert: Alert, channel: str, now: float) -> bool:
         """Queue an alert for a channel; return False when the same alert is queued, was delivered, or was given up.
@@ -258,16 +259,16 @@ class Outbox:
         if self._has(self._sent, name) or self._has(self._dead, name):
             return True
         return any(
-            name in self._covered(folder, digest)
-            for folder, names in ((self._waiting, waiting), (self._sent, self._digests_sent(channel_of(name))))
+            name in self._covered(directory, digest)
+            for directory, names in ((self._waiting, waiting), (self._sent, self._digests_sent(channel_of(name))))
             for digest in names
             if digest.startswith("digest-")
         )
 
-    def _covered(self, folder: SpareFolder, digest: str) -> frozenset[str]:
+    def _covered(self, directory: FallbackDirectory, digest: str) -> frozenset[str]:
         """The names that a digest replaces. Its own name is made of them, so it is read once."""
         if digest not in self._covers:
-            entry = self._read(folder, digest)
+            entry = self._read(directory, digest)
             if entry is None:
                 return frozenset()
             self._covers[digest] = frozenset(entry.covers)
@@ -277,9 +278,9 @@ class Outbox:
         return tuple(name for name in self._sent.names() if name.startswith("digest-") and channel_of(name) == channel)
 
     @staticmethod
-    def _has(folder: SpareFolder, name: str) -> bool:
+    def _has(directory: FallbackDirectory, name: str) -> bool:
         try:
-            return folder.read(name) is not None
+            return directory.read(name) is not None
         except StateDirectoryError:
             return False  # if in doubt, send: once too often is better than never
 
@@ -353,26 +354,26 @@ class Outbox:
         """The messages of the last days that were delivered, the oldest first."""
         return self._all(self._sent)
 
-    def _all(self, folder: SpareFolder) -> tuple[Entry, ...]:
-        entries = (self._read(folder, name) for name in folder.names() if "." in name)
+    def _all(self, directory: FallbackDirectory) -> tuple[Entry, ...]:
+        entries = (self._read(directory, name) for name in directory.names() if "." in name)
         return tuple(sorted((e for e in entries if e is not None), key=lambda entry: (entry.ended, entry.name)))
 
-    def _read(self, folder: SpareFolder, name: str) -> Entry | None:
+    def _read(self, directory: FallbackDirectory, name: str) -> Entry | None:
         try:
-            raw = folder.read(name)
+            raw = directory.read(name)
             if raw is None:
                 return None
             entry = decode(raw)
             if entry.name != name:
                 raise ValueError("its content is another's")
         except (NotRegularFile, ValueError) as error:
-            aside = folder.set_aside(name)
-            if folder is self._waiting:
+            aside = directory.quarantine(name)
+            if directory is self._waiting:
                 self.damaged.add(name)
-            folder.trouble = f"a damaged message was set aside ({error}): {aside}"
+            directory.trouble = f"a damaged message was set aside ({error}): {aside}"
             return None
         except StateDirectoryError as error:
-            folder.trouble = error.message
+            directory.trouble = error.message
             return None
         return entry
 
@@ -415,11 +416,11 @@ class Outbox:
         expire(self._dead, "ended", 0.0, DEAD_MOST)
         self.channels.cleanup(now)
 
-    def bring_home(self) -> None:
+    def flush_fallback(self) -> None:
         """Move the files of the fallback directory home, as far as the disk takes them."""
-        for folder in (self._waiting, self._sent, self._dead):
+        for directory in (self._waiting, self._sent, self._dead):
             with suppress(StateDirectoryError):
-                folder.bring_home()
+                directory.flush_fallback()
 
 
 def _without_notice(entry: Entry) -> int:

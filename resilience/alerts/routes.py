@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import SettingsError
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.alerts.channels import Channel
@@ -111,11 +111,11 @@ def mail_channel(project: Project, address: str) -> str:
 
     envelope_address(address)
     name = hashlib.sha256(address.encode("utf-8", "replace")).hexdigest()[:16]
-    folder = project.loaded.state_dir / ".cron" / MAILTO_FOLDER
-    if not (folder / name).exists():
-        modes = RunDirectory(folder, project.loaded.settings.run.group)
-        make_folder(folder, mode=modes.folder_mode)
-        write_atomic(folder / name, address + "\n", mode=modes.file_mode)
+    directory = project.loaded.state_dir / ".cron" / MAILTO_FOLDER
+    if not (directory / name).exists():
+        modes = RunDirectory(directory, project.loaded.settings.run.group)
+        make_directory(directory, mode=modes.directory_mode)
+        write_atomic(directory / name, address + "\n", mode=modes.file_mode)
     return MAILTO_PREFIX + name
 
 

@@ -19,7 +19,7 @@ from resilience.alerts.channels import Channel
 from resilience.alerts.routes import Route
 from resilience.errors import DeliveryError, ResilError, UsageError
 from resilience.system.child import Answer, run_apart
-from resilience.system.world import World
+from resilience.system.ports import System
 
 SEND_S = 15.0
 """How long a channel may take for one message."""
@@ -76,11 +76,11 @@ class DeliveryRequest:
     deadline_s: float = SEND_S
 
 
-def send_in_child(requests: Mapping[str, DeliveryRequest], world: World) -> Iterator[tuple[str, Outcome]]:
+def send_in_child(requests: Mapping[str, DeliveryRequest], system: System) -> Iterator[tuple[str, Outcome]]:
     """Send several messages at once, each in a child of its own; yield (key, outcome) as they end."""
 
     def send(channel: Channel, settings: Any, message: Any) -> dict[str, Any]:
-        return {"status": "sent", "memory": _texts(channel.send(message, settings, world))}
+        return {"status": "sent", "memory": _texts(channel.send(message, settings, system))}
 
     for key, answer in _run(requests, send):
         if answer.said:  # the channel `console` writes there; a watchdog's own output must not hold any of it

@@ -10,7 +10,7 @@ from pathlib import Path
 from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
 from resilience.runs.project import Project
-from resilience.system.spare_folder import SpareFolder, spare_place
+from resilience.system.fallback_directory import FallbackDirectory, fallback_path
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
 FOLDER = ".alerts"
@@ -32,9 +32,9 @@ class AlertState:
     outbox: Outbox
     error: str = ""
 
-    def bring_home(self) -> int:
+    def flush_fallback(self) -> int:
         """Move the files of the fallback directory home; return how many moved."""
-        return self.ledger.folder.bring_home() + self.silences.folder.bring_home()
+        return self.ledger.directory.flush_fallback() + self.silences.directory.flush_fallback()
 
 
 def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
@@ -45,19 +45,19 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     """
     path = project.loaded.state_dir / FOLDER
     group = project.loaded.settings.run.group
-    spare = spare_place(project.world, path)
+    fallback = fallback_path(project.system, path)
     away = _error_of(project, path) if touch else ""
-    incidents = SpareFolder(
+    incidents = FallbackDirectory(
         path / "incidents",
-        spare / "incidents",
-        folder_mode=0o2770 if group else 0o700,
+        fallback / "incidents",
+        directory_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
         away=away,
     )
     return AlertState(
         path,
-        Ledger(incidents, LedgerCopy(spare / "ledger-copy.json")),
+        Ledger(incidents, LedgerCopy(fallback / "ledger-copy.json")),
         Silences(incidents.beside("silences")),
         Outbox(incidents.beside("outbox")),
         away,
@@ -66,14 +66,14 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
 
 def _error_of(project: Project, path: Path) -> str:
     """Why the disk of the alert state does not answer; empty when it does."""
-    world = project.world
+    system = project.system
 
     def touch() -> bool:
         # Listing the directory asks the file server; the directory itself may not be there yet.
         return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
 
     look = Look(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
-    for _, answer in look_apart({"state": look}, StuckMemory.of(world), world.clock):
+    for _, answer in look_apart({"state": look}, StuckMemory.of(system), system.clock):
         if answer.is_overdue and answer.error is not None:
             return f"{path} does not answer: {answer.error.message}"
     return ""

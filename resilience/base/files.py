@@ -29,7 +29,7 @@ NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EINVAL})
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
-    stat.S_IFDIR: "a folder",
+    stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",

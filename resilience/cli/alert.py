@@ -95,7 +95,7 @@ def list_incidents(
     if as_json:
         print_json("alerts", listing_to_json(found))
     else:
-        show_listing(found, project.world.clock.now(), everything=everything)
+        show_listing(found, project.system.clock.now(), everything=everything)
     if found.is_partial:
         raise typer.Exit(EX_TEMPFAIL)
 
@@ -108,7 +108,7 @@ def show(incident: IncidentArgument, as_json: JsonOption = False, config: Config
     if as_json:
         print_json("alert", details_to_json(found))
     else:
-        show_details(found, project.world.clock.now())
+        show_details(found, project.system.clock.now())
 
 
 @app.command(epilog='Examples: resil alert ack 3f9a1c04; resil alert ack 3f9 77e -m "deleting old checkpoints"')
@@ -158,7 +158,7 @@ def silence(
     All patterns that are given must match. A silence always has an end.
     """
     project = open_project(config, banner=False)
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     if show_all:
         found = alerts.listing(project).silences
         show_silences(found, now)

@@ -26,14 +26,14 @@ def open_cron_project(
     from resilience.cron.project import open_cron
     from resilience.runs.project import Project
     from resilience.settings.load import load
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
-    world = World()
+    system = System()
     if apart:
         from resilience.watch.watchdogs import open_in_child
 
-        return open_cron(open_in_child(world, path=config, overrides=overrides))
-    return open_cron(Project(world, load(world, wanted=config, overrides=overrides)))
+        return open_cron(open_in_child(system, path=config, overrides=overrides))
+    return open_cron(Project(system, load(system, wanted=config, overrides=overrides)))
 
 
 @completion
@@ -208,17 +208,17 @@ def add(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Schedule a command: as a drop-in of a folder, or with --cron as a line of the crontab. Shows its next runs."""
+    """Schedule a command: as a drop-in of a directory, or with --cron as a line of the crontab. Shows its next runs."""
     from resilience.cli.show_cron import show_add
     from resilience.cron.add import NewEntry
 
-    folders = {"minutely": minutely, "quarter_hourly": quarter_hourly, "hourly": hourly,
+    directories = {"minutely": minutely, "quarter_hourly": quarter_hourly, "hourly": hourly,
                "daily": daily, "weekly": weekly, "monthly": monthly}  # fmt: skip
     options = {"timeout": timeout, "overlap": overlap, "catch_up": catch_up, "jitter": jitter, "ok": ok}
     wanted = NewEntry(
         name=name,
         command=tuple(command or ()),
-        folders=tuple(folder for folder, is_wanted in folders.items() if is_wanted),
+        directories=tuple(directory for directory, is_wanted in directories.items() if is_wanted),
         schedule=schedule,
         options={key: value for key, value in options.items() if value} | ({"rerun": ""} if rerun else {}),
         shell=shell,
@@ -295,7 +295,7 @@ def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> No
     if as_json:
         print_json("cron-list", listing_to_json(found))
     else:
-        show_listing(found, cron.project.world.clock.now(), cron.folder)
+        show_listing(found, cron.project.system.clock.now(), cron.directory)
 
 
 def history(
@@ -316,7 +316,7 @@ def history(
     if as_json:
         print_json("cron-history", history_to_json(runs))
     else:
-        show_history(runs, of_one=bool(name), now=cron.project.world.clock.now())
+        show_history(runs, of_one=bool(name), now=cron.project.system.clock.now())
 
 
 def logs(

@@ -21,7 +21,7 @@ from resilience.runs.project import Project
 from resilience.settings.load import Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
 from resilience.system.files import write_atomic
-from resilience.system.world import World
+from resilience.system.ports import System
 
 EPILOG = "Examples: resil demo; resil demo --scheduler slurm; resil demo --svg demo.svg; resil demo --keep"
 
@@ -33,10 +33,11 @@ def command(
     scheduler: Annotated[
         str, typer.Option("--scheduler", metavar="NAME", help="local (the embedded one) or slurm.")
     ] = "local",
-    folder: Annotated[
-        Path | None, typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared folder.")
+    directory: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared directory."),
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the folder afterwards.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the directory afterwards.")] = False,
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Also write what was shown as a picture.")
     ] = None,
@@ -49,13 +50,13 @@ def command(
     same. It
     needs nothing but this installation and takes about a minute.
     """
-    world = World()  # the settings of the current directory are not the demo's
-    project = Project(world, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, world.cwd))
+    system = System()  # the settings of the current directory are not the demo's
+    project = Project(system, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, system.cwd))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
     result = run_demo(
         project,
-        folder=folder.resolve() if folder else None,
+        directory=directory.resolve() if directory else None,
         keep=keep,
         tell=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", _colour(sentence)),
         show=screen.show,
@@ -76,8 +77,8 @@ def command(
     if result.cron is not None:
         screen.say("")
         screen.say(_cron(result.cron), "green" if result.is_run_once else "red")
-    if keep or folder:
-        screen.say(f"kept: {result.folder}")
+    if keep or directory:
+        screen.say(f"kept: {result.directory}")
     if as_json:
         _print_result(result)
     if svg is not None:

@@ -142,10 +142,10 @@ def _open_project(config: str = "") -> Project:
 
     from resilience.runs.project import Project
     from resilience.settings.load import load
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
-    world = World()
-    return Project(world, load(world, wanted=Path(config) if config else None))
+    system = System()
+    return Project(system, load(system, wanted=Path(config) if config else None))
 
 
 def _run_status(run: str = "") -> int:

@@ -12,7 +12,7 @@ from resilience.errors import QuantityError, UsageError
 from resilience.quantities import parse_duration_s
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 
 Completion = Callable[[str], list[str]]
 
@@ -73,8 +73,8 @@ def scheduler_override(scheduler: str) -> Mapping[str, str]:
 
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
     """Read the settings and open the project. `banner` warns of alerts that could not be delivered for good."""
-    world = World()
-    project = Project(world, load(world, wanted=config, overrides=scheduler_override(scheduler)))
+    system = System()
+    project = Project(system, load(system, wanted=config, overrides=scheduler_override(scheduler)))
     if banner:
         from resilience.cli.output import warn_of_dead_letters
 

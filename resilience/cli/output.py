@@ -120,12 +120,12 @@ def _count_dead_letters(project: Project) -> int:
     path = project.loaded.state_dir / ".alerts"
     if not os.path.isdir(path):  # noqa: PTH112 - no alert was ever sent from here, and most runs end there
         return 0
-    from resilience.system.spare_folder import spare_place
+    from resilience.system.fallback_directory import fallback_path
 
     names: set[str] = set()
-    for folder in (path / "dead", spare_place(project.world, path) / "dead"):
+    for directory in (path / "dead", fallback_path(project.system, path) / "dead"):
         with suppress(OSError):
-            names.update(name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208
+            names.update(name for name in os.listdir(directory) if not name.startswith("."))  # noqa: PTH208
     return len(names)
 
 

@@ -37,7 +37,7 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
         print("  go on: resil cron install")
         return 0
     if not once:
-        print(f"the scheduler of {clean(str(cron.folder))} runs here, until Ctrl-C or SIGTERM", flush=True)
+        print(f"the scheduler of {clean(str(cron.directory))} runs here, until Ctrl-C or SIGTERM", flush=True)
         print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
         ran = run(cron, driver=driver or FOREGROUND, once=once, stop=stop, say=say)
@@ -55,7 +55,7 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
         return
     with suppress(ResilError):
         if signal.SIGINT in by and cron.state.installation() is None:
-            host = cron.project.world.host.name
+            host = cron.project.system.host.name
             if cron.state.expect_no_more(host, os.getpid()) is not None:
                 print("  no ticks from now on, and no alert about it: you ended the scheduler yourself")
             return
@@ -83,7 +83,7 @@ def stopped_sentence_of(cron: CronProject) -> str:
     from resilience.cron.status import stopped_sentence
 
     stopped = cron.state.stopped()
-    return stopped_sentence(stopped, cron.project.world.clock.now()) if stopped is not None else ""
+    return stopped_sentence(stopped, cron.project.system.clock.now()) if stopped is not None else ""
 
 
 def _show(ticked: Ticked) -> None:

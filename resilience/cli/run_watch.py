@@ -23,7 +23,7 @@ from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
-from resilience.system.world import World
+from resilience.system.ports import System
 from resilience.watch.watch import OnReadings, send_alerts, watch, watchdogs_of
 from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, read_source, watchdog_names
 
@@ -208,7 +208,7 @@ def run_watch(request: WatchRequest) -> int:
     with _ended_by_signals():
         try:
             if request.every_s is None:
-                return _once(request, open_in_child(World(), path=request.config, overrides=request.settings))
+                return _once(request, open_in_child(System(), path=request.config, overrides=request.settings))
             return _again_and_again(request, request.every_s)
         except Ended:
             return EXIT_TERMINATED if request.every_s is None else 0
@@ -244,21 +244,21 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
 def _again_and_again(request: WatchRequest, every_s: float) -> int:
     from resilience.watch.daemon import DueLogs, LogFollower, ticks
 
-    world = World()
+    system = System()
     try:
-        source = read_source(world, request.config)
-        project = open_in_child(world, path=request.config, overrides=request.settings, source=source)
+        source = read_source(system, request.config)
+        project = open_in_child(system, path=request.config, overrides=request.settings, source=source)
     except ProbeError:  # the home directory hangs; its settings count as soon as it responds
-        source, project = Source(), open_in_child(world, path=request.config, overrides=request.settings)
-    code, due, follower = 0, DueLogs(world.clock), LogFollower()
+        source, project = Source(), open_in_child(system, path=request.config, overrides=request.settings)
+    code, due, follower = 0, DueLogs(system.clock), LogFollower()
     try:
-        for overdue in ticks(world.clock, every_s, request.times, due.logs, follower):
+        for overdue in ticks(system.clock, every_s, request.times, due.logs, follower):
             try:
-                now_there = read_source(world, request.config)
+                now_there = read_source(system, request.config)
                 if now_there.path is None and source.path is not None:
                     say(f"{source.path} is no longer there; the settings read before go on")
                 elif now_there != source or project.unread is not None:
-                    project = open_in_child(world, path=request.config, overrides=request.settings, source=now_there)
+                    project = open_in_child(system, path=request.config, overrides=request.settings, source=now_there)
                     source = now_there
             except ResilError as error:  # the file is being edited, or the disk hangs: the last good settings stay
                 say(f"{error.message}; the settings read before go on")

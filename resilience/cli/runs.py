@@ -355,7 +355,7 @@ def kill(
         print(f"  its effect could not be looked up: {clean(error.message)}")
         print(f"  to clear it: resil clear {name}; its owner can end the run at once: resil cancel {name}")
         return
-    for sentence in sentences(outlook, name, scope, project.world.clock.now()):
+    for sentence in sentences(outlook, name, scope, project.system.clock.now()):
         print(f"  {clean(sentence)}")
 
 
@@ -390,7 +390,7 @@ def clear(
     project = open_project(config)
     directory = project.existing(run)
     removed = switches.clear(directory, finished=finished)
-    queue_cache.invalidate(project.world, project.scheduler_name())
+    queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
         print(f"  the run is still marked as finished; to train on: resil clear {run or directory.run} --finished")
@@ -419,7 +419,7 @@ def cancel(
 
 @single_command("Examples: resil init; resil init --from old.sbatch; resil init ~/runs/gpt")
 def init(
-    folder: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Default: here.", show_default=False)] = "",
+    directory: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Default: here.", show_default=False)] = "",
     source: Annotated[
         str, typer.Option("--from", metavar="SCRIPT", help="Take over the #SBATCH lines of a batch script.")
     ] = "",
@@ -427,11 +427,11 @@ def init(
 ) -> None:
     """Write a commented resil.toml and the cron directory. Asks nothing; keeps existing files."""
     from resilience.runs import init as runs_init
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
-    here = World().cwd  # existing settings may be what is broken; they are not read
+    here = System().cwd  # existing settings may be what is broken; they are not read
     script = (here / source).resolve() if source else None
-    done = runs_init.init(folder=(here / folder).resolve(), source=script, force=force)
+    done = runs_init.init(directory=(here / directory).resolve(), source=script, force=force)
     for path in done.written:
         print(f"wrote {path}")
     for path in done.kept:

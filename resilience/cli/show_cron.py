@@ -56,7 +56,9 @@ def show_status(found: CronStatus) -> None:
     if found.rows:
         print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)
     elif judgement.health is not Health.UNKNOWN and not found.trouble:
-        print(f"  nothing is scheduled: drop a file into {clean(found.folder)}/cron.hourly, or: resil cron add --help")
+        print(
+            f"  nothing is scheduled: drop a file into {clean(found.directory)}/cron.hourly, or: resil cron add --help"
+        )
     print_ignored(found.faults, indent="  ")
 
 
@@ -166,7 +168,9 @@ def print_ignored(faults: int, indent: str = "") -> None:
     """The count of ignored files that are probably meant to run; a README is not counted."""
     if faults:
         do = "does" if faults == 1 else "do"
-        text = f"{plural(faults, 'thing')} in the cron folder {do} not run, most probably by mistake: resil cron doctor"
+        text = (
+            f"{plural(faults, 'thing')} in the cron directory {do} not run, most probably by mistake: resil cron doctor"
+        )
         print(paint(indent + text, "yellow"))
 
 
@@ -189,7 +193,7 @@ def status_to_json(found: CronStatus) -> dict[str, Any]:
 # ---- list -----------------------------------------------------------------------------------------------------
 
 
-def show_listing(found: Listing, now: float, folder: Path) -> None:
+def show_listing(found: Listing, now: float, directory: Path) -> None:
     """The table of entries."""
     for text in found.trouble:
         print(paint(f"  {clean(text)}", "yellow"))
@@ -197,7 +201,7 @@ def show_listing(found: Listing, now: float, folder: Path) -> None:
         headers = ("ENTRY", "RUNS", "NEXT", "KIND", "TIMEOUT", "OPTIONS", "PLACE", "COMMAND")
         print_table(headers, [_cells(row, now) for row in found.rows])
     else:
-        print(f"nothing is scheduled in {clean(str(folder))}")
+        print(f"nothing is scheduled in {clean(str(directory))}")
         print("  try: drop a file into its cron.hourly, or: resil cron add NAME --hourly -- COMMAND")
     print_ignored(sum(ignored.is_fault for ignored in found.ignored))
 
@@ -222,7 +226,7 @@ def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: boo
     from resilience.cron.add import add
 
     done = add(cron, wanted, dry_run=dry_run)
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     if as_json:
         print_json("cron-add", chosen(done, "name", "path", "text", "next", "notes") | {"dry_run": dry_run})
         return
@@ -400,7 +404,7 @@ def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bo
         print(f"would take out {installation.driver}, installed by {installation.by} on {installation.host}")
     _show_lines(done.lines, done.notes)
     if installation is not None and not dry_run:
-        print(f"uninstalled: {installation.driver} makes no ticks any more; the cron folder stays as it is")
+        print(f"uninstalled: {installation.driver} makes no ticks any more; the cron directory stays as it is")
     return 0
 
 
@@ -431,7 +435,7 @@ def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
     """Ask for a canary and wait for what becomes of it."""
     from resilience.cron.canary import answer, ask
 
-    clock = cron.project.world.clock
+    clock = cron.project.system.clock
     id = ask(cron)
     if not as_json:
         print(f"canary {id}: the next tick will send it, and each channel says whether it took it", flush=True)
@@ -527,7 +531,7 @@ def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
 def show_logs(cron: CronProject, name: str, *, slot: str, last: int, follows: bool, path_only: bool) -> None:
     """Write the outputs, oldest first; say before each, on standard error, which it is."""
     found = find_logs(cron, name, slot=slot, last=last)
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     for log in found:
         if path_only:
             _print_path(log)

@@ -38,7 +38,7 @@ def show_status(
         late = late_notice(project)
         if as_json:
             told = {"cron": late} if late else {}
-            now = project.world.clock.now()
+            now = project.system.clock.now()
             print_json("status", {"runs": [_to_json(status, now) for status in statuses], **told})
         else:
             if watch_s is not None and sys.stdout.isatty():
@@ -49,7 +49,7 @@ def show_status(
         if watch_s is None:
             break
         sys.stdout.flush()
-        project.world.clock.sleep(watch_s)
+        project.system.clock.sleep(watch_s)
     return EX_TEMPFAIL if any(status.headline == "unknown" for status in statuses) else 0
 
 
@@ -66,7 +66,7 @@ def _show(project: Project, statuses: Sequence[RunStatus], *, everything: bool) 
     for number, status in enumerate(statuses):
         if number:
             print()
-        _show_run(status, everything=everything, now=project.world.clock.now())
+        _show_run(status, everything=everything, now=project.system.clock.now())
 
 
 def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:

@@ -1,4 +1,4 @@
-"""`resil watch fs --top`: the largest and the fastest-growing folders, and how exact the figures are."""
+"""`resil watch fs --top`: the largest and the fastest-growing directories, and how exact the figures are."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.scan.top import (
     DAY_S,
-    TopFolder,
+    TopDirectory,
     TopReport,
     compose,
-    folders_meant,
+    directories_meant,
     login_name,
-    scan_folder,
+    scan_directory,
 )
 
 if TYPE_CHECKING:
@@ -45,18 +45,18 @@ def show_top(
     as_json: bool,
     by: str,
 ) -> int:
-    """Scan the folders (none given: the project's) and print what fills them.
+    """Scan the directories (none given: the project's) and print what fills them.
 
     Return 0, or 3 if one of them could not be looked at, or 130 if a person ended it.
     """
-    world = project.world
-    roots = folders_meant(project, paths)
-    until = None if deadline_s is None else world.clock.monotonic() + deadline_s
+    system = project.system
+    roots = directories_meant(project, paths)
+    until = None if deadline_s is None else system.clock.monotonic() + deadline_s
     reports: list[TopReport] = []
     for number, root in enumerate(roots):
-        left_s = None if until is None else max(0.5, (until - world.clock.monotonic()) / (len(roots) - number))
+        left_s = None if until is None else max(0.5, (until - system.clock.monotonic()) / (len(roots) - number))
         with_bar = _Bar(root) if sys.stderr.isatty() else None
-        found = scan_folder(world, root, left_s, with_bar.tell if with_bar else lambda _: None)
+        found = scan_directory(system, root, left_s, with_bar.tell if with_bar else lambda _: None)
         if with_bar:
             with_bar.clear()
         reports.append(compose(found, limit=limit, by=by, login_name=cache(login_name)))
@@ -68,7 +68,7 @@ def show_top(
         for number, report in enumerate(reports):
             if number:
                 print()
-            for text in lines(report, by=by, now=world.clock.now()):
+            for text in lines(report, by=by, now=system.clock.now()):
                 print(text)
     sys.stdout.flush()
     if any(report.scan.interrupted for report in reports):
@@ -111,18 +111,18 @@ def _columns() -> int:
 
 
 def bar(progress: Progress, took_s: float, root: str) -> str:
-    """`[######......] 2,500 of about 5,051 folders, 510,000 looks, 3 s: /scratch`. Pure."""
-    counted = f"{progress.folders:,} folders"
+    """`[######......] 2,500 of about 5,051 directories, 510,000 looks, 3 s: /scratch`. Pure."""
+    counted = f"{progress.directories:,} directories"
     drawn = ""
     if progress.expected:
-        part = min(1.0, progress.folders / progress.expected)
+        part = min(1.0, progress.directories / progress.expected)
         drawn = f"[{'#' * int(part * BAR):.<{BAR}}] "
-        counted = f"{progress.folders:,} of about {progress.expected:,} folders"
+        counted = f"{progress.directories:,} of about {progress.expected:,} directories"
     return f"{drawn}{counted}, {progress.looks:,} looks, {took_s:.0f} s: {root}"
 
 
 def lines(report: TopReport, *, by: str, now: float) -> list[str]:
-    """The lines about one folder. Pure, but for the colours."""
+    """The lines about one directory. Pure, but for the colours."""
     found = report.scan
     root = clean(str(found.root))
     if found.error:
@@ -131,7 +131,7 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
     at_least = "at least " if not found.is_complete else ""
     said = [
         f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {plural(totals.files[0], 'file')} "
-        f"and {plural(totals.folders[0], 'folder')}, seen in {_seconds(found.took_s)}"
+        f"and {plural(totals.directories[0], 'directory')}, seen in {_seconds(found.took_s)}"
     ]
     said += [f"  ! {sentence}" for sentence in warnings(report)]
     if report.largest:
@@ -146,24 +146,24 @@ def _seconds(took_s: float) -> str:
 
 
 def warnings(report: TopReport) -> list[str]:
-    """Limits of the figures: unfinished, unreadable and unverified folders. Pure."""
+    """Limits of the figures: unfinished, unreadable and unverified directories. Pure."""
     found = report.scan
     said = []
     why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no answer"
     if report.unread:
         said.append(
-            f"{len(report.unread):,} of {plural(len(found.tree), 'folder')} unfinished ({why}): the figures are lower "
-            f"bounds; run it again to go on from here: {_names(report.unread)}"
+            f"{len(report.unread):,} of {plural(len(found.tree), 'directory')} unfinished ({why}): the figures are "
+            f"lower bounds; run it again to go on from here: {_names(report.unread)}"
         )
     if report.stuck:
-        said.append(f"{plural(len(report.stuck), 'folder')} did not answer: {_names(report.stuck)}")
+        said.append(f"{plural(len(report.stuck), 'directory')} did not answer: {_names(report.stuck)}")
     if found.unverified:
-        known = f"{found.unverified:,} of {plural(len(found.tree), 'known folder')}"
+        known = f"{found.unverified:,} of {plural(len(found.tree), 'known directory')}"
         said.append(f"{known} could not be looked at again ({why}): the figures there are from earlier scans")
     if report.unreadable:
         reasons = ", ".join(sorted({os.strerror(number) for _, number in report.unreadable}))
         paths = [path for path, _ in report.unreadable]
-        count = plural(len(paths), "folder")
+        count = plural(len(paths), "directory")
         said.append(f"{count} could not be read ({reasons}), what lies in them is not counted: {_names(paths)}")
     return said + [clean(note) for note in found.notes]
 
@@ -172,9 +172,9 @@ def remarks(report: TopReport) -> list[str]:
     """Remarks: checkpoints, growth, other file systems. Pure."""
     found = report.scan
     said = []
-    if report.checkpoint_folders:
-        folders = plural(report.checkpoint_folders, "folder")
-        said.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {folders}")
+    if report.checkpoint_directories:
+        directories = plural(report.checkpoint_directories, "directory")
+        said.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {directories}")
     if report.since_s is None:
         said.append("growth: nothing to compare with yet; the next scan will tell")
     else:
@@ -187,14 +187,14 @@ def remarks(report: TopReport) -> list[str]:
     if found.verified:
         oldest = format_duration(round(max(0.0, found.time - found.oldest)))
         said.append(
-            f"{found.verified:,} of {plural(len(found.tree), 'folder')} were as before and not read again (figures up "
-            f"to {oldest} old): counts of files are exact, but files that grew in place are seen at once only if "
-            "they were written lately; each folder is read in full once a day"
+            f"{found.verified:,} of {plural(len(found.tree), 'directory')} were as before and not read again (figures "
+            f"up to {oldest} old): counts of files are exact, but files that grew in place are seen at once only if "
+            "they were written lately; each directory is read in full once a day"
         )
     return said
 
 
-def _table(report: TopReport, rows: Sequence[TopFolder], by: str, now: float, *, growing: bool = False) -> list[str]:
+def _table(report: TopReport, rows: Sequence[TopDirectory], by: str, now: float, *, growing: bool = False) -> list[str]:
     since_s = report.since_s
     headers = ("SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "OWNER", "FOLDER")
     cells = []
@@ -249,7 +249,7 @@ def _signed_count(count: float) -> str:
     return f"{count:+,.0f}" if count else "0"
 
 
-def _owner(row: TopFolder) -> str:
+def _owner(row: TopDirectory) -> str:
     if len(row.owners) == 1:
         return row.owners[0][0]
     return ", ".join(f"{name} {part:.0%}" for name, part in row.owners if part >= 0.005) or "".join(
@@ -274,8 +274,8 @@ def to_json(report: TopReport) -> dict[str, Any]:
         **chosen(found, "interrupted", "out_of_time"),
         "bytes": found.totals.blocks[0] * 512,
         "files": found.totals.files[0],
-        "folders": found.totals.folders[0],
-        "checkpoints": {"bytes": report.checkpoint_bytes, "folders": report.checkpoint_folders},
+        "folders": found.totals.directories[0],
+        "checkpoints": {"bytes": report.checkpoint_bytes, "folders": report.checkpoint_directories},
         "compared_with_s": report.since_s,
         "largest": [_row_json(report, row) for row in report.largest],
         "growing": [_row_json(report, row) for row in report.growing],
@@ -293,11 +293,12 @@ def to_json(report: TopReport) -> dict[str, Any]:
     }
 
 
-def _row_json(report: TopReport, row: TopFolder) -> dict[str, Any]:
+def _row_json(report: TopReport, row: TopDirectory) -> dict[str, Any]:
     def per_day(grew: int | None) -> float | None:
         return None if grew is None or not report.since_s else grew * DAY_S / report.since_s
 
-    return chosen(row, "bytes", "files", "folders", "share", "newest", "grew_bytes", "grew_inodes") | {
+    return chosen(row, "bytes", "files", "share", "newest", "grew_bytes", "grew_inodes") | {
+        "folders": row.directories,
         "path": str(report.scan.root / os.fsdecode(row.path)),
         "rest_share": row.rest,
         "owners": dict(row.owners),

@@ -14,7 +14,7 @@ from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, du
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
-from resilience.system.world import World
+from resilience.system.ports import System
 from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
 from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
 
@@ -114,7 +114,7 @@ def watch_group(
 
 
 def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
-    rows = listed(open_in_child(World(), path=config, overrides=scheduler_override(scheduler)))
+    rows = listed(open_in_child(System(), path=config, overrides=scheduler_override(scheduler)))
     if as_json:
         print_json(
             "watchdogs", {"watchdogs": [chosen(row, "name", "kind", "summary", "place", "in_all") for row in rows]}
@@ -131,7 +131,7 @@ def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
 def _project(ctx: Any) -> Any:
     """The project that the command line names, opened once."""
     if "project" not in ctx.meta:
-        ctx.meta["project"] = open_in_child(World(), path=ctx.params.get("config"))
+        ctx.meta["project"] = open_in_child(System(), path=ctx.params.get("config"))
     return ctx.meta["project"]
 
 
@@ -155,7 +155,7 @@ def _command_of(name: str, check: Any) -> Any:
         parameters.append(_parameter("words", Annotated[list[str] | None, argument], None))
     parameters += [_parameter_of(option) for option in options]
     if offers_top:
-        top = typer.Option("--top", help="List the largest and the fastest-growing folders instead.")
+        top = typer.Option("--top", help="List the largest and the fastest-growing directories instead.")
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: so many of them.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
@@ -169,14 +169,16 @@ def _command_of(name: str, check: Any) -> Any:
             for key, (_, default) in _SHARED.items()
         }
         overrides = from_here(
-            _overrides(options, check.argument, given), getattr(check, "path_fields", ()), World().cwd
+            _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
             if shared["every"]:
                 raise UsageError("--top scans once, --every repeats", hint="leave one of them out")
             raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
-            raise UsageError("--limit says how many folders --top lists", hint=f"resil watch {name} --top --limit 10")
+            raise UsageError(
+                "--limit says how many directories --top lists", hint=f"resil watch {name} --top --limit 10"
+            )
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -261,7 +263,7 @@ def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[
     from resilience.watch.watchdogs import load_watchdog
 
     request = _request(name, overrides, shared)
-    project = open_in_child(World(), path=request.config, overrides=request.settings)
+    project = open_in_child(System(), path=request.config, overrides=request.settings)
     watchdog = load_watchdog(project, name, overrides)
     paths = getattr(watchdog.settings, watchdog.check.argument or "paths", ())
     if not isinstance(paths, tuple):

@@ -23,7 +23,7 @@ from resilience.cron.entries import next_runs
 from resilience.cron.records import Entry, Kind
 from resilience.errors import ResilError, UsageError
 from resilience.quantities import parse_duration_s
-from resilience.system.files import explain_os_error, make_folder, write_atomic
+from resilience.system.files import explain_os_error, make_directory, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -45,7 +45,8 @@ class NewEntry:
     Attributes:
         name: what it is to be called.
         command: as words; with `shell`, one line for /bin/sh.
-        folders: of which folders it is to be a drop-in: `hourly`. Exactly one of these and `schedule` must be said.
+        directories: of which directories it is to be a drop-in: `hourly`. Exactly one of these and `schedule` must be
+            said.
         schedule: five fields, or `@every 90s`: a line of the crontab.
         options: as typed: `timeout` to `10m`; `rerun` to nothing.
         submit: whether it runs as a job of its own.
@@ -53,7 +54,7 @@ class NewEntry:
 
     name: str
     command: tuple[str, ...]
-    folders: tuple[str, ...] = ()
+    directories: tuple[str, ...] = ()
     schedule: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     shell: bool = False
@@ -85,11 +86,11 @@ def add(cron: CronProject, wanted: NewEntry, *, dry_run: bool = False) -> Added:
     options = _options_text(cron, wanted)
     words = _command_words(cron, wanted)
     notes = []
-    world = cron.project.world
-    if world.cwd != cron.project.loaded.project:
+    system = cron.project.system
+    if system.cwd != cron.project.loaded.project:
         notes.append(f"it runs in {cron.project.loaded.project}, not here: write paths in full")
     notes += _who_ticks(cron)
-    if wanted.folders:
+    if wanted.directories:
         return _add_drop_in(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
     return _add_line(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
 
@@ -110,7 +111,7 @@ def check(wanted: NewEntry) -> None:
         raise UsageError(
             f"{wanted.name!r} cannot be an entry's name", hint="letters, digits, - and _, at most 64; no dot"
         )
-    times = len(wanted.folders) + bool(wanted.schedule)
+    times = len(wanted.directories) + bool(wanted.schedule)
     if times != 1:
         said = "when?" if not times else "more than one time was given: which one is meant?"
         raise UsageError(said, hint='one of --minutely, --quarter-hourly, --hourly ..., or --cron "30 4 * * *"')
@@ -140,33 +141,33 @@ def _options_text(cron: CronProject, wanted: NewEntry) -> str:
         if value.split() != ([value] if value else []):
             raise UsageError(f"--{key.replace('_', '-')} {value!r} has a blank in it", hint=f"{key}=10m, for instance")
     everything = " ".join(f"{key}={value}" if value else key for key, value in wanted.options.items())
-    parse_options(everything, default_options(cron.settings, is_drop_in=bool(wanted.folders)))
+    parse_options(everything, default_options(cron.settings, is_drop_in=bool(wanted.directories)))
     return text
 
 
 def _command_words(cron: CronProject, wanted: NewEntry) -> tuple[str, ...]:
-    """What is to be run: its program in full, because what runs has neither this folder nor this PATH.
+    """What is to be run: its program in full, because what runs has neither this directory nor this PATH.
 
     Raise UsageError if there is no such program.
     """
     if wanted.shell:
         return "/bin/sh", "-c", " ".join(wanted.command)
     program, *rest = wanted.command
-    world = cron.project.world
+    system = cron.project.system
     if "/" in program:
-        path = world.cwd / Path(program).expanduser()
+        path = system.cwd / Path(program).expanduser()
         if not path.is_file():
             raise UsageError(f"there is no program {path}", hint="write its path as from here, or in full")
         if not os.access(path, os.X_OK):
             raise UsageError(f"{path} may not be executed", hint=f"chmod +x {shlex.quote(str(path))}")
         return os.path.normpath(path), *rest
-    found = shutil.which(program, path=world.environ.get("PATH", os.defpath))
+    found = shutil.which(program, path=system.environ.get("PATH", os.defpath))
     if found is None:
         raise UsageError(
             f"there is no program {program!r} on your PATH",
             hint="write its whole path; for what only a shell does: --shell -- 'cd out && ls'",
         )
-    return str(world.cwd / found), *rest
+    return str(system.cwd / found), *rest
 
 
 # ---- drop-ins -------------------------------------------------------------------------------------------------
@@ -175,20 +176,22 @@ def _command_words(cron: CronProject, wanted: NewEntry) -> tuple[str, ...]:
 def _add_drop_in(
     cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
 ) -> Added:
-    (period,) = wanted.folders
-    folder = cron.folder / f"cron.{period}"
-    path = folder / (f"{wanted.name}.slurm" if wanted.submit else wanted.name)
+    (period,) = wanted.directories
+    directory = cron.directory / f"cron.{period}"
+    path = directory / (f"{wanted.name}.slurm" if wanted.submit else wanted.name)
     for other in (wanted.name, f"{wanted.name}.slurm", f"{wanted.name}.sbatch"):
-        if os.path.lexists(folder / other):
-            raise UsageError(f"{folder / other} is there already", hint=f"resil cron remove {folder.name}/{other}")
+        if os.path.lexists(directory / other):
+            raise UsageError(
+                f"{directory / other} is there already", hint=f"resil cron remove {directory.name}/{other}"
+            )
     text = _script(cron, wanted, words, options)
-    draft = Entry(name=f"{folder.name}/{path.name}", place="", schedule=FOLDER_SCHEDULES[period],
+    draft = Entry(name=f"{directory.name}/{path.name}", place="", schedule=FOLDER_SCHEDULES[period],
                   kind=Kind.SUBMIT if wanted.submit else Kind.RUN, argv=(str(path),), path=str(path))  # fmt: skip
-    upcoming = next_runs(draft, cron.project.world.clock.now(), SHOWN)
+    upcoming = next_runs(draft, cron.project.system.clock.now(), SHOWN)
     added = Added(draft.name, path, text, upcoming, notes)
     if dry_run:
         return added
-    make_folder(folder, mode=0o755)
+    make_directory(directory, mode=0o755)
     _write_new(path, text)
     try:
         _must_run(cron.read_table(), path)
@@ -244,9 +247,9 @@ def _minutes(timeout: str) -> str:
 
 
 def _signature(cron: CronProject, name: str) -> str:
-    world = cron.project.world
-    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(world.clock.now()))
-    return f"# Added {moment} {MARK} {name}`: {world.host.user} on {world.host.name}."
+    system = cron.project.system
+    moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(system.clock.now()))
+    return f"# Added {moment} {MARK} {name}`: {system.host.user} on {system.host.name}."
 
 
 # ---- lines of the crontab -------------------------------------------------------------------------------------
@@ -255,7 +258,7 @@ def _signature(cron: CronProject, name: str) -> str:
 def _add_line(
     cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
 ) -> Added:
-    path = cron.folder / CRONTAB
+    path = cron.directory / CRONTAB
     before = read_crontab(path)
     name = f"{CRONTAB}/{wanted.name}"
     table = parse(cron, before)
@@ -280,7 +283,7 @@ def _add_line(
     inherited = sorted({*entry.environment, *(["MAILTO"] if entry.mail_to else [])})
     if inherited:
         notes = (*notes, f"it gets what stands above it in the crontab: {', '.join(inherited)}")
-    added = Added(name, path, text, next_runs(entry, cron.project.world.clock.now(), SHOWN), notes)
+    added = Added(name, path, text, next_runs(entry, cron.project.system.clock.now(), SHOWN), notes)
     if not dry_run:
         replace_crontab(path, before, base + os.fsencode(text))
         _must_stand(cron, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import ResilError, StateDirectoryError, UsageError
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -56,13 +56,13 @@ def ask(cron: CronProject) -> str:
     if it cannot be written."""
     if not cron.project.loaded.settings.alert.channels:
         raise UsageError("no channel is set: a canary could reach nobody", hint='[alert] channels = ["email"]')
-    world = cron.project.world
-    folder = cron.state.path / FOLDER
-    make_folder(cron.state.path, mode=cron.state.folder_mode)
-    make_folder(folder, mode=cron.state.folder_mode)
+    system = cron.project.system
+    directory = cron.state.path / FOLDER
+    make_directory(cron.state.path, mode=cron.state.directory_mode)
+    make_directory(directory, mode=cron.state.directory_mode)
     id = f"canary-{os.urandom(4).hex()}"
-    record = {"asked": world.clock.now(), "by": world.host.user, "host": world.host.name}
-    write_atomic(folder / f"{id}.asked", json.dumps(record) + "\n", mode=cron.state.file_mode)
+    record = {"asked": system.clock.now(), "by": system.host.user, "host": system.host.name}
+    write_atomic(directory / f"{id}.asked", json.dumps(record) + "\n", mode=cron.state.file_mode)
     return id
 
 
@@ -90,7 +90,7 @@ def answer(cron: CronProject, id: str) -> CanaryAnswer:
 
 
 def waiting(cron: CronProject) -> tuple[str, ...]:
-    """The requests that no tick has taken up yet. One look into a folder; never raises."""
+    """The requests that no tick has taken up yet. One look into a directory; never raises."""
     try:
         names = os.listdir(cron.state.path / FOLDER)  # noqa: PTH208 - names only
     except OSError:
@@ -104,15 +104,15 @@ def release(cron: CronProject, id: str, driver: str) -> None:
 
     By one tick on earth: whoever comes second does nothing. Never raises.
     """
-    world = cron.project.world
-    by = f"{driver or 'a tick'} on {world.host.name}"
-    if not _take(cron, id, {"time": world.clock.now(), "by": by}):
+    system = cron.project.system
+    by = f"{driver or 'a tick'} on {system.host.name}"
+    if not _take(cron, id, {"time": system.clock.now(), "by": by}):
         return
     channels: list[tuple[str, bool, str, float]] = []
     trouble = ""
     try:
         asked = _read(cron, f"{id}.asked") or {}
-        channels = _fly(cron, id, float(asked.get("asked") or world.clock.now()), str(asked.get("by", "")), by)
+        channels = _fly(cron, id, float(asked.get("asked") or system.clock.now()), str(asked.get("by", "")), by)
         if not channels:
             trouble = "no channel is set: nobody was told"
     except ResilError as error:
@@ -120,7 +120,7 @@ def release(cron: CronProject, id: str, driver: str) -> None:
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
     with suppress(ResilError):
-        record = {"ended": world.clock.now(), "channels": channels, "trouble": trouble}
+        record = {"ended": system.clock.now(), "channels": channels, "trouble": trouble}
         path = cron.state.path / FOLDER / f"{id}.answer"
         write_atomic(path, json.dumps(record) + "\n", mode=cron.state.file_mode)
     _sweep(cron)
@@ -136,29 +136,29 @@ def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tu
     from resilience.finding import Finding, Report, Verdict
 
     project = cron.project
-    world, state = project.world, open_alert_state(project)
-    state.bring_home()
+    system, state = project.system, open_alert_state(project)
+    state.flush_fallback()
     # It was asked for now: it waits for no quiet hours and for no group, and is over at once.
     policy = replace(usable(project.loaded.settings.alert)[0], quiet_hours="", group_s=0.0, resolve_after_s=0.0)
     notifier = Notifier(
         ledger=state.ledger, silences=state.silences, outbox=state.outbox, policy=policy,
-        host=world.host.name, project=str(project.loaded.project),
+        host=system.host.name, project=str(project.loaded.project),
     )  # fmt: skip
     summary = f"this is a drill, asked for by {who or 'somebody'} and sent by {by}: the way to you works"
     bird = Finding(subject=id, verdict=Verdict.WARNING, fault="canary", summary=summary)
-    notified = notifier.notify([Report(check="canary", findings=(bird,), time=world.clock.now())], world.clock.now())
+    notified = notifier.notify([Report(check="canary", findings=(bird,), time=system.clock.now())], system.clock.now())
     names = {group.alert.id: group.channels for group in notified.groups}
     if not names and notified.errors:
         raise StateDirectoryError("; ".join(notified.errors))
     said: dict[str, tuple[str, bool, str, float]] = {}
-    deadline = world.clock.monotonic() + DELIVERY_S
+    deadline = system.clock.monotonic() + DELIVERY_S
     wanted = {(alert_id, channel) for alert_id, channels in names.items() for channel in channels}
     while True:
         done = flush(
-            state.outbox, routes_of(project), world=world, project=str(project.loaded.project),
-            deadline_s=max(1.0, deadline - world.clock.monotonic()), patient=False,
+            state.outbox, routes_of(project), system=system, project=str(project.loaded.project),
+            deadline_s=max(1.0, deadline - system.clock.monotonic()), patient=False,
         )  # fmt: skip
-        after_s = round(world.clock.now() - asked, 3)
+        after_s = round(system.clock.now() - asked, 3)
         for delivery in (*done.sent, *done.failed, *done.dead):
             if (delivery.entry.alert.id, delivery.channel) in wanted:
                 took = delivery in done.sent
@@ -168,16 +168,16 @@ def _fly(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tu
             if (entry.alert.id, entry.channel) in wanted and entry.channel not in said:
                 said[entry.channel] = (entry.channel, True, entry.answer or "it was taken", after_s)
         missing = {channel for _, channel in wanted} - set(said)
-        if not missing or world.clock.monotonic() >= deadline:
+        if not missing or system.clock.monotonic() >= deadline:
             break
-        world.clock.sleep(1.0)
+        system.clock.sleep(1.0)
     for channel in sorted({channel for _, channel in wanted} - set(said)):
         why = done.paused.get(channel, "no answer in time; it waits in the outbox")
-        said[channel] = (channel, False, why, round(world.clock.now() - asked, 3))
+        said[channel] = (channel, False, why, round(system.clock.now() - asked, 3))
     well = replace(bird, verdict=Verdict.OK, fault="", summary="the drill is over")
-    notifier.notify([Report(check="canary", findings=(well,), time=world.clock.now())], world.clock.now())
+    notifier.notify([Report(check="canary", findings=(well,), time=system.clock.now())], system.clock.now())
     flush(
-        state.outbox, routes_of(project), world=world, project=str(project.loaded.project), deadline_s=15.0,
+        state.outbox, routes_of(project), system=system, project=str(project.loaded.project), deadline_s=15.0,
     )  # fmt: skip
     return sorted(said.values())
 
@@ -206,7 +206,7 @@ def _read(cron: CronProject, name: str) -> dict[str, Any] | None:
 
 def _sweep(cron: CronProject) -> None:
     """Forget canaries of long ago."""
-    before = cron.project.world.clock.now() - KEPT_S
+    before = cron.project.system.clock.now() - KEPT_S
     with suppress(OSError):
         for path in (cron.state.path / FOLDER).iterdir():
             if path.stat().st_mtime < before:

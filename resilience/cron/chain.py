@@ -50,13 +50,13 @@ def keep(cron: CronProject, installation: Installation, told: Words) -> int:
     from resilience.cron.drivers._slurm.keeper import Keeper, script_path
 
     project = cron.project
-    environ = project.world.environ
+    environ = project.system.environ
     keeper = Keeper(
         cron.state,
         installation,
         cron.settings,
         project.scheduler(told.scheduler),
-        project.world.clock,
+        project.system.clock,
         own=_own_id(environ.get("SLURM_JOB_ID", "")),
         slot=told.slot,
         script=script_path(cron.state, environ.get("RESIL_CRON_SCRIPT", "")),
@@ -72,8 +72,8 @@ def keep(cron: CronProject, installation: Installation, told: Words) -> int:
         what = "a successor is stuck" if kept.is_stuck else "the successors are not all queued"
         say(f"{what}: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
     with suppress(ResilError):
-        record = chain_record(cron.state.history(CHAIN), kept, project.world.clock.now(), cron.project.world.host.name,
-                              environ.get("SLURM_JOB_ID", ""))  # fmt: skip
+        record = chain_record(cron.state.history(CHAIN), kept, project.system.clock.now(),
+                              cron.project.system.host.name, environ.get("SLURM_JOB_ID", ""))  # fmt: skip
         if record is not None:
             cron.state.record(CHAIN, record)
     _prune(cron)
@@ -107,9 +107,9 @@ def _own_id(text: str) -> int:
 
 def _prune(cron: CronProject) -> None:
     """Keep the newest outputs of the chain's jobs."""
-    folder = cron.state.path / "driver"
+    directory = cron.state.path / "driver"
     with suppress(OSError):
-        outputs = sorted((path for path in folder.glob("*.out")), key=lambda path: path.stat().st_mtime)
+        outputs = sorted((path for path in directory.glob("*.out")), key=lambda path: path.stat().st_mtime)
         for path in outputs[:-KEPT_OUTPUTS]:
             path.unlink(missing_ok=True)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.errors import ResilError
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.records import Table
 
 CRONTAB = "crontab"
-"""Its name in the cron folder, and what the names of its entries begin with."""
+"""Its name in the cron directory, and what the names of its entries begin with."""
 
 LIMIT_BYTES = 2**20
 """No crontab is larger (MAX_TAB_LINES of cron's is 1000)."""
@@ -26,7 +26,7 @@ def parse(cron: CronProject, text: bytes) -> Table:
     """What a crontab's text means."""
     from resilience.cron.table.crontab_file import parse_crontab
 
-    return parse_crontab(text, f"{cron.folder.name}/{CRONTAB}", cron.settings)
+    return parse_crontab(text, f"{cron.directory.name}/{CRONTAB}", cron.settings)
 
 
 def read_crontab(path: Path) -> bytes:
@@ -45,7 +45,7 @@ def replace_crontab(path: Path, before: bytes, after: bytes) -> None:
     Raise ResilError if somebody else has changed it meanwhile, or it cannot be written.
     """
     target = path.resolve()
-    make_folder(target.parent, mode=0o755)
+    make_directory(target.parent, mode=0o755)
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
     if read_crontab(path) != before:
         raise ResilError(f"{path} was changed meanwhile", hint="try again", transient=True)

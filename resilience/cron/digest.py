@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError, SettingsError
 from resilience.quantities import format_duration
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
@@ -95,7 +95,7 @@ def is_due(cron: CronProject) -> bool:
     if not cron.settings.digest_at:
         return False
     try:
-        now = cron.project.world.clock.now()
+        now = cron.project.system.clock.now()
         day = day_of(now, cron.settings.digest_at)
         return now >= day.due and not (cron.state.path / FOLDER / f"{day.number}.queued").exists()
     except (ResilError, OSError, ValueError, OverflowError):
@@ -116,12 +116,12 @@ def send_digest(cron: CronProject, heartbeat: Heartbeat | None) -> bool:
 
     Raise ResilError if it could not be queued: the next tick tries again.
     """
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     day = day_of(now, cron.settings.digest_at)
-    folder = cron.state.path / FOLDER
-    make_folder(cron.state.path, mode=cron.state.folder_mode)
-    make_folder(folder, mode=cron.state.folder_mode)
-    is_first = not any(path.name.endswith(".queued") for path in folder.iterdir())
+    directory = cron.state.path / FOLDER
+    make_directory(cron.state.path, mode=cron.state.directory_mode)
+    make_directory(directory, mode=cron.state.directory_mode)
+    is_first = not any(path.name.endswith(".queued") for path in directory.iterdir())
     if not _take(cron, day, now):
         return False
     if is_first and now - day.due > FRESH_S:
@@ -137,7 +137,7 @@ def send_digest(cron: CronProject, heartbeat: Heartbeat | None) -> bool:
     worst = [f"{i.verdict.value} {i.check} {i.subject}: {i.summary} ({i.episode})" for i in incidents[:MOST_NAMED]]
     alert = compose(
         day.number, tally or Tally(since), runs, worst, heartbeat, now,
-        open_count=len(incidents), host=cron.project.world.host.name, project=str(cron.project.loaded.project),
+        open_count=len(incidents), host=cron.project.system.host.name, project=str(cron.project.loaded.project),
     )  # fmt: skip
     for channel in cron.project.loaded.settings.alert.channels:
         state.outbox.put(alert, channel, now)
@@ -231,9 +231,9 @@ def _tally(cron: CronProject) -> Tally | None:
 
 
 def _write(cron: CronProject, name: str, tally: Tally) -> None:
-    folder = cron.state.path / FOLDER
-    make_folder(folder, mode=cron.state.folder_mode)
-    write_atomic(folder / name, json.dumps(list(tally)) + "\n", mode=cron.state.file_mode, durable=False)
+    directory = cron.state.path / FOLDER
+    make_directory(directory, mode=cron.state.directory_mode)
+    write_atomic(directory / name, json.dumps(list(tally)) + "\n", mode=cron.state.file_mode, durable=False)
 
 
 def _sweep(cron: CronProject, day: Day) -> None:

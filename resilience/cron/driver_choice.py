@@ -64,16 +64,16 @@ def choose(project: Project, wanted: str = AUTO) -> Choice:
 
     Raise UsageError if there is none of that name, ResilError if it cannot be used here, saying why.
     """
-    from resilience.watch.watchdogs import scene_of
+    from resilience.watch.watchdogs import context_of
 
     if wanted != AUTO and wanted not in drivers().names():
         from resilience.messages import suggest
 
         hint = suggest(wanted, (AUTO, *drivers().names()), cutoff=0.6)
         raise UsageError(f"no backend of cron is called {wanted!r}", hint=hint)
-    scene = scene_of(project)
+    context = context_of(project)
     names = drivers().names() if wanted == AUTO else (wanted,)
-    offers = tuple(sorted((look(name, scene) for name in names), key=lambda offer: (offer.rank, offer.name)))
+    offers = tuple(sorted((look(name, context) for name in names), key=lambda offer: (offer.rank, offer.name)))
     return decide(wanted, offers)
 
 
@@ -92,14 +92,14 @@ def decide(wanted: str, offers: tuple[Offer, ...]) -> Choice:
     raise ResilError(f"nothing here can make the ticks: {reasons}", hint="have another scheduler call: resil cron tick")
 
 
-def look(name: str, scene: Context) -> Offer:
+def look(name: str, context: Context) -> Offer:
     """Whether a driver can be used. One that breaks cannot; it must not keep us from the others."""
     try:
         driver = driver_of(name)
     except UsageError as error:
         return Offer(name, 1000, "", Availability(False, error.message, error.hint))
     try:
-        availability = driver.availability(scene)
+        availability = driver.availability(context)
     except Exception as error:
         availability = Availability(False, f"it could not be asked: {type(error).__name__}: {error}")
     return Offer(name, driver.rank, driver.summary, availability)

@@ -15,7 +15,7 @@ from resilience.cron.drivers import DriverState
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.quantities import format_duration
-from resilience.system.files import make_folder, read_regular, short_digest, write_atomic
+from resilience.system.files import make_directory, read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -32,7 +32,7 @@ def driver_state(cron: CronProject, installation: Installation) -> DriverState:
     """How the driver is. Whatever goes wrong is UNKNOWN, with the reason and what was known last; never raises."""
     from resilience.system.child import run_apart
 
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     ((_, answer),) = run_apart({0: (lambda: _look(cron, installation, now), DRIVER_S)})
     if answer.error is None:
         return _state(answer.value)
@@ -43,11 +43,11 @@ def driver_state(cron: CronProject, installation: Installation) -> DriverState:
 def _look(cron: CronProject, installation: Installation, now: float) -> list[Any]:
     """In a child: ask the driver, and remember what it said."""
     from resilience.cron.driver_choice import drivers
-    from resilience.watch.watchdogs import scene_of
+    from resilience.watch.watchdogs import context_of
 
     try:
         driver = drivers().load(installation.driver)
-        found = DriverState(*driver.state(installation, cron.settings, scene_of(cron.project)))
+        found = DriverState(*driver.state(installation, cron.settings, context_of(cron.project)))
     except ResilError as error:
         found = DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
     except Exception as error:  # an outsider's plugin may raise anything
@@ -67,14 +67,14 @@ def _state(value: list[Any]) -> DriverState:
 def _memory(cron: CronProject) -> Path:
     """In the person's cache: not everybody who may look may write in the state directory."""
     name = short_digest(str(cron.state.path).encode("utf-8", "surrogateescape"))
-    return cron.project.world.cache_home / "resil" / "cron" / f"{name}.json"
+    return cron.project.system.cache_home / "resil" / "cron" / f"{name}.json"
 
 
 def _remember(cron: CronProject, installation: Installation, found: DriverState, now: float) -> None:
     path = _memory(cron)
     record = {"token": installation.token, "time": now, "liveness": found.liveness.value, "summary": found.summary}
     with suppress(ResilError):
-        make_folder(path.parent, mode=0o700)
+        make_directory(path.parent, mode=0o700)
         write_atomic(path, json.dumps(record) + "\n", durable=False)
 
 

@@ -71,7 +71,7 @@ class EntryRow:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All that the cron folder says, with what is remembered of it.
+    """All that the cron directory says, with what is remembered of it.
 
     Attributes:
         rows: the entries, as the table has them.
@@ -93,7 +93,7 @@ def list_entries(cron: CronProject) -> Listing:
     from resilience.errors import ResilError
 
     table = cron.read_table()
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     trouble: list[str] = []
     last: dict[str, int] = {}
     marks: Marks = {}
@@ -119,7 +119,7 @@ def due_now(cron: CronProject) -> tuple[Due, ...]:
     """What a tick would run now, without taking anything. Raise ResilError if the table cannot be read."""
     from resilience.cron.table.due import due
 
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     return due(cron.read_table(), cron.state.last_slots(now), now, tick_s=cron.settings.tick_s, salt=cron.salt)
 
 

@@ -14,13 +14,13 @@ from resilience.system.child import run_apart
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
 VARIABLE = "$"
 """Facts of an installation whose names begin so are environment variables of its ticks: `$PATH`."""
 
 PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
-"""Whose folders belong to the PATH of the ticks."""
+"""Whose directories belong to the PATH of the ticks."""
 
 _SEARCH_S = 5.0
 _START_S = 60.0
@@ -46,22 +46,22 @@ def facts_of(project: Project) -> dict[str, str]:
 
     Raise ResilError if this interpreter does not start in that environment.
     """
-    world, loaded = project.world, project.loaded
-    folders = _program_folders(world)
+    system, loaded = project.system, project.loaded
+    directories = _program_directories(system)
     variables = plan_environment(
-        world.environ,
-        user=world.host.user,
-        home=world.host.home,
+        system.environ,
+        user=system.host.user,
+        home=system.host.home,
         # Without a file of its own the project is looked for each time: it may get one.
-        config=loaded.path if loaded.path != world.config_home / "resil" / "config.toml" else None,
-        folders=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *folders),
+        config=loaded.path if loaded.path != system.config_home / "resil" / "config.toml" else None,
+        directories=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *directories),
     )
-    variables |= _loader(variables, world)
+    variables |= _loader(variables, system)
     return {f"{VARIABLE}{name}": value for name, value in sorted(variables.items())}
 
 
 def plan_environment(
-    environ: Mapping[str, str], *, user: str, home: Path, config: Path | None, folders: Iterable[str]
+    environ: Mapping[str, str], *, user: str, home: Path, config: Path | None, directories: Iterable[str]
 ) -> dict[str, str]:
     """Given the environment of who installs, return what its ticks get.
 
@@ -74,37 +74,37 @@ def plan_environment(
     kept |= {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
     if config is not None:
         kept["RESIL_CONFIG"] = str(config)
-    kept["PATH"] = short_path(folder for folder in folders if folder.startswith("/") and ":" not in folder)
+    kept["PATH"] = short_path(path for path in directories if path.startswith("/") and ":" not in path)
     return kept
 
 
-def _program_folders(world: World) -> tuple[str, ...]:
-    """The folders of our command and of SLURM's. A folder of PATH may hang: then none is found."""
+def _program_directories(system: System) -> tuple[str, ...]:
+    """The directories of our command and of SLURM's. A directory of PATH may hang: then none is found."""
     import shutil
 
-    path = world.environ.get("PATH")
-    if path in _folders:
-        return _folders[path]
+    path = system.environ.get("PATH")
+    if path in _directories:
+        return _directories[path]
 
     def find() -> list[str]:
         found = [shutil.which(program, path=path) for program in PROGRAMS]
         return [str(Path(name).parent.absolute()) for name in found if name]
 
     ((_, answer),) = run_apart({"PATH": (find, _SEARCH_S)})
-    _folders[path] = tuple(answer.value) if answer.error is None else ()
-    return _folders[path]
+    _directories[path] = tuple(answer.value) if answer.error is None else ()
+    return _directories[path]
 
 
-_folders: dict[str | None, tuple[str, ...]] = {}
+_directories: dict[str | None, tuple[str, ...]] = {}
 """What was found in this process, by PATH."""
 
 
-def _loader(base: Mapping[str, str], world: World) -> Mapping[str, str]:
+def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
     """What of PYTHONPATH and LD_LIBRARY_PATH this interpreter needs to start: mostly nothing.
 
     A module system (`module load python`) sets the second, a checkout that was never installed needs the first.
     """
-    given = {name: world.environ[name] for name in _LOADER if world.environ.get(name)}
+    given = {name: system.environ[name] for name in _LOADER if system.environ.get(name)}
     key = (sys.executable, tuple(sorted(given.items())))
     if key not in _known:
         library = {name: value for name, value in given.items() if name == "LD_LIBRARY_PATH"}
@@ -112,7 +112,7 @@ def _loader(base: Mapping[str, str], world: World) -> Mapping[str, str]:
         said = ""
         for more in ({}, library, python, python | library):
             argv = [sys.executable or "python3", "-P", "-c", "import resilience.cli.main"]
-            done = world.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
+            done = system.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
             if done.returncode == 0:
                 _known[key] = more
                 break

@@ -18,7 +18,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
 from resilience.errors import ResilError, UsageError
 from resilience.system.files import write_atomic
-from resilience.watch.watchdogs import scene_of
+from resilience.watch.watchdogs import context_of
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -80,17 +80,17 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     wanted = backend or cron.settings.backend
     existing = installation_here(cron, forget=replace, dry_run=dry_run)
     if existing is not None:
-        is_same = existing.by == project.world.host.user and wanted in (AUTO, existing.driver)
-        if is_same and not (replace and existing.host != project.world.host.name):
+        is_same = existing.by == project.system.host.user and wanted in (AUTO, existing.driver)
+        if is_same and not (replace and existing.host != project.system.host.name):
             return _again(cron, existing, dry_run=dry_run)
         if not replace:
             raise already(existing, project, wanted)
     choice = choose(project, wanted)
     installation = _new(cron, choice)
-    scene = scene_of(project)
+    context = context_of(project)
     if dry_run:
         before = () if existing is None else (Step(f"take out what makes the ticks now: {who(existing, project)}"),)
-        steps = (*before, *choice.driver.plan(installation, cron.settings, scene))
+        steps = (*before, *choice.driver.plan(installation, cron.settings, context))
         return Installed(choice, installation, steps=steps)
     notes: tuple[str, ...] = ()
     if existing is not None:
@@ -103,8 +103,8 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
         raise already(counts, project, wanted)
     stopped = _unstop(cron)
     try:
-        steps = tuple(choice.driver.plan(installation, cron.settings, scene))
-        lines = tuple(choice.driver.install(installation, cron.settings, scene))
+        steps = tuple(choice.driver.plan(installation, cron.settings, context))
+        lines = tuple(choice.driver.install(installation, cron.settings, context))
     except BaseException:
         _forget(cron, installation)
         if existing is not None:
@@ -133,9 +133,9 @@ def uninstall(project: Project, *, force: bool = False, for_another: bool = Fals
         if existing is None:
             return Removed(None, _sweep(cron), _missed_no_more(cron))
         if stopped is None:
-            cron.state.stop(project.world.host.user, UNINSTALLING, project.world.clock.now())
+            cron.state.stop(project.system.host.user, UNINSTALLING, project.system.clock.now())
         try:
-            lines = tuple(driver_of(existing.driver).uninstall(existing, cron.settings, scene_of(project)))
+            lines = tuple(driver_of(existing.driver).uninstall(existing, cron.settings, context_of(project)))
         except ResilError as error:
             if not force:
                 if not error.hint:
@@ -153,7 +153,7 @@ def uninstall(project: Project, *, force: bool = False, for_another: bool = Fals
         notes = (*notes, *_missed_no_more(cron))
     finally:
         if left:
-            cron.state.stop(project.world.host.user, left, project.world.clock.now())
+            cron.state.stop(project.system.host.user, left, project.system.clock.now())
         elif stopped is None:
             cron.state.unstop()
     return Removed(existing, lines, notes)
@@ -165,12 +165,12 @@ def stop(project: Project, why: str = "") -> Removed:
     Everybody who may write in the state directory can do that, whoever installed it.
     """
     cron = open_cron(project)
-    cron.state.stop(project.world.host.user, why, project.world.clock.now())
+    cron.state.stop(project.system.host.user, why, project.system.clock.now())
     existing = installation_here(cron)
     if existing is None:
         return Removed(None)
     try:
-        lines = driver_of(existing.driver).uninstall(existing, cron.settings, scene_of(project))
+        lines = driver_of(existing.driver).uninstall(existing, cron.settings, context_of(project))
     except ResilError as error:
         note = f"what makes the ticks could not be taken away ({error.message}); they do nothing from now on"
         return Removed(existing, notes=(note, *([error.hint] if error.hint else ())))
@@ -179,19 +179,19 @@ def stop(project: Project, why: str = "") -> Removed:
 
 def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Installed:
     """Bring what is installed up to date: mostly there is nothing to do."""
-    project, scene = cron.project, scene_of(cron.project)
+    project, context = cron.project, context_of(cron.project)
     driver = driver_of(existing.driver)
     facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
     fresh = changed(existing, project=spelled(existing, project), python=sys.executable, facts=facts)
     fresh = changed(fresh, mode=_mode(cron, existing.driver))
     choice = Choice(existing.driver, driver, f"it makes the ticks already: {who(existing, project)}", ())
-    steps = tuple(driver.plan(fresh, cron.settings, scene))
+    steps = tuple(driver.plan(fresh, cron.settings, context))
     if dry_run:
         notes = ("the scheduler is stopped, and would go on",) if cron.state.stopped() is not None else ()
         return Installed(choice, fresh, steps=steps, notes=notes)
     stopped = _unstop(cron)
     try:
-        lines = tuple(driver.install(fresh, cron.settings, scene))
+        lines = tuple(driver.install(fresh, cron.settings, context))
         if (now := cron.state.installation()) is None or now.token != existing.token:
             raise ResilError("somebody uninstalled it while it was being installed", hint="resil cron status")
         if fresh != existing:
@@ -210,9 +210,9 @@ def _new(cron: CronProject, choice: Choice) -> Installation:
     return Installation(
         driver=choice.name,
         token=os.urandom(8).hex(),
-        time=project.world.clock.now(),
-        by=project.world.host.user,
-        host=project.world.host.name,
+        time=project.system.clock.now(),
+        by=project.system.host.user,
+        host=project.system.host.name,
         project=str(project.loaded.project),
         python=sys.executable,
         mode=_mode(cron, choice.name),
@@ -228,7 +228,7 @@ def _mode(cron: CronProject, name: str) -> str:
 
 
 def _forget(cron: CronProject, installation: Installation) -> None:
-    """Take back what `CronFolder.install` wrote, if it is still ours."""
+    """Take back what `CronDirectory.install` wrote, if it is still ours."""
     with suppress(ResilError):
         now = cron.state.installation()
         if now is not None and now.token != installation.token:
@@ -240,7 +240,7 @@ def _put_back(cron: CronProject, existing: Installation) -> None:
     """Install again what was taken out for something that failed. Where even that fails, `resil cron status` tells."""
     with suppress(ResilError):
         if cron.state.install(existing).token == existing.token:
-            driver_of(existing.driver).install(existing, cron.settings, scene_of(cron.project))
+            driver_of(existing.driver).install(existing, cron.settings, context_of(cron.project))
 
 
 def _unstop(cron: CronProject) -> Mapping[str, Any] | None:
@@ -255,7 +255,7 @@ def _stop_again(cron: CronProject, stopped: Mapping[str, Any] | None) -> None:
     if stopped is not None:
         with suppress(ResilError, OSError):
             now = stopped.get("time")
-            when = now if isinstance(now, int | float) else cron.project.world.clock.now()
+            when = now if isinstance(now, int | float) else cron.project.system.clock.now()
             cron.state.stop(str(stopped.get("by", "")), str(stopped.get("why", "")), when)
 
 
@@ -269,7 +269,7 @@ def _taken_back(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
 def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
     """Have nobody miss what was never installed: a `resil cron run` that ended, a tick by hand."""
     from resilience.cron_late import INSTALLED, is_late
-    from resilience.system.world import iso_time
+    from resilience.system.ports import iso_time
 
     try:
         beat = cron.state.heartbeat()
@@ -279,14 +279,14 @@ def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
         return ()
     command = {"foreground": "resil cron run", "tick": "resil cron tick"}.get(beat.driver, beat.driver or "something")
     who = f"{command} on {beat.host}"
-    if is_late(beat.time, beat.expected, cron.project.world.clock.now(), cron.settings.late_s):
+    if is_late(beat.time, beat.expected, cron.project.system.clock.now(), cron.settings.late_s):
         return (f"no tick comes since {iso_time(beat.time)} ({who}), and nobody misses them any more",)
     return (f"if ticks still come from {who}, end that there: nobody misses them",)
 
 
 def _sweep(cron: CronProject) -> tuple[str, ...]:
     """Take out lines of this project whose installation nobody remembers: the state directory was removed."""
-    host, project = cron.project.world.host, cron.project
+    host, project = cron.project.system.host, cron.project
     nobody = Installation(
         driver="", token="0" * 16, time=0.0, by=host.user, host=host.name, project=str(project.loaded.project),
         python=sys.executable,
@@ -295,5 +295,5 @@ def _sweep(cron: CronProject) -> tuple[str, ...]:
     for name in _TABLES:
         if name in drivers().names():
             with suppress(ResilError):
-                lines += driver_of(name).uninstall(nobody, cron.settings, scene_of(project))
+                lines += driver_of(name).uninstall(nobody, cron.settings, context_of(project))
     return tuple(lines)

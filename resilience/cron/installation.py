@@ -58,15 +58,15 @@ def spelled(installation: Installation, project: Project) -> str:
 
 def who(installation: Installation, project: Project) -> str:
     """`alice has crontab on login1 do that since 2026-11-20T19:00:00+01:00`."""
-    from resilience.system.world import iso_time
+    from resilience.system.ports import iso_time
 
-    by = "you have" if installation.by == project.world.host.user else f"{installation.by} has"
+    by = "you have" if installation.by == project.system.host.user else f"{installation.by} has"
     return f"{by} {installation.driver} on {installation.host} do that since {iso_time(installation.time)}"
 
 
 def already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
     """The error for who asks for something else than what makes the ticks already."""
-    if installation.by == project.world.host.user:
+    if installation.by == project.system.host.user:
         backend = f" --backend {wanted}" if wanted != AUTO else ""
         hint = f"it is enough: resil cron status; to have {wanted} instead: resil cron install{backend} --replace"
     else:

@@ -89,7 +89,7 @@ class _Job:
         from resilience.cron.drivers._slurm.script import lead_s, time_limit_s
 
         mode = mode_of(self.installation, self.cron.settings)
-        environ = self.cron.project.world.environ
+        environ = self.cron.project.system.environ
         self.limit_s = time_limit_s(self.cron.settings, mode)
         self.end = _end_time(environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_START_TIME", ""),
                              self.limit_s, self._now())  # fmt: skip
@@ -106,6 +106,8 @@ class _Job:
                 self._tick_on(until)
         finally:
             code = self._settle()
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # a late one would kill the interpreter as it shuts down
         return code
 
     def _pulse(self, until: float) -> None:
@@ -114,7 +116,7 @@ class _Job:
         # By this node's clock the slot may be a moment away still.
         early_s = self.told.slot - self._now()
         if 0 < early_s < 60:
-            self.cron.project.world.clock.sleep(early_s)
+            self.cron.project.system.clock.sleep(early_s)
         ran = run(self.cron, driver=DRIVER, once=True, until=until, stop=self._glance, say=say)
         say(f"one tick: {ran.why}")
 
@@ -256,7 +258,7 @@ class _Job:
             self.keeper = None
 
     def _now(self) -> float:
-        return self.cron.project.world.clock.now()
+        return self.cron.project.system.clock.now()
 
 
 def _end_time(end: str, start: str, limit_s: float, now: float) -> float:

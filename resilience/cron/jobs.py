@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from resilience.cron.records import Entry, Outcome, RunRecord
 from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness
-from resilience.system.files import explain_os_error, make_folder
+from resilience.system.files import explain_os_error, make_directory
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -57,13 +57,13 @@ def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[Queue
 
 def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
     """The jobs not seen to end yet, oldest slot first. Raise StateDirectoryError if they cannot be listed."""
-    folder = cron.state.path / "jobs"
+    directory = cron.state.path / "jobs"
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - names only
+        names = os.listdir(directory)  # noqa: PTH208 - names only
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise explain_os_error(error, "read", folder) from error
+        raise explain_os_error(error, "read", directory) from error
     found = []
     for name in names:
         with suppress(ValueError, ResilError):
@@ -82,9 +82,9 @@ def forget(cron: CronProject, job: QueuedJob) -> None:
 def remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
     """A slot has queued a job: remember it until it is over. Raise StateDirectoryError if that cannot be written."""
     job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
-    folder = cron.state.path / "jobs"
-    make_folder(folder, mode=cron.state.folder_mode)
-    path = folder / job.file_name
+    directory = cron.state.path / "jobs"
+    make_directory(directory, mode=cron.state.directory_mode)
+    path = directory / job.file_name
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, cron.state.file_mode))
     except OSError as error:
@@ -114,7 +114,7 @@ def _ending(
         exit_code=_exit_code(worst),
         job_id=str(job.job_id),
         host=worst.nodes,
-        time=worst.end_time or cron.project.world.clock.now(),
+        time=worst.end_time or cron.project.system.clock.now(),
         output=f"{job.job_id}.out" if _has_output(cron, job) else "",
     )
 
@@ -140,14 +140,14 @@ def _exit_code(job: Job) -> int | None:
 
 def prune(cron: CronProject, key: str, alive: Collection[int]) -> None:
     """Remove the outputs of all but the newest jobs of an entry, and of those that are not over."""
-    folder = cron.state.path / "output" / key
+    directory = cron.state.path / "output" / key
     with suppress(OSError):
-        names = os.listdir(folder)  # noqa: PTH208 - names only
+        names = os.listdir(directory)  # noqa: PTH208 - names only
         numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
         for number in numbers[: -cron.settings.keep_runs or None]:
             if number not in alive:
                 with suppress(OSError):
-                    (folder / f"{number}.out").unlink()
+                    (directory / f"{number}.out").unlink()
 
 
 def _has_output(cron: CronProject, job: QueuedJob) -> bool:
@@ -158,8 +158,8 @@ def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summ
     """A line for the history: one line of text without secrets."""
     from resilience.system.redaction import redact
 
-    world = cron.project.world
+    system = cron.project.system
     line = redact(" ".join(summary.split()))[:500]
     return RunRecord(
-        name=name, slot=slot, outcome=outcome, time=world.clock.now(), host=world.host.name, summary=line
+        name=name, slot=slot, outcome=outcome, time=system.clock.now(), host=system.host.name, summary=line
     )  # fmt: skip

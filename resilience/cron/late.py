@@ -23,35 +23,35 @@ def late_notice(project: Project) -> str:
     Reads one small file where all is well; never raises. It may wait for the state directory, as whoever asks does.
     """
     try:
-        folder = project.loaded.state_dir / ".cron"
-        return _notice(folder, project)
+        directory = project.loaded.state_dir / ".cron"
+        return _notice(directory, project)
     except Exception:  # a notice is worth no trouble
         return ""
 
 
-def _notice(folder: Path, project: Project) -> str:
-    now = project.world.clock.now()
-    heartbeat = _read(folder / "heartbeat")
+def _notice(directory: Path, project: Project) -> str:
+    now = project.system.clock.now()
+    heartbeat = _read(directory / "heartbeat")
     if heartbeat is None:
-        return _never_ticked(folder, project, now)
+        return _never_ticked(directory, project, now)
     time, expected = cron_late.times_of(heartbeat)
     late_s = _late_s(project) or float(heartbeat.get("patience_s") or 0.0)
-    if not cron_late.is_late(time, expected, now, late_s) or os.path.lexists(folder / "stop"):
+    if not cron_late.is_late(time, expected, now, late_s) or os.path.lexists(directory / "stop"):
         return ""
     driver = str(heartbeat.get("driver", ""))
-    installation = _read(folder / "driver.json")
+    installation = _read(directory / "driver.json")
     if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=bool(heartbeat.get("is_last"))):
         return ""
     if installation is not None and float(installation.get("time", 0.0)) > time:
-        return _never_ticked(folder, project, now)  # it was installed anew since
+        return _never_ticked(directory, project, now)  # it was installed anew since
     said = f"its last tick was {format_duration(now - time)} ago"
     is_dead = cron_late.is_dead(time, expected, now, late_s)
     return _sentence(said, driver, is_dead=is_dead)
 
 
-def _never_ticked(folder: Path, project: Project, now: float) -> str:
-    installation = _read(folder / "driver.json")
-    if installation is None or os.path.lexists(folder / "stop"):
+def _never_ticked(directory: Path, project: Project, now: float) -> str:
+    installation = _read(directory / "driver.json")
+    if installation is None or os.path.lexists(directory / "stop"):
         return ""
     settings = project.loaded.settings.cron_settings
     time, expected = cron_late.first_times(installation, settings.tick_s, settings.pulse_s)

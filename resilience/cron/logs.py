@@ -57,7 +57,7 @@ def find_logs(cron: CronProject, wanted: str, *, slot: str = "", last: int = 1) 
     began = [run for run in runs_of(cron, key) if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
     if not began:
         raise UsageError(f"{name} has not run yet", hint="when it will: resil cron list")
-    runs = [find_slot(began, slot, cron.project.world.clock.now())] if slot else began[-last:]
+    runs = [find_slot(began, slot, cron.project.system.clock.now())] if slot else began[-last:]
     return tuple(_log(cron, key, run) for run in runs)
 
 
@@ -124,7 +124,7 @@ def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int
 
 def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
     """Yield what is written behind `position`, until the run has ended and all of it was read."""
-    clock, path = cron.project.world.clock, log.path
+    clock, path = cron.project.system.clock, log.path
     asked = clock.now()
     while True:
         is_over = _is_over(cron, log.run, wants_job=clock.now() - asked >= JOB_POLL_S)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from resilience.alerts.routes import MAILTO_FOLDER, mail_channel, mail_trouble
 from resilience.cron.records import Outcome
 from resilience.errors import ResilError, SettingsError
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -67,8 +67,8 @@ def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tu
         for run in sorted(runs.values(), key=lambda run: run.time)[-MOST_AT_ONCE:]:
             said += [line for line in mail(cron, entry, run) if line not in said]
         newest = max((run.time for run in runs.values()), default=0.0)
-        make_folder(mark.parent, mode=cron.state.folder_mode)
-        at_least = since if since is not None else 0.0 if newest else cron.project.world.clock.now()
+        make_directory(mark.parent, mode=cron.state.directory_mode)
+        at_least = since if since is not None else 0.0 if newest else cron.project.system.clock.now()
         write_atomic(mark, f"{max(newest, at_least):.6f}\n", mode=cron.state.file_mode)
     except ResilError as error:
         said.append(f"{entry.place}: its output was not mailed to {', '.join(people)}: {error.message}")
@@ -119,16 +119,16 @@ def _queue(
     from resilience.alerts.alert import Alert
     from resilience.alerts.state import open_alert_state
 
-    world, now = cron.project.world, cron.project.world.clock.now()
+    system, now = cron.project.system, cron.project.system.clock.now()
     digest = hashlib.sha256(f"{entry.key}\0{record.slot}\0{record.output}".encode("utf-8", "replace")).hexdigest()[:16]
     code = f", exit code {record.exit_code}" if record.exit_code else ""
     alert = Alert.of(
         id=f"cron-mail-{digest}",
         thread=f"cron-mail-{hashlib.sha256(entry.key.encode('utf-8', 'replace')).hexdigest()[:16]}",
         time=now,
-        host=record.host or world.host.name,
+        host=record.host or system.host.name,
         project=str(cron.project.loaded.project),
-        title=f"Cron <{world.host.user}@{record.host or world.host.name}> {entry.name}: {record.outcome}{code}",
+        title=f"Cron <{system.host.user}@{record.host or system.host.name}> {entry.name}: {record.outcome}{code}",
         body=body,
     )
     outbox, said = open_alert_state(cron.project).outbox, []

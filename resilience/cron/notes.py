@@ -28,12 +28,12 @@ def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...
     from resilience.cron.checks._cron.judging import judge_scheduler
     from resilience.cron.checks._cron.look import look_at_scheduler
     from resilience.cron.checks._cron.words import SCHEDULER
-    from resilience.cron.state_folder import CronFolder
+    from resilience.cron.state_directory import CronDirectory
 
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     with suppress(ResilError):
-        folder = CronFolder(project.loaded.state_dir, project.loaded.settings.run.group)
-        reading = look_at_scheduler(folder, now)
+        directory = CronDirectory(project.loaded.state_dir, project.loaded.settings.run.group)
+        reading = look_at_scheduler(directory, now)
         if reading is not None and not reading.nothing:
             findings = judge_scheduler(SCHEDULER, reading, 0.0, now)
             return (Report(check=CHECK, findings=tuple(findings), time=now),)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from resilience.cron.records import Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.slots import AHEAD_S, machine
-from resilience.cron.state_folder import Damaged, Seen
+from resilience.cron.state_directory import Damaged, Seen
 from resilience.errors import StateDirectoryError
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ class Past:
 
     def __init__(self, cron: CronProject, now: float, period_s: float) -> None:
         self._cron, self._now, self._period_s = cron, now, period_s
-        self._clock = cron.project.world.clock
+        self._clock = cron.project.system.clock
         self.life_began: float | None = None
         self._before: Heartbeat | None = None
         self.lines: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Raise StateDirectoryError if nothing may run: somebody else's folder, or a clock that was never set."""
+        """Raise StateDirectoryError if nothing may run: somebody else's directory, or a clock that was never set."""
         if self._now < EARLIEST:
             raise StateDirectoryError(
                 f"the clock of this machine says {int(self._now)} seconds since 1970: it was never set, and nothing is "
@@ -119,7 +119,7 @@ class Past:
 
     def _alive_since_boot(self) -> float | None:
         """Since when there were ticks on this boot of this machine, before anybody asked; None: there were none."""
-        before, host = self._before, self._cron.project.world.host.name
+        before, host = self._before, self._cron.project.system.host.name
         booted = self._now - time.clock_gettime(time.CLOCK_BOOTTIME)
         if before is None or before.host != host or before.time < booted:
             return None
@@ -156,7 +156,7 @@ def open_runs(
     are. A run comes with its CUT_SHORT, which nobody has written yet, or None: others' books have it, or it never got
     its slot."""
     entries = {entry.key: entry for entry in table.entries}
-    now, slots = cron.project.world.clock.now(), cron.state.slots
+    now, slots = cron.project.system.clock.now(), cron.state.slots
     runs: list[tuple[Claim, RunRecord | None]] = []
     submits = []
     for claim in claims:
@@ -180,7 +180,7 @@ def _cut_short(cron: CronProject, claim: Claim, entry: Entry | None, now: float)
         slot=claim.slot,
         outcome=Outcome.CUT_SHORT,
         time=now,
-        host=cron.project.world.host.name,
+        host=cron.project.system.host.name,
         summary="the scheduler was killed when it was about to run this",
     )
 

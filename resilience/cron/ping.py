@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from resilience.errors import ResilError, SettingsError
 from resilience.system.child import Detached, start_detached
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -146,7 +146,7 @@ def _address(cron: CronProject) -> Secret:
     from resilience.system.secrets import Secret, read_secret
 
     check_ping(cron.settings)
-    found = read_secret(cron.settings, "ping_url", cron.project.world)
+    found = read_secret(cron.settings, "ping_url", cron.project.system)
     if found is None:
         return Secret(cron.settings.ping_url)
     check_url(found.reveal(), "what [cron] ping_url_file holds", allow_http=cron.settings.ping_allow_http)
@@ -170,7 +170,7 @@ def _send(cron: CronProject, url: Secret, word: str, rid: str, body: str) -> str
     from resilience.system.http import refusal, request
     from resilience.system.redaction import redact
 
-    environ: Mapping[str, str] = cron.project.world.environ
+    environ: Mapping[str, str] = cron.project.system.environ
     try:
         answer = request(
             ping_url(url.reveal(), word, rid),
@@ -190,10 +190,10 @@ def _send(cron: CronProject, url: Secret, word: str, rid: str, body: str) -> str
 
 def _keep(cron: CronProject, error: str) -> None:
     """Write down how it went, for `resil cron status`."""
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     before = ping_state(cron)
     well = now if not error else before.well if before is not None else 0.0
     with suppress(ResilError):
-        make_folder(cron.state.path, mode=cron.state.folder_mode)
+        make_directory(cron.state.path, mode=cron.state.directory_mode)
         record = {"time": now, "error": error, "well": well}
         write_atomic(cron.state.path / STATE, json.dumps(record) + "\n", mode=cron.state.file_mode, durable=False)

@@ -1,4 +1,4 @@
-"""What every story of cron needs besides the project: its cron folder, its settings, and what is remembered of it."""
+"""The cron of one project: its cron directory, its settings and its state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.cron.records import Entry, Kind
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ProbeError
 
 if TYPE_CHECKING:
@@ -33,19 +33,19 @@ class CronProject:
     Attributes:
         project: the project.
         settings: [cron].
-        folder: the cron folder, absolute: `cron.hourly/` and its sisters, and `crontab`. It need not exist.
+        directory: the cron directory, absolute: `cron.hourly/` and its sisters, and `crontab`. It need not exist.
         state: what is remembered: `<state_dir>/.cron`. It need not exist.
     """
 
     project: Project
     settings: CronSettings
-    folder: Path
-    state: CronFolder
+    directory: Path
+    state: CronDirectory
 
     @property
     def salt(self) -> str:
         """Whose jitter it is: this user's, and this project's."""
-        return f"{self.project.world.host.uid}:{self.state.path.parent}"
+        return f"{self.project.system.host.uid}:{self.state.path.parent}"
 
     def environment(self, entry: Entry, slot: int) -> dict[str, str]:
         """What a run of an entry sees."""
@@ -53,17 +53,17 @@ class CronProject:
 
         from resilience.cron.table.environment import environment_of
 
-        world, loaded = self.project.world, self.project.loaded
+        system, loaded = self.project.system, self.project.loaded
         return environment_of(
             entry,
             slot,
-            environ=world.environ,
-            home=world.host.home,
-            user=world.host.user,
+            environ=system.environ,
+            home=system.host.home,
+            user=system.host.user,
             config=loaded.path or loaded.project / "resil.toml",
             python=sys.executable,
-            resil_folder=str(Path(sys.executable).parent),
-            tool_folders=_tool_folders(world.environ.get("PATH", os.defpath)),
+            resil_directory=str(Path(sys.executable).parent),
+            tool_directories=_tool_directories(system.environ.get("PATH", os.defpath)),
             keep=self.named_variables(),
         )
 
@@ -78,15 +78,15 @@ class CronProject:
         from resilience.cron.table.environment import secrets_of
         from resilience.cron.table.supervisor import Supervised
 
-        world = self.project.world
+        system = self.project.system
         return Supervised(
             self.state,
             self.settings,
             project=self.project.loaded.project,
             environment=self.environment,
             refuse=self.refuse,
-            secrets=secrets_of(world.environ, self.named_variables()),
-            clock=world.clock,
+            secrets=secrets_of(system.environ, self.named_variables()),
+            clock=system.clock,
             at=self.here(),
         )
 
@@ -94,18 +94,18 @@ class CronProject:
         """This machine, as the marks of what runs name it."""
         from resilience.cron.table.running import here
 
-        return here()._replace(host=self.project.world.host.name)
+        return here()._replace(host=self.project.system.host.name)
 
     def refuse(self, entry: Entry) -> Ignored | None:
         """Why a drop-in may not run now, where it might have run when the table was read; None: it may."""
-        from resilience.cron.table.folder import look_again
+        from resilience.cron.table.directory import look_again
 
         loaded = self.project.loaded
         return look_again(
             entry,
-            self.folder,
+            self.directory,
             self.settings,
-            uid=self.project.world.host.uid,
+            uid=self.project.system.host.uid,
             group=loaded.settings.run.group,
             project=loaded.project,
         )
@@ -117,10 +117,10 @@ class CronProject:
     def apart(self) -> CronProject:
         """The same, whose scheduler's programs see the environment of entries instead of the person's own."""
         nobody = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
-        world = self.project.world
-        own = {name: value for name, value in world.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
+        system = self.project.system
+        own = {name: value for name, value in system.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
         environ = {**own, **self.environment(nobody, 0)}
-        return replace(self, project=replace(self.project, world=replace(world, environ=environ)))
+        return replace(self, project=replace(self.project, system=replace(system, environ=environ)))
 
     def look_first(self) -> None:
         """Look whether the disks answer, in a child that can be left behind. Raise ProbeError if they do not.
@@ -130,16 +130,16 @@ class CronProject:
         """
         from resilience.system.stuck import Look, StuckMemory, look_apart
 
-        places = [str(self.folder), str(self.state.path)]
+        places = [str(self.directory), str(self.state.path)]
 
         def look() -> None:
             for place in places:
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                     os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
 
-        world = self.project.world
+        system = self.project.system
         asked = Look(f"cron of {self.state.path}", look, LOOK_S)
-        ((_, answer),) = look_apart({0: asked}, StuckMemory.of(world), world.clock)
+        ((_, answer),) = look_apart({0: asked}, StuckMemory.of(system), system.clock)
         if answer.error is not None:
             raise ProbeError(
                 f"nothing is run: {places[0]} or {places[1]} does not answer: {answer.error.message}",
@@ -148,15 +148,15 @@ class CronProject:
             )
 
     def read_table(self) -> Table:
-        """What the cron folder says now. Raise ResilError if it cannot be read."""
-        from resilience.cron.table.folder import read_table
+        """What the cron directory says now. Raise ResilError if it cannot be read."""
+        from resilience.cron.table.directory import read_table
 
         project = self.project
         loaded = project.loaded
         return read_table(
-            self.folder,
+            self.directory,
             self.settings,
-            uid=project.world.host.uid,
+            uid=project.system.host.uid,
             group=loaded.settings.run.group,
             project=loaded.project,
         )
@@ -166,13 +166,13 @@ def open_cron(project: Project) -> CronProject:
     """The cron of a project. Touches no disk."""
     loaded = project.loaded
     settings = loaded.settings.cron_settings
-    folder = loaded.project / Path(settings.folder).expanduser()
-    return CronProject(project, settings, folder, CronFolder(loaded.state_dir, loaded.settings.run.group))
+    directory = loaded.project / Path(settings.folder).expanduser()
+    return CronProject(project, settings, directory, CronDirectory(loaded.state_dir, loaded.settings.run.group))
 
 
 @cache
-def _tool_folders(path: str) -> tuple[str, ...]:
-    """The folders of sbatch and squeue, where they are on PATH."""
+def _tool_directories(path: str) -> tuple[str, ...]:
+    """The directories of sbatch and squeue, where they are on PATH."""
     import shutil
 
     found = (shutil.which(program, path=path) for program in ("sbatch", "squeue"))

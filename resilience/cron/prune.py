@@ -62,7 +62,7 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     from resilience.cron.table.books import settle
     from resilience.cron.table.history import shorten
 
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     if not cron.state.path.is_dir():
         return Pruned()
     cron.state.check()
@@ -80,10 +80,10 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
             pass
         except OSError as error:
             trouble.append(f"{removal.path}: {error.strerror or error}")
-    for folder in {removal.path.parent for removal in removed}:
-        if folder.parent == cron.state.path / "output":
+    for directory in {removal.path.parent for removal in removed}:
+        if directory.parent == cron.state.path / "output":
             with suppress(OSError):
-                folder.rmdir()  # only when nothing is left in it
+                directory.rmdir()  # only when nothing is left in it
     lines = 0
     for key in _keys(cron):
         try:
@@ -102,8 +102,8 @@ def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
     running = _running(cron)
     for key in _keys(cron):
         files = _files_of(cron, key)
-        # Where the whole cron folder is missing, it is not mounted, and nothing is gone.
-        is_gone = key not in known and cron.folder.is_dir() and all(now - f.written > GONE_S for f in files)
+        # Where the whole cron directory is missing, it is not mounted, and nothing is gone.
+        is_gone = key not in known and cron.directory.is_dir() and all(now - f.written > GONE_S for f in files)
         outputs = [file for file in files if file.path.parent.parent == path / "output"]
         if is_gone and not any(run_key == key for run_key, _ in running):
             chosen, what = files, "gone entries"
@@ -126,9 +126,9 @@ class _File:
     written: float
 
 
-def _files(folder: Path) -> Iterator[_File]:
-    """The regular files of a folder."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+def _files(directory: Path) -> Iterator[_File]:
+    """The regular files of a directory."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
                 info = entry.stat(follow_symlinks=False)
@@ -178,8 +178,8 @@ def _jobs(cron: CronProject, key: str) -> set[str]:
 
 
 def _leftovers(path: Path, now: float) -> Iterator[_File]:
-    for folder in (path, path / "slots", path / "history", path / "running", path / "driver"):
-        for file in _files(folder):
+    for directory in (path, path / "slots", path / "history", path / "running", path / "driver"):
+        for file in _files(directory):
             name = file.path.name
             is_temporary = name.startswith(".") and name.endswith(".tmp") and now - file.written > LEFTOVER_S
             is_damaged = name.endswith(".damaged") and now - file.written > GONE_S

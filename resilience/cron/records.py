@@ -68,7 +68,7 @@ class Entry:
             `name=`, or eight hexadecimal digits made of schedule and command). The same for as long as it means the
             same.
         place: where it stands, for people: `cron/cron.hourly/backup`, `cron/crontab:12`.
-        schedule: as written: `*/5 * * * *`, `@hourly`, `@every 90s`, `@reboot`; of a drop-in, its folder's.
+        schedule: as written: `*/5 * * * *`, `@hourly`, `@every 90s`, `@reboot`; of a drop-in, its directory's.
         zone: IANA time zone that the schedule is meant in (CRON_TZ=); empty: this machine's.
         kind: run or submit.
         argv: the command; for a drop-in, its absolute path alone.
@@ -97,7 +97,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Something in the cron folder that does not run, why, and what to do.
+    """Something in the cron directory that does not run, why, and what to do.
 
     Attributes:
         place: as of an entry.
@@ -115,7 +115,7 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that the cron folder says.
+    """All that the cron directory says.
 
     Attributes:
         entries: by name, each once.
@@ -184,7 +184,7 @@ class RunRecord:
         host: where it ran.
         pid: its supervisor's process id.
         summary: one line for people, without secrets.
-        output: name of the file of its output, in the cron folder's `output/<key>/`; empty: it wrote none.
+        output: name of the file of its output, in the cron directory's `output/<key>/`; empty: it wrote none.
         count: of MISSED and SKIPPED: how many slots this line stands for.
     """
 
@@ -271,7 +271,7 @@ class Installation:
         time: when, seconds since the epoch.
         by: login name of whose rights everything runs with.
         host: where it was installed: crontab and systemd live on one machine.
-        project: the project folder, absolute.
+        project: the project directory, absolute.
         python: absolute path of the interpreter.
         mode: of the drivers slurm and scrontab: `pulse` or `daemon`. Empty for others.
         facts: the driver's own: a unit's name, for instance.

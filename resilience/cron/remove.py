@@ -67,8 +67,8 @@ def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
 
 
 def _remove_file(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
-    # Where it lies in the folder, not where a link leads.
-    path = cron.folder / entry.name
+    # Where it lies in the directory, not where a link leads.
+    path = cron.directory / entry.name
     if not os.path.lexists(path):
         path = Path(entry.path)
     try:
@@ -82,7 +82,7 @@ def _remove_file(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
 
 def _remove_line(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
     """Take out the line, its options that stand above it, and the comment that `resil cron add` wrote for it."""
-    path = cron.folder / CRONTAB
+    path = cron.directory / CRONTAB
     before = read_crontab(path)
     number = entry.place.rpartition(":")[2]
     lines = [line + b"\n" for line in before.split(b"\n")]

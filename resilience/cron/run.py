@@ -93,7 +93,7 @@ class _Loop:
         from resilience.cron.tell import Teller
         from resilience.cron.ticker import Ticker
 
-        self._clock = cron.project.world.clock
+        self._clock = cron.project.system.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
         self._teller: Teller = Teller(cron)
         self._until, self._stop, self._say = until, stop, say

@@ -45,7 +45,7 @@ def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
 
     if mark.end is not None:
         return mark.end
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     names = [
         name for name in outputs(cron.state, mark.key) if name.partition(".")[0].partition("-")[0] == f"{mark.slot}"
     ]

@@ -3,8 +3,8 @@
 A slot is a file `slots/<key>@<slot>`, made by link(2), which the file server does once; there is no lock (open(2) on
 O_EXCL and NFS). What took it is a file of its own, `open/<key>@<slot>@<id>@<owner>`, and stays until the run is under
 way in other books: whoever finds it after a crash knows what was begun and not ended, and takes it over with
-rename(2), which succeeds once as well. All slots lie in one folder: what every tick asks is one listing. Of each entry
-the newest few are kept, and the floor below them, `slots/<key>@<slot>~`.
+rename(2), which succeeds once as well. All slots lie in one directory: what every tick asks is one listing. Of each
+entry the newest few are kept, and the floor below them, `slots/<key>@<slot>~`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from resilience.base.files import sync_directory
 from resilience.base.processes import is_same, pid_space, start_ticks
-from resilience.system.files import explain_os_error, make_folder, read_regular
+from resilience.system.files import explain_os_error, make_directory, read_regular
 
 KEPT_SLOTS = 8
 """So many taken slots of an entry stay as files: a scheduler that lags behind still finds that its slot was taken."""
@@ -82,12 +82,12 @@ class Slots:
 
     Args:
         path: `<state_dir>/.cron`.
-        folder_mode, file_mode: what its folders and files are made with.
+        directory_mode, file_mode: what its directories and files are made with.
     """
 
-    def __init__(self, path: Path, *, folder_mode: int, file_mode: int) -> None:
+    def __init__(self, path: Path, *, directory_mode: int, file_mode: int) -> None:
         self._slots, self._open = path / "slots", path / "open"
-        self._folder_mode, self._file_mode = folder_mode, file_mode
+        self._directory_mode, self._file_mode = directory_mode, file_mode
 
     def taken(self) -> dict[str, list[int]]:
         """The slots taken of every entry by its key, ascending: the newest few. Raise StateDirectoryError."""
@@ -111,11 +111,11 @@ class Slots:
 
         The claim stays in `open/` until `close`: who dies before has left word. `by` says who took it, for people.
         `clock` tells the time, whenever it is asked: a process may be stopped anywhere in here, for a day, and what it
-        knew of the time is a day old then. Raise StateDirectoryError if the folder cannot be written: then nobody has
-        the slot.
+        knew of the time is a day old then. Raise StateDirectoryError if the directory cannot be written: then nobody
+        has the slot.
         """
-        for folder in (self._slots, self._open):
-            make_folder(folder, mode=self._folder_mode)
+        for directory in (self._slots, self._open):
+            make_directory(directory, mode=self._directory_mode)
         claim = Claim(key, slot, os.urandom(6).hex(), _owner(clock()))
         content = json.dumps({"id": claim.id, **by}).encode() + b"\n"
         mine, place = str(self._open / claim.name), str(self._slots / f"{key}@{slot}")
@@ -260,13 +260,13 @@ def link_once(mine: str | Path, place: str | Path, content: bytes, *, mode: int)
     return True
 
 
-def _names(folder: Path) -> list[str]:
+def _names(directory: Path) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 - names only
+        return os.listdir(directory)  # noqa: PTH208 - names only
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise explain_os_error(error, "read", folder) from error
+        raise explain_os_error(error, "read", directory) from error
 
 
 def _owner(now: float) -> str:

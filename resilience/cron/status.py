@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilience.settings.cron_settings import CronSettings
 
 LOOK_S = 10.0
-"""How long the state directory and the cron folder may take together."""
+"""How long the state directory and the cron directory may take together."""
 
 RECENT = 200
 """The lateness of so many runs is counted, newest first."""
@@ -90,9 +90,9 @@ class CronStatus:
         lateness: of the last runs; None: nothing ran yet.
         next: the next runs: (slot, name).
         rows: the entries.
-        ignored, faults: how much of the cron folder does not run; how much of that somebody means to run.
+        ignored, faults: how much of the cron directory does not run; how much of that somebody means to run.
         trouble: what could not be read.
-        folder, project: paths, for people.
+        directory, project: paths, for people.
     """
 
     now: float
@@ -107,7 +107,7 @@ class CronStatus:
     ignored: int = 0
     faults: int = 0
     trouble: tuple[str, ...] = ()
-    folder: str = ""
+    directory: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -117,9 +117,9 @@ class CronStatus:
 
 def cron_status(cron: CronProject) -> CronStatus:
     """Look, with deadlines; never raises ResilError for what cannot be looked at."""
-    now = cron.project.world.clock.now()
+    now = cron.project.system.clock.now()
     seen, trouble = look_at_disk(cron)
-    common: dict[str, Any] = {"now": now, "folder": str(cron.folder)}
+    common: dict[str, Any] = {"now": now, "directory": str(cron.directory)}
     if seen is None:
         return CronStatus(judgement=Judgement(Health.UNKNOWN, trouble[0], _HINT_HUNG), trouble=trouble, **common)
     installation = Installation.from_json(seen["installation"]) if seen["installation"] else None
@@ -150,15 +150,15 @@ _HINT_HUNG = "look again, or from another node; the file system of the state dir
 
 
 def look_at_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """What lies in the state directory and the cron folder, as plain data, and what kept us from reading it.
+    """What lies in the state directory and the cron directory, as plain data, and what kept us from reading it.
 
     In a child: either may lie on a file system that hangs.
     """
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
-    world = cron.project.world
+    system = cron.project.system
     look = Look(f"cron of {cron.project.loaded.project}", lambda: _read(cron), LOOK_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, (f"the state directory {cron.state.path.parent}: {answer.error.message}",)
     return answer.value, ()

@@ -17,7 +17,7 @@ from resilience.cron.records import RUN_NAME, Entry, Outcome, RunRecord
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.job import JobId
 from resilience.submission import Submission, Submitted
-from resilience.system.files import explain_os_error, make_folder
+from resilience.system.files import explain_os_error, make_directory
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -61,7 +61,7 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
     except OSError as error:
         raise explain_os_error(error, "read", script) from error
     said = {name for name, _ in parse_directives(text).options}
-    environ = cron.project.world.environ
+    environ = cron.project.system.environ
     options: dict[str, str | None] = {}
     if "job-name" not in said and "SBATCH_JOB_NAME" not in environ:
         options["job-name"] = script.stem
@@ -91,7 +91,7 @@ def _options_of_cron(given: Mapping[str, str], said: Collection[str], environ: M
 
 
 def _escaped(text: str) -> str:
-    """A folder's name in a file name pattern of sbatch, where `%` begins a pattern (sbatch(1), FILENAME PATTERN)."""
+    """A directory's name in a file name pattern of sbatch, where `%` begins a pattern (sbatch(1), FILENAME PATTERN)."""
     return text.replace("%", "%%")
 
 
@@ -100,13 +100,13 @@ def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
 
     Raise SchedulerUnavailable if it was not sent, or nobody can say what came of it: the next tick asks again.
     """
-    world = cron.project.world
+    system = cron.project.system
     scheduler = cron.scheduler()
     try:
         submission = submission_of(cron, entry, slot)
         output = submission.options.get("output")
         if output is not None:
-            make_folder(cron.state.path / "output" / entry.key, mode=cron.state.folder_mode)
+            make_directory(cron.state.path / "output" / entry.key, mode=cron.state.directory_mode)
         submitted = scheduler.submit(submission)
     except SchedulerUnavailable:
         raise
@@ -115,7 +115,7 @@ def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
         return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
     return replace(
         _submitted(cron, entry.name, slot, scheduler.name, submitted.id, submitted),
-        started=world.clock.now(),
+        started=system.clock.now(),
         output=f"{submitted.id}.out" if output is not None else "",
     )
 
@@ -128,7 +128,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
     """
     from resilience.cron.table.history import add, shorten
 
-    state, now = cron.state, cron.project.world.clock.now
+    state, now = cron.state, cron.project.system.clock.now
     by_key = {entry.key: entry for entry in entries}
     mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
     alive: dict[str, list[QueuedJob]] = {}

@@ -16,7 +16,7 @@ from resilience.cron import notes
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
 from resilience.system.child import Detached, start_detached
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.ping import Ping
@@ -90,7 +90,7 @@ class Teller:
         """The process is about to end: wait for children where their end would be theirs too (a job of SLURM, a unit
         of systemd), and at most a minute. Elsewhere return at once."""
         with suppress(Exception):
-            must_wait = any(name in self._cron.project.world.environ for name in _TAKEN_ALONG)
+            must_wait = any(name in self._cron.project.system.environ for name in _TAKEN_ALONG)
             if self._child is not None:
                 if must_wait:
                     self._child.wait(CLOSE_S)
@@ -117,7 +117,7 @@ class Teller:
         if ticked.heartbeat is not None:
             cron_digest.count(self._cron, ticked.heartbeat)
         looked, open_incidents = self._last_look()
-        is_stale = not 0 <= self._cron.project.world.clock.now() - looked < REPEAT_S
+        is_stale = not 0 <= self._cron.project.system.clock.now() - looked < REPEAT_S
         is_back = heartbeat is not None and heartbeat.alive_since == heartbeat.time  # nobody ticked for a while
         is_new = self._note_table(table) or is_bad_news(ticked) or (open_incidents > 0 and is_news(ticked))
         if is_new or is_stale or is_back or trouble != self._trouble:
@@ -189,7 +189,7 @@ class Teller:
         with suppress(ResilError):
             if is_first and (found := read_regular(path, 2**22)) is not None and found[0] == text.encode():
                 return False
-            make_folder(self._cron.state.path, mode=self._cron.state.folder_mode)
+            make_directory(self._cron.state.path, mode=self._cron.state.directory_mode)
             write_atomic(path, text, mode=self._cron.state.file_mode, durable=False)
         return True
 
@@ -209,7 +209,7 @@ def unreached(cron: CronProject) -> tuple[str, ...]:
     from resilience.cron.ping import ping_state
     from resilience.quantities import format_duration
 
-    now, found = cron.project.world.clock.now(), []
+    now, found = cron.project.system.clock.now(), []
     state = ping_state(cron)
     if state is not None and state.error and (cron.settings.ping_url or cron.settings.ping_url_file):
         ago = f"{format_duration(max(0.0, now - state.time))} ago"
@@ -311,7 +311,7 @@ def _watch(cron: CronProject) -> None:
 
 def _note_look(cron: CronProject, ago_s: float, count: int) -> None:
     with suppress(ResilError):
-        text = f"{cron.project.world.clock.now() - ago_s:.3f} {count}\n"
+        text = f"{cron.project.system.clock.now() - ago_s:.3f} {count}\n"
         write_atomic(cron.state.path / LOOKED, text, mode=cron.state.file_mode, durable=False)
 
 
@@ -320,5 +320,5 @@ def _note_trouble(cron: CronProject, trouble: list[str]) -> None:
     path = cron.state.path / UNTOLD
     with suppress(ResilError, OSError):
         if trouble:
-            record = {"time": cron.project.world.clock.now(), "trouble": trouble[-20:]}
+            record = {"time": cron.project.system.clock.now(), "trouble": trouble[-20:]}
             write_atomic(path, json.dumps(record) + "\n", mode=cron.state.file_mode, durable=False)

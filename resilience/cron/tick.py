@@ -40,7 +40,7 @@ def tick(
     """
     from resilience.cron.tell import Teller
 
-    clock, teller = cron.project.world.clock, Teller(cron)
+    clock, teller = cron.project.system.clock, Teller(cron)
     ticker = Ticker(cron, driver=driver, until=until)
 
     def is_over() -> bool:

@@ -58,7 +58,7 @@ class Ticker:
         life_s: float | None = None,
     ) -> None:
         self._cron, self._driver = cron, driver
-        self._clock = cron.project.world.clock
+        self._clock = cron.project.system.clock
         settings = cron.settings
         # What lives for long calls `run`: a single tick of these is a pulse.
         self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
@@ -193,14 +193,14 @@ class Ticker:
     def _beat(
         self, now: float, before: Heartbeat | None, table: Table, last: Mapping[str, int], trouble: str
     ) -> Heartbeat:
-        world = self._cron.project.world
+        system = self._cron.project.system
         beat = succeed(before, now, expected=next_boundary(now, self.period_s), period_s=self.period_s)
         beat = replace(
             beat,
             driver=self._driver,
-            host=world.host.name,
+            host=system.host.name,
             pid=os.getpid(),
-            job_id=world.environ.get("SLURM_JOB_ID", ""),
+            job_id=system.environ.get("SLURM_JOB_ID", ""),
             next_slot=self._next(table, last) if table.entries else None,
             entries=len(table.entries),
             trouble=trouble,
@@ -247,7 +247,7 @@ class Ticker:
         for entry, slot, attempt in cut_short(self._cron, table):
             if attempt > MOST_RUNS or not self._fits(entry, now):
                 continue
-            by = {"host": self._cron.project.world.host.name, "pid": os.getpid(), "again": attempt}
+            by = {"host": self._cron.project.system.host.name, "pid": os.getpid(), "again": attempt}
             claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, self._clock.now)
             if claim is not None:
                 yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
@@ -268,9 +268,9 @@ class Ticker:
         return never_fits or now + limit_s <= self._until
 
     def _by(self, one: Due) -> dict[str, Any]:
-        world = self._cron.project.world
+        system = self._cron.project.system
         return {
-            "host": world.host.name, "pid": os.getpid(), "driver": self._driver, "time": self._clock.now(),
+            "host": system.host.name, "pid": os.getpid(), "driver": self._driver, "time": self._clock.now(),
             "kind": str(one.entry.kind),
         }  # fmt: skip
 
@@ -316,7 +316,7 @@ class Ticker:
         self._submits += submits
 
     def _record(self, name: str, slot: int, outcome: Outcome, *, summary: str = "") -> RunRecord:
-        host = self._cron.project.world.host.name
+        host = self._cron.project.system.host.name
         return RunRecord(name=name, slot=slot, outcome=outcome, time=self._clock.now(), host=host, summary=summary)
 
     def _write(self, key: str, record: RunRecord) -> Ticked:

@@ -41,8 +41,8 @@ Model = dict[str, Matrix]
 
 def read_text() -> list[str]:
     """The characters to learn: lower case, anything rare as a blank."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    text = "".join((folder / name).read_text(encoding="utf-8").lower() for name in SOURCES)
+    directory = Path(sysconfig.get_paths()["stdlib"])
+    text = "".join((directory / name).read_text(encoding="utf-8").lower() for name in SOURCES)
     kept = set("abcdefghijklmnopqrstuvwxyz_().,:='\n ")
     return [character if character in kept else " " for character in text]
 
@@ -108,27 +108,27 @@ def evaluate(model: Model, data: list[int]) -> float:
     return math.fsum(losses) / len(positions)
 
 
-def save(folder: Path, step: int, model: Model, label: str = "") -> None:
+def save(directory: Path, step: int, model: Model, label: str = "") -> None:
     """Write a checkpoint that is whole or not there, and drop old ones; one with a label is kept for good.
 
     JSON keeps floats exactly: Python writes the shortest text that reads back to the same number.
     """
-    temporary = folder / f".step-{step:06d}.tmp"
+    temporary = directory / f".step-{step:06d}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump({"step": step, "model": model}, file)
         file.flush()
         os.fsync(file.fileno())
     if label:
-        (folder / f"{label}.json").unlink(missing_ok=True)
-        (folder / f"{label}.json").hardlink_to(temporary)
-    temporary.rename(folder / f"step-{step:06d}.json")
-    for old in sorted(folder.glob("step-*.json"))[:-KEPT_CHECKPOINTS]:
+        (directory / f"{label}.json").unlink(missing_ok=True)
+        (directory / f"{label}.json").hardlink_to(temporary)
+    temporary.rename(directory / f"step-{step:06d}.json")
+    for old in sorted(directory.glob("step-*.json"))[:-KEPT_CHECKPOINTS]:
         old.unlink()
 
 
-def load(folder: Path) -> tuple[int, Model] | None:
+def load(directory: Path) -> tuple[int, Model] | None:
     """The newest checkpoint, or None."""
-    for path in sorted(folder.glob("step-*.json"), reverse=True):
+    for path in sorted(directory.glob("step-*.json"), reverse=True):
         document = json.loads(path.read_text(encoding="utf-8"))
         return int(document["step"]), document["model"]
     return None
@@ -171,17 +171,17 @@ class Fault:
 def main() -> int:
     """Train to the end, or until told to stop. Return the exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
     parser.add_argument("--faults", default="{}", help='{"1": ["crash", 90]}: by attempt')
     options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
+    options.directory.mkdir(parents=True, exist_ok=True)
     text = read_text()
     characters = sorted(set(text))
     data = [characters.index(character) for character in text]
-    found = load(options.folder)
+    found = load(options.directory)
     step, model = found if found is not None else (0, new_model(len(characters)))
     fault = Fault(*json.loads(options.faults).get(os.environ.get("RESIL_ATTEMPT", ""), ("", -1)))
     with TrainingGuard.from_env(**fault.limits()) as guard:
@@ -199,13 +199,13 @@ def main() -> int:
             fault.happen(step)
             if decision.save or step % options.save_every == 0 or step == options.steps:
                 with guard.saving():
-                    save(options.folder, step, model, decision.label)
+                    save(options.directory, step, model, decision.label)
             if decision.stop:
                 return guard.exit_code
             time.sleep(max(0.0, options.pace - (time.monotonic() - began)))
         with guard.phase("eval"):
             final = evaluate(model, data)
-        (options.folder / "final-loss").write_text(repr(final) + "\n", encoding="utf-8")
+        (options.directory / "final-loss").write_text(repr(final) + "\n", encoding="utf-8")
         print(f"finished: final loss {final!r}", flush=True)
         guard.finished()
         return guard.exit_code

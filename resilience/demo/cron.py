@@ -23,8 +23,8 @@ from resilience.demo.receivers import Inbox, receivers
 from resilience.schedulers import Scheduler
 from resilience.schedulers.local import LocalScheduler
 from resilience.settings.load import FILE_NAME
-from resilience.system.files import make_folder, write_atomic
-from resilience.system.world import World
+from resilience.system.files import make_directory, write_atomic
+from resilience.system.ports import System
 
 PATIENCE_S = 120.0
 POLL_S = 0.2
@@ -61,14 +61,14 @@ class CronNight:
         return took_over and bool(self.mail) and self.slots > 0 and self.twice == self.left == 0
 
 
-def play_cron(world: World, folder: Path, *, say: Callable[[str], None]) -> CronNight:
-    """Play it in a new folder. `say(sentence)` is called for each event.
+def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) -> CronNight:
+    """Play it in a new directory. `say(sentence)` is called for each event.
 
     Raise DemoFailed if nobody takes over, or nobody is told, in time.
     """
-    make_folder(folder, mode=0o755)
-    with receivers() as inbox, small_disk(world, folder) as disk:
-        person = Person(own_world(world, folder), folder, inbox, say)
+    make_directory(directory, mode=0o755)
+    with receivers() as inbox, small_disk(system, directory) as disk:
+        person = Person(own_world(system, directory), directory, inbox, say)
         say("no cron here: the scheduler is a small job that has its successors queued")
         _set_up(person, inbox, disk)
         try:
@@ -78,9 +78,9 @@ def play_cron(world: World, folder: Path, *, say: Callable[[str], None]) -> Cron
             before = len(_ran(person))
             disk.fill()
             say(f"the disk fills up ({disk.what})")
-            began = world.clock.monotonic()
+            began = system.clock.monotonic()
             mail = _until_told(person)
-            told_s = world.clock.monotonic() - began
+            told_s = system.clock.monotonic() - began
             successor = _until_it_runs(person, but=killed, more_than=before)
             person.must("cron", "status")
             person.must("cron", "stop")
@@ -110,7 +110,7 @@ def _set_up(person: Person, inbox: Inbox, disk: Disk) -> None:
     """A project as `resil init` writes it, a drop-in of its own, and a table that does not wait for the hour."""
     person.must("init")
     write_atomic(
-        person.folder / FILE_NAME,
+        person.directory / FILE_NAME,
         f"""\
 [run]
 name = "cron"
@@ -130,8 +130,8 @@ port = {inbox.smtp_port}
 """,
         mode=0o644,
     )
-    cron = person.folder / "cron"
-    counted = shlex.quote(str(person.folder / SCRIPT))
+    cron = person.directory / "cron"
+    counted = shlex.quote(str(person.directory / SCRIPT))
     write_atomic(cron / "cron.hourly" / SCRIPT, f'#!/bin/sh\necho "$RESIL_CRON_SLOT" >>{counted}\n', mode=0o755)
     person.say(f"$ cp {SCRIPT} cron/cron.hourly/")
     lines = [
@@ -171,19 +171,19 @@ def _found(person: Person, found: Callable[[], str], failure: str) -> str:
 
 def _ran(person: Person) -> Counter[str]:
     """The slots of the script that have run, and how often each."""
-    path = person.folder / SCRIPT
+    path = person.directory / SCRIPT
     return Counter(path.read_text(encoding="utf-8").split() if path.exists() else ())
 
 
 def _heartbeat(person: Person) -> Mapping[str, Any]:
-    text = (person.folder / ".resil" / ".cron" / "heartbeat").read_text(encoding="utf-8")
+    text = (person.directory / ".resil" / ".cron" / "heartbeat").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(text)
     return found
 
 
 def _kill_node(person: Person, job_id: str) -> None:
     """Every process of the job, and the one that watches it, end as they do when their node has no power."""
-    spool = Path(person.world.environ["RESIL_LOCAL_SPOOL"])
+    spool = Path(person.system.environ["RESIL_LOCAL_SPOOL"])
     task = json.loads((spool / "jobs" / job_id / "task.json").read_text(encoding="utf-8"))
     watcher = int(task["supervisor"])
     pids = [watcher, *_carrying(f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={spool}")]
@@ -215,8 +215,8 @@ def _until_told(person: Person) -> str:
 
 def _left(person: Person) -> int:
     """How many jobs still live: one that `resil cron stop` cancelled may take a moment to end."""
-    world = person.world
-    scheduler: Scheduler = LocalScheduler(clock=world.clock, runner=world.runner, environ=world.environ)
+    system = person.system
+    scheduler: Scheduler = LocalScheduler(clock=system.clock, runner=system.runner, environ=system.environ)
 
     def live() -> int:
         return sum(job.state.is_alive for job in scheduler.jobs())

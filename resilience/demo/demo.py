@@ -29,7 +29,7 @@ from resilience.runs.run_files import read_attempts
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
 from resilience.switch import Scope
-from resilience.system.files import make_folder, read_lines, read_regular, write_atomic
+from resilience.system.files import make_directory, read_lines, read_regular, write_atomic
 from resilience.system.process import DeadlineExceeded
 
 _CAUSES = {
@@ -227,7 +227,7 @@ class DemoResult:
         seconds: of the whole demo.
         night: the faults of act two, and what people heard of them; none on a cluster.
         cron: act three; None on a cluster.
-        folder: where everything lies, when it was kept.
+        directory: where everything lies, when it was kept.
     """
 
     attempts: tuple[DemoAttempt, ...]
@@ -237,7 +237,7 @@ class DemoResult:
     loss: float
     reference: float
     seconds: float
-    folder: Path
+    directory: Path
     night: tuple[ToldFault, ...] = ()
     cron: CronNight | None = None
 
@@ -262,8 +262,8 @@ class Stage:
     """The state of a running demo."""
 
     project: Project
-    folder: Path
-    directory: RunDirectory
+    directory: Path
+    run: RunDirectory
     pace: Pace
     array: JobId | None = None
     told: set[str] = field(default_factory=set)
@@ -288,7 +288,7 @@ def _amid(attempt: DemoAttempt) -> bool:
 
 
 def _shorten(stage: Stage, attempt: DemoAttempt) -> None:
-    end = stage.project.world.clock.now() + stage.pace.walltime_s
+    end = stage.project.system.clock.now() + stage.pace.walltime_s
     stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
 
 
@@ -297,15 +297,15 @@ def _announce(stage: Stage, attempt: DemoAttempt) -> None:
 
 
 def _kill(stage: Stage, attempt: DemoAttempt) -> None:
-    switches.set_switch(stage.project, stage.directory, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
+    switches.set_switch(stage.project, stage.run, layout.KILL_SWITCH, why=WHY, scope=Scope.JOB)
 
 
 def _clear(stage: Stage, attempt: DemoAttempt) -> None:
-    switches.clear(stage.directory)
+    switches.clear(stage.run)
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:
-    switches.set_switch(stage.project, stage.directory, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
+    switches.set_switch(stage.project, stage.run, layout.SAVE_SWITCH, why="", scope=Scope.JOB, label=LABEL)
 
 
 class Row(NamedTuple):
@@ -342,7 +342,7 @@ def due(attempt: DemoAttempt) -> Row | None:
 def run_demo(
     project: Project,
     *,
-    folder: Path | None,
+    directory: Path | None,
     keep: bool,
     tell: Callable[[float, str], None],
     show: Callable[[str], None],
@@ -350,17 +350,17 @@ def run_demo(
     """Run the demo and return how it ended.
 
     `tell(seconds, sentence)` is called for each event, `show(line)` with a line of progress that replaces the one
-    before. Raise UsageError if the folder holds something already, DemoFailed if it does not end in time, or not as it
-    must; then the folder is kept.
+    before. Raise UsageError if the directory holds something already, DemoFailed if it does not end in time, or not as
+    it must; then the directory is kept.
     """
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already, and not empty", hint="name a new folder: --folder NEW")
-    clock = project.world.clock
+    if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} is there already, and not empty", hint="name a new directory: --folder NEW")
+    clock = project.system.clock
     began = clock.monotonic()
     scheduler = project.scheduler_name()
-    parent = None if scheduler == "local" else project.world.cwd  # jobs on other nodes must see it
-    path = folder or Path(tempfile.mkdtemp(prefix="resil-demo-", dir=parent))
-    make_folder(path, mode=0o755)
+    parent = None if scheduler == "local" else project.system.cwd  # jobs on other nodes must see it
+    path = directory or Path(tempfile.mkdtemp(prefix="resil-demo-", dir=parent))
+    make_directory(path, mode=0o755)
     stage = _set_up(project, path, PACES.get(scheduler, PACES["slurm"]))
     try:
         result = _play(stage, began, tell, show)
@@ -369,22 +369,22 @@ def run_demo(
             def say(sentence: str) -> None:
                 tell(clock.monotonic() - began, sentence)
 
-            night = play_night(project.world, path / "night", say=say)
-            cron = play_cron(project.world, path / "cron", say=say)
+            night = play_night(project.system, path / "night", say=say)
+            cron = play_cron(project.system, path / "cron", say=say)
             result = replace(result, night=night, cron=cron, seconds=clock.monotonic() - began)
     except BaseException:
         _cancel_quietly(stage)
         tell(clock.monotonic() - began, f"everything is kept in {path}")
         raise
-    if not keep and folder is None:
+    if not keep and directory is None:
         gone = path.rename(path.with_name(f".{path.name}.gone"))  # now nobody can put a new file into it
         shutil.rmtree(gone, ignore_errors=True)
     return result
 
 
-def _set_up(project: Project, folder: Path, pace: Pace) -> Stage:
-    """A project of its own in the folder: resil.toml as a user would write it, and a spool of its own."""
-    command = shlex.join([*_training(folder / "checkpoints", pace.step_s), "--faults", json.dumps(FAULTS)])
+def _set_up(project: Project, directory: Path, pace: Pace) -> Stage:
+    """A project of its own in the directory: resil.toml as a user would write it, and a spool of its own."""
+    command = shlex.join([*_training(directory / "checkpoints", pace.step_s), "--faults", json.dumps(FAULTS)])
     settings = f"""\
 [run]
 name = "{RUN}"
@@ -401,21 +401,21 @@ beat_s = {pace.look_s}
 [sbatch]
 time = {quote_toml(pace.time_limit)}
 """
-    write_atomic(folder / FILE_NAME, settings, mode=0o644)
+    write_atomic(directory / FILE_NAME, settings, mode=0o644)
     # The person's own settings are not the demo's, but for what their cluster asks of every job (account, partition).
     environ = {
         name: value
-        for name, value in project.world.environ.items()
+        for name, value in project.system.environ.items()
         if name.startswith("RESIL_SBATCH__")
         or not (name == "RESIL_GUARD" or (name.startswith("RESIL_") and "__" in name))
     }
     if project.scheduler_name() == "local":
-        environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
+        environ["RESIL_LOCAL_SPOOL"] = str(directory / "spool")
         environ.setdefault("RESIL_LOCAL_IDLE_S", "2")
-    world = replace(project.world, cwd=folder, environ=environ)
+    system = replace(project.system, cwd=directory, environ=environ)
     overrides = {"scheduler.name": project.scheduler_name()}
-    own = Project(world, load(world, wanted=folder / FILE_NAME, overrides=overrides))
-    return Stage(own, folder, own.directory(RUN), pace)
+    own = Project(system, load(system, wanted=directory / FILE_NAME, overrides=overrides))
+    return Stage(own, directory, own.directory(RUN), pace)
 
 
 def _training(checkpoints: Path, pace_s: float) -> list[str]:
@@ -424,7 +424,7 @@ def _training(checkpoints: Path, pace_s: float) -> list[str]:
 
 
 def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
-    clock = stage.project.world.clock
+    clock = stage.project.system.clock
 
     def say(sentence: str) -> None:
         tell(clock.monotonic() - began, sentence)
@@ -437,13 +437,11 @@ def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: 
     say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
     for sentence in _events(stage, show, began + stage.pace.deadline_s):
         say(sentence)
-    attempts = tell_attempts(stage.directory)
-    loss_file = stage.folder / "checkpoints" / "final-loss"
+    attempts = tell_attempts(stage.run)
+    loss_file = stage.directory / "checkpoints" / "final-loss"
     if not loss_file.exists():
-        raise DemoFailed(
-            "all jobs are over and the training is not finished", hint=f"see the logs in {stage.directory.path}"
-        )
-    turned_away = turned_away_jobs(stage.directory)
+        raise DemoFailed("all jobs are over and the training is not finished", hint=f"see the logs in {stage.run.path}")
+    turned_away = turned_away_jobs(stage.run)
     burned = JOBS - len(attempts) - turned_away
     burned_s = _burned_s(stage)
     say(f"the other {burned} jobs saw that it is finished and ended in {burned_s:.1f} s together")
@@ -455,27 +453,27 @@ def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: 
         loss=float(loss_file.read_text(encoding="utf-8")),
         reference=reference,
         seconds=clock.monotonic() - began,
-        folder=stage.folder,
+        directory=stage.directory,
     )
 
 
 def _uninterrupted(stage: Stage) -> float:
     """The loss of the same training when nothing happens to it."""
-    folder = stage.folder / "uninterrupted"
-    environ = {key: value for key, value in stage.project.world.environ.items() if not key.startswith("RESIL_")}
+    directory = stage.directory / "uninterrupted"
+    environ = {key: value for key, value in stage.project.system.environ.items() if not key.startswith("RESIL_")}
     environ["RESIL_GUARD"] = "off"
     try:
-        done = stage.project.world.runner.run(_training(folder, 0.0), timeout_s=stage.pace.deadline_s, env=environ)
+        done = stage.project.system.runner.run(_training(directory, 0.0), timeout_s=stage.pace.deadline_s, env=environ)
     except DeadlineExceeded as error:
         raise DemoFailed(error.message, hint="this machine is very busy; try again") from error
     if done.returncode != 0:
         raise DemoFailed(f"the training cannot run here: {done.stderr.strip()[-300:]}")
-    return float((folder / "final-loss").read_text(encoding="utf-8"))
+    return float((directory / "final-loss").read_text(encoding="utf-8"))
 
 
 def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
     """Yield what happens, as sentences, until every job is over."""
-    clock = stage.project.world.clock
+    clock = stage.project.system.clock
     while True:
         yield from _news(stage)
         yield from _interfere(stage)
@@ -484,12 +482,12 @@ def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Itera
             yield from _news(stage)
             return
         if clock.monotonic() > deadline:
-            raise DemoFailed("the demo did not end in time", hint=f"see the logs in {stage.directory.path}")
+            raise DemoFailed("the demo did not end in time", hint=f"see the logs in {stage.run.path}")
         clock.sleep(POLL_S if stage.project.scheduler_name() == "local" else 1.0)
 
 
 def _news(stage: Stage) -> Iterator[str]:
-    for attempt in tell_attempts(stage.directory):
+    for attempt in tell_attempts(stage.run):
         for key, sentence in attempt.sentences():
             if stage.is_new(f"{attempt.number} {key}"):
                 yield sentence
@@ -497,7 +495,7 @@ def _news(stage: Stage) -> Iterator[str]:
 
 def _interfere(stage: Stage) -> Iterator[str]:
     """Do what the plot has for the newest attempt, once; yield the sentence about it."""
-    attempts = tell_attempts(stage.directory)
+    attempts = tell_attempts(stage.run)
     row = due(attempts[-1]) if attempts else None
     if row is not None and stage.is_new(row.say):
         row.do(stage, attempts[-1])
@@ -513,14 +511,14 @@ def _live(stage: Stage) -> tuple[Job, ...]:
 
 def _burned_s(stage: Stage) -> float:
     """How long after the end of the training the last job was over, as files and the scheduler tell."""
-    finished = (stage.directory.path / layout.FINISHED).stat().st_mtime
+    finished = (stage.run.path / layout.FINISHED).stat().st_mtime
     jobs = stage.project.scheduler().jobs(finished=True)
     ends = [job.end_time for job in jobs if stage.array and job.id.array == stage.array.array and job.end_time]
     return max(0.0, max(ends, default=finished) - finished)
 
 
 def _progress(stage: Stage) -> str:
-    steps = [attempt.last_step for attempt in tell_attempts(stage.directory)]
+    steps = [attempt.last_step for attempt in tell_attempts(stage.run)]
     step = steps[-1] if steps else 0
     filled = 30 * step // STEPS
     return f"step {step:3d}/{STEPS} [{'#' * filled}{'.' * (30 - filled)}]"

@@ -23,9 +23,9 @@ from resilience.errors import ResilError
 from resilience.finding import Verdict
 from resilience.quantities import quote_toml
 from resilience.settings.load import FILE_NAME
-from resilience.system.files import make_folder, write_atomic
+from resilience.system.files import make_directory, write_atomic
+from resilience.system.ports import Runner, System
 from resilience.system.process import Completed
-from resilience.system.world import Runner, World
 
 ValueT = TypeVar("ValueT")
 COMMAND_S = 30.0
@@ -47,22 +47,22 @@ class Person:
     """One who acts, and what they were sent.
 
     Attributes:
-        world: this machine, with the environment of the commands.
-        folder: the project folder.
+        system: this machine, with the environment of the commands.
+        directory: the project directory.
         inbox: where mail and Slack arrive.
         say: told each event, as a sentence.
     """
 
-    world: World
-    folder: Path
+    system: System
+    directory: Path
     inbox: Inbox
     say: Callable[[str], None]
 
     def resil(self, *words: str, quietly: bool = False) -> Completed:
         """Run a command line as a person would."""
         argv = [sys.executable, "-m", "resilience", *words]
-        runner: Runner = self.world.runner
-        done = runner.run(argv, timeout_s=COMMAND_S, env=self.world.environ, cwd=str(self.folder))
+        runner: Runner = self.system.runner
+        done = runner.run(argv, timeout_s=COMMAND_S, env=self.system.environ, cwd=str(self.directory))
         if not quietly:
             self.show(words, done.stdout or done.stderr)
         return done
@@ -90,7 +90,7 @@ class Person:
 
     def until(self, found: Callable[[], ValueT], patience_s: float, pause_s: float) -> ValueT | None:
         """Call a function until it returns something true, and return that; None when patience is over."""
-        clock = self.world.clock
+        clock = self.system.clock
         deadline = clock.monotonic() + patience_s
         while clock.monotonic() < deadline:
             if value := found():
@@ -146,15 +146,15 @@ class Disk:
 
 
 @contextmanager
-def small_disk(world: World, folder: Path) -> Iterator[Disk]:
-    path = folder / "disk"
-    make_folder(path, mode=0o755)
+def small_disk(system: System, directory: Path) -> Iterator[Disk]:
+    path = directory / "disk"
+    make_directory(path, mode=0o755)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "resil-demo", str(path)]
     try:
-        is_mounted = world.runner.run(mount, timeout_s=5).returncode == 0
+        is_mounted = system.runner.run(mount, timeout_s=5).returncode == 0
     except ResilError:
         is_mounted = False
-    disk = Disk(path, None if is_mounted else folder / "quota.txt")
+    disk = Disk(path, None if is_mounted else directory / "quota.txt")
     disk_is_ours = disk.quota is None
     try:
         if not disk_is_ours:
@@ -162,27 +162,27 @@ def small_disk(world: World, folder: Path) -> Iterator[Disk]:
         yield disk
     finally:
         if disk_is_ours:
-            world.runner.run(["umount", "-l", str(path)], timeout_s=5)
+            system.runner.run(["umount", "-l", str(path)], timeout_s=5)
 
 
-def own_world(world: World, folder: Path) -> World:
+def own_world(system: System, directory: Path) -> System:
     """This machine without the person's own settings, and with a queue of its own."""
-    environ = {k: v for k, v in world.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
-    environ["RESIL_LOCAL_SPOOL"] = str(folder / "spool")
+    environ = {k: v for k, v in system.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
+    environ["RESIL_LOCAL_SPOOL"] = str(directory / "spool")
     environ["RESIL_LOCAL_IDLE_S"] = "2"
-    environ["RESIL_CONFIG"] = str(folder / FILE_NAME)
-    return replace(world, cwd=folder, environ=environ)
+    environ["RESIL_CONFIG"] = str(directory / FILE_NAME)
+    return replace(system, cwd=directory, environ=environ)
 
 
-def write_settings(folder: Path, inbox: Inbox, disk: Disk) -> None:
-    training = [sys.executable, "-u", str(TRAINING), str(folder / "checkpoints"), "--steps", "150"]
+def write_settings(directory: Path, inbox: Inbox, disk: Disk) -> None:
+    training = [sys.executable, "-u", str(TRAINING), str(directory / "checkpoints"), "--steps", "150"]
     command = shlex.join(
         [*training, "--save-every", "40", "--pace", "0.03", "--faults", json.dumps({"1": ["hang", 30]})]
     )
-    secret = folder / "slack-webhook"
+    secret = directory / "slack-webhook"
     write_atomic(secret, inbox.slack_url + "\n", mode=0o600)
     write_atomic(
-        folder / FILE_NAME,
+        directory / FILE_NAME,
         f"""\
 [run]
 name = "{RUN}"
@@ -333,12 +333,12 @@ class Night:
         has = person.until(has_come, PATIENCE_S, POLL_S)
         person.show(("watch", check), output)
         if not has:
-            raise DemoFailed(failure, hint=f"look in {person.folder}")
+            raise DemoFailed(failure, hint=f"look in {person.directory}")
         person.tell_news(before)
 
     def end_training(self) -> None:
         """Kill the process that hangs, as its heartbeat names it."""
-        for beats in (self.person.folder / ".resil" / RUN / layout.BEATS).iterdir():
+        for beats in (self.person.directory / ".resil" / RUN / layout.BEATS).iterdir():
             pid = tomllib.loads(beats.read_text(encoding="utf-8"))["rank"]["0"]["pid"]
             self.person.say(f"kill -9 {pid}  # the training that hangs; its job ends, and no other is queued behind it")
             os.kill(pid, signal.SIGKILL)
@@ -351,7 +351,7 @@ class Night:
             return watched.returncode == Verdict.CRITICAL.exit_code
 
         if not self.person.until(is_over, PATIENCE_S, POLL_S):
-            raise DemoFailed("the job of the killed training does not end", hint=f"look in {self.person.folder}")
+            raise DemoFailed("the job of the killed training does not end", hint=f"look in {self.person.directory}")
 
     def told(self, fault: str) -> ToldFault:
         """The notifications of a fault, as the servers received them."""
@@ -367,15 +367,15 @@ class Night:
         )
 
 
-def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
+def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
     """Play it in a new directory. `say(sentence)` is called for each event.
 
     Raise DemoFailed if a fault is not noticed, or not notified, in time.
     """
-    make_folder(folder, mode=0o755)
-    with receivers() as inbox, small_disk(world, folder) as disk:
-        write_settings(folder, inbox, disk)
-        night = Night(Person(own_world(world, folder), folder, inbox, say), disk)
+    make_directory(directory, mode=0o755)
+    with receivers() as inbox, small_disk(system, directory) as disk:
+        write_settings(directory, inbox, disk)
+        night = Night(Person(own_world(system, directory), directory, inbox, say), disk)
         say("the demo's own mail server and Slack listen on this machine; a night begins")
         try:
             night.play()

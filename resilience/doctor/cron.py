@@ -44,7 +44,7 @@ class CronExamination:
 
     Attributes:
         diagnoses: the scheduler first, then the entries.
-        ignored: what lies in the cron folder and does not run.
+        ignored: what lies in the cron directory and does not run.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -68,7 +68,7 @@ def examine_cron(cron: CronProject) -> CronExamination:
     diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
     seen, trouble = _look_apart(cron)
     if seen is None:
-        diagnoses.append(Diagnosis("cron folder", Verdict.UNKNOWN, trouble, "look again, or from another node"))
+        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, trouble, "look again, or from another node"))
         return CronExamination(tuple(diagnoses))
     diagnoses += [Diagnosis(topic, Verdict(verdict), *words) for topic, verdict, *words in seen["diagnoses"]]
     diagnoses += guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
@@ -133,7 +133,7 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     """Check that the installed driver can serve; where none is, name one that could."""
     from resilience.cron.driver_choice import drivers
-    from resilience.watch.watchdogs import scene_of
+    from resilience.watch.watchdogs import context_of
 
     installation = status.installation
     if installation is None:
@@ -142,8 +142,8 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
         return
     if status.driver is not None and status.driver.liveness is Liveness.UNKNOWN:
         yield Diagnosis("driver", Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
-    availability = drivers().load(installation.driver).availability(scene_of(cron.project))
-    if not availability.is_available and installation.host == cron.project.world.host.name:
+    availability = drivers().load(installation.driver).availability(context_of(cron.project))
+    if not availability.is_available and installation.host == cron.project.system.host.name:
         yield Diagnosis("driver", Verdict.WARNING, f"{installation.driver}: {availability.reason}", availability.hint)
     if cron.settings.backend not in ("auto", installation.driver):
         yield Diagnosis(
@@ -152,7 +152,7 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
             f"[cron] backend is {cron.settings.backend}, and {installation.driver} is installed",
             f"resil cron install --backend {cron.settings.backend} --replace",
         )
-    if not Path(installation.python).exists() and installation.host == cron.project.world.host.name:
+    if not Path(installation.python).exists() and installation.host == cron.project.system.host.name:
         yield Diagnosis(
             "driver",
             Verdict.CRITICAL,
@@ -167,11 +167,11 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 def _look_apart(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
-    world = cron.project.world
-    look = Look(f"cron folder of {cron.project.loaded.project}", lambda: _look(cron), LOOK_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    system = cron.project.system
+    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _look(cron), LOOK_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
-        return None, f"{cron.folder}: {answer.error.message}"
+        return None, f"{cron.directory}: {answer.error.message}"
     return answer.value, ""
 
 
@@ -185,19 +185,19 @@ def _look(cron: CronProject) -> dict[str, Any]:
         installation = _installation(cron)
         ignored = table.ignored
         mailed = [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to]
-        now = cron.project.world.clock.now()
-        if not cron.folder.exists():
+        now = cron.project.system.clock.now()
+        if not cron.directory.exists():
             diagnoses.append(
-                Diagnosis("cron folder", Verdict.WARNING, f"{cron.folder} does not exist", "make one: resil init")
+                Diagnosis("cron directory", Verdict.WARNING, f"{cron.directory} does not exist", "make one: resil init")
             )
         for entry in table.entries:
             diagnoses += judge_times(entry, cron.settings, installation, now)
             diagnoses += guarded(entry.name, lambda entry=entry: program_of(cron, entry))  # type: ignore[misc]
             diagnoses += guarded(entry.name, lambda entry=entry: past_of(cron, entry))  # type: ignore[misc]
         diagnoses += guarded("resil", lambda: _resil(cron))
-        diagnoses.append(_count(len(table.entries), str(cron.folder)))
+        diagnoses.append(_count(len(table.entries), str(cron.directory)))
     except ResilError as error:
-        diagnoses.append(Diagnosis("cron folder", Verdict.UNKNOWN, error.message, error.hint))
+        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, error.message, error.hint))
     return {
         "diagnoses": [(d.topic, d.verdict.value, d.text, d.advice) for d in diagnoses],
         "ignored": [(i.place, i.reason, i.hint, i.is_fault) for i in ignored],
@@ -205,9 +205,9 @@ def _look(cron: CronProject) -> dict[str, Any]:
     }
 
 
-def _count(count: int, folder: str) -> Diagnosis:
+def _count(count: int, directory: str) -> Diagnosis:
     if not count:
-        return Diagnosis("entries", Verdict.OK, f"nothing is scheduled in {folder}", "resil cron add --help")
+        return Diagnosis("entries", Verdict.OK, f"nothing is scheduled in {directory}", "resil cron add --help")
     return Diagnosis("entries", Verdict.OK, f"{plural(count, 'entry', 'entries')}: resil cron list")
 
 
@@ -225,16 +225,16 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
         cron.state.check()
     except ResilError as error:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
-    folder = path
+    directory = path
     try:
-        folder = nearest_existing(path)
-        try_to_write(folder)
+        directory = nearest_existing(path)
+        try_to_write(directory)
         yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
     except OSError as error:
         yield Diagnosis(
             "state directory",
             Verdict.CRITICAL,
-            f"cannot write in {folder}: {error.strerror or error}: no tick can take a slot, so nothing runs",
+            f"cannot write in {directory}: {error.strerror or error}: no tick can take a slot, so nothing runs",
             "free some space (and inodes), or set state_dir under [run] in resil.toml",
         )
 
@@ -388,6 +388,6 @@ def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
 
 def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:
     """The environment of an entry's run; without an entry, that of every run, with an example name and slot."""
-    now = int(cron.project.world.clock.now())
+    now = int(cron.project.system.clock.now())
     nobody = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
     return cron.environment(entry or nobody, now)

@@ -40,9 +40,9 @@ def guarded(topic: str, examine: Callable[[], Iterable[Diagnosis]]) -> Iterator[
         yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
 
 
-def try_to_write(folder: Path) -> None:
+def try_to_write(directory: Path) -> None:
     """Write a file there and remove it. Raise OSError."""
-    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=folder) as probe:
+    with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=directory) as probe:
         probe.write(b"can write\n")
         probe.flush()
 

@@ -57,7 +57,7 @@ def _settings(project: Project) -> Iterator[Diagnosis]:
 
 def _scheduler(project: Project) -> Iterator[Diagnosis]:
     name = project.scheduler_name()
-    path = project.world.environ.get("PATH")
+    path = project.system.environ.get("PATH")
     if name == "slurm":
         missing = [client for client in CLIENTS if shutil.which(client, path=path) is None]
         if missing:
@@ -80,7 +80,7 @@ def _scheduler(project: Project) -> Iterator[Diagnosis]:
         return
     yield from _describe(config)
     yield from diagnose_cluster(config)
-    variables = sorted(key for key in project.world.environ if key.startswith("SBATCH_"))
+    variables = sorted(key for key in project.system.environ if key.startswith("SBATCH_"))
     if variables:
         yield Diagnosis(
             "environment", Verdict.WARNING, f"set: {', '.join(variables)}; they override #SBATCH lines", "unset them"
@@ -107,7 +107,7 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
             "state directory",
             Verdict.CRITICAL,
             f"cannot write in {path}: {error.strerror or error}",
-            "set state_dir under [run] in resil.toml to a folder of yours on the shared file system",
+            "set state_dir under [run] in resil.toml to a directory of yours on the shared file system",
         )
         return
     mount = mount_of(path, current_mounts())
@@ -120,7 +120,7 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
             "file system",
             Verdict.WARNING,
             f"{mount.type} at {mount.point} is most probably local to this node",
-            "jobs on other nodes would not see switches and journals; choose a shared folder as state_dir",
+            "jobs on other nodes would not see switches and journals; choose a shared directory as state_dir",
         )
     else:
         yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}, shared")
@@ -193,12 +193,12 @@ def check_settings(project: Project) -> None:
 
 
 def _check_watchdogs(project: Project) -> None:
-    from resilience.watch.watchdogs import load_watchdog, scene_of
+    from resilience.watch.watchdogs import context_of, load_watchdog
 
-    scene = scene_of(project)
+    context = context_of(project)
     for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
         found = load_watchdog(project, name)
-        found.check.targets(found.settings, scene)
+        found.check.targets(found.settings, context)
 
 
 def _check_cron(project: Project) -> None:

@@ -41,7 +41,7 @@ class GuardSettings:
         kill_timeout_s: how long a thrown kill switch gives the training to come to a step; then the batch shell ends
             it. 0: from the slowest step and save that were measured, and 5 min as long as there are none.
         save_switch: whether `switches/save` makes it save.
-        switch_owners: whose switch files are obeyed: owner, group or any. Default: what the folder's mode allows.
+        switch_owners: whose switch files are obeyed: owner, group or any. Default: what the directory's mode allows.
         superseded: whether a newer attempt of the run stops this one, without a save.
         cron: whether a scheduler of cron that is late is told, in the journal and by an alert.
         signals: which signals ask to save and stop. A second INT takes effect at once; so does a second TERM, a second

@@ -21,30 +21,31 @@ _PART = re.compile(r"resil-step=(\d+)\.part")
 _REPLACED, _REMOVED = (f"{why}-by-resil-{'[0-9a-f]' * 8}-?*" for why in ("replaced", "removed"))
 
 
-def checkpoint_path(folder: str | os.PathLike[str], step: int, label: str = "") -> Path:
+def checkpoint_path(directory: str | os.PathLike[str], step: int, label: str = "") -> Path:
     """Given the step after which it is saved, return where: `resil-step=00001200.ckpt`, `resil-<label>-step=...`."""
     named = f"{label.replace('/', '_')}-" if label else ""
-    return Path(folder) / f"resil-{named}step={step:08d}.ckpt"
+    return Path(directory) / f"resil-{named}step={step:08d}.ckpt"
 
 
-def newest_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """Return the checkpoint in `folder` with the most steps, `.../...step=00001200.ckpt`, or None when there is none.
+def newest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
+    """Return the checkpoint in `directory` with the most steps, `.../...step=00001200.ckpt`, or None when there is
+    none.
 
-    Raise OSError if the folder is there and cannot be listed: a training that took this for None would begin anew.
+    Raise OSError if the directory is there and cannot be listed: a training that took this for None would begin anew.
     """
-    found = _found(Path(folder))
+    found = _found(Path(directory))
     return str(found[-1][1]) if found else None
 
 
 def move_into_place(part: Path, path: Path) -> None:
-    """Give a file or folder that was written beside it its name, on disk before the name is: whole or not there.
+    """Give a file or directory that was written beside it its name, on disk before the name is: whole or not there.
 
-    A file replaces a file by one rename. A folder takes two, because NFS does not exchange two names at once
+    A file replaces a file by one rename. A directory takes two, because NFS does not exchange two names at once
     (RENAME_EXCHANGE, rename(2)): what is at `path` becomes `replaced-by-resil-...`, then `part` becomes `path`. A job
     that is killed between the two loses nothing: `newest_checkpoint` returns the replaced one, and the next call here
     or of `remove_older` gives it its name back. It is deleted once the new one is on disk; if that fails, it is logged.
 
-    Raise OSError if `part` cannot be synced or renamed, and leave what was at `path`; or if the folder cannot be
+    Raise OSError if `part` cannot be synced or renamed, and leave what was at `path`; or if the directory cannot be
     synced after the rename, and keep both.
     """
     _sync(part, inside=True)
@@ -59,29 +60,29 @@ def move_into_place(part: Path, path: Path) -> None:
     _try(_clear, path.parent)
 
 
-def remove_older(folder: Path, keep: int) -> None:
+def remove_older(directory: Path, keep: int) -> None:
     """Keep the newest `keep` checkpoints and all that have a label. Never the newest one: `keep` is 1 at least.
 
     `resil-step=<n>.part` goes as well once a checkpoint has more steps: a job was killed while it wrote it.
     Of a symbolic link the link is removed. Raise no OSError, because the checkpoint is safe: what cannot be deleted is
     logged, and the next call tries it again.
     """
-    _try(_clear, folder, max(1, keep))
+    _try(_clear, directory, max(1, keep))
 
 
-def _clear(folder: Path, keep: int | None = None) -> None:
+def _clear(directory: Path, keep: int | None = None) -> None:
     """Delete what was renamed, also by a call that was killed, and given `keep` what is older."""
-    for path in list(folder.glob(_REPLACED)):
-        own = folder / path.name.split("-", 4)[4]
+    for path in list(directory.glob(_REPLACED)):
+        own = directory / path.name.split("-", 4)[4]
         _try(Path.rename, path, _renamed("removed", own) if os.path.lexists(own) else own)
-    plain = [(step, path) for step, path in _found(folder) if path.name.startswith("resil-step=")]
+    plain = [(step, path) for step, path in _found(directory) if path.name.startswith("resil-step=")]
     if keep and plain:
         newest, _ = plain[-1]
-        given_up = [(step, path) for step, path in _found(folder, _PART) if step < newest]
+        given_up = [(step, path) for step, path in _found(directory, _PART) if step < newest]
         for _, path in plain[:-keep] + given_up:
             _try(Path.rename, path, _renamed("removed", path))
-    if removed := list(folder.glob(_REMOVED)):
-        _sync(folder)  # or a power cut might undo the rename and not the deletes
+    if removed := list(directory.glob(_REMOVED)):
+        _sync(directory)  # or a power cut might undo the rename and not the deletes
     for path in removed:
         _try(_delete, path)
 
@@ -108,14 +109,14 @@ def _renamed(why: str, path: Path) -> Path:
     return path.with_name(f"{why}-by-resil-{os.urandom(4).hex()}-{path.name}")
 
 
-def _found(folder: Path, name: re.Pattern[str] = _NAME) -> list[tuple[int, Path]]:
+def _found(directory: Path, name: re.Pattern[str] = _NAME) -> list[tuple[int, Path]]:
     """Return the whole checkpoints, or what else has such a name, with their steps, fewest first."""
-    paths = list(folder.iterdir()) if os.path.lexists(folder) else []
+    paths = list(directory.iterdir()) if os.path.lexists(directory) else []
     return sorted((int(match[1]), path) for path in paths if (match := name.fullmatch(path.name)))
 
 
 def _sync(path: Path, *, inside: bool = False) -> None:
-    """Sync a file or folder, and before it what is `inside`: no link leads out, and no FIFO is opened, which blocks."""
+    """Sync a file or directory, first what is `inside`. Links are not followed and FIFOs not opened (they block)."""
     if inside and path.is_dir():
         with os.scandir(path) as entries:
             for entry in entries:
@@ -124,7 +125,7 @@ def _sync(path: Path, *, inside: bool = False) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some network and FUSE file systems cannot sync a folder at all
+    except OSError as error:  # some network and FUSE file systems cannot sync a directory at all
         if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
             raise
     finally:

@@ -28,7 +28,7 @@ class ResilCallback(Callback):
     """Asks the guard after each optimizer step, so that no checkpoint falls between accumulated gradients.
 
     Checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, and moved into place whole: Lightning's
-    own writing goes by the temporary folder, commonly another file system. The newest `keep` without a label stay.
+    own writing goes by the temporary directory, commonly another file system. The newest `keep` without a label stay.
 
     Attributes:
         guard: the guard, from the start of `fit` on.
@@ -36,19 +36,19 @@ class ResilCallback(Callback):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str],
+        directory: str | os.PathLike[str],
         *,
         keep: int = 2,
         cut_validation: bool = True,
         guard: TrainingGuard | None = None,
         **settings: Any,
     ) -> None:
-        """Save into `folder`, with a guard made of `settings` unless one is given.
+        """Save into `directory`, with a guard made of `settings` unless one is given.
 
         With `cut_validation` a validation is left when a stop is coming; its metrics are then of the batches so far.
         """
         self.guard, self._own = guard, guard is None
-        self._folder, self._keep, self._cut = Path(folder), keep, cut_validation
+        self._directory, self._keep, self._cut = Path(directory), keep, cut_validation
         self._settings = settings
         self._handlers: dict[str, Any] = {}
         self._done = 0
@@ -129,7 +129,7 @@ class ResilCallback(Callback):
                 raise SystemExit(self.guard.exit_code)  # ddp_spawn: our parent knows nothing of this callback
 
     def _save(self, trainer: Trainer, label: str) -> Future[None] | None:
-        path = checkpoint_path(self._folder, trainer.global_step, label)
+        path = checkpoint_path(self._directory, trainer.global_step, label)
         part = path.with_suffix(".part")
         writer = trainer.strategy.checkpoint_io
         trainer.save_checkpoint(part)  # all ranks; a barrier is its end
@@ -138,7 +138,7 @@ class ResilCallback(Callback):
             if isinstance(writer, AsyncCheckpointIO) and writer._error is not None:
                 raise writer._error
             move_into_place(part, path)
-            remove_older(self._folder, self._keep)
+            remove_older(self._directory, self._keep)
 
         if not trainer.is_global_zero:
             return None

@@ -31,11 +31,11 @@ def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
     """Return the newest of the Trainer's checkpoints that was written to its end, or None when there is none.
 
     The last file of one is `trainer_state.json` (`Trainer._save_checkpoint`). transformers' own `get_last_checkpoint`
-    also takes what a full disk or a killed job has left. Raise OSError if the folder is there and cannot be listed: a
-    training that took this for None would begin anew.
+    also takes what a full disk or a killed job has left. Raise OSError if the directory is there and cannot be listed:
+    a training that took this for None would begin anew.
     """
-    folder = Path(output_dir)
-    paths = list(folder.iterdir()) if os.path.lexists(folder) else []
+    directory = Path(output_dir)
+    paths = list(directory.iterdir()) if os.path.lexists(directory) else []
     steps = sorted((int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)))
     return next((str(path) for _, path in reversed(steps) if _is_whole(path)), None)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
 
 class Context(NamedTuple):
     """The surroundings that a check or a driver receives.
 
     Attributes:
-        world: clock, runner, environment, host, current directory.
+        system: clock, runner, environment, host, current directory.
         project: the project directory.
         state_dir: where the run directories are kept; it need not exist.
         run: the project's own run, by name; it need not exist.
@@ -28,7 +28,7 @@ class Context(NamedTuple):
         has_settings: whether a resil.toml was found.
     """
 
-    world: World
+    system: System
     project: Path
     state_dir: Path
     run: str

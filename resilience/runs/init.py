@@ -14,7 +14,7 @@ from resilience.runs.submit_plan import read_own_script, split_signal
 from resilience.runs.templates.directives import parse_directives
 from resilience.settings.load import FILE_NAME
 from resilience.submission import ArrayExpression, serial_array
-from resilience.system.files import make_folder, shipped_folder, write_atomic
+from resilience.system.files import make_directory, shipped_directory, write_atomic
 
 _TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
 """Of the directives below, those that become `name`, `array` and `signal_lead_s`."""
@@ -37,27 +37,27 @@ class Initialized:
     notes: tuple[str, ...]
 
 
-def init(*, folder: Path, source: Path | None, force: bool) -> Initialized:
+def init(*, directory: Path, source: Path | None, force: bool) -> Initialized:
     """Write resil.toml and cron/ into a directory. Existing files are kept, unless forced.
 
     Raise UsageError if there is a resil.toml and `force` is not given, or the source is no batch script.
     """
-    target = folder / FILE_NAME
+    target = directory / FILE_NAME
     if os.path.lexists(target) and not force:
         raise UsageError(f"{target} exists already", hint="show it: resil config show; write a new one: --force")
-    text, notes = compose_settings(folder.name, read_own_script(source) if source is not None else "")
-    make_folder(folder, mode=0o755)
+    text, notes = compose_settings(directory.name, read_own_script(source) if source is not None else "")
+    make_directory(directory, mode=0o755)
     write_atomic(target, text, mode=0o644)
     written, kept = [target], []
-    shipped = shipped_folder("cron")
+    shipped = shipped_directory("cron")
     for path in sorted(shipped.rglob("*")):
-        destination = folder / "cron" / path.relative_to(shipped)
+        destination = directory / "cron" / path.relative_to(shipped)
         if path.is_dir():
-            make_folder(destination, mode=0o755)
+            make_directory(destination, mode=0o755)
         elif destination.exists():
             kept.append(destination)
         else:
-            make_folder(destination.parent, mode=0o755)
+            make_directory(destination.parent, mode=0o755)
             content = path.read_bytes()
             write_atomic(destination, content, mode=0o755 if is_program(path.name, content) else 0o644)
             written.append(destination)

@@ -82,7 +82,7 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
     intents = read_intents(directory)
     script = _content(intents[-1].script) if intents else b""
     owner = (intents[-1].by if intents else "") or directory.owner()
-    me = project.world.host.user
+    me = project.system.host.user
     return KillOutlook(
         headline=status.headline,
         attempt=attempt,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
     from resilience.settings.load import Loaded
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
 
 def run_name_from(text: str) -> str:
@@ -39,7 +39,7 @@ class Project:
         unread: why the user's own settings were ignored; None when they were read, or there are none.
     """
 
-    world: World
+    system: System
     loaded: Loaded
     _clients: dict[str, Scheduler] = field(default_factory=dict, compare=False, repr=False)
     unread: ResilError | None = None
@@ -51,7 +51,7 @@ class Project:
             return requested
         import shutil
 
-        found = shutil.which("sbatch", path=self.world.environ.get("PATH"))
+        found = shutil.which("sbatch", path=self.system.environ.get("PATH"))
         return "slurm" if found else "local"
 
     def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
@@ -62,10 +62,10 @@ class Project:
         name = name or self.scheduler_name()
         key = f"{name}@{cluster}" if cluster else name
         if key not in self._clients:
-            environ = self.world.environ
+            environ = self.system.environ
             self._clients[key] = schedulers().load(name)(
-                clock=self.world.clock,
-                runner=self.world.runner,
+                clock=self.system.clock,
+                runner=self.system.runner,
                 environ={**environ, "SLURM_CLUSTERS": cluster} if cluster else environ,
                 deadline_s=self.loaded.settings.scheduler.deadline_s,
             )
@@ -90,7 +90,7 @@ class Project:
 
         group = self.loaded.settings.run.group
         if "/" in run:
-            path = (self.world.cwd / run).resolve()
+            path = (self.system.cwd / run).resolve()
             return RunDirectory(path, group)
         return RunDirectory(self.loaded.state_dir / run, group)
 

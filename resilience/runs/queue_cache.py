@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from resilience.errors import ResilError, SchedulerError
 from resilience.job import ExitCode, Job, JobId, JobState
-from resilience.system.files import make_folder, read_regular, write_atomic
-from resilience.system.world import World
+from resilience.system.files import make_directory, read_regular, write_atomic
+from resilience.system.ports import System
 
 FLOOR_S = 10.0
 """No second query within this time unless the user insists. squeue(1) asks not to be called from loops."""
@@ -40,7 +40,7 @@ class QueueAnswer(NamedTuple):
 
 
 def query_queue(
-    world: World,
+    system: System,
     scheduler: str,
     fetch: Callable[[], tuple[Job, ...]],
     *,
@@ -53,47 +53,47 @@ def query_queue(
     `fetch` queries the scheduler; it is only called when needed. `owner` names the queue's users, empty for one's own.
     When the scheduler does not answer or refuses, return the last answer with its age and the error.
     """
-    path = _path(world, scheduler, owner)
+    path = _path(system, scheduler, owner)
     cached = _read(path)
-    now = world.clock.now()
+    now = system.clock.now()
     if cached is not None and not fresh and 0 <= now - cached[0] < floor_s:
         return QueueAnswer(cached[1], now - cached[0])
     try:
         jobs = fetch()
     except SchedulerError as error:
         trouble = f"the scheduler did not answer: {error.message}{f' ({error.hint})' if error.hint else ''}"
-        now = world.clock.now()  # the query may have run for a minute before it failed
+        now = system.clock.now()  # the query may have run for a minute before it failed
         if cached is None:
             return QueueAnswer((), trouble=trouble, is_known=False)
         return QueueAnswer(cached[1], max(0.0, now - cached[0]), trouble)
-    save(world, scheduler, jobs, owner)
+    save(system, scheduler, jobs, owner)
     return QueueAnswer(jobs)
 
 
-def save(world: World, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
+def save(system: System, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
     """Save an answer for the next command. A cache that cannot be written is no error."""
-    path = _path(world, scheduler, owner)
-    document = {"version": _VERSION, "time": world.clock.now(), "jobs": [_to_json(job) for job in jobs]}
+    path = _path(system, scheduler, owner)
+    document = {"version": _VERSION, "time": system.clock.now(), "jobs": [_to_json(job) for job in jobs]}
     try:
-        make_folder(path.parent, mode=0o700)
+        make_directory(path.parent, mode=0o700)
         write_atomic(path, json.dumps(document))
     except ResilError:
         return
 
 
-def invalidate(world: World, scheduler: str) -> None:
+def invalidate(system: System, scheduler: str) -> None:
     """Delete the cached answers, because the queue was just changed."""
     with suppress(OSError):  # of every owner: a run may have several submitters
-        for path in _path(world, scheduler).parent.glob(f"queue-{scheduler}-*.json"):
+        for path in _path(system, scheduler).parent.glob(f"queue-{scheduler}-*.json"):
             path.unlink(missing_ok=True)
 
 
-def _path(world: World, scheduler: str, owner: str = "") -> Path:
+def _path(system: System, scheduler: str, owner: str = "") -> Path:
     # One cache per cluster: configuration and spool tell clusters apart from outside.
     # And per machine: two clusters may share a home, with their configurations in the same place.
     names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
-    cluster = "|".join((world.host.name, owner, *(f"{name}={world.environ.get(name, '')}" for name in names)))
-    return world.cache_home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
+    cluster = "|".join((system.host.name, owner, *(f"{name}={system.environ.get(name, '')}" for name in names)))
+    return system.cache_home / "resil" / f"queue-{scheduler}-{zlib.crc32(os.fsencode(cluster)):08x}.json"
 
 
 def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:

@@ -95,7 +95,7 @@ def follow(project: Project, directory: RunDirectory, path: Path, position: int)
     Two attempts may write for a while; each log continues at its last position. A truncated or replaced log starts
     again. Raise StateDirectoryError if a log cannot be read.
     """
-    clock = project.world.clock
+    clock = project.system.clock
     positions = {log: _size(log) for log in logs_by_age(directory)} | {path: position}
     queried_at = clock.monotonic()
     while True:

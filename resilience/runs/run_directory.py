@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resilience import layout
 from resilience.errors import StateDirectoryError
-from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
+from resilience.system.files import explain_os_error, make_directory, read_regular, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class RunDirectory:
         return self.path.name
 
     @property
-    def folder_mode(self) -> int:
+    def directory_mode(self) -> int:
         """Mode of its directories; the set-group-id bit passes the group on to new files."""
         return 0o2770 if self.group else 0o700
 
@@ -58,7 +58,7 @@ class RunDirectory:
 
         check_run_name(self.run)
         gid = self._gid()
-        created = make_folder(self.path, mode=self.folder_mode)
+        created = make_directory(self.path, mode=self.directory_mode)
         if gid is not None:
             # The new parents as well, or the group could not reach the run.
             for directory in created:
@@ -66,7 +66,7 @@ class RunDirectory:
             if self._stands_unfinished(gid):
                 self._give_to_group(self.path, gid)
         for name in layout.FOLDERS:
-            make_folder(self.path / name, mode=self.folder_mode)
+            make_directory(self.path / name, mode=self.directory_mode)
         write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode, durable=False)
 
     def _gid(self) -> int | None:

@@ -12,7 +12,7 @@ from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, read_intents, submitted_ids
 from resilience.submission import split_comment
-from resilience.system.world import is_account
+from resilience.system.ports import is_account
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -143,7 +143,7 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
                 hint="submit without --after, or see: resil status",
             )
         return presence.job.id.whole if presence.job is not None else job_id
-    job = newest(live_jobs(scheduler, project.directory(run), project.world.host.user))
+    job = newest(live_jobs(scheduler, project.directory(run), project.system.host.user))
     if job is None:
         raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
     return job.id.whole
@@ -168,7 +168,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
     Raise NoSuchJob if a successful answer shows none, SchedulerUnavailable if there is no answer (the message says
     whether they were cancelled before), SchedulerError if a job is not ours to end.
     """
-    intents, me = read_intents(directory), project.world.host.user
+    intents, me = read_intents(directory), project.system.host.user
     scheduler = project.scheduler(scheduler_of(intents))
 
     def live() -> tuple[Job, ...]:
@@ -191,7 +191,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise
     finally:
-        queue_cache.invalidate(project.world, scheduler.name)
+        queue_cache.invalidate(project.system, scheduler.name)
     try:
         after = live()
     except SchedulerUnavailable as error:

@@ -163,7 +163,7 @@ def run_statuses(
         try:
             intents = read_intents(directory)
             name = scheduler_of(intents) or project.scheduler_name()
-            query = name, submitters(directory, intents, project.world.host.user)
+            query = name, submitters(directory, intents, project.system.host.user)
             if query not in answers:
                 answers[query] = _query(project, *query, fresh)
             jobs = jobs_of_run(answers[query].jobs, directory.run, intents)
@@ -178,13 +178,13 @@ def run_statuses(
 
 def _query(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
     """The queue of the users who submitted a run; they may be colleagues."""
-    is_own = people == (project.world.host.user,)
+    is_own = people == (project.system.host.user,)
 
     def fetch() -> tuple[Job, ...]:
         return project.scheduler(scheduler).jobs(users=None if is_own else people, finished=True)
 
     try:
-        return query_queue(project.world, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
+        return query_queue(project.system, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
     except UsageError as error:
         if scheduler == project.scheduler_name():
             raise
@@ -194,7 +194,7 @@ def _query(project: Project, scheduler: str, people: tuple[str, ...], fresh: boo
 def _status(
     project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
 ) -> RunStatus:
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     rows, finished = fold(jobs, now), directory.is_finished()
     attempts = read_attempts(directory)
     if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):

@@ -13,7 +13,7 @@ from resilience.errors import UsageError
 from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
 from resilience.system.files import append_line, read_lines
-from resilience.system.world import iso_time
+from resilience.system.ports import iso_time
 
 TOKEN_BYTES = 8
 

@@ -50,7 +50,7 @@ from resilience.settings.show import to_toml
 from resilience.submission import Submission, Submitted, check_run_name
 from resilience.switch import describe_age
 from resilience.system.files import read_regular, write_atomic
-from resilience.system.world import is_account
+from resilience.system.ports import is_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def reconcile_intents(
 
     Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may still be sending it.
     """
-    now = project.world.clock.now()
+    now = project.system.clock.now()
     for intent in read_intents(directory):
         if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
@@ -140,7 +140,7 @@ def reconcile_intents(
         age_s = now - intent.time
         in_flight = intent.outcome is Outcome.OPEN
         if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
-            project.world.clock.sleep(SECOND_QUERY_S)
+            project.system.clock.sleep(SECOND_QUERY_S)
             found = scheduler.find(intent.token, user=by)
         if found:
             job_id = found[0].id.whole
@@ -211,7 +211,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
         script = render_script(project, request, plan, directory)
         paths = [str(directory.path / layout.SCRIPTS / f"{token}.sbatch") for token in tokens]
     else:
-        own = (project.world.cwd / request.script).resolve()
+        own = (project.system.cwd / request.script).resolve()
         script = read_own_script(own)
         paths = [str(own)] * plan.jobs
         environment |= guard_variables(project.loaded)  # a rendered script exports these itself
@@ -223,7 +223,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
             script_args=request.script_args,
             options=plan.options,
             extra_args=request.extra_args,
-            directory=str(project.world.cwd if request.script is not None else project.loaded.project),
+            directory=str(project.system.cwd if request.script is not None else project.loaded.project),
             environment=environment,
             fresh=True,
         )
@@ -298,7 +298,7 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
             rollback(directory, snapshot, known)
         raise
     finally:
-        queue_cache.invalidate(project.world, scheduler.name)
+        queue_cache.invalidate(project.system, scheduler.name)
     return SubmitResult(request.run, directory.path, tuple(ids), tuple(notes), recovered)
 
 
@@ -317,7 +317,7 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
             hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
         )
     if request.after is None:
-        me = project.world.host.user
+        me = project.system.host.user
         live = [job for client in clients for job in live_jobs(client, directory, me)]
         if found and not live:
             progress("that job has ended already; queueing anew")
@@ -340,7 +340,7 @@ def _check_kill_switch(
     if not kill.honoured:
         progress(f"run {request.run} has a kill switch that is not accepted: {kill.refusal}")
         return
-    ago = describe_age(project.world.clock.now() - kill.when)
+    ago = describe_age(project.system.clock.now() - kill.when)
     why = f" ({kill.why})" if kill.why else ""
     switch = f"run {request.run} has a kill switch, set by {kill.who}{ago}{why}"
     if not request.force:
@@ -364,14 +364,14 @@ def _submit_one(
     `known` are the tokens that were checked, or are our own: a submit that is not among them was first. None: ignore
     which one was first.
     """
-    clock, directory = project.world.clock, prepared.directory
+    clock, directory = project.system.clock, prepared.directory
     written = Path(submission.script) if prepared.request.script is None else None
     try:
         if written is not None:
             # SLURM keeps a copy of its own: only the intent must outlast a power cut.
-            write_atomic(written, prepared.script, mode=directory.folder_mode & 0o777, durable=False)
+            write_atomic(written, prepared.script, mode=directory.directory_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
-        by = project.world.host.user
+        by = project.system.host.user
         record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
         if known is not None:
             refuse_if_another_was_first(directory, submission.token, known, clock.now())

@@ -254,7 +254,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         owner_policy=owner_policy(settings.run),
         guard=guard_variables(project.loaded),
         group=settings.run.group,
-        user=project.world.host.user,
+        user=project.system.host.user,
         finish_on_success=settings.run.finish_on_success,
         cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
         launcher=dict(settings.launcher),
@@ -340,7 +340,7 @@ def lint_facts(
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
         sbatch_environment=tuple(
-            sorted(name for name in project.world.environ if name.startswith("SBATCH_") and not is_local)
+            sorted(name for name in project.system.environ if name.startswith("SBATCH_") and not is_local)
         ),
     )
 
@@ -376,7 +376,7 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
     """Missing directories for output files: SLURM fails such a job without a message."""
-    base = project.world.cwd if request.script is not None else project.loaded.project
+    base = project.system.cwd if request.script is not None else project.loaded.project
     options = {**dict(parse_directives(script).options), **plan.options}
     # The directory for logs of a rendered script is created with the run.
     own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None

@@ -21,7 +21,7 @@ from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, parse_switch, policy_of_mode
 from resilience.system.files import FULL, explain_os_error, write_atomic
-from resilience.system.world import iso_time
+from resilience.system.ports import iso_time
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -75,9 +75,9 @@ def set_switch(
             f"{label!r} cannot be a checkpoint's label",
             hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
         )
-    switch = Switch(kind, project.world.host.user, project.world.clock.now(), why, scope, label)
+    switch = Switch(kind, project.system.host.user, project.system.clock.now(), why, scope, label)
     path = write_switch(directory, switch)
-    queue_cache.invalidate(project.world, project.scheduler_name())
+    queue_cache.invalidate(project.system, project.scheduler_name())
     seen = read_switch(directory, kind, policy_of_run(directory))
     warning = "" if seen is None or seen.honoured else f"the run will not accept it: {seen.refusal}"
     return SetSwitch(path, warning, _is_empty(path))
@@ -106,7 +106,7 @@ def write_switch(directory: RunDirectory, switch: Switch) -> Path:
         lines.append(f"scope = {quote_toml(switch.scope.value)}")
     if switch.label:
         lines.append(f"label = {quote_toml(switch.label)}")
-    # Readable by all who can enter the folder: jobs of the owner must read what a colleague wrote.
+    # Readable by all who can enter the directory: jobs of the owner must read what a colleague wrote.
     mode = directory.file_mode | 0o044
     try:
         write_atomic(path, "\n".join(lines) + "\n", mode=mode)

@@ -29,7 +29,7 @@ from resilience.submission import Submission, Submitted
 if TYPE_CHECKING:
     from resilience.schedulers import Keep
     from resilience.schedulers._local.submit import Request
-    from resilience.system.world import Clock, Runner
+    from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
 """The id of a submission that is only tested: later than all others."""

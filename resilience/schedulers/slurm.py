@@ -22,8 +22,8 @@ from resilience.schedulers._slurm.query import Budget, Client
 from resilience.schedulers._slurm.queue import concerns, only
 from resilience.schedulers._slurm.submit import Submitter, carries
 from resilience.submission import Submission, Submitted
+from resilience.system.ports import Clock, Runner
 from resilience.system.process import Completed, ProgramMissing
-from resilience.system.world import Clock, Runner
 
 RECHECK_S = 2.0
 """How long to wait before a queue without the job is read again."""

@@ -11,7 +11,7 @@ class CronSettings:
     """[cron]: what runs when, and who makes the ticks.
 
     Attributes:
-        folder: the cron folder: `cron.hourly/` and its sisters, and `crontab`. Relative to the project folder.
+        folder: the cron directory: `cron.hourly/` and its sisters, and `crontab`. Relative to the project directory.
         backend: who makes the ticks: auto, scrontab, crontab, systemd, slurm or foreground.
         mode: of the backend slurm: `daemon`, one small job that ticks until shortly before its time limit, or `pulse`,
             one short job for each tick.
@@ -19,7 +19,7 @@ class CronSettings:
         pulse_s: how often a pulse comes.
         time_limit_s: of the daemon's job.
         pulse_limit_s: of a pulse's job; what it runs must end within that.
-        sbatch: sbatch's own long options for the scheduler's job, and for batch scripts in the cron folder that say
+        sbatch: sbatch's own long options for the scheduler's job, and for batch scripts in the cron directory that say
             `sbatch=cron`: `{ partition = "cpu", account = "abc" }`.
         timeout_s: how long what runs may take, where it does not say otherwise.
         catch_up: how missed slots are made up for, where nothing else is said: none, once, or all<=N.

@@ -22,7 +22,7 @@ from resilience.settings.sections import (
     tables_with,
 )
 from resilience.system.files import explain_os_error, read_regular
-from resilience.system.world import World
+from resilience.system.ports import System
 
 FILE_NAME = "resil.toml"
 CONFIG_VARIABLE = "RESIL_CONFIG"
@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
     Attributes:
         settings: what counts.
         path: the file, or None when there is none: everything has a default.
-        project: the folder that relative paths are relative to.
+        project: the directory that relative paths are relative to.
         origins: `run.name` to the file, the variable or the option that set it; what is absent is a default.
     """
 
@@ -70,23 +70,23 @@ class Loaded(NamedTuple):
         return self.project / Path(self.settings.run.state_dir)
 
 
-def find_file(world: World, wanted: Path | None = None) -> Path | None:
-    """The settings file: the one named, $RESIL_CONFIG, resil.toml here or in a folder above, the user's own.
+def find_file(system: System, wanted: Path | None = None) -> Path | None:
+    """The settings file: the one named, $RESIL_CONFIG, resil.toml here or in a directory above, the user's own.
 
     Raise SettingsError if a file was named and is not there, or if what lies in its place cannot be read as one.
     """
-    for source, named in (("--config", wanted), (CONFIG_VARIABLE, world.environ.get(CONFIG_VARIABLE))):
+    for source, named in (("--config", wanted), (CONFIG_VARIABLE, system.environ.get(CONFIG_VARIABLE))):
         if named:
-            path = world.cwd / _home_expanded(str(named), world.host.home, source)
+            path = system.cwd / _home_expanded(str(named), system.host.home, source)
             if not _is_there(path):
                 raise SettingsError(f"{source} names {path}, and there is no such file", hint="make one: resil init")
             return path
-    for folder in (world.cwd, *world.cwd.parents):
-        if _is_there(folder / FILE_NAME):
-            return folder / FILE_NAME
-        if folder == world.host.home:
+    for directory in (system.cwd, *system.cwd.parents):
+        if _is_there(directory / FILE_NAME):
+            return directory / FILE_NAME
+        if directory == system.host.home:
             break
-    own = world.config_home / "resil" / "config.toml"
+    own = system.config_home / "resil" / "config.toml"
     return own if _is_there(own) else None
 
 
@@ -97,14 +97,14 @@ class Source(NamedTuple):
     content: bytes = b""
 
 
-def find_source(world: World, wanted: Path | None = None) -> Source:
+def find_source(system: System, wanted: Path | None = None) -> Source:
     """Find the settings file and read it: all that `load` does with a disk. Raise SettingsError if that fails."""
-    path = find_file(world, wanted)
+    path = find_file(system, wanted)
     return Source(path, _read(path)) if path is not None else Source()
 
 
 def load(
-    world: World,
+    system: System,
     *,
     wanted: Path | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -114,7 +114,7 @@ def load(
 
     Raise SettingsError if the file cannot be read or says something that nobody understands.
     """
-    source = source or find_source(world, wanted)
+    source = source or find_source(system, wanted)
     path = source.path
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -130,11 +130,11 @@ def load(
             origins[f"{name}.{written}"] = str(path)
             if isinstance(value, dict) and name in _PLUGIN_TABLES:
                 origins |= {f"{name}.{written}.{inner.replace('-', '_')}": str(path) for inner in value}
-    for variable, value in world.environ.items():
+    for variable, value in system.environ.items():
         section, separator, key = variable.removeprefix("RESIL_").partition("__")
         if variable.startswith("RESIL_") and separator:
             section = section.lower()
-            if section == "guard" and _JOB_VARIABLE in world.environ:
+            if section == "guard" and _JOB_VARIABLE in system.environ:
                 continue  # those of the job that we are in: a submit from there may be one of another run
             # The names in [environment] are the training's own, and those have capitals.
             key = _written(section, key if section == "environment" else key.lower())
@@ -149,8 +149,8 @@ def load(
         section, _, key = dotted.partition(".")
         tables.setdefault(section, {})[key] = value
         origins[dotted] = "command line"
-    project = path.parent if path is not None and path.name == FILE_NAME else world.cwd
-    return Loaded(_build(tables, origins, path, world.host.home), path, project, origins)
+    project = path.parent if path is not None and path.name == FILE_NAME else system.cwd
+    return Loaded(_build(tables, origins, path, system.host.home), path, project, origins)
 
 
 def _is_there(path: Path) -> bool:
@@ -160,7 +160,7 @@ def _is_there(path: Path) -> bool:
         if path.is_file():
             return True
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return False  # a folder above that we may not look into is nobody's project of ours
+        return False  # a directory above that we may not look into is nobody's project of ours
     except OSError as error:
         raise SettingsError(explain_os_error(error, "look at", path).message) from error
     raise SettingsError(f"{path} is not a regular file", hint="move it away, or name another: --config FILE")
@@ -288,7 +288,7 @@ def _stray(name: str, path: Path | None) -> SettingsError:
 
 
 def _state_dir(text: str, home: Path, source: str) -> str:
-    """The state directory with `~` filled in. A `$` is refused: a folder of that very name would be made instead."""
+    """The state directory with `~` filled in. A `$` is refused: a directory of that very name would be made instead."""
     if "$" in text and re.search(_VARIABLE, text):
         raise SettingsError(
             f"state_dir = {text!r} in [run] ({source}): variables are not filled in",

@@ -23,7 +23,7 @@ class RunSettings:
     """[run]: what is trained, and where its state is kept.
 
     Attributes:
-        name: the run's name; everything is keyed by it. Default: the name of the project folder.
+        name: the run's name; everything is keyed by it. Default: the name of the project directory.
         command: the training, as you would type it in a shell.
         template: which sbatch template launches it: see `resil templates`.
         setup: shell lines before the launch: modules, virtual environment.

@@ -40,8 +40,9 @@ def short_digest(raw: bytes) -> str:
     return f"{crc32(raw):08x}{crc32(raw[::-1]):08x}"
 
 
-def make_folder(path: Path, *, mode: int) -> tuple[Path, ...]:
-    """Create a folder with exactly `mode`, whatever the umask, and its parents; return those created, outermost first.
+def make_directory(path: Path, *, mode: int) -> tuple[Path, ...]:
+    """Create a directory with exactly `mode`, whatever the umask, and its parents; return those created, outermost
+    first.
 
     Parents that are missing get the mode too, but nobody besides the owner may write there. What exists already is
     left as it is. Raise StateDirectoryError if it cannot be created.
@@ -50,26 +51,26 @@ def make_folder(path: Path, *, mode: int) -> tuple[Path, ...]:
     try:
         if path.is_dir():
             return ()
-        for folder in (*reversed(path.parents), path):
-            if folder.is_dir():
+        for directory in (*reversed(path.parents), path):
+            if directory.is_dir():
                 continue
             try:
-                folder.mkdir(mode=0o700)  # never open wider than asked, not even for a moment
+                directory.mkdir(mode=0o700)  # never open wider than asked, not even for a moment
             except FileExistsError:
-                if folder.is_dir():  # another job was quicker
+                if directory.is_dir():  # another job was quicker
                     continue
                 raise
-            folder.chmod(mode if folder == path else mode & ~0o022)
-            created.append(folder)
+            directory.chmod(mode if directory == path else mode & ~0o022)
+            created.append(directory)
     except OSError as error:
         raise explain_os_error(error, "create", path) from error
     return tuple(created)
 
 
-def own_folder(path: Path) -> Path | None:
-    """A folder that only this user can write in, made when missing; None if there can be none."""
+def own_directory(path: Path) -> Path | None:
+    """A directory that only this user can write in, made when missing; None if there can be none."""
     try:
-        make_folder(path, mode=0o700)
+        make_directory(path, mode=0o700)
         info = path.lstat()
     except (OSError, StateDirectoryError):
         return None
@@ -161,16 +162,16 @@ def open_without_waiting(path: str, flags: int) -> int:
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
-def shipped_folder(kind: str) -> Path:
-    """Given `slurm_templates` or `cron`, return the folder, in a clone, an editable install and a wheel alike.
+def shipped_directory(kind: str) -> Path:
+    """Given `slurm_templates` or `cron`, return the directory, in a clone, an editable install and a wheel alike.
 
     A wheel holds them below the package (`_shipped`, see pyproject.toml); a clone beside it. Raise ResilError if the
     installation lacks them.
     """
-    for folder in (_PACKAGE / "_shipped" / kind, _PACKAGE.parent / kind):
-        if folder.is_dir():
-            return folder
+    for directory in (_PACKAGE / "_shipped" / kind, _PACKAGE.parent / kind):
+        if directory.is_dir():
+            return directory
     raise ResilError(
-        f"this installation of resil lacks its {kind} folder (looked beside and below {_PACKAGE})",
+        f"this installation of resil lacks its {kind} directory (looked beside and below {_PACKAGE})",
         hint="install it again: pip install --force-reinstall resil",
     )

@@ -2,7 +2,7 @@
 
 `subprocess.run(timeout=)` is not a deadline: after the timeout it waits for the child, and a child in
 uninterruptible sleep (a hung file system) never ends. Here the child is killed with its process group, given half
-a second, and then abandoned; the call returns. Starting it has the same deadline: the program, or the folder to
+a second, and then abandoned; the call returns. Starting it has the same deadline: the program, or the directory to
 start it in, may lie on the hung file system.
 """
 
@@ -25,8 +25,9 @@ from resilience.base.background import BackgroundCall
 from resilience.errors import EX_TEMPFAIL, DeliveryError, ProbeError
 
 # vfork suspends this thread, with the interpreter's lock in its hand, until the child has exec'ed: a program or a
-# folder on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond more.
-# The switch is documented: https://docs.python.org/3/library/subprocess.html#disabling-use-of-vfork-or-posix-spawn
+# directory on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond
+# more. The switch is documented:
+# https://docs.python.org/3/library/subprocess.html#disabling-use-of-vfork-or-posix-spawn
 setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - a plain assignment is refused by type checkers
 
 REAP_GRACE_S = 0.5
@@ -205,7 +206,7 @@ def _start(
             )
 
     try:
-        # The kernel lets fork and exec wait as long as it likes for the program's file and for the folder; a thread
+        # The kernel lets fork and exec wait as long as it likes for the program's file and for the directory; a thread
         # that waits there can be left behind, and does not keep this process from ending.
         return BackgroundCall(start, "resil-launch", late=_end).result(timeout_s)
     except TimeoutError as error:
@@ -323,7 +324,7 @@ def run_with_input(
 ) -> Completed:
     """Run a program with a text on its standard input; return how it ended, which is well.
 
-    `run`: that of the world's runner. Raise DeliveryError: transient unless the program said by its exit code that
+    `run`: that of the system's runner. Raise DeliveryError: transient unless the program said by its exit code that
     trying again is of no use.
     """
     program = argv[0]

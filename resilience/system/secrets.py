@@ -16,8 +16,8 @@ from typing import Any
 from resilience.base.files import NOT_REGULAR, read_regular
 from resilience.errors import DeliveryError, ResilError, SettingsError
 from resilience.system import redaction
+from resilience.system.ports import System
 from resilience.system.redaction import MIN_LENGTH, REDACTED
-from resilience.system.world import World
 
 LIMIT_BYTES = 16 * 1024
 """No token, password or address is longer; a log file named by mistake is."""
@@ -78,7 +78,7 @@ def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
             )
         if not file.startswith(("/", "~/")):
             raise SettingsError(
-                f"{name}_file = {file!r} must be a whole path: cron and other nodes have another current folder",
+                f"{name}_file = {file!r} must be a whole path: cron and other nodes have another current directory",
                 hint=f'{name}_file = "~/.config/resil/{name}"',
             )
     if variable and not _VARIABLE.fullmatch(variable):
@@ -94,33 +94,33 @@ def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
     return bool(file or variable)
 
 
-def read_secret(settings: Any, name: str, world: World) -> Secret | None:
+def read_secret(settings: Any, name: str, system: System) -> Secret | None:
     """The secret `name`, or None where settings name no place for it.
 
     Raise SettingsError if it must not be used (a file that others can read, a variable that is empty), DeliveryError if
     the file system does not answer well now. No error shows anything of its content.
     """
-    lines = _read_lines(settings, name, world, is_one=True)
+    lines = _read_lines(settings, name, system, is_one=True)
     return lines[0] if lines else None
 
 
-def read_secret_lines(settings: Any, name: str, world: World) -> tuple[Secret, ...]:
+def read_secret_lines(settings: Any, name: str, system: System) -> tuple[Secret, ...]:
     """As `read_secret`, for a file that holds a secret on each line; empty lines and comments (#) are passed over."""
-    return _read_lines(settings, name, world, is_one=False)
+    return _read_lines(settings, name, system, is_one=False)
 
 
-def _read_lines(settings: Any, name: str, world: World, *, is_one: bool) -> tuple[Secret, ...]:
+def _read_lines(settings: Any, name: str, system: System, *, is_one: bool) -> tuple[Secret, ...]:
     check_secret(settings, name, required=False)
     file, variable = _places(settings, name)
     if file:
-        path = world.host.home / file[2:] if file.startswith("~/") else Path(file)
+        path = system.host.home / file[2:] if file.startswith("~/") else Path(file)
         place, text = str(path), _read(path)
     elif variable:
         place = f"the environment variable {variable}"
-        if variable not in world.environ:
+        if variable not in system.environ:
             raise _refused(place, "is not set", f"export it where resil runs; cron does not read your shell's files: "
                            f"there {name}_file is easier")  # fmt: skip
-        text = world.environ[variable]
+        text = system.environ[variable]
     else:
         return ()
     lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]

@@ -20,10 +20,10 @@ from resilience.base.processes import is_same, pid_space, start_ticks
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.system.child import Answer, KeyT, run_apart
-from resilience.system.files import own_folder, read_regular, short_digest, write_atomic
+from resilience.system.files import own_directory, read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
-    from resilience.system.world import Clock, World
+    from resilience.system.ports import Clock, System
 
 FRESH_S = 3600.0
 """A place that did not answer longer ago than this, and left no process waiting, may have answered since: forgotten."""
@@ -61,22 +61,22 @@ class Stuck(NamedTuple):
 class StuckMemory:
     """The places of this node that do not answer. Damaged, foreign and outlived records are as if they were not there.
 
-    Where nothing can be remembered (no folder of our own), every look is a first one.
+    Where nothing can be remembered (no directory of our own), every look is a first one.
     """
 
-    def __init__(self, folders: Sequence[Path]) -> None:
-        """`folders`: the first that can be used is written to; all are read."""
-        self._folders = tuple(folders)
+    def __init__(self, directories: Sequence[Path]) -> None:
+        """`directories`: the first that can be used is written to; all are read."""
+        self._directories = tuple(directories)
         self._names: dict[str, list[Path]] | None = None
 
     @classmethod
-    def of(cls, world: World) -> StuckMemory:
+    def of(cls, system: System) -> StuckMemory:
         """The memory of this node: /tmp first, because cron has no $XDG_RUNTIME_DIR, and both must see the same."""
-        own = f"resil-{world.host.uid}"
-        folders = [Path("/tmp", own, "stuck"), Path("/dev/shm", own, "stuck")]
-        if runtime := world.environ.get("XDG_RUNTIME_DIR"):
-            folders.append(Path(runtime, "resil", "stuck"))
-        return cls(folders)
+        own = f"resil-{system.host.uid}"
+        directories = [Path("/tmp", own, "stuck"), Path("/dev/shm", own, "stuck")]
+        if runtime := system.environ.get("XDG_RUNTIME_DIR"):
+            directories.append(Path(runtime, "resil", "stuck"))
+        return cls(directories)
 
     def find(self, place: str, now: float) -> Stuck | None:
         """The record of a place; None after a reboot, or when no probe ran for long."""
@@ -90,17 +90,17 @@ class StuckMemory:
         """Remember that a place did not answer just now."""
         began = {str(pid): ticks for pid in stuck.pids if (ticks := start_ticks(pid)) is not None}
         record: dict[str, Any] = {"place": place, "since": stuck.since, "seen": now, "processes": began, **_numbers()}
-        for folder in self._folders:
-            if own_folder(folder.parent) is None or own_folder(folder) is None:
+        for directory in self._directories:
+            if own_directory(directory.parent) is None or own_directory(directory) is None:
                 continue
-            path = folder / _name(place)
+            path = directory / _name(place)
             if (other := _read(path, place, now)) is not None:  # another process hangs there as well
                 began = {str(pid): start_ticks(pid) or 0 for pid in other.pids} | began
                 record |= {"since": min(other.since, stuck.since), "processes": began}
             with contextlib.suppress(StateDirectoryError):
                 write_atomic(path, json.dumps(record), durable=False)
                 self._all().setdefault(path.name, []).append(path)
-                _sweep(folder, now)
+                _sweep(directory, now)
                 return
 
     def forget(self, place: str) -> None:
@@ -118,16 +118,16 @@ class StuckMemory:
         """The records there are. Mostly none, and then no place costs more than a look into this."""
         if self._names is None:
             self._names = {}
-            for folder in self._folders:
+            for directory in self._directories:
                 try:
-                    info = folder.lstat()
+                    info = directory.lstat()
                     if info.st_uid != os.getuid() or info.st_mode & 0o022:
                         continue  # somebody else's, who would have us believe that all is stuck
-                    names = os.listdir(folder)  # noqa: PTH208 - names only
+                    names = os.listdir(directory)  # noqa: PTH208 - names only
                 except OSError:
                     continue
                 for name in names:
-                    self._names.setdefault(name, []).append(folder / name)
+                    self._names.setdefault(name, []).append(directory / name)
         return self._names
 
 
@@ -187,9 +187,9 @@ def _numbers() -> dict[str, str]:
     return dict(zip(("boot", "namespace"), pid_space(), strict=True))
 
 
-def _sweep(folder: Path, now: float) -> None:
-    """Remove what nobody asks for any more: places that were looked at once, from a folder that is gone."""
-    for path in folder.iterdir():
+def _sweep(directory: Path, now: float) -> None:
+    """Remove what nobody asks for any more: places that were looked at once, from a directory that is gone."""
+    for path in directory.iterdir():
         with contextlib.suppress(OSError, StateDirectoryError, ValueError, KeyError, TypeError):
             if now - path.stat().st_mtime < KEPT_S or (found := read_regular(path)) is None:
                 continue

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Protocol
 
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.system.deadlines import Deadlines
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 

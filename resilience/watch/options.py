@@ -112,7 +112,8 @@ def parse_pairs(option: Option, texts: Sequence[str]) -> dict[str, str]:
 
 
 def from_here(overrides: Mapping[str, object], fields: Sequence[str], here: Path) -> dict[str, object]:
-    """Given what was typed, return it with relative paths in `fields` as from the current folder, where shells count.
+    """Given what was typed, return it with relative paths in `fields` as from the current directory, where shells
+    count.
 
     `~`, `$VARIABLE` and what is empty are left as they are: the plugin knows.
     """

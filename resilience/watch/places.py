@@ -17,7 +17,7 @@ from resilience.base.mounts import MEMORY_TYPES, STORAGE_VARIABLES, Mount, mount
 from resilience.errors import UsageError
 
 CHECKPOINT_FOLDERS = ("checkpoints", "checkpoint", "ckpts", "ckpt")
-"""Folders of a project that hold checkpoints, when nothing else is said."""
+"""Directories of a project that hold checkpoints, when nothing else is said."""
 
 _VARIABLE = r"\$(?:(\w+)|\{(\w+)\})"
 _LINKS_MOST = 40
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
     Attributes:
         path: absolute, as it was named or found.
-        role: `project folder`, `home`, `$SCRATCH`; empty: it was named.
+        role: `project directory`, `home`, `$SCRATCH`; empty: it was named.
         is_needed: whether the training writes there.
         may_miss: whether it is no news when it does not exist.
     """
@@ -57,7 +57,7 @@ def found_places(
     *, project: Path, state_dir: Path, home: Path, environ: Mapping[str, str], checkpoints: str = ""
 ) -> tuple[Place, ...]:
     """The places that a training needs, most important first, each path once."""
-    places = [Place(str(project), "project folder", is_needed=True)]
+    places = [Place(str(project), "project directory", is_needed=True)]
     if checkpoints:
         places.append(Place(checkpoints, "checkpoints", is_needed=True, may_miss=True))
     places.append(Place(str(state_dir), "state directory", is_needed=True, may_miss=True))
@@ -128,7 +128,7 @@ def settled(path: str, mounts: Sequence[Mount]) -> str:
 
 def _absolute(text: str, base: Path, home: Path, environ: Mapping[str, str]) -> str:
     if not text.strip():
-        raise UsageError("an empty text is no path", hint="an unset variable? name the folder, or none at all")
+        raise UsageError("an empty text is no path", hint="an unset variable? name the directory, or none at all")
     if "\0" in text:
         raise UsageError(f"{text!r} holds a NUL byte: no path does")
 
@@ -142,8 +142,8 @@ def _absolute(text: str, base: Path, home: Path, environ: Mapping[str, str]) -> 
     if expanded.startswith("~"):
         user, slash, rest = expanded[1:].partition("/")
         try:
-            folder = str(home) if not user else pwd.getpwnam(user).pw_dir
+            directory = str(home) if not user else pwd.getpwnam(user).pw_dir
         except KeyError:
             raise UsageError(f"{text!r}: there is no user {user!r} on this machine", hint="write ~/...") from None
-        expanded = f"{folder}{slash}{rest}"
+        expanded = f"{directory}{slash}{rest}"
     return os.path.normpath(os.path.join(base, expanded))  # noqa: PTH118 - normpath keeps what resolve() would touch

@@ -4,8 +4,9 @@ Two hosts may save at the same time. So what is saved is merged with what lies t
 winning, and written whole; a reading that is lost between two of them costs nothing but that reading.
 
 The state directory may be the very disk that hangs, so each access is made by a child with a deadline. Where the state
-directory does not respond or refuses the write, a fallback directory on this node is used (system/spare_folder.py:
-spare_place); where neither responds, the readings of this tick stand alone, and `--explain` says so.
+directory does not respond or refuses the write, a fallback directory on this node is used
+(system/fallback_directory.py: fallback_path); where neither responds, the readings of this tick stand alone, and
+`--explain` says so.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.system.files import explain_os_error, make_folder, own_folder, write_atomic
+from resilience.system.files import explain_os_error, make_directory, own_directory, write_atomic
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.watch.reading import Memory, Timed, remember
 
@@ -31,7 +32,7 @@ Series = Mapping[str, Sequence[Timed[Any]]]
 """The readings of each subject, oldest first; each reading is a record."""
 
 KEPT_S = 30 * 86400.0
-"""A subject that nobody has seen for so long is forgotten: its job has ended, its folder is gone."""
+"""A subject that nobody has seen for so long is forgotten: its job has ended, its directory is gone."""
 
 AHEAD_S = 3600.0
 """A reading from further in the future than clocks differ is damage, and would be the newest for ever."""
@@ -60,13 +61,13 @@ class ReadingFile(NamedTuple):
     """The file that remembers one watchdog's readings.
 
     Attributes:
-        path: where it lies; the folder is made when it is first written.
-        folder_mode, file_mode: for folders and files that are made.
-        gid: the group of a new folder, or None.
+        path: where it lies; the directory is made when it is first written.
+        directory_mode, file_mode: for directories and files that are made.
+        gid: the group of a new directory, or None.
     """
 
     path: Path
-    folder_mode: int = 0o700
+    directory_mode: int = 0o700
     file_mode: int = 0o600
     gid: int | None = None
 
@@ -93,12 +94,12 @@ class ReadingFile(NamedTuple):
         """
         before = self.load(now)
         merged = merge(before.series, new, memory, now)
-        folder = self.path.parent
-        for made in make_folder(folder, mode=self.folder_mode):
+        directory = self.path.parent
+        for made in make_directory(directory, mode=self.directory_mode):
             if self.gid is not None:
                 with suppress(OSError):
                     os.chown(made, -1, self.gid)
-                    made.chmod(self.folder_mode)  # chown clears the set-group-id bit
+                    made.chmod(self.directory_mode)  # chown clears the set-group-id bit
         write_atomic(self.path, compose_readings(merged), mode=self.file_mode, durable=False)
         return before.error
 
@@ -171,12 +172,12 @@ class ReadingStore(NamedTuple):
     """The memory of one project's watchdogs.
 
     Attributes:
-        scene: whose.
+        context: whose.
         stuck: what is known to hang on this node.
         deadline_s: how long the state directory may take.
     """
 
-    scene: Context
+    context: Context
     stuck: StuckMemory
     deadline_s: float
 
@@ -218,9 +219,9 @@ class ReadingStore(NamedTuple):
         """What the first of these works returns that does not fail, and what was wrong with those before it."""
         errors: list[str] = []
         for number, work in enumerate(works):
-            place = f"{what} of {self.scene.state_dir}{' (spare)' if number else ''}"
+            place = f"{what} of {self.context.state_dir}{' (fallback)' if number else ''}"
             look = Look(place, work, self.deadline_s)
-            for _, answer in look_apart({0: look}, self.stuck, self.scene.world.clock):
+            for _, answer in look_apart({0: look}, self.stuck, self.context.system.clock):
                 if answer.error is None:
                     return answer.value, "; ".join(errors)
                 errors.append(f"{place}: {answer.error.message}")
@@ -228,34 +229,34 @@ class ReadingStore(NamedTuple):
 
     def _home(self) -> Path:
         """Where they belong; looks at the disk, so for a child only."""
-        scene = self.scene
-        if scene.has_settings or scene.state_dir.is_dir():
-            return scene.state_dir / FOLDER
-        # Nobody has decided to keep anything here; do not leave a folder in every place that somebody looks from.
-        project = f"{scene.project.name or 'root'}-{crc32(os.fsencode(scene.project)):08x}"
-        return scene.world.cache_home / "resil" / "watch" / project
+        context = self.context
+        if context.has_settings or context.state_dir.is_dir():
+            return context.state_dir / FOLDER
+        # Nobody has decided to keep anything here; do not leave a directory in every place that somebody looks from.
+        project = f"{context.project.name or 'root'}-{crc32(os.fsencode(context.project)):08x}"
+        return context.system.cache_home / "resil" / "watch" / project
 
     def _spare(self) -> Path:
-        from resilience.system.spare_folder import spare_place
+        from resilience.system.fallback_directory import fallback_path
 
-        return spare_place(self.scene.world, self.scene.state_dir / FOLDER)
+        return fallback_path(self.context.system, self.context.state_dir / FOLDER)
 
     def _may_be_spare(self) -> bool:
         """Whether anything of ours was ever put aside on this node: mostly not, and then a name need not be hashed."""
-        places = [f"/tmp/resil-{self.scene.world.host.uid}"]
-        if base := self.scene.world.environ.get("XDG_STATE_HOME"):
+        places = [f"/tmp/resil-{self.context.system.host.uid}"]
+        if base := self.context.system.environ.get("XDG_STATE_HOME"):
             places.append(f"{base}/resil")
         return any(name.startswith(FOLDER.strip(".")) for place in places for name in _names(place))
 
-    def _load(self, folders: Iterable[Path], requested: Mapping[str, Memory]) -> dict[str, Any]:
+    def _load(self, directories: Iterable[Path], requested: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        now = self.scene.world.clock.now()
+        now = self.context.system.clock.now()
         for name, memory in requested.items():
             merged: Series = {}
             errors = []
-            for folder in folders:
+            for directory in directories:
                 try:
-                    remembered = self._file(folder, name).load(now)
+                    remembered = self._file(directory, name).load(now)
                 except StateDirectoryError as error:
                     remembered = Remembered({}, error.message)
                 errors.append(remembered.error)
@@ -264,11 +265,11 @@ class ReadingStore(NamedTuple):
             found[name] = (_plain(merged), "; ".join(filter(None, errors)))
         return found
 
-    def _save(self, folder: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:
-        """Write into a folder; where that takes nothing `and_else` the spare does."""
-        now, notes = self.scene.world.clock.now(), []
-        if not and_else and (own_folder(folder.parent) is None or own_folder(folder) is None):
-            raise StateDirectoryError(f"cannot write {folder}: it cannot be made a folder of our own")
+    def _save(self, directory: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:
+        """Write into a directory; where that takes nothing `and_else` the fallback does."""
+        now, notes = self.context.system.clock.now(), []
+        if not and_else and (own_directory(directory.parent) is None or own_directory(directory) is None):
+            raise StateDirectoryError(f"cannot write {directory}: it cannot be made a directory of our own")
         moves = and_else and self._may_be_spare()
         for name, (series, memory) in new.items():
             beside = self._file(self._spare(), name) if moves else None
@@ -276,7 +277,7 @@ class ReadingStore(NamedTuple):
                 if beside is not None:
                     with suppress(StateDirectoryError):  # what was kept there meanwhile moves home
                         series = merge(beside.load(now).series, series, memory, now)
-                notes.append(self._file(folder, name).save(series, memory, now))
+                notes.append(self._file(directory, name).save(series, memory, now))
                 if beside is not None:
                     with suppress(OSError):
                         beside.path.unlink(missing_ok=True)
@@ -286,10 +287,10 @@ class ReadingStore(NamedTuple):
                     notes += self._save(self._spare(), {name: (series, memory)})
         return notes
 
-    def _file(self, folder: Path, name: str) -> ReadingFile:
-        path = folder / f"{name}.json"
-        group = self.scene.group
-        if not group or folder.parent != self.scene.state_dir:
+    def _file(self, directory: Path, name: str) -> ReadingFile:
+        path = directory / f"{name}.json"
+        group = self.context.group
+        if not group or directory.parent != self.context.state_dir:
             return ReadingFile(path)
         import grp
 
@@ -300,9 +301,9 @@ class ReadingStore(NamedTuple):
         return ReadingFile(path, 0o2770, 0o660, gid)
 
 
-def _names(folder: str) -> list[str]:
+def _names(directory: str) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 - names only
+        return os.listdir(directory)  # noqa: PTH208 - names only
     except OSError:
         return []
 

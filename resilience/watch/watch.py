@@ -23,7 +23,7 @@ from resilience.system.child import Answer
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.watch.reading import Memory, Target, Timed, remember
 from resilience.watch.reading_store import ReadingStore, Remembered, Series
-from resilience.watch.watchdogs import Watchdog, is_requested, load_watchdog, scene_of
+from resilience.watch.watchdogs import Watchdog, context_of, is_requested, load_watchdog
 
 if TYPE_CHECKING:
     from resilience.alerts.notify import Notes
@@ -62,17 +62,17 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
     `on_readings` is called with the readings: a daemon waits for the deadlines in them. Raise UsageError if the
     project's own settings cannot be used; everything else is a finding.
     """
-    world = project.world
-    scene = scene_of(project)
-    stuck = StuckMemory.of(world)
+    system = project.system
+    context = context_of(project)
+    stuck = StuckMemory.of(system)
     shared = project.loaded.settings.watch
     for key in ("deadline_s", "state_deadline_s"):
         if not 0 < getattr(shared, key) <= LONGEST_S:
             why = "leaves no time to look" if getattr(shared, key) <= 0 else "is longer than a year"
             raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
-    store = ReadingStore(scene, stuck, shared.state_deadline_s)
-    began, started = world.clock.now(), world.clock.monotonic()
-    rounds = [_begin(watchdog, scene) for watchdog in watchdogs]
+    store = ReadingStore(context, stuck, shared.state_deadline_s)
+    began, started = system.clock.now(), system.clock.monotonic()
+    rounds = [_begin(watchdog, context) for watchdog in watchdogs]
     remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in rounds if r.targets and r.remembers})
     probes: dict[tuple[int, int], Look] = {}
     for number, one in enumerate(rounds):
@@ -82,11 +82,11 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
             # A probe that asks several programs shares its time out among them.
             deadline_s = given.deadline_s or shared.deadline_s
             target = given._replace(deadline_s=deadline_s)
-            work = partial(_probe_and_judge, one.watchdog, target, scene, before, one.remembered.series)
-            probes[number, index] = Look(_place(one.watchdog, target, scene), work, deadline_s)
-    for (number, index), answer in look_apart(probes, stuck, world.clock):
+            work = partial(_probe_and_judge, one.watchdog, target, context, before, one.remembered.series)
+            probes[number, index] = Look(_place(one.watchdog, target, context), work, deadline_s)
+    for (number, index), answer in look_apart(probes, stuck, system.clock):
         one = rounds[number]
-        one.took_s = world.clock.monotonic() - started
+        one.took_s = system.clock.monotonic() - started
         one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
         if answer.error is None:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
@@ -106,7 +106,7 @@ def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog]
         try:
             watchdogs.append(load_watchdog(project, name, is_requested=is_requested(project, name)))
         except UsageError as error:
-            broken.append(Report(check=name, findings=(unknown(name, error),), time=project.world.clock.now()))
+            broken.append(Report(check=name, findings=(unknown(name, error),), time=project.system.clock.now()))
     return watchdogs, broken
 
 
@@ -124,7 +124,7 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
         return tuple(map(str, notify(project, [with_itself(report) for report in reports], notes=notes)))
 
     look = Look(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.world), project.world.clock)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.system), project.system.clock)
     printed = tuple(answer.said.splitlines())
     if answer.error is None:
         return (*answer.value, *printed)
@@ -150,10 +150,10 @@ def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
     return found
 
 
-def _begin(watchdog: Watchdog, scene: Context) -> _Round:
+def _begin(watchdog: Watchdog, context: Context) -> _Round:
     one = _Round(watchdog)
     try:
-        one.targets = tuple(watchdog.check.targets(watchdog.settings, scene))
+        one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
     except ResilError as error:
         one.findings.append(unknown(watchdog.name, error))
     except Exception as error:  # a bug of the watchdog, before it probes
@@ -162,19 +162,19 @@ def _begin(watchdog: Watchdog, scene: Context) -> _Round:
     return one
 
 
-def _place(watchdog: Watchdog, target: Target, scene: Context) -> str:
+def _place(watchdog: Watchdog, target: Target, context: Context) -> str:
     """The name of what may hang, the same in every process of this node: a path is shared, other names a project's."""
-    whose = "" if target.name.startswith("/") else f" {scene.state_dir}"
+    whose = "" if target.name.startswith("/") else f" {context.state_dir}"
     return f"{watchdog.kind} {target.name}{whose}"
 
 
 def _probe_and_judge(
-    watchdog: Watchdog, target: Target, scene: Context, before: Mapping[str, Timed[Any]], series: Series
+    watchdog: Watchdog, target: Target, context: Context, before: Mapping[str, Timed[Any]], series: Series
 ) -> dict[str, Any]:
     """The work of a child: {subject: (time, record of the reading, findings)}, all plain."""
     answers = {}
-    for subject, reading in watchdog.check.probe(target, watchdog.settings, scene, before).items():
-        now = scene.world.clock.now()
+    for subject, reading in watchdog.check.probe(target, watchdog.settings, context, before).items():
+        now = context.system.clock.now()
         record = to_record(reading)
         findings = _judge(watchdog, str(subject), Timed(now, reading), series.get(str(subject), ()), now)
         answers[str(subject)] = (now, record, [pack(finding) for finding in findings])

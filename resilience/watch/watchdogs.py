@@ -18,12 +18,12 @@ from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
 from resilience.settings.convert import plugin_settings
 from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
+from resilience.system.ports import System
 from resilience.system.stuck import Look, StuckMemory, look_apart
-from resilience.system.world import World
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
-"""How long the folders of $PATH may take."""
+"""How long the directories of $PATH may take."""
 
 
 @cache
@@ -65,11 +65,11 @@ class Listed(NamedTuple):
     in_all: bool
 
 
-def scene_of(project: Project) -> Context:
+def context_of(project: Project) -> Context:
     """Where the checks of a project stand."""
     loaded = project.loaded
     return Context(
-        world=project.world,
+        system=project.system,
         project=loaded.project,
         state_dir=loaded.state_dir,
         run=project.default_run(),
@@ -81,7 +81,7 @@ def scene_of(project: Project) -> Context:
 
 
 def _scheduler_of(project: Project) -> Callable[..., Scheduler]:
-    """As `project.scheduler`, and which one new jobs go to is found out apart: a folder of $PATH may hang."""
+    """As `project.scheduler`, and which one new jobs go to is found out apart: a directory of $PATH may hang."""
     known: list[str] = []
 
     def scheduler(name: str = "", *, cluster: str = "") -> Scheduler:
@@ -97,13 +97,13 @@ def _scheduler_name(project: Project) -> str:
         return project.scheduler_name()
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
-    world = project.world
-    look = Look(f"programs on PATH {world.environ.get('PATH', '')}", project.scheduler_name, SEARCH_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    system = project.system
+    look = Look(f"programs on PATH {system.environ.get('PATH', '')}", project.scheduler_name, SEARCH_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         raise type(answer.error)(
             f"cannot tell whether sbatch is installed: {answer.error.message}",
-            hint='a folder of PATH hangs; set [scheduler] name = "slurm"',
+            hint='a directory of PATH hangs; set [scheduler] name = "slurm"',
         )
     return str(answer.value)
 
@@ -176,26 +176,26 @@ START_S = 5.0
 """How long resil.toml may take to be found and read. It cannot be a setting."""
 
 
-def read_source(world: World, path: Path | None = None) -> Source:
+def read_source(system: System, path: Path | None = None) -> Source:
     """The settings file, read by a child with a deadline.
 
     Raise SettingsError if it cannot be read, ProbeError if the file system does not answer.
     """
 
     def read() -> tuple[bytes | None, bytes]:
-        source = find_source(world, path)
+        source = find_source(system, path)
         return (os.fsencode(source.path) if source.path is not None else None), source.content
 
-    look = Look(f"settings of {path or world.cwd}", read, START_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    look = Look(f"settings of {path or system.cwd}", read, START_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
-        raise type(answer.error)(f"settings of {path or world.cwd}: {answer.error.message}", hint=answer.error.hint)
+        raise type(answer.error)(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
     path, content = answer.value
     return Source(Path(os.fsdecode(path)) if path is not None else None, content)
 
 
 def open_in_child(
-    world: World,
+    system: System,
     *,
     path: Path | None = None,
     overrides: Mapping[str, str] | None = None,
@@ -209,27 +209,28 @@ def open_in_child(
     unread = None
     if source is None:
         try:
-            source = read_source(world, path)
+            source = read_source(system, path)
         except ProbeError as error:
-            source = _read_without_own(world, path, error)
-            own = world.config_home / "resil" / "config.toml"
+            source = _read_without_own(system, path, error)
+            own = system.config_home / "resil" / "config.toml"
             unread = ProbeError(f"{own} cannot be read, and the defaults count: {error.message}", hint=error.hint)
-    return Project(world, load(world, wanted=path, overrides=overrides, source=source), unread=unread)
+    return Project(system, load(system, wanted=path, overrides=overrides, source=source), unread=unread)
 
 
-def _read_without_own(world: World, path: Path | None, error: ProbeError) -> Source:
-    """The settings file of the current folder or of one above, or none. Raise `error` if those hang or one was named.
+def _read_without_own(system: System, path: Path | None, error: ProbeError) -> Source:
+    """The settings file of the current directory or of one above, or none. Raise `error` if those hang or one was
+    named.
 
     A file that was named is the only one that counts.
     """
-    if path or world.environ.get(CONFIG_VARIABLE):
+    if path or system.environ.get(CONFIG_VARIABLE):
         raise error
 
     def is_there() -> bool:
-        return any((folder / FILE_NAME).exists() for folder in (world.cwd, *world.cwd.parents))
+        return any((directory / FILE_NAME).exists() for directory in (system.cwd, *system.cwd.parents))
 
-    look = Look(f"settings above {world.cwd}", is_there, START_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(world), world.clock)
+    look = Look(f"settings above {system.cwd}", is_there, START_S)
+    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None or answer.value:
         raise error
     return Source()

@@ -18,8 +18,8 @@ from resilience.alerts.outbox import Outbox
 from resilience.alerts.routes import Route
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
-from resilience.system.spare_folder import SpareFolder
-from resilience.system.world import World
+from resilience.system.fallback_directory import FallbackDirectory
+from resilience.system.ports import System
 from tests.alerts.channels.servers import serving
 from tests.fakes import NOW
 
@@ -33,9 +33,9 @@ class Settings:
 
 @dataclass
 class StandIn:
-    """Takes messages into `<folder>/<name>.taken`; `<folder>/<name>.order` says what it does instead."""
+    """Takes messages into `<directory>/<name>.taken`; `<directory>/<name>.order` says what it does instead."""
 
-    folder: Path
+    directory: Path
     name: str
     summary: str = "takes messages into a file"
     Settings: type = Settings
@@ -45,12 +45,12 @@ class StandIn:
         return Route.of(self, Settings())
 
     def order(self, what: str = "") -> None:
-        (self.folder / f"{self.name}.order").write_text(what)
+        (self.directory / f"{self.name}.order").write_text(what)
 
     @property
     def taken(self) -> list[dict[str, Any]]:
         """The messages, in order."""
-        path = self.folder / f"{self.name}.taken"
+        path = self.directory / f"{self.name}.taken"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
@@ -72,7 +72,7 @@ class StandIn:
             "at": time.time(),
         }
 
-    def send(self, message: Any, settings: Any, world: World) -> Mapping[str, str]:
+    def send(self, message: Any, settings: Any, system: System) -> Mapping[str, str]:
         what, _, more = self._order().partition(" ")
         if what == "down":
             raise DeliveryError("the server does not answer", hint="wait")
@@ -95,12 +95,12 @@ class StandIn:
         if what == "print":
             print("a channel that prints", flush=True)
             os.write(1, b"and writes\n")
-        with open(self.folder / f"{self.name}.taken", "a") as file:
+        with open(self.directory / f"{self.name}.taken", "a") as file:
             file.write(json.dumps(message) + "\n")
         return {"answer": "taken", "ts": f"ts-{message['id']}"}
 
     def _order(self) -> str:
-        path = self.folder / f"{self.name}.order"
+        path = self.directory / f"{self.name}.order"
         return path.read_text() if path.exists() else ""
 
 
@@ -118,7 +118,7 @@ class SocketChannel:
     def compose(self, alert: Alert, settings: Any, thread: Mapping[str, str]) -> str:
         return alert.id
 
-    def send(self, message: Any, settings: Any, world: World) -> Mapping[str, str]:
+    def send(self, message: Any, settings: Any, system: System) -> Mapping[str, str]:
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(message.encode() + b"\n")
             if connection.recv(10) != b"ok":
@@ -178,6 +178,6 @@ def an_alert(
     return Alert.of(notice, id=id, thread=thread or id, time=time, host="login1", project=project, **fields)
 
 
-def an_outbox(folder: Path, spare: Path | None = None) -> Outbox:
-    """An outbox below a folder."""
-    return Outbox(SpareFolder(folder / "alerts" / "outbox", spare / "outbox" if spare is not None else None))
+def an_outbox(directory: Path, spare: Path | None = None) -> Outbox:
+    """An outbox below a directory."""
+    return Outbox(FallbackDirectory(directory / "alerts" / "outbox", spare / "outbox" if spare is not None else None))

@@ -61,16 +61,16 @@ def test_a_process_that_lives_keeps_its_claim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770])
-def test_the_folder_is_as_open_as_the_one_that_it_lies_in(tmp_path: Path, mode: int) -> None:
-    folder = tmp_path / "alerts"
-    folder.mkdir()
-    folder.chmod(mode)
-    with claim(folder / "claims", "email", "n1 1 a"):
-        assert stat.S_IMODE((folder / "claims").stat().st_mode) == mode
-        assert stat.S_IMODE((folder / "claims" / "email").stat().st_mode) == 0o644
+def test_the_directory_is_as_open_as_the_one_that_it_lies_in(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "alerts"
+    directory.mkdir()
+    directory.chmod(mode)
+    with claim(directory / "claims", "email", "n1 1 a"):
+        assert stat.S_IMODE((directory / "claims").stat().st_mode) == mode
+        assert stat.S_IMODE((directory / "claims" / "email").stat().st_mode) == 0o644
 
 
-def test_a_folder_that_cannot_be_made_is_leave_to_go_ahead(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_leave_to_go_ahead(tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("in the way")
     with claim(tmp_path / "claims", "email", "n1 1 a") as held:
         assert held is not None

@@ -19,7 +19,7 @@ from resilience.finding import Verdict
 from resilience.runs.project import Project
 from tests.alerts.stand_in import StandIn, an_alert
 from tests.fakes import ME, NOW, FakeClock, make_project
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 SETTINGS = """
 [run]
@@ -62,7 +62,7 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
     state.ledger.save_copy(NOW)
     state.path.parent.rename(tmp_path / "behind")
     try:
-        with hung_folder(state.path.parent):
+        with hung_directory(state.path.parent):
             found = commands.listing(project)
             assert found.is_partial and [k.incident.episode for k in found.known] == ["aaaa0002", "aaaa0001"]
             with pytest.raises(StateDirectoryError, match="cannot be known"):
@@ -70,8 +70,8 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
             commands.acknowledge(project, ["aaaa0002"], "on it")
             commands.silence(project, check="fs", until=NOW + 60, why="")
             assert commands.listing(project).known[0].incident.acknowledged_by
-            (state.ledger.folder.spare or tmp_path).with_name("ledger-copy.json").unlink()
-            for path in (state.ledger.folder.spare or tmp_path).iterdir():
+            (state.ledger.directory.fallback or tmp_path).with_name("ledger-copy.json").unlink()
+            for path in (state.ledger.directory.fallback or tmp_path).iterdir():
                 path.unlink()
             with pytest.raises(StateDirectoryError, match="was not kept"):
                 commands.silence(project, check="fs", until=NOW + 60, why="")
@@ -123,7 +123,7 @@ def test_a_silence_covers_what_fits_and_ends(project: Project) -> None:
     assert (made.by, made.since, made.why) == (ME, NOW, "maintenance")
     silenced = [k.incident.episode for k in commands.listing(project).known if k.silence is not None]
     assert silenced == ["aaaa0002"]
-    clock = project.world.clock
+    clock = project.system.clock
     assert isinstance(clock, FakeClock)
     clock.time += 61
     assert [k for k in commands.listing(project).known if k.silence is not None] == []
@@ -150,11 +150,11 @@ def test_only_open_incidents_are_offered_for_completion(project: Project) -> Non
 class Desk:
     """A project whose channels are stand-ins."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        environ = {"XDG_STATE_HOME": str(folder / "state")}
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        environ = {"XDG_STATE_HOME": str(directory / "state")}
         settings = '[alert]\nchannels = ["email", "slack"]\n'
-        self.project: Project = make_project(folder, settings=settings, environ=environ)
-        self.email, self.slack = StandIn(folder, "email"), StandIn(folder, "slack")
+        self.project: Project = make_project(directory, settings=settings, environ=environ)
+        self.email, self.slack = StandIn(directory, "email"), StandIn(directory, "slack")
         routes = {"email": self.email.route, "slack": self.slack.route}
 
         def the_routes(project: Project, also: str = "") -> dict[str, Route]:

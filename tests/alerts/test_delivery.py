@@ -23,9 +23,9 @@ from resilience.alerts.routes import Route
 from resilience.alerts.sending import DeliveryRequest, compose_in_child
 from resilience.errors import UsageError
 from resilience.finding import Verdict
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.stand_in import SECRET, Receiver, SocketChannel, StandIn, an_alert, an_outbox, receiver
-from tests.fakes import NOW, FakeClock, make_world
+from tests.fakes import NOW, FakeClock, make_system
 from tests.guard.disks import fill, small_disk
 from tests.system.writer import OF_THE_INTERPRETER, writer
 
@@ -35,15 +35,15 @@ HOUR, DAY = 3600.0, 86400.0
 class Desk:
     """An outbox, a clock set by hand, and two channels."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.clock = FakeClock()
-        self.email, self.slack = StandIn(folder, "email"), StandIn(folder, "slack")
-        self.box = an_outbox(folder)
+        self.email, self.slack = StandIn(directory, "email"), StandIn(directory, "slack")
+        self.box = an_outbox(directory)
         self.routes = {"email": self.email.route, "slack": self.slack.route}
 
-    def world(self, host: str = "login1") -> World:
-        return make_world(self.folder, clock=self.clock, host=host)
+    def system(self, host: str = "login1") -> System:
+        return make_system(self.directory, clock=self.clock, host=host)
 
     def put(self, id: str = "a1", *channels: str, **fields: object) -> None:
         given = {"time": self.clock.now(), **fields}
@@ -52,7 +52,7 @@ class Desk:
 
     def flush(self, host: str = "login1", *, after_s: float = 0.0, **options: object) -> Flushed:
         self.clock.time += after_s
-        return flush(self.box, self.routes, world=self.world(host), **options)  # type: ignore[arg-type]
+        return flush(self.box, self.routes, system=self.system(host), **options)  # type: ignore[arg-type]
 
     def flushes(self, times: int, every_s: float) -> None:
         for _ in range(times):
@@ -69,8 +69,8 @@ def desk(tmp_path: Path) -> Desk:
 def quick_desk() -> Iterator[Desk]:
     """On a disk of memory: twenty thousand files that are synced take minutes elsewhere."""
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="resil-test-", dir=shared) as folder:
-        yield Desk(Path(folder))
+    with tempfile.TemporaryDirectory(prefix="resil-test-", dir=shared) as directory:
+        yield Desk(Path(directory))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_waits_is_delivered_and_what_came_back_is_kept(desk: Desk) -> None:
 
 def test_an_empty_outbox_costs_one_probe(desk: Desk) -> None:
     assert desk.flush() == Flushed()
-    assert not (desk.folder / "alerts").exists(), "nothing was even created"
+    assert not (desk.directory / "alerts").exists(), "nothing was even created"
 
 
 def test_a_thread_is_sent_in_order_and_the_channel_gets_what_it_remembered(desk: Desk) -> None:
@@ -272,19 +272,19 @@ def test_a_message_that_alone_is_not_taken_stops_no_other_and_is_given_up_in_the
 def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         channel = StandIn(tmp_path, "email")
-        box = an_outbox(disk, tmp_path / "spare")
+        box = an_outbox(disk, tmp_path / "fallback")
         box.put(an_alert(), "email", NOW)
         fill(disk)
-        done = flush(box, {"email": channel.route}, world=make_world(tmp_path))
+        done = flush(box, {"email": channel.route}, system=make_system(tmp_path))
         assert len(done.sent) == 1 and channel.ids == ["a1"]
-        again = flush(an_outbox(disk, tmp_path / "spare"), {"email": channel.route}, world=make_world(tmp_path))
+        again = flush(an_outbox(disk, tmp_path / "fallback"), {"email": channel.route}, system=make_system(tmp_path))
         assert again.sent == () and channel.ids == ["a1"]
 
 
 def test_a_message_about_the_damage_is_sent_in_place_of_a_message_that_was_damaged_while_it_waited(desk: Desk) -> None:
     desk.put("a1")
     desk.put("a2", "slack")
-    (desk.folder / "alerts" / "outbox" / "a1.email").write_bytes(b"")  # a power cut, as some file servers take it
+    (desk.directory / "alerts" / "outbox" / "a1.email").write_bytes(b"")  # a power cut, as some file servers take it
     done = desk.flush()
     assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
     (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
@@ -392,7 +392,7 @@ def test_a_claim_of_a_process_of_this_node_that_is_gone_holds_nobody_up(desk: De
         assert len(desk.flush().sent) == 1
 
 
-@pytest.mark.parametrize("damage", ["file", "folder"])
+@pytest.mark.parametrize("damage", ["file", "directory"])
 def test_where_no_claim_can_be_made_messages_go_out_nevertheless(desk: Desk, damage: str) -> None:
     desk.put()
     if damage == "file":
@@ -403,18 +403,18 @@ def test_where_no_claim_can_be_made_messages_go_out_nevertheless(desk: Desk, dam
     assert len(desk.flush().sent) == 1
 
 
-def _flush_in_a_process(folder: Path, port: int, host: str, barrier: object) -> None:
+def _flush_in_a_process(directory: Path, port: int, host: str, barrier: object) -> None:
     barrier.wait(30)  # type: ignore[attr-defined]
-    box = an_outbox(folder)
+    box = an_outbox(directory)
     deadline = time.monotonic() + 60
     while box.names() and time.monotonic() < deadline:
-        flush(box, {"tcp": Route.of(SocketChannel(port), None)}, world=make_world(folder, host=host))
+        flush(box, {"tcp": Route.of(SocketChannel(port), None)}, system=make_system(directory, host=host))
         time.sleep(0.02)
 
 
 def test_four_nodes_that_deliver_at_once_lose_nothing_and_hardly_repeat(tmp_path: Path) -> None:
     box = an_outbox(tmp_path)
-    make_world(tmp_path)
+    make_system(tmp_path)
     ids = [f"a{number}" for number in range(12)]
     with receiver() as received:
         for number, id in enumerate(ids):
@@ -437,12 +437,12 @@ def test_four_nodes_that_deliver_at_once_lose_nothing_and_hardly_repeat(tmp_path
 # ---- killed at any moment
 
 
-def _work(folder: Path, port: int) -> None:
+def _work(directory: Path, port: int) -> None:
     """One tick: the news is queued and delivered. `sched_yield` marks where the work begins."""
     os.sched_yield()
-    box = an_outbox(folder)
+    box = an_outbox(directory)
     box.put(an_alert(), "tcp", NOW)
-    flush(box, {"tcp": Route.of(SocketChannel(port), None)}, world=make_world(folder))
+    flush(box, {"tcp": Route.of(SocketChannel(port), None)}, system=make_system(directory))
 
 
 def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:
@@ -457,18 +457,18 @@ def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:
         for number, (name, count) in enumerate(points):
             if number % step or name in OF_THE_INTERPRETER:
                 continue
-            folder = tmp_path / f"{number}"
-            folder.mkdir()
+            directory = tmp_path / f"{number}"
+            directory.mkdir()
             received.lines.clear()
-            request = f"_work(Path({str(folder)!r}), {received.port})"
+            request = f"_work(Path({str(directory)!r}), {received.port})"
             code = process.run(request, f"{name}:signal=SIGKILL:when={count}").code
             killed += code == -signal.SIGKILL
             _quiet(received)
-            _work(folder, received.port)  # the next tick finds the same news
+            _work(directory, received.port)  # the next tick finds the same news
             assert set(received.lines) == {"a1"}, f"lost by SIGKILL at {name} {count}"
             assert len(received.lines) <= 2, f"{len(received.lines)} times by SIGKILL at {name} {count}"
             repeated += len(received.lines) - 1
-            assert an_outbox(folder).names() == ()
+            assert an_outbox(directory).names() == ()
     return killed, repeated
 
 
@@ -549,7 +549,7 @@ def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quic
 
 
 def _size(box: Outbox) -> int:
-    """Bytes in all its folders."""
+    """Bytes in all its directories."""
     return sum(path.stat().st_size for path in box.claims.parent.rglob("*") if path.is_file())
 
 

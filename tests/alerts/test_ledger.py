@@ -20,7 +20,7 @@ from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Finding, Verdict
 from resilience.records import to_record
 from resilience.settings.alert_policy import AlertPolicy
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.fallback_directory import FallbackDirectory
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -47,18 +47,18 @@ def incident(subject: str = "/scratch", **fields: Any) -> Incident:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     return tmp_path / "incidents"
 
 
 @pytest.fixture
-def ledger(folder: Path, tmp_path: Path) -> Ledger:
-    return Ledger(SpareFolder(folder, tmp_path / "spare" / "incidents"))
+def ledger(directory: Path, tmp_path: Path) -> Ledger:
+    return Ledger(FallbackDirectory(directory, tmp_path / "spare" / "incidents"))
 
 
 def again(ledger: Ledger) -> Ledger:
     """As the next process opens it."""
-    return Ledger(SpareFolder(ledger.folder.folder, ledger.folder.spare))
+    return Ledger(FallbackDirectory(ledger.directory.primary, ledger.directory.fallback))
 
 
 def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Ledger) -> None:
@@ -69,9 +69,9 @@ def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Led
     assert ledger.errors == ()
 
 
-def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, folder: Path) -> None:
+def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident("/scratch/Jürgen"))
-    (file,) = folder.iterdir()
+    (file,) = directory.iterdir()
     assert file.name == incident("/scratch/Jürgen").fingerprint + ".json"
     lines = file.read_text().splitlines()
     assert ' "subject": "/scratch/Jürgen",' in lines
@@ -83,18 +83,18 @@ def test_a_subject_that_is_no_text_is_kept(ledger: Ledger) -> None:
     assert again(ledger).incidents()[0].subject == "/data/\udcff"
 
 
-def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, folder: Path) -> None:
+def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident())
     ledger.save(incident(episode="ffffffff", number=2))
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(directory.iterdir())) == 1
 
 
-def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, folder: Path) -> None:
+def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident())
     ledger.acknowledge(incident().episode, "ada", "", NOW)
     (kept,) = ledger.incidents()
     ledger.remove(kept)
-    assert list(folder.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 # ---- finding
@@ -153,7 +153,7 @@ def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(l
     again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
     ledger.save(again)
     with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
-        Ledger(ledger.folder).find(first.episode[:6])
+        Ledger(ledger.directory).find(first.episode[:6])
     assert again.episode != first.episode and ledger.find(again.episode) == again
 
 
@@ -164,7 +164,7 @@ def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
     fresh.incidents()
     fresh.save(incident(episode="ffffffff", number=2))
     assert fresh.incidents()[0].acknowledged_by == ""
-    assert not list(ledger.folder.folder.glob("*.ack"))
+    assert not list(ledger.directory.primary.glob("*.ack"))
 
 
 def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
@@ -178,9 +178,9 @@ def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) ->
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
     private = tmp_path / "private"
-    Ledger(SpareFolder(private / "i", None)).save(incident())
+    Ledger(FallbackDirectory(private / "i", None)).save(incident())
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
-        Ledger(SpareFolder(private / "i", None)).find("3f9a")
+        Ledger(FallbackDirectory(private / "i", None)).find("3f9a")
     assert not caught.value.transient and "[run] group" in caught.value.hint
 
 
@@ -189,29 +189,29 @@ def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_f
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
     shared, private = tmp_path / "shared", tmp_path / "private"
-    for place, options in ((shared, {"folder_mode": 0o2770, "file_mode": 0o660, "gid": NOBODY}), (private, {})):
-        Ledger(SpareFolder(place / "i", None, **options)).save(incident())  # type: ignore[arg-type]
+    for place, options in ((shared, {"directory_mode": 0o2770, "file_mode": 0o660, "gid": NOBODY}), (private, {})):
+        Ledger(FallbackDirectory(place / "i", None, **options)).save(incident())  # type: ignore[arg-type]
     private.chmod(0o755)
     (private / "i").chmod(0o755)
     (next((private / "i").iterdir())).chmod(0o644)
     with acting_as(12345, NOBODY):
-        theirs = SpareFolder(shared / "i", None, folder_mode=0o2770, file_mode=0o660)
+        theirs = FallbackDirectory(shared / "i", None, directory_mode=0o2770, file_mode=0o660)
         Ledger(theirs).acknowledge(incident().episode, "colleague", "", NOW)
         with pytest.raises(StateDirectoryError) as refused:
-            Ledger(SpareFolder(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
+            Ledger(FallbackDirectory(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
     assert "Permission denied" in refused.value.message
-    assert Ledger(SpareFolder(shared / "i", None)).incidents()[0].acknowledged_by == "colleague"
+    assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "colleague"
 
 
 @needs_root
 def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_path: Path) -> None:
-    """In a stranger's own spare folder, nobody else reads it."""
+    """In a stranger's own fallback directory, nobody else reads it."""
     with small_disk(tmp_path / "disk") as disk:
         theirs = disk / "i"
-        Ledger(SpareFolder(theirs, None)).save(incident())
+        Ledger(FallbackDirectory(theirs, None)).save(incident())
         os.chown(theirs, NOBODY, NOBODY)
         make_read_only(disk, True)
-        ledger = Ledger(SpareFolder(theirs, tmp_path / "spare" / "i"))
+        ledger = Ledger(FallbackDirectory(theirs, tmp_path / "spare" / "i"))
         with pytest.raises(StateDirectoryError) as refused:
             ledger.acknowledge(incident().episode, "ada", "", NOW)
         assert "was not kept" in refused.value.message
@@ -236,19 +236,21 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(ledger: Ledger, folder: Path, kind: str) -> None:
+def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(
+    ledger: Ledger, directory: Path, kind: str
+) -> None:
     other = incident("/home")
     ledger.save(other)
     ledger.save(WHOLE)
-    path = folder / f"{WHOLE.fingerprint}.json"
-    content = (folder / f"{other.fingerprint}.json").read_bytes() if kind == "another's" else DAMAGE[kind]
+    path = directory / f"{WHOLE.fingerprint}.json"
+    content = (directory / f"{other.fingerprint}.json").read_bytes() if kind == "another's" else DAMAGE[kind]
     path.write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (other,)
     assert "makes no sense" in fresh.errors[0]
     assert path.name in fresh.errors[0]
     assert not path.exists()
-    (aside,) = folder.glob(".damaged-*")
+    (aside,) = directory.glob(".damaged-*")
     assert aside.read_bytes() == content
     fresh.save(WHOLE)  # it begins afresh
     assert set(again(ledger).incidents()) == {other, WHOLE}
@@ -259,20 +261,20 @@ def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(ledger: Le
     "content", [b"", b"{}", b"[]", b'{"acknowledged_by": 3}', b'{"acknowledged_at": "x"}', b"\xff"]
 )
 def test_a_damaged_acknowledgement_costs_the_acknowledgement_alone(
-    ledger: Ledger, folder: Path, content: bytes
+    ledger: Ledger, directory: Path, content: bytes
 ) -> None:
     ledger.save(WHOLE)
-    (folder / f"{WHOLE.episode}.ack").write_bytes(content)
+    (directory / f"{WHOLE.episode}.ack").write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
     assert "acknowledgement" in fresh.errors[0]
-    assert not (folder / f"{WHOLE.episode}.ack").exists()
+    assert not (directory / f"{WHOLE.episode}.ack").exists()
 
 
-def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, folder: Path) -> None:
+def test_a_directory_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, directory: Path) -> None:
     ledger.save(WHOLE)
-    (folder / "aa.json").mkdir()
-    (folder / "bb.json").symlink_to("/etc/passwd")
+    (directory / "aa.json").mkdir()
+    (directory / "bb.json").symlink_to("/etc/passwd")
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
     assert len(fresh.errors) == 2 and all("set aside" in said for said in fresh.errors)
@@ -284,7 +286,7 @@ def test_a_folder_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledg
 
 def test_incidents_survive_a_full_disk_and_move_home_afterwards(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
+        ledger = Ledger(FallbackDirectory(disk / "i", tmp_path / "spare" / "i"))
         ledger.save(incident("/a"))
         ballast = fill(disk)
         ledger.save(incident("/a", count=7, evidence=("x" * 5000,)))
@@ -292,13 +294,13 @@ def test_incidents_survive_a_full_disk_and_move_home_afterwards(tmp_path: Path) 
         kept = again(ledger).incidents()
         assert {(i.subject, i.count) for i in kept} == {("/a", 7), ("/b", 0)}
         ballast.unlink()
-        assert ledger.folder.bring_home() == 2
-        assert Ledger(SpareFolder(disk / "i", None)).incidents() == kept
+        assert ledger.directory.flush_fallback() == 2
+        assert Ledger(FallbackDirectory(disk / "i", None)).incidents() == kept
 
 
 def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        ledger = Ledger(SpareFolder(disk / "i", tmp_path / "spare" / "i"))
+        ledger = Ledger(FallbackDirectory(disk / "i", tmp_path / "spare" / "i"))
         ledger.save(incident("/a"))
         make_read_only(disk, True)
         ledger.save(incident("/a", count=7))
@@ -308,7 +310,7 @@ def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None
 
 
 def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    ledger = Ledger(SpareFolder(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
+    ledger = Ledger(FallbackDirectory(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
     assert ledger.incidents() == ()
     assert "it does not answer" in ledger.errors[0]
 
@@ -316,21 +318,21 @@ def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 # ---- many
 
 
-def test_what_has_not_changed_is_not_written_again(ledger: Ledger, folder: Path) -> None:
+def test_what_has_not_changed_is_not_written_again(ledger: Ledger, directory: Path) -> None:
     ledger.save(WHOLE)
     fresh = again(ledger)
     (kept,) = fresh.incidents()
-    before = (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns
+    before = (directory / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns
     fresh.save(kept)
-    assert (folder / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns == before
+    assert (directory / f"{WHOLE.fingerprint}.json").stat().st_mtime_ns == before
 
 
-def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, folder: Path) -> None:
+def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, directory: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from dataclasses import replace\n"
         "from tests.alerts.test_ledger import incident; from resilience.alerts.ledger import Ledger\n"
-        "from resilience.system.spare_folder import SpareFolder\n"
-        f"ledger = Ledger(SpareFolder(Path({str(folder)!r}), None))\n"
+        "from resilience.system.fallback_directory import FallbackDirectory\n"
+        f"ledger = Ledger(FallbackDirectory(Path({str(directory)!r}), None))\n"
         "for n in range(200): ledger.save(incident(count=n, evidence=(sys.argv[1] * 3000,))); ledger.incidents()\n"
         "assert ledger.errors == (), ledger.errors\n"
     )
@@ -338,7 +340,7 @@ def test_two_processes_that_write_at_once_leave_whole_files(ledger: Ledger, fold
     both = [subprocess.Popen([sys.executable, "-c", script, who], cwd=root) for who in "ab"]
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert again(ledger).incidents()[0].count == 199
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(directory.iterdir())) == 1
 
 
 def test_a_thousand_incidents_are_read_in_a_moment(ledger: Ledger) -> None:
@@ -394,7 +396,7 @@ def test_a_copy_that_somebody_else_wrote_is_not_believed(path: Path) -> None:
 
 
 def test_where_there_is_no_place_for_it_nothing_is_kept_and_nothing_raised(tmp_path: Path) -> None:
-    (tmp_path / "node").write_text("not a folder")
+    (tmp_path / "node").write_text("not a directory")
     copy = LedgerCopy(tmp_path / "node" / "ledger-copy.json")
     copy.save(contents(incident()), NOW)
     assert copy.load(NOW) == ()
@@ -409,7 +411,7 @@ def silence(id: str = "12ab34cd", hours: float = 1.0, **fields: str) -> Silence:
 
 @pytest.fixture
 def silences(tmp_path: Path) -> Silences:
-    return Silences(SpareFolder(tmp_path / "silences", None))
+    return Silences(FallbackDirectory(tmp_path / "silences", None))
 
 
 def test_a_silence_holds_until_its_end_and_the_first_to_end_comes_first(silences: Silences) -> None:
@@ -423,7 +425,7 @@ def test_a_silence_holds_until_its_end_and_the_first_to_end_comes_first(silences
 
 def test_it_is_text_that_cat_can_read(silences: Silences) -> None:
     silences.add(silence(why="moving /scratch"))
-    assert "moving /scratch" in (silences.folder.folder / "12ab34cd.json").read_text()
+    assert "moving /scratch" in (silences.directory.primary / "12ab34cd.json").read_text()
 
 
 def test_it_can_be_ended_by_the_beginning_of_its_id(silences: Silences) -> None:
@@ -455,18 +457,18 @@ def test_where_there_is_none_none_can_be_ended(silences: Silences) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "1", "until": "x", "check": "fs"}', b"\xff"])
 def test_a_damaged_silence_is_set_aside_and_said_and_the_others_hold(silences: Silences, content: bytes) -> None:
     silences.add(silence())
-    silences.folder.write("bad.json", content)
+    silences.directory.write("bad.json", content)
     assert [s.id for s in silences.active(NOW)] == ["12ab34cd"]
     assert "bad.json" in silences.errors[0]
     assert "set aside" in silences.errors[0]
-    assert silences.folder.names() == ("12ab34cd.json",)
+    assert silences.directory.names() == ("12ab34cd.json",)
 
 
 def test_silences_that_ended_long_ago_are_forgotten(silences: Silences) -> None:
     silences.add(silence("aa"))
     silences.add(silence("bb", hours=24 * 30))
     silences.prune(NOW + HOUR + SILENCE_KEPT_S + 1)
-    assert silences.folder.names() == ("bb.json",)
+    assert silences.directory.names() == ("bb.json",)
 
 
 def test_ids_differ_by_who_what_and_when() -> None:

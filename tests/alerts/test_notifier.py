@@ -23,7 +23,7 @@ from resilience.alerts.outbox import Outbox
 from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.fallback_directory import FallbackDirectory
 from tests.alerts.memory_outbox import Killed, MemoryOutbox
 from tests.guard.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
@@ -45,23 +45,23 @@ def report(*findings: Finding, check: str = "fs") -> Report:
 
 @dataclass
 class Story:
-    """Ticks of a notifier whose state lies in a folder; `now` goes on."""
+    """Ticks of a notifier whose state lies in a directory; `now` goes on."""
 
-    folder: Path
+    directory: Path
     policy: AlertPolicy = POLICY
     now: float = NOW
     post: MemoryOutbox = field(default_factory=MemoryOutbox)
-    spare: Path | None = None
+    fallback: Path | None = None
     host: str = "login1"
     last: Notified = field(default_factory=Notified)
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(SpareFolder(self.folder / "incidents", self.spare))
+        return Ledger(FallbackDirectory(self.directory / "incidents", self.fallback))
 
     @property
     def silences(self) -> Silences:
-        return Silences(SpareFolder(self.folder / "silences", None))
+        return Silences(FallbackDirectory(self.directory / "silences", None))
 
     def tick(self, *findings: Finding, after_s: float = 0.0, check: str = "fs") -> list[Notice]:
         """Tell of one report; return what was said."""
@@ -278,9 +278,9 @@ def test_a_silence_keeps_what_it_covers_quiet_and_forgets_nothing(story: Story) 
 def test_a_silence_that_ended_long_ago_is_forgotten(story: Story) -> None:
     story.silences.add(Silence(id="12ab34cd", until=NOW + HOUR, check="fs"))
     story.tick(finding(OK), after_s=7 * DAY)
-    assert story.silences.folder.names() == ("12ab34cd.json",)
+    assert story.silences.directory.names() == ("12ab34cd.json",)
     story.tick(finding(OK), after_s=2 * HOUR)
-    assert story.silences.folder.names() == ()
+    assert story.silences.directory.names() == ()
 
 
 # ---- nights
@@ -325,7 +325,7 @@ def test_of_very_many_each_end_is_sent_once_though_the_notifier_was_killed(story
 
 def test_a_tick_over_very_many_in_which_nothing_changes_writes_nothing(story: Story) -> None:
     def written() -> set[tuple[str, int]]:
-        return {(path.name, path.stat().st_mtime_ns) for path in (story.folder / "incidents").iterdir()}
+        return {(path.name, path.stat().st_mtime_ns) for path in (story.directory / "incidents").iterdir()}
 
     def found(summary: str) -> list[Finding]:
         return [finding(WARNING, f"job {n}", summary=summary) for n in range(MANY + 1)]
@@ -450,7 +450,7 @@ def test_a_fault_whose_first_message_was_cut_short_has_its_end_sent(story: Story
 
 def test_a_damaged_incident_is_set_aside_reported_and_sent_afresh(story: Story) -> None:
     story.tick(finding(WARNING))
-    (path,) = (story.folder / "incidents").glob("*.json")
+    (path,) = (story.directory / "incidents").glob("*.json")
     path.write_bytes(b'{"episode": "3f')
     said = story.tick(finding(WARNING), after_s=2 * HOUR)
     assert reasons(said) == [Reason.FIRST]
@@ -459,14 +459,14 @@ def test_a_damaged_incident_is_set_aside_reported_and_sent_afresh(story: Story) 
 
 def test_a_full_disk_changes_nothing_that_is_sent(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        story = Story(disk, spare=tmp_path / "spare" / "incidents")
+        story = Story(disk, fallback=tmp_path / "fallback" / "incidents")
         story.tick(finding(WARNING))
         ballast = fill(disk)
         for verdict in (WARNING, CRITICAL, CRITICAL):
             story.tick(finding(verdict), finding(verdict, "/other", evidence=("x" * 4000,)), after_s=MINUTE)
         ballast.unlink()
-        assert story.ledger.folder.bring_home() >= 1
-        story.spare = None
+        assert story.ledger.directory.flush_fallback() >= 1
+        story.fallback = None
         story.tick(finding(OK), finding(OK, "/other"), after_s=MINUTE)
     told = [(notice.subject, notice.reason) for notice in story.post.notices()]
     each = (Reason.FIRST, Reason.WORSE, Reason.RESOLVED)
@@ -483,10 +483,10 @@ def test_where_nothing_can_be_remembered_people_are_notified_nevertheless(tmp_pa
 
 
 def tick(
-    folder: Path, verdict: Verdict, now: float, host: str = "login1", subjects: Sequence[str] = ("/scratch",)
+    directory: Path, verdict: Verdict, now: float, host: str = "login1", subjects: Sequence[str] = ("/scratch",)
 ) -> Notified:
     """One tick of a notifier with a real outbox."""
-    state = SpareFolder(folder / "incidents", None)
+    state = FallbackDirectory(directory / "incidents", None)
     notifier = Notifier(
         ledger=Ledger(state), silences=Silences(state.beside("silences")), outbox=Outbox(state.beside("outbox")),
         policy=POLICY, host=host, project="/p",
@@ -499,8 +499,8 @@ STEPS = {"write", "rename", "exit_group"}
 """System calls that change what lies on the disk; killed at one, it has not happened yet."""
 
 
-def waiting(folder: Path) -> list[Notice]:
-    outbox = Outbox(SpareFolder(folder / "outbox", None))
+def waiting(directory: Path) -> list[Notice]:
+    outbox = Outbox(FallbackDirectory(directory / "outbox", None))
     return [notice for entry in outbox.pending() for notice in entry.alert.notices]
 
 
@@ -519,43 +519,45 @@ def test_killed_at_any_system_call_nothing_is_lost_and_nothing_sent_twice(
     tmp_path: Path, before: list[Verdict], found: Verdict, sent: list[Reason]
 ) -> None:
     """The first word, a change and the end, each killed in the middle: afterwards each was sent, and sent once."""
-    folder = tmp_path / "state"
+    directory = tmp_path / "state"
 
     def prepare() -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         for verdict in before:
-            assert tick(folder, verdict, NOW).groups
+            assert tick(directory, verdict, NOW).groups
 
     preload = "from tests.alerts.test_notifier import CRITICAL, OK, WARNING, tick"
     with writer(tmp_path / "strace", preload) as process:
-        request = f"tick(Path({str(folder)!r}), {found.value}, {NOW + 60})"
+        request = f"tick(Path({str(directory)!r}), {found.value}, {NOW + 60})"
         prepare()
         calls = process.run(request).calls
-        assert reasons(waiting(folder)) == sent
+        assert reasons(waiting(directory)) == sent
         points = [(name, calls[: index + 1].count(name)) for index, name in enumerate(calls) if name in STEPS]
         points = points[-1 - 3 * 2 :]  # two files of the ledger and one of the outbox; what comes before only reads
         states = set()
         for name, count in points:
             prepare()
             assert process.run(request, f"{name}:signal=KILL:when={count}").code != 0
-            states.add((len(waiting(folder)), tuple(p.read_bytes() for p in sorted((folder / "incidents").glob("*")))))
+            states.add(
+                (len(waiting(directory)), tuple(p.read_bytes() for p in sorted((directory / "incidents").glob("*"))))
+            )
             for later_s in (120, 180):
-                assert tick(folder, found, NOW + later_s).errors == ()
-            assert reasons(waiting(folder)) == sent, (name, count)
+                assert tick(directory, found, NOW + later_s).errors == ()
+            assert reasons(waiting(directory)) == sent, (name, count)
         assert len(states) >= 3  # before the intent, before the message, after it
 
 
 ROUNDS = 12
 
 
-def tick_in_a_process(folder: Path, host: str, both: Barrier) -> None:
+def tick_in_a_process(directory: Path, host: str, both: Barrier) -> None:
     both.wait(60)
     start = time.time()
     for number in range(ROUNDS):
         while time.time() < start + number * 0.1:
             time.sleep(0.0005)
         verdict = (OK, WARNING, CRITICAL)[number % 3]
-        done = tick(folder, verdict, NOW + number * 60, host, ("/a", "/b", "/c"))
+        done = tick(directory, verdict, NOW + number * 60, host, ("/a", "/b", "/c"))
         assert not done.errors, done.errors
 
 

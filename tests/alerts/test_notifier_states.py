@@ -15,7 +15,7 @@ from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import Notifier
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
-from resilience.system.spare_folder import SpareFolder
+from resilience.system.fallback_directory import FallbackDirectory
 from tests.alerts.memory_outbox import Killed, MemoryOutbox
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict
@@ -38,8 +38,8 @@ class Fuse:
 
 
 @dataclass
-class MemoryFolder:
-    """A SpareFolder in memory, for speed; `tests/system/test_spare_folder.py` has the real one."""
+class MemoryDirectory:
+    """A FallbackDirectory in memory, for speed; `tests/system/test_spare_directory.py` has the real one."""
 
     fuse: Fuse
     files: dict[str, bytes] = field(default_factory=dict)
@@ -84,8 +84,8 @@ class Nights(RuleBasedStateMachine):
         self.policy = policy
         self.now = START
         self.fuse = Fuse()
-        self.incidents = MemoryFolder(self.fuse)
-        self.silence_files = MemoryFolder(Fuse())
+        self.incidents = MemoryDirectory(self.fuse)
+        self.silence_files = MemoryDirectory(Fuse())
         self.post = MemoryOutbox(before=self.fuse.step)
         self.looked: dict[str, Verdict] = {}
         self.acknowledged: set[str] = set()
@@ -96,8 +96,8 @@ class Nights(RuleBasedStateMachine):
     # ---- what happens
 
     def ledger(self) -> Ledger:
-        folder: SpareFolder = self.incidents  # type: ignore[assignment]
-        return Ledger(folder)
+        directory: FallbackDirectory = self.incidents  # type: ignore[assignment]
+        return Ledger(directory)
 
     def look(self, found: dict[str, Verdict]) -> None:
         self.looked.update(found)
@@ -105,7 +105,7 @@ class Nights(RuleBasedStateMachine):
         for subject, verdict in found.items():
             fault = {OK: "", UNKNOWN: "probe"}.get(verdict, "space")
             findings.append(Finding(subject=subject, verdict=verdict, fault=fault, summary=f"{subject} is {verdict}"))
-        silences: SpareFolder = self.silence_files  # type: ignore[assignment]
+        silences: FallbackDirectory = self.silence_files  # type: ignore[assignment]
         notifier = Notifier(
             ledger=self.ledger(), silences=Silences(silences), outbox=self.post, policy=self.policy,
             host="login1", project="/p", zone=UTC,
@@ -161,9 +161,9 @@ class Nights(RuleBasedStateMachine):
 
     @rule(subject=st.sampled_from(SUBJECTS), for_s=st.sampled_from([10 * MINUTE, 4 * HOUR]))
     def somebody_silences(self, subject: str, for_s: float) -> None:
-        folder: SpareFolder = self.silence_files  # type: ignore[assignment]
+        directory: FallbackDirectory = self.silence_files  # type: ignore[assignment]
         until = self.now + for_s
-        Silences(folder).add(Silence(id=f"{len(self.silence_files.files):08x}", until=until, subject=subject))
+        Silences(directory).add(Silence(id=f"{len(self.silence_files.files):08x}", until=until, subject=subject))
         self.until[subject] = max(until, self.until.get(subject, 0.0))
 
     # ---- what holds

@@ -21,7 +21,7 @@ from resilience.runs.project import Project
 from resilience.system.child import run_apart
 from tests.fakes import NOW, FakeClock, make_project
 from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict
 
@@ -29,18 +29,18 @@ OK, WARNING, UNKNOWN, CRITICAL = Verdict
 class Desk:
     """A project whose only channel is a program that writes down what it gets."""
 
-    def __init__(self, folder: Path, more: str = "", run: str = "") -> None:
-        self.pager = folder / "pager"
+    def __init__(self, directory: Path, more: str = "", run: str = "") -> None:
+        self.pager = directory / "pager"
         self.clock = FakeClock()
-        self.told = folder / "told"
+        self.told = directory / "told"
         self.pager.write_text(f'#!/bin/sh\ncat >> "{self.told}"\n')
         self.pager.chmod(0o755)
         settings = (
             f'[run]\nname = "gpt"\n{run}\n[watch]\nstate_deadline_s = 1\n'
             f'[alert]\nchannels = ["pager"]\n{more}\n[channel.pager]\nkind = "command"\nargv = ["{self.pager}"]\n'
         )
-        environ = {"XDG_STATE_HOME": str(folder / "node"), "PATH": os.environ["PATH"]}
-        self.project: Project = make_project(folder, settings=settings, environ=environ, clock=self.clock)
+        environ = {"XDG_STATE_HOME": str(directory / "node"), "PATH": os.environ["PATH"]}
+        self.project: Project = make_project(directory, settings=settings, environ=environ, clock=self.clock)
 
     def tick(
         self, verdict: Verdict, after_s: float = 0.0, subjects: tuple[str, ...] = ("/scratch",)
@@ -127,10 +127,10 @@ def test_a_run_of_a_group_has_alerts_of_the_group(tmp_path: Path) -> None:
         desk.tick(WARNING)
     finally:
         os.umask(before)
-    folder = desk.project.loaded.state_dir / ".alerts"
-    for path in (folder, folder / "incidents", folder / "sent"):
+    directory = desk.project.loaded.state_dir / ".alerts"
+    for path in (directory, directory / "incidents", directory / "sent"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o2770, path
-    (incident,) = (folder / "incidents").glob("*.json")
+    (incident,) = (directory / "incidents").glob("*.json")
     assert stat.S_IMODE(incident.stat().st_mode) == 0o660
 
 
@@ -163,7 +163,7 @@ def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
         desk.tick(CRITICAL, after_s=60)
         mend(disk)
         lines = desk.tick(CRITICAL, after_s=600)
-        assert any("moved home" in line for line in lines)
+        assert any("moved back from" in line for line in lines)
         assert list((disk / ".alerts" / "incidents").glob("*.json"))
         desk.tick(OK, after_s=600)
         assert desk.reasons == ["FIRST", "RESOLVED"]
@@ -184,7 +184,7 @@ def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hang
     tick(WARNING, "/home")
     disk.rename(tmp_path / "elsewhere")
     try:
-        with hung_folder(disk):
+        with hung_directory(disk):
             lines, _ = tick(WARNING, "/home", "/scratch")
             assert any("does not answer" in line for line in lines)
             again, took_s = tick(WARNING, "/home", "/scratch")

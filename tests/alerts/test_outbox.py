@@ -1,4 +1,4 @@
-"""The outbox: on a disk when `put` returns, the same news once, in order, small, whatever lies in its folder."""
+"""The outbox: on a disk when `put` returns, the same news once, in order, small, whatever lies in its directory."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def test_news_that_was_dealt_with_is_not_taken_again(box: Outbox, end: str) -> N
     assert box.names() == ()
 
 
-@pytest.mark.parametrize("folder", ["sent", "dead"])
-def test_a_message_that_may_not_have_been_sent_is_sent(tmp_path: Path, folder: str) -> None:
-    """The folder of another user: nothing in it can be read, which is no proof that the message was delivered."""
-    (tmp_path / "alerts" / folder / "a1.email").mkdir(
+@pytest.mark.parametrize("directory", ["sent", "dead"])
+def test_a_message_that_may_not_have_been_sent_is_sent(tmp_path: Path, directory: str) -> None:
+    """The directory of another user: nothing in it can be read, which is no proof that the message was delivered."""
+    (tmp_path / "alerts" / directory / "a1.email").mkdir(
         parents=True
     )  # cannot be read as a file, whoever asks: root may read everything else
     box = an_outbox(tmp_path)
@@ -95,7 +95,7 @@ def test_a_message_that_may_not_have_been_sent_is_sent(tmp_path: Path, folder: s
     assert names(box) == ["a1.email"]
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "folder", "fifo", "link"])
+@pytest.mark.parametrize("damage", ["empty", "half", "directory", "fifo", "link"])
 def test_an_obstacle_in_the_place_of_a_message_does_not_swallow_it(tmp_path: Path, damage: str) -> None:
     an_outbox(tmp_path).put(an_alert(), "email", NOW)
     place = tmp_path / "alerts" / "outbox" / "a1.email"
@@ -103,19 +103,19 @@ def test_an_obstacle_in_the_place_of_a_message_does_not_swallow_it(tmp_path: Pat
     place.unlink()
     if damage in ("empty", "half"):
         place.write_bytes(half if damage == "half" else b"")
-    elif damage == "folder":
+    elif damage == "directory":
         place.mkdir()
     elif damage == "fifo":
         os.mkfifo(place)
     else:
         place.symlink_to("/dev/null")
-    box = an_outbox(tmp_path, tmp_path / "spare")  # what cannot be put aside lets the spare folder take it
+    box = an_outbox(tmp_path, tmp_path / "fallback")  # what cannot be put aside lets the fallback directory take it
     assert box.put(an_alert(), "email", NOW)
-    assert names(an_outbox(tmp_path, tmp_path / "spare")) == ["a1.email"]
+    assert names(an_outbox(tmp_path, tmp_path / "fallback")) == ["a1.email"]
 
 
 @pytest.mark.parametrize("id", ["../../etc/passwd", "a/b", "", "a\nb", "x" * 300, "\x00"])
-def test_an_id_cannot_leave_the_folder(tmp_path: Path, id: str) -> None:
+def test_an_id_cannot_leave_the_directory(tmp_path: Path, id: str) -> None:
     with pytest.raises(ValueError, match="cannot be the name"):
         an_outbox(tmp_path).put(an_alert(id, thread="t"), "email", NOW)
     assert not (tmp_path / "etc").exists()
@@ -214,7 +214,7 @@ def test_what_is_old_is_forgotten_and_dead_letters_are_not(box: Outbox) -> None:
     assert ids(box.dead()) == ["dead"]
 
 
-def test_the_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directories_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resilience.alerts.outbox.SENT_MOST", 3)
     monkeypatch.setattr("resilience.alerts.outbox.DEAD_MOST", 3)
     assert SENT_MOST >= 1000 and DEAD_MOST >= 1000
@@ -255,24 +255,24 @@ def test_a_crash_in_the_middle_of_folding_leaves_nothing_twice(tmp_path: Path, b
 
 
 def test_two_nodes_that_fold_at_once_make_one_digest_in_the_end(tmp_path: Path, box: Outbox) -> None:
-    folder = tmp_path / "alerts" / "outbox"
+    directory = tmp_path / "alerts" / "outbox"
     for number in range(4):
         box.put(an_alert(f"a{number}", subject=f"/disk{number}"), "email", NOW)
-    kept = {path: path.read_bytes() for path in folder.iterdir()}
+    kept = {path: path.read_bytes() for path in directory.iterdir()}
     one = folded(box)
     for path, raw in kept.items():
         path.write_bytes(raw)
-    (folder / one.name).rename(tmp_path / "of the other node")
+    (directory / one.name).rename(tmp_path / "of the other node")
     box.put(an_alert("a9", subject="/disk9"), "email", NOW)
     two = folded(box, host="n2")
-    (tmp_path / "of the other node").rename(folder / one.name)
+    (tmp_path / "of the other node").rename(directory / one.name)
     assert two.name != one.name
     whole = folded(box)
     assert box.names() == (whole.name,)
     assert sorted(line.subject for line in whole.lines) == ["/disk0", "/disk1", "/disk2", "/disk3", "/disk9"]
 
 
-# ---- damage in its folder
+# ---- damage in its directory
 
 
 @pytest.mark.parametrize(
@@ -289,18 +289,18 @@ def test_a_damaged_entry_is_set_aside_and_the_others_go_on(tmp_path: Path, box: 
 
 def test_an_entry_that_says_it_is_another_is_not_believed(tmp_path: Path, box: Outbox) -> None:
     box.put(an_alert("good"), "email", NOW)
-    folder = tmp_path / "alerts" / "outbox"
-    (folder / "other.slack").write_bytes((folder / "good.email").read_bytes())
+    directory = tmp_path / "alerts" / "outbox"
+    (directory / "other.slack").write_bytes((directory / "good.email").read_bytes())
     assert names(box) == ["good.email"]
 
 
-def test_a_fifo_a_link_and_a_folder_in_its_place_block_nobody(tmp_path: Path, box: Outbox) -> None:
+def test_a_fifo_a_link_and_a_directory_in_its_place_block_nobody(tmp_path: Path, box: Outbox) -> None:
     box.put(an_alert("good"), "email", NOW)
-    folder = tmp_path / "alerts" / "outbox"
-    os.mkfifo(folder / "a.email")
-    (folder / "b.email").symlink_to("/etc/passwd")
-    (folder / "c.email").mkdir()
-    (folder / "stray").write_text("no channel")
+    directory = tmp_path / "alerts" / "outbox"
+    os.mkfifo(directory / "a.email")
+    (directory / "b.email").symlink_to("/etc/passwd")
+    (directory / "c.email").mkdir()
+    (directory / "stray").write_text("no channel")
     assert names(box) == ["good.email"]
     assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
     assert "set aside" in box.error
@@ -309,9 +309,9 @@ def test_a_fifo_a_link_and_a_folder_in_its_place_block_nobody(tmp_path: Path, bo
 # ---- disks in trouble
 
 
-def test_on_a_full_disk_the_spare_folder_takes_it_and_gives_it_back(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_fallback_directory_takes_it_and_gives_it_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        box = an_outbox(disk, tmp_path / "spare")
+        box = an_outbox(disk, tmp_path / "fallback")
         box.put(an_alert("before"), "email", NOW)
         ballast = fill(disk)
         assert box.put(an_alert("a1", evidence=("x" * 9000,)), "email", NOW)
@@ -320,17 +320,17 @@ def test_on_a_full_disk_the_spare_folder_takes_it_and_gives_it_back(tmp_path: Pa
             box.delivered(entry, NOW, "ok", "n1")
         assert box.names() == () and len(box.sent()) == 2
         ballast.unlink()
-        box.bring_home()
+        box.flush_fallback()
         assert [path.name for path in (disk / "alerts" / "sent").iterdir()].count("a1.email") == 1
 
 
 def test_a_read_only_disk_does_not_make_a_message_go_out_at_every_tick(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
-        box = an_outbox(disk, tmp_path / "spare")
+        box = an_outbox(disk, tmp_path / "fallback")
         box.put(an_alert("before"), "email", NOW)
         make_read_only(disk, True)
         box.delivered(box.pending()[0], NOW, "ok", "n1")
-        assert an_outbox(disk, tmp_path / "spare").pending() == ()
+        assert an_outbox(disk, tmp_path / "fallback").pending() == ()
         make_read_only(disk, False)
 
 

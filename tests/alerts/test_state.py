@@ -11,7 +11,7 @@ from resilience.alerts.state import open_alert_state
 from resilience.runs.run_directory import find_runs
 from tests.alerts.test_ledger import incident
 from tests.fakes import make_project
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 
 def test_it_lies_beside_the_runs_and_is_no_run(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_it_lies_beside_the_runs_and_is_no_run(tmp_path: Path) -> None:
     assert state.path == project.loaded.state_dir / ".alerts"
     assert [path.parent.name for path in state.path.rglob("*.json")] == ["incidents"]
     assert list(find_runs(project.loaded.state_dir)) == []
-    assert (state.error, state.bring_home()) == ("", 0)
+    assert (state.error, state.flush_fallback()) == ("", 0)
 
 
 def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
     settings = f'[run]\nname = "gpt"\nstate_dir = "{disk}"\n[watch]\nstate_deadline_s = 1\n'
     project = make_project(tmp_path, settings=settings, environ={"XDG_STATE_HOME": str(tmp_path / "node")})
     try:
-        with hung_folder(disk):
+        with hung_directory(disk):
             state = open_alert_state(project)
             assert "does not answer" in state.error
             state.ledger.save(incident())
@@ -41,7 +41,7 @@ def test_a_state_directory_that_hangs_is_left_alone(tmp_path: Path) -> None:
     deadline = time.monotonic() + 30
     while (state := open_alert_state(project)).error and time.monotonic() < deadline:
         time.sleep(0.02)  # whoever still looked there needs a moment to end
-    assert (state.error, state.bring_home()) == ("", 1)
+    assert (state.error, state.flush_fallback()) == ("", 1)
     assert (disk / ".alerts" / "incidents" / f"{incident().fingerprint}.json").is_file()
 
 

@@ -31,9 +31,9 @@ SOMEBODY = 65532
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[int]:
-    folder = open_directory(tmp_path)
-    yield folder
-    os.close(folder)
+    directory = open_directory(tmp_path)
+    yield directory
+    os.close(directory)
 
 
 def test_a_file_is_read_with_its_status(tmp_path: Path, opened: int) -> None:
@@ -67,7 +67,7 @@ ODD_FILES = {
     "dangling link": Odd(lambda path: path.symlink_to("/nowhere"), "a symbolic link", errno.ELOOP),
     "link to itself": Odd(lambda path: path.symlink_to(path.name), "a symbolic link", errno.ELOOP),
     "fifo": Odd(os.mkfifo, "a FIFO", errno.EINVAL),
-    "directory": Odd(Path.mkdir, "a folder", errno.EINVAL),
+    "directory": Odd(Path.mkdir, "a directory", errno.EINVAL),
     "socket": Odd(bind, "a socket", errno.ENXIO),
 }
 
@@ -96,14 +96,14 @@ def test_devices_have_a_word_too_and_files_have_none(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_folder_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) -> None:
+def test_a_directory_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) -> None:
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o711)
     (tmp_path / "kill").write_text("enough")
     with acting_as(SOMEBODY):
-        folder = open_directory(tmp_path)
-        found = read_regular("kill", directory=folder)
-        os.close(folder)
+        directory = open_directory(tmp_path)
+        found = read_regular("kill", directory=directory)
+        os.close(directory)
         assert found is not None and found[0] == b"enough"
 
 
@@ -163,7 +163,7 @@ def test_another_file_is_put_back(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "save"]
 
 
-def test_a_folder_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
+def test_a_directory_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
     (tmp_path / "save").mkdir()
     assert not remove_same("save", 1, 1, directory=opened)
     assert (tmp_path / "save").is_dir()

@@ -8,14 +8,14 @@ import pytest
 
 from resilience.base.mounts import Mount, current_mounts, mount_of, parse_mountinfo
 
-# The first lines of /proc/self/mountinfo on a login node (Debian 12), with Lustre, NFS, and an odd folder.
+# The first lines of /proc/self/mountinfo on a login node (Debian 12), with Lustre, NFS, and an odd directory.
 RECORDED = (
     "22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw,lowerdir=/l,upperdir=/u\n"
     "26 22 0:24 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs rw,size=65536k\n"
     "31 22 8:1 / /home rw,noatime - ext4 /dev/sda1 rw\n"
     "35 22 0:40 / /scratch rw,flock - lustre 10.0.0.1@o2ib:/scratch rw\n"
     "36 22 0:41 / /home/alice rw - nfs4 filer:/export/alice rw,vers=4.2\n"
-    "37 22 0:42 / /mnt/odd\\040folder\\134x\\011y rw - nfs filer:/odd\\040export rw\n"
+    "37 22 0:42 / /mnt/odd\\040directory\\134x\\011y rw - nfs filer:/odd\\040export rw\n"
 )
 
 
@@ -28,7 +28,7 @@ def test_each_line_is_a_mount_with_its_type_source_and_options() -> None:
     assert mounts[4] == Mount(
         "/home/alice", "nfs4", "filer:/export/alice", ("rw",), "/", "0:41", frozenset({"rw", "vers=4.2"}), 36, 22
     )
-    assert mounts[5][:3] == ("/mnt/odd folder\\x\ty", "nfs", "filer:/odd export")
+    assert mounts[5][:3] == ("/mnt/odd directory\\x\ty", "nfs", "filer:/odd export")
 
 
 def test_optional_fields_and_escaped_blanks_of_a_mount_are_understood() -> None:

@@ -49,7 +49,7 @@ class Said:
 class Shell:
     """A person at a prompt."""
 
-    folder: Path
+    directory: Path
     capsys: pytest.CaptureFixture[str]
     fake: FakeScheduler = field(default_factory=FakeScheduler)
 
@@ -62,7 +62,7 @@ class Shell:
         return Said(code, captured.out, captured.err)
 
     def settings(self, text: str) -> None:
-        (self.folder / "resil.toml").write_text(text)
+        (self.directory / "resil.toml").write_text(text)
 
     def journal(self, job: int, **event: Any) -> None:
         """Write a line as the batch shell of a job does."""
@@ -75,26 +75,26 @@ class Shell:
 
     @property
     def run_dir(self) -> Path:
-        return self.folder / ".resil" / "gpt"
+        return self.directory / ".resil" / "gpt"
 
 
-def make_shell(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
-    """A project in `folder`, alone in the world."""
+def make_shell(directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    """A project in `directory`, alone in the system."""
     for name in [*os.environ]:
         if name.startswith(("RESIL_", "SLURM", "SBATCH", "XDG_")):
             monkeypatch.delenv(name)
-    (folder / "project").mkdir()
-    (folder / "plugins" / "schedulers").mkdir(parents=True)
-    (folder / "plugins" / "schedulers" / "fake.py").write_text(PLUGIN)
+    (directory / "project").mkdir()
+    (directory / "plugins" / "schedulers").mkdir(parents=True)
+    (directory / "plugins" / "schedulers" / "fake.py").write_text(PLUGIN)
     variables: Mapping[str, str] = {
-        "HOME": str(folder),
-        "RESIL_PLUGINS": str(folder / "plugins"),
+        "HOME": str(directory),
+        "RESIL_PLUGINS": str(directory / "plugins"),
         "RESIL_SCHEDULER__NAME": "fake",
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.chdir(folder / "project")
-    made = Shell(folder / "project", capsys)
+    monkeypatch.chdir(directory / "project")
+    made = Shell(directory / "project", capsys)
     made.settings(SETTINGS)
     _fakes.append(made.fake)
     return made
@@ -103,7 +103,7 @@ def make_shell(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 CHANNEL_PLUGIN = """
 from pathlib import Path
 from tests.alerts.stand_in import StandIn
-CHANNEL = StandIn(Path({folder!r}), {name!r})
+CHANNEL = StandIn(Path({directory!r}), {name!r})
 """
 ALERTING = SETTINGS + '[alert]\nchannels = ["pager", "list"]\ngroup_s = 0\n[channel.pager]\n[channel.list]\n'
 
@@ -114,20 +114,20 @@ class Office:
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
         shell.settings(ALERTING)
-        self.folder = shell.folder.parent
-        plugins = self.folder / "plugins" / "channels"
+        self.directory = shell.directory.parent
+        plugins = self.directory / "plugins" / "channels"
         plugins.mkdir()
         for name in ("pager", "list"):
-            (plugins / f"{name}.py").write_text(CHANNEL_PLUGIN.format(folder=str(self.folder), name=name))
+            (plugins / f"{name}.py").write_text(CHANNEL_PLUGIN.format(directory=str(self.directory), name=name))
 
     def resil(self, *words: str) -> Said:
         return self.shell.resil("alert", *words)
 
     def order(self, channel: str, what: str = "") -> None:
-        (self.folder / f"{channel}.order").write_text(what)
+        (self.directory / f"{channel}.order").write_text(what)
 
     def taken(self, channel: str) -> list[str]:
-        path = self.folder / f"{channel}.taken"
+        path = self.directory / f"{channel}.taken"
         return [json.loads(line)["said"][0] for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
@@ -161,21 +161,21 @@ from resilience.job import Liveness
 class Fake:
     summary = "for tests"
     rank = 0
-    def availability(self, scene): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, scene):
-        return () if self._line(scene).exists() else (Step("write a line", "* * * * * resil cron tick"),)
-    def install(self, installation, settings, scene):
-        if self._line(scene).exists(): return ()
-        self._line(scene).write_text(installation.mode)
+    def availability(self, context): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, context):
+        return () if self._line(context).exists() else (Step("write a line", "* * * * * resil cron tick"),)
+    def install(self, installation, settings, context):
+        if self._line(context).exists(): return ()
+        self._line(context).write_text(installation.mode)
         return ("wrote a line",)
-    def uninstall(self, installation, settings, scene):
-        if not self._line(scene).exists(): return ()
-        self._line(scene).unlink()
+    def uninstall(self, installation, settings, context):
+        if not self._line(context).exists(): return ()
+        self._line(context).unlink()
         return ("took the line out",)
-    def state(self, installation, settings, scene):
-        there = self._line(scene).exists()
+    def state(self, installation, settings, context):
+        there = self._line(context).exists()
         return DriverState(Liveness.ALIVE if there else Liveness.GONE, "the line is there" if there else "no line")
-    def _line(self, scene): return scene.project / "line"
+    def _line(self, context): return context.project / "line"
 DRIVER = Fake()
 """
 
@@ -185,12 +185,12 @@ class Desk:
 
     def __init__(self, shell: Shell) -> None:
         self.shell = shell
-        self.folder = shell.folder
+        self.directory = shell.directory
         shell.settings(SETTINGS + '[cron]\nbackend = "fake"\n')
-        for folder in (self.folder, self.folder.parent):
-            folder.chmod(0o755)
-        (shell.folder.parent / "plugins" / "drivers").mkdir()
-        (shell.folder.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER_PLUGIN)
+        for directory in (self.directory, self.directory.parent):
+            directory.chmod(0o755)
+        (shell.directory.parent / "plugins" / "drivers").mkdir()
+        (shell.directory.parent / "plugins" / "drivers" / "fake.py").write_text(DRIVER_PLUGIN)
 
     def cron(self, *words: str, code: int | None = 0) -> Said:
         said = self.shell.resil("cron", *words)
@@ -202,8 +202,10 @@ class Desk:
     def project(self) -> CronProject:
         return open_cron(self.shell.project)
 
-    def drop(self, name: str, text: str = "#!/bin/sh\ntrue\n", folder: str = "cron.hourly", mode: int = 0o755) -> Path:
-        path = self.folder / "cron" / folder / name
+    def drop(
+        self, name: str, text: str = "#!/bin/sh\ntrue\n", directory: str = "cron.hourly", mode: int = 0o755
+    ) -> Path:
+        path = self.directory / "cron" / directory / name
         for made in (path.parents[1], path.parent):
             made.mkdir(exist_ok=True)
             made.chmod(0o755)

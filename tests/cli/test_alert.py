@@ -19,7 +19,7 @@ from resilience.cli import alert as alert_command
 from resilience.cli import entry
 from resilience.finding import Verdict
 from tests.cli.shell import ALERTING, SETTINGS, Office, Said, Shell, full, well
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 
@@ -117,8 +117,8 @@ def test_a_damaged_incident_is_said_and_the_others_are_shown(office: Office) -> 
 
 
 def test_a_state_directory_that_hangs_is_said_and_messages_go_out_from_this_node(office: Office) -> None:
-    with hung_folder(office.folder / "hung") as folder:
-        settings = ALERTING.replace("[run]", f'[run]\nstate_dir = "{folder}"')
+    with hung_directory(office.directory / "hung") as directory:
+        settings = ALERTING.replace("[run]", f'[run]\nstate_dir = "{directory}"')
         office.shell.settings(settings + "[watch]\nstate_deadline_s = 0.5\n")
         began = time.monotonic()
         office.order("list", "down")
@@ -282,7 +282,7 @@ def test_a_real_message_goes_out_and_what_came_back_is_said(office: Office) -> N
     assert said.code == 0 and sorted(line.partition(":")[0] for line in said.out.splitlines()) == ["list", "pager"]
     assert "taken in" in said.out and "nothing is wrong" in office.taken("pager")[0]
     assert office.resil("test", "pager").code == 0 and (len(office.taken("pager")), len(office.taken("list"))) == (2, 1)
-    assert not (office.shell.folder / ".resil" / ".alerts").exists(), "a trial is no incident"
+    assert not (office.shell.directory / ".resil" / ".alerts").exists(), "a trial is no incident"
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_trial_can_be_seen_without_sending(office: Office) -> None:
 
 def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resilience.alerts.delivery.SEND_S", 0.5)
-    missing = str(office.folder / "missing")
+    missing = str(office.directory / "missing")
     plain = office.shell.resil("watch", "fs", missing, "--no-alert")
     office.order("pager", "hang")
     alerted = office.shell.resil("watch", "fs", missing)
@@ -327,7 +327,7 @@ def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: py
 
 def as_colleague(office: Office, *words: str) -> Said:
     """Type a command as somebody else of the group, in a process that may not become root again."""
-    home = office.folder / "colleague"
+    home = office.directory / "colleague"
     home.mkdir(exist_ok=True)
     os.chown(home, NOBODY, NOBODY)
     reading, writing = os.pipe()
@@ -354,8 +354,8 @@ def as_colleague(office: Office, *words: str) -> Said:
 
 def let_in(office: Office) -> None:
     """Let the colleague pass to the project; load what they cannot reach."""
-    open_the_way(office.shell.folder / "x")
-    office.shell.folder.chmod(0o755)
+    open_the_way(office.shell.directory / "x")
+    office.shell.directory.chmod(0o755)
     office.tick(full("/warm"))
     office.resil("ack", office.episode("/warm"))
     office.resil("silence", "--check", "none", "--for", "1s")
@@ -371,10 +371,10 @@ def test_a_colleague_of_the_group_acknowledges_silences_and_delivers(office: Off
     office.order("list", "down")
     office.tick(full())
     office.order("list")
-    for path in (office.folder, *office.folder.glob("*.taken")):
+    for path in (office.directory, *office.directory.glob("*.taken")):
         path.chmod(0o777)  # the stand-in writes there
-    folder = office.state.path
-    assert folder.stat().st_mode & 0o7777 == 0o2770
+    directory = office.state.path
+    assert directory.stat().st_mode & 0o7777 == 0o2770
     said = as_colleague(office, "ack", office.episode())
     assert said.code == 0, said.err
     said = as_colleague(office, "silence", "--check", "fs", "--for", "1h")
@@ -386,7 +386,7 @@ def test_a_colleague_of_the_group_acknowledges_silences_and_delivers(office: Off
     assert office.state.outbox.names() == ()
     office.tick(well())
     assert office.resil("list", "--all").code == 0, "and the owner goes on"
-    files = {path.name: path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    files = {path.name: path.stat().st_mode & 0o777 for path in directory.rglob("*") if path.is_file()}
     assert set(files.values()) == {0o660}, files
 
 
@@ -411,7 +411,7 @@ def test_ids_and_channels_are_completed_from_local_state(office: Office) -> None
     os.chdir("/")
     assert alert_command.complete_incidents("") == []
     office.shell.settings("nonsense")
-    os.chdir(office.shell.folder)
+    os.chdir(office.shell.directory)
     for complete in (
         alert_command.complete_incidents, alert_command.complete_silences, alert_command.complete_channels,
         alert_command.complete_subjects,

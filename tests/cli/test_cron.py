@@ -27,7 +27,7 @@ from resilience.cron.status import CronStatus, Health, Judgement, Lateness
 from resilience.job import Liveness
 from tests.cli.shell import SETTINGS, Desk, Shell
 from tests.fakes import NOW, FakeScheduler, make_project
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 from tests.system.people import needs_root
 
 
@@ -74,7 +74,7 @@ def test_nothing_installed_says_what_to_do_and_exits_with_1(desk: Desk) -> None:
 def test_a_dry_run_of_install_shows_every_line_and_changes_nothing(desk: Desk) -> None:
     said = desk.cron("install", "--dry-run").out
     assert said.startswith("fake: ") and "would: write a line" in said and "    * * * * * resil cron tick" in said
-    assert not (desk.folder / "line").exists() and desk.project.state.installation() is None
+    assert not (desk.directory / "line").exists() and desk.project.state.installation() is None
     document = desk.cron("install", "--dry-run", "--json").json
     assert document["dry_run"] and document["driver"] == "fake"
     assert document["steps"] == [{"what": "write a line", "text": "* * * * * resil cron tick"}]
@@ -108,8 +108,8 @@ def test_the_life_of_a_scheduler(desk: Desk) -> None:
         assert said.count("stopped by") == 1 and "maintenance" in said
 
     again = desk.cron("install").out
-    assert "goes on now" in again and (desk.folder / "line").exists()
-    assert "would take out fake" in desk.cron("uninstall", "--dry-run").out and (desk.folder / "line").exists()
+    assert "goes on now" in again and (desk.directory / "line").exists()
+    assert "would take out fake" in desk.cron("uninstall", "--dry-run").out and (desk.directory / "line").exists()
     gone = desk.cron("uninstall").out
     assert "took the line out" in gone and "uninstalled" in gone
     assert "nothing is installed" in desk.cron("uninstall").out
@@ -119,7 +119,7 @@ def test_the_life_of_a_scheduler(desk: Desk) -> None:
 def test_a_dead_scheduler_says_the_command_that_brings_it_back(desk: Desk) -> None:
     desk.cron("install")
     desk.beat(driver="fake")
-    (desk.folder / "line").unlink()
+    (desk.directory / "line").unlink()
     said = desk.cron("status", code=1).out
     assert "dead: no line" in said and "resil cron install" in said and "GONE" in said
     document = desk.cron("status", "--json", code=1).json
@@ -160,19 +160,19 @@ def test_damaged_state_is_no_traceback(desk: Desk) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("what", ["state_dir", "cron folder"])
+@pytest.mark.parametrize("what", ["state_dir", "cron directory"])
 def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     from resilience.cron import status as cron_status
     from resilience.doctor import cron as cron_doctor
 
     for module in (cron_doctor, cron_status):
         monkeypatch.setattr(module, "LOOK_S", 0.5)
-    with hung_folder(desk.folder.parent / "hung") as folder:
+    with hung_directory(desk.directory.parent / "hung") as directory:
         settings = SETTINGS + '[cron]\nbackend = "fake"\n'
         if what == "state_dir":
-            desk.shell.settings(settings.replace("[run]", f'[run]\nstate_dir = "{folder}/state"'))
+            desk.shell.settings(settings.replace("[run]", f'[run]\nstate_dir = "{directory}/state"'))
         else:
-            desk.shell.settings(f'{settings}folder = "{folder}/cron"\n')
+            desk.shell.settings(f'{settings}folder = "{directory}/cron"\n')
         began = time.monotonic()
         said = desk.cron("status", code=75)
         assert "unknown" in said.out and "no answer within 0.5 s" in said.out
@@ -204,7 +204,9 @@ def test_the_list_has_schedule_next_run_kind_timeout_options_and_place(desk: Des
     desk.drop("eval.slurm", "#!/bin/sh\n")
     desk.drop("notes.txt", mode=0o644)
     desk.drop("half.sh")
-    (desk.folder / "cron" / "crontab").write_text("30 2 * * 1  curl https://u:geheim99@h/  # resil: name=tea ok=0-3\n")
+    (desk.directory / "cron" / "crontab").write_text(
+        "30 2 * * 1  curl https://u:geheim99@h/  # resil: name=tea ok=0-3\n"
+    )
     said = desk.cron("list").out
     lines = {line.split()[0]: line for line in said.splitlines()}
     assert said.split()[:4] == ["ENTRY", "RUNS", "NEXT", "KIND"]
@@ -213,14 +215,14 @@ def test_the_list_has_schedule_next_run_kind_timeout_options_and_place(desk: Des
     assert " submit " in lines["cron.hourly/eval.slurm"]
     assert "at 02:30 on Monday" in lines["crontab/tea"] and "ok=0-3" in lines["crontab/tea"]
     assert "cron/crontab:1" in lines["crontab/tea"] and "geheim99" not in said
-    assert "1 thing in the cron folder does not run" in said and "resil cron doctor" in said
+    assert "1 thing in the cron directory does not run" in said and "resil cron doctor" in said
     document = desk.cron("list", "--json").json
     assert {entry["name"] for entry in document["entries"]} == {"cron.hourly/backup", "cron.hourly/eval.slurm",
                                                                 "crontab/tea"}  # fmt: skip
     assert {ignored["is_fault"] for ignored in document["ignored"]} == {True, False}
 
 
-def test_an_empty_folder_says_how_to_begin(desk: Desk) -> None:
+def test_an_empty_directory_says_how_to_begin(desk: Desk) -> None:
     said = desk.cron("list").out
     assert "nothing is scheduled" in said and "resil cron add" in said
 
@@ -270,13 +272,13 @@ def test_logs_are_the_words_of_a_run_without_what_steers_a_terminal(desk: Desk) 
     desk.drop("backup")
     for number, text in enumerate(("first\n", "\x1b]0;title\x07\x1b[31msecond\x1b[0m\n")):
         desk.record("cron.hourly/backup", 3600 - number * 60, output=f"{number}.txt")
-        folder = desk.project.state.path / "output" / "cron.hourly+backup"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{number}.txt").write_text(text)
+        directory = desk.project.state.path / "output" / "cron.hourly+backup"
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{number}.txt").write_text(text)
     said = desk.cron("logs", "backup")
     assert said.out == "second\n" and said.err.startswith("==> cron.hourly/backup ")
     assert desk.cron("logs", "backup", "--last", "2").out == "first\nsecond\n"
-    assert desk.cron("logs", "backup", "--path").out.strip() == str(folder / "1.txt")
+    assert desk.cron("logs", "backup", "--path").out.strip() == str(directory / "1.txt")
     assert desk.cron("logs", "backup", "-f").out == "second\n", "it has ended"
     assert "which runs are meant" in desk.cron("logs", "backup", "--last", "2", "--slot", "18:00", code=2).err
     assert "whose logs" in desk.cron("logs", code=2).err
@@ -297,18 +299,18 @@ def test_what_was_added_is_listed_runs_and_is_removed(desk: Desk) -> None:
 
 def test_a_line_is_added_shown_and_removed_and_the_rest_stays(desk: Desk) -> None:
     desk.drop("x")
-    (desk.folder / "cron" / "crontab").write_text("# mine\n")
+    (desk.directory / "cron" / "crontab").write_text("# mine\n")
     said = desk.cron("add", "probe", "--cron", "*/10 * * * *", "--ok", "0-3", "--catch-up", "none", "--overlap",
                      "allow", "--jitter", "5s", "--rerun", "--", "echo", "--flag", "a b")  # fmt: skip
     assert "# resil: name=probe overlap=allow catch_up=none jitter=5s ok=0-3 rerun" in said.out
     document = desk.cron("remove", "probe", "--json").json
     assert document["removed"][0]["name"] == "crontab/probe" and "echo" in document["removed"][0]["text"]
-    assert (desk.folder / "cron" / "crontab").read_text() == "# mine\n"
+    assert (desk.directory / "cron" / "crontab").read_text() == "# mine\n"
 
 
 def test_a_dry_run_of_add_and_remove_changes_nothing(desk: Desk) -> None:
     said = desk.cron("add", "say", "--hourly", "--dry-run", "--json", "--", "true").json
-    assert said["dry_run"] and len(said["next"]) == 3 and not (desk.folder / "cron").exists()
+    assert said["dry_run"] and len(said["next"]) == 3 and not (desk.directory / "cron").exists()
     path = desk.drop("backup")
     assert "would remove" in desk.cron("remove", "backup", "--dry-run").out and path.exists()
 
@@ -319,11 +321,11 @@ def test_a_forgotten_double_dash_is_told(desk: Desk) -> None:
 
 
 def test_removing_a_link_leaves_what_it_leads_to(desk: Desk) -> None:
-    real = desk.folder / "real"
+    real = desk.directory / "real"
     real.write_text("#!/bin/sh\n")
     real.chmod(0o755)
     desk.drop("x").unlink()
-    (desk.folder / "cron" / "cron.hourly" / "linked").symlink_to(real)
+    (desk.directory / "cron" / "cron.hourly" / "linked").symlink_to(real)
     said = desk.cron("remove", "linked").out
     assert "only the link" in said and real.exists()
 
@@ -358,16 +360,16 @@ def test_the_doctor_shows_the_environment_without_its_secrets(desk: Desk, monkey
 
 def test_prune_says_how_much_went(desk: Desk) -> None:
     desk.drop("backup")
-    folder = desk.project.state.path / "output" / "cron.hourly+backup"
-    folder.mkdir(parents=True)
+    directory = desk.project.state.path / "output" / "cron.hourly+backup"
+    directory.mkdir(parents=True)
     desk.project.state.path.chmod(0o700)
     for slot in range(25):
-        (folder / f"{slot}.txt").write_text("x" * 5000)
+        (directory / f"{slot}.txt").write_text("x" * 5000)
     dry = desk.cron("prune", "--dry-run").out
-    assert "outputs: 5 files would be removed, " in dry and len(list(folder.iterdir())) == 25
+    assert "outputs: 5 files would be removed, " in dry and len(list(directory.iterdir())) == 25
     document = desk.cron("prune", "--json").json
     assert document["removed"][0]["files"] == 5 and document["removed"][0]["bytes"] >= 25000
-    assert len(list(folder.iterdir())) == 20
+    assert len(list(directory.iterdir())) == 20
     assert "nothing is kept for too long" in desk.cron("prune").out
 
 
@@ -375,12 +377,12 @@ def test_prune_says_how_much_went(desk: Desk) -> None:
 
 
 def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
-    desk.drop("say", "#!/bin/sh\necho it is me\nexit 3\n", folder="cron.minutely")
+    desk.drop("say", "#!/bin/sh\necho it is me\nexit 3\n", directory="cron.minutely")
     project = desk.project
     desk.cron("tick")
     slot = int(time.time()) // 60 * 60
     seen = project.state.seen()
-    from resilience.cron.state_folder import Seen
+    from resilience.cron.state_directory import Seen
 
     project.state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
     dry = desk.cron("tick", "--dry-run").out
@@ -447,8 +449,8 @@ def test_a_moment_says_how_far_it_is() -> None:
     ("faults", "text"),
     [
         (0, ""),
-        (1, "1 thing in the cron folder does not run, most probably by mistake: resil cron doctor\n"),
-        (3, "3 things in the cron folder do not run, most probably by mistake: resil cron doctor\n"),
+        (1, "1 thing in the cron directory does not run, most probably by mistake: resil cron doctor\n"),
+        (3, "3 things in the cron directory do not run, most probably by mistake: resil cron doctor\n"),
     ],
 )
 def test_only_what_is_ignored_by_mistake_is_counted(capsys: pytest.CaptureFixture[str], faults: int, text: str) -> None:
@@ -468,7 +470,7 @@ def full_status() -> CronStatus:
                             driver="slurm", host="n1", job_id="88", trouble="the disk is full"),
         lateness=Lateness(1.25, 75.0, 40),
         trouble=("a history cannot be read",),
-        folder="/p/cron",
+        directory="/p/cron",
     )  # fmt: skip
 
 
@@ -501,7 +503,7 @@ def cron(tmp_path: Path) -> CronProject:
     cron.state.beat(
         Heartbeat(
             time=NOW - 7200, expected=NOW - 7140, alive_since=NOW - 9000, driver="foreground", pid=os.getpid(),
-            host=cron.project.world.host.name,
+            host=cron.project.system.host.name,
         )
     )  # fmt: skip
     return cron

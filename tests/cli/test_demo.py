@@ -128,20 +128,22 @@ def test_programs_get_json_alone(shell: Shell, monkeypatch: pytest.MonkeyPatch) 
 def test_the_picture_shows_what_was_printed(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     plays(monkeypatch)
     shell.resil("demo", "--svg", "demo.svg")
-    text = "".join(ElementTree.parse(shell.folder / "demo.svg").getroot().itertext()).replace("\xa0", " ")
+    text = "".join(ElementTree.parse(shell.directory / "demo.svg").getroot().itertext()).replace("\xa0", " ")
     assert "attempt 1 ended at step 90: crashed" in text
 
 
-def test_broken_settings_of_the_folder_one_is_in_are_no_obstacle(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_settings_of_the_directory_one_is_in_are_no_obstacle(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shell.settings("[torn")
     plays(monkeypatch)
     assert shell.resil("demo").code == 0
 
 
-def test_the_folder_and_the_scheduler_are_as_asked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_and_the_scheduler_are_as_asked_for(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = plays(monkeypatch)
     said = shell.resil("demo", "--folder", "here", "--scheduler", "slurm")
-    assert (asked["folder"], asked["scheduler"]) == (shell.folder / "here", "slurm")
+    assert (asked["directory"], asked["scheduler"]) == (shell.directory / "here", "slurm")
     assert "kept: /kept" in said.out
 
 
@@ -174,6 +176,6 @@ def test_a_picture_of_nothing_is_a_picture(tmp_path: Path) -> None:
     assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StateDirectoryError, match="No such file"):
         write_svg(tmp_path / "none" / "x.svg", [("x", "")], title="T")

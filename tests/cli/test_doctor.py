@@ -18,7 +18,7 @@ def test_each_finding_is_a_line_with_its_advice_below(shell: Shell) -> None:
 def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:
     shell.fake.trouble = DOWN
     assert shell.resil("doctor").code == 0
-    (shell.folder / ".resil").write_text("a file in the way")
+    (shell.directory / ".resil").write_text("a file in the way")
     said = shell.resil("doctor", "--json")
     assert said.code == 1
     assert said.json["verdict"] == "CRITICAL"
@@ -31,8 +31,8 @@ def test_a_scheduler_that_is_not_there_is_critical(shell: Shell) -> None:
 
 
 def test_good_settings_are_called_good(shell: Shell) -> None:
-    assert shell.resil("config", "check").out == f"{shell.folder / 'resil.toml'}: good\n"
-    (shell.folder / "resil.toml").unlink()
+    assert shell.resil("config", "check").out == f"{shell.directory / 'resil.toml'}: good\n"
+    (shell.directory / "resil.toml").unlink()
     assert "there is no resil.toml" in shell.resil("config", "check").out
 
 
@@ -43,7 +43,7 @@ def test_bad_settings_exit_with_2_and_the_reason(shell: Shell) -> None:
 
 
 def test_another_file_can_be_checked(shell: Shell) -> None:
-    (shell.folder / "other.toml").write_text("[submit]\narray = 'ten'\n")
+    (shell.directory / "other.toml").write_text("[submit]\narray = 'ten'\n")
     assert shell.resil("config", "check", "-c", "other.toml").code == 2
 
 
@@ -52,7 +52,7 @@ def test_every_setting_is_shown_with_its_origin(shell: Shell, monkeypatch: pytes
     plain = shell.resil("config", "show").out
     assert "run.name" in plain and "FROM" not in plain and "\x1b" not in plain
     shown = shell.resil("config", "show", "--origin").out
-    assert f"'gpt'  {shell.folder / 'resil.toml'}".split() == shown.splitlines()[1].split()[1:]
+    assert f"'gpt'  {shell.directory / 'resil.toml'}".split() == shown.splitlines()[1].split()[1:]
     assert "$RESIL_RUN__GROUP" in shown and "default" in shown and "(unset)" in shown
 
 

@@ -149,11 +149,11 @@ class Reading:
 class Check:
     summary, Settings, Reading, memory, argument, example = "a thing", Settings, Reading, NO_MEMORY, "", "resil watch x"
 
-    def targets(self, settings, scene):
+    def targets(self, settings, context):
         TARGETS
         return [Target("thing")]
 
-    def probe(self, target, settings, scene, before):
+    def probe(self, target, settings, context, before):
         return {"thing": Reading("seen")}
 
     def judge(self, subject, readings, settings, now):
@@ -167,12 +167,12 @@ CHECK = Check()
 def watching(shell: Shell) -> Iterator[Shell]:
     """A shell with watchdogs of one's own, one for each verdict, and one that cannot be loaded."""
     watchdogs.checks.cache_clear()
-    folder = shell.folder.parent / "plugins" / "checks"
-    folder.mkdir()
+    directory = shell.directory.parent / "plugins" / "checks"
+    directory.mkdir()
     for verdict in Verdict:
         text = PLUGIN.replace("VERDICT", verdict.value).replace("TARGETS", "pass")
-        (folder / f"{verdict.value.lower()}.py").write_text(text)
-    (folder / "broken.py").write_text("import no_such_module_at_all\n")
+        (directory / f"{verdict.value.lower()}.py").write_text(text)
+    (directory / "broken.py").write_text("import no_such_module_at_all\n")
     shell.settings(SETTINGS + '[watch]\nchecks = ["ok", "warning", "broken"]\n')
     yield shell
     watchdogs.checks.cache_clear()
@@ -229,7 +229,7 @@ def test_a_reader_that_went_away_does_not_change_the_verdict_of_a_watch(watching
     os.close(reading)
     done = subprocess.run(
         [sys.executable, "-m", "resilience", "watch", "critical"], stdout=writing, stderr=subprocess.PIPE, timeout=60,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.folder,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.directory,
     )  # fmt: skip
     os.close(writing)
     assert (done.returncode, done.stderr) == (2, b"")
@@ -239,7 +239,7 @@ def test_a_full_disk_under_standard_output_does_not_change_the_verdict_of_a_watc
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "resilience", "watch", "warning"], stdout=full, stderr=subprocess.PIPE, timeout=60,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.folder, text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, cwd=watching.directory, text=True,
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "resil: cannot write to standard output: No space left on device\n"

@@ -29,10 +29,10 @@ def test_nothing_that_is_broken_prints_into_somebodys_prompt(
     if trouble == "settings":
         shell.settings("[torn")
     elif trouble == "state directory":
-        (shell.folder / ".resil").write_text("")
+        (shell.directory / ".resil").write_text("")
     elif trouble == "templates":
-        (shell.folder / "slurm_templates").mkdir()
-        (shell.folder / "slurm_templates" / "x.sbatch.j2").write_bytes(b"\xff")
+        (shell.directory / "slurm_templates").mkdir()
+        (shell.directory / "slurm_templates" / "x.sbatch.j2").write_bytes(b"\xff")
     elif trouble == "here":
         gone = tmp_path / "gone"
         gone.mkdir()
@@ -64,5 +64,5 @@ def test_the_scheduler_named_on_the_command_line_wins(shell: Shell) -> None:
 
 
 def test_a_settings_file_can_be_named(shell: Shell) -> None:
-    (shell.folder / "other.toml").write_text('[run]\nname = "other"\n')
+    (shell.directory / "other.toml").write_text('[run]\nname = "other"\n')
     assert open_project(Path("other.toml")).default_run() == "other"

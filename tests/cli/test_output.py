@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from resilience.cli.output import DEADLINE_S, clean, handled, paint, patience, print_json, table, warn_of_dead_letters
 from tests.alerts.stand_in import an_alert
 from tests.fakes import NOW, make_project
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 HOSTILE = "a\x1b[2J\x9b31m\r\n\t\x00\x7f\u202e\u2028\udcff\U000e0001é漢"
 
@@ -106,10 +106,10 @@ def test_how_many_there_are_is_said_on_standard_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], apart: bool
 ) -> None:
     project = make_project(tmp_path)
-    folder = project.loaded.project / FOLDER
-    folder.mkdir(parents=True)
+    directory = project.loaded.project / FOLDER
+    directory.mkdir(parents=True)
     for number in range(2):
-        (folder / f"a{number}.email").write_text("{}")
+        (directory / f"a{number}.email").write_text("{}")
     warn_of_dead_letters(project, apart=apart)
     assert capsys.readouterr() == (
         "",
@@ -123,15 +123,15 @@ def test_those_that_a_full_disk_did_not_take_count_as_well(tmp_path: Path, capsy
     project = make_project(tmp_path, environ={"XDG_STATE_HOME": str(tmp_path / "state")})
     outbox = open_alert_state(project).outbox
     outbox.put(an_alert(), "email", NOW)
-    (project.loaded.project / FOLDER).write_text("in the way of the folder")
+    (project.loaded.project / FOLDER).write_text("in the way of the directory")
     outbox.give_up(outbox.pending()[0], "no such recipient", "", NOW, "n1")
     warn_of_dead_letters(project)
     assert "1 alert" in capsys.readouterr().err
 
 
 def test_a_state_directory_that_hangs_keeps_no_command_up(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as folder:
-        project = make_project(tmp_path, settings=f'[run]\nstate_dir = "{folder}"\n')
+    with hung_directory(tmp_path / "hung") as directory:
+        project = make_project(tmp_path, settings=f'[run]\nstate_dir = "{directory}"\n')
         began = time.monotonic()
         warn_of_dead_letters(project)
         assert time.monotonic() - began < DEADLINE_S + 3
@@ -141,9 +141,9 @@ def test_a_shell_that_completes_is_told_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = make_project(tmp_path)
-    folder = project.loaded.project / FOLDER
-    folder.mkdir(parents=True)
-    (folder / "a1.email").write_text("{}")
+    directory = project.loaded.project / FOLDER
+    directory.mkdir(parents=True)
+    (directory / "a1.email").write_text("{}")
     monkeypatch.setenv("_RESIL_COMPLETE", "complete_bash")
     warn_of_dead_letters(project)
     assert capsys.readouterr().err == ""

@@ -65,7 +65,7 @@ def test_asking_when_it_would_start_queues_nothing(shell: Shell) -> None:
 
 
 def test_flags_behind_the_dashes_are_for_sbatch_and_words_before_for_the_script(shell: Shell) -> None:
-    (shell.folder / "mine.sh").write_text("#!/bin/bash\ntrue\n")
+    (shell.directory / "mine.sh").write_text("#!/bin/bash\ntrue\n")
     shell.resil("submit", "mine.sh", "1e-3", "x y", "--array", "2", "--", "--qos=high", "--nice")
     (submission,) = shell.fake.submissions
     assert (submission.script_args, submission.extra_args) == (("1e-3", "x y"), ("--qos=high", "--nice"))
@@ -117,7 +117,7 @@ def test_a_run_of_a_hostile_name_is_refused_in_one_safe_line(shell: Shell) -> No
         said = shell.resil("submit", "--run", name)
         assert said.code == 2 and "cannot be a run's name" in said.err
         assert all(character.isprintable() or character == "\n" for character in said.err)
-    assert not (shell.folder / ".resil").exists()
+    assert not (shell.directory / ".resil").exists()
 
 
 def test_notes_of_the_site_are_passed_on_without_what_could_steer_a_terminal(shell: Shell) -> None:
@@ -130,7 +130,7 @@ def test_a_refusal_goes_to_standard_error_and_leaves_nothing(shell: Shell) -> No
     said = shell.resil("submit", "--json")
     assert (said.code, said.out) == (1, "")
     assert said.err.endswith("resil: error: Invalid partition name specified\n  try: see: sinfo\n")
-    assert not (shell.folder / ".resil").exists()
+    assert not (shell.directory / ".resil").exists()
 
 
 def test_after_a_submit_the_next_status_is_a_new_look(shell: Shell) -> None:
@@ -194,14 +194,14 @@ def test_the_switch_is_set_with_its_reason_and_reach(shell: Shell, scope: str, q
 
 
 def test_a_run_of_an_own_script_is_told_apart(shell: Shell) -> None:
-    (shell.folder / "mine.sh").write_text("#!/bin/bash\n")
+    (shell.directory / "mine.sh").write_text("#!/bin/bash\n")
     shell.resil("submit", "mine.sh")
     assert "queued with a script of its own" in shell.resil("kill").out
 
 
 def test_a_run_that_is_not_there_gets_no_switch(shell: Shell) -> None:
     said = shell.resil("kill", "llama")
-    assert said.code == 2 and not (shell.folder / ".resil").exists()
+    assert said.code == 2 and not (shell.directory / ".resil").exists()
 
 
 def test_a_kill_asks_the_scheduler_once_and_throws_before(shell: Shell) -> None:
@@ -233,7 +233,7 @@ def test_a_run_whose_files_cannot_be_read_is_killed_all_the_same(shell: Shell) -
 
 @needs_root
 def test_on_a_full_disk_it_works_and_says_what_is_missing(shell: Shell) -> None:
-    with mounted(shell.folder.parent / "disk", "size=512k,mode=755") as disk:
+    with mounted(shell.directory.parent / "disk", "size=512k,mode=755") as disk:
         shell.settings(SETTINGS.replace("[run]\n", f'[run]\nstate_dir = "{disk}"\n'))
         assert shell.resil("submit").code == 0
         fill(disk)
@@ -245,7 +245,7 @@ def test_on_a_full_disk_it_works_and_says_what_is_missing(shell: Shell) -> None:
 
 @needs_root
 def test_on_a_read_only_disk_it_names_the_way_that_is_left(shell: Shell) -> None:
-    with mounted(shell.folder.parent / "disk", "size=512k,mode=755") as disk:
+    with mounted(shell.directory.parent / "disk", "size=512k,mode=755") as disk:
         shell.settings(SETTINGS.replace("[run]\n", f'[run]\nstate_dir = "{disk}"\n'))
         shell.resil("submit")
         make_read_only(disk, True)
@@ -296,7 +296,7 @@ def test_only_what_waits_can_be_cancelled(shell: Shell) -> None:
 def test_what_was_written_is_named_and_passes_the_check(shell: Shell) -> None:
     said = shell.resil("init", "new")
     assert said.code == 0
-    assert f"wrote {shell.folder / 'new' / 'resil.toml'}" in said.out and "next: set `command`" in said.out
+    assert f"wrote {shell.directory / 'new' / 'resil.toml'}" in said.out and "next: set `command`" in said.out
     assert shell.resil("config", "check", "-c", "new/resil.toml").code == 0
 
 
@@ -304,7 +304,7 @@ def test_a_script_is_taken_over(shell: Shell) -> None:
     Path("old.sh").write_text("#!/bin/bash\n#SBATCH -p gpu -J llama -o x.out\n")
     said = shell.resil("init", "new", "--from", "old.sh")
     assert "note: --output" in said.out
-    assert 'partition = "gpu"' in (shell.folder / "new" / "resil.toml").read_text()
+    assert 'partition = "gpu"' in (shell.directory / "new" / "resil.toml").read_text()
 
 
 def test_broken_settings_keep_nobody_from_writing_new_ones(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +330,8 @@ def test_one_is_shown_with_what_it_says_of_itself_or_as_it_was_written(shell: Sh
 
 
 def test_ones_own_wins_and_the_shadowed_one_is_marked(shell: Shell) -> None:
-    (shell.folder / "slurm_templates").mkdir()
-    (shell.folder / "slurm_templates" / "python.sbatch.j2").write_text("# resil: Mine.\n")
+    (shell.directory / "slurm_templates").mkdir()
+    (shell.directory / "slurm_templates" / "python.sbatch.j2").write_text("# resil: Mine.\n")
     assert "shipped (shadowed)" in shell.resil("templates").out
     assert "Mine." in shell.resil("templates", "python").out
     rows = shell.resil("templates", "python", "--json").json["templates"]

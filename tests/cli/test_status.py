@@ -46,12 +46,12 @@ def test_a_running_array_is_a_headline_a_row_and_what_is_next(shell: Shell) -> N
 
 
 def write_attempt(shell: Shell, number: int, *, end: str = "") -> None:
-    folder = shell.run_dir / "attempts"
-    (folder / f"{number:04d}").write_text(
+    directory = shell.run_dir / "attempts"
+    (directory / f"{number:04d}").write_text(
         f'number = {number}\njob_id = {99 + number}\nlabel = "101_{number}"\nhost = "n1"\npid = 4\nstart = 1000\n'
     )
     if end:
-        (folder / f"{number:04d}.end").write_text(end)
+        (directory / f"{number:04d}.end").write_text(end)
 
 
 def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell) -> None:
@@ -195,7 +195,7 @@ def test_what_is_under_way_without_a_switch_is_told_as_well_and_what_is_over_is_
 def test_a_run_that_cannot_be_read_stands_beside_the_others(shell: Shell) -> None:
     shell.resil("submit")
     shell.resil("submit", "--run", "llama")
-    journal = shell.folder / ".resil" / "llama" / "submissions.jsonl"
+    journal = shell.directory / ".resil" / "llama" / "submissions.jsonl"
     journal.unlink()
     journal.mkdir()
     said = shell.resil("status")
@@ -215,7 +215,7 @@ def test_watching_looks_again_and_again_until_somebody_has_enough(
             raise KeyboardInterrupt
 
     project = shell.project
-    watched = replace(project, world=replace(project.world, clock=FakeClock(at_sleep=enough)))
+    watched = replace(project, system=replace(project.system, clock=FakeClock(at_sleep=enough)))
     with pytest.raises(KeyboardInterrupt):
         show_status(watched, "gpt", watch_s=7.0)
     assert looks == [7.0] * 3
@@ -224,10 +224,10 @@ def test_watching_looks_again_and_again_until_somebody_has_enough(
 
 def late_scheduler(shell: Shell) -> None:
     """Leave a sign of life of an hour ago."""
-    moment = shell.project.world.clock.now() - 3600
-    folder = shell.folder / ".resil" / ".cron"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "heartbeat").write_text(json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"}))
+    moment = shell.project.system.clock.now() - 3600
+    directory = shell.directory / ".resil" / ".cron"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "heartbeat").write_text(json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"}))
 
 
 def test_a_late_scheduler_of_cron_is_told_with_since_when_and_what_to_run(shell: Shell) -> None:

@@ -23,9 +23,9 @@ from tests.watch.scan.trees import a_tree, du, settle, write
 DAY = 86400
 
 
-def top(folder: Path, *paths: str | Path, clock: FakeClock | None = None, **options: object) -> int:
+def top(directory: Path, *paths: str | Path, clock: FakeClock | None = None, **options: object) -> int:
     """Run it with a clock set by hand."""
-    project = make_project(folder, clock=clock or FakeClock())
+    project = make_project(directory, clock=clock or FakeClock())
     given = {"limit": 10, "deadline_s": None, "as_json": False, "by": "bytes", **options}
     return show_top(project, tuple(map(str, paths)), **given)  # type: ignore[arg-type]
 
@@ -51,28 +51,28 @@ def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: p
     assert ["SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "FOLDER"] in lines
     assert ["2.0 MiB", "56%", "1", "+2.0 MiB", "+4.0 MiB", "1 min ago", "runs/gpt/checkpoint-200"] in lines
     assert ["1.0 MiB", "28%", "1", "0 B", "0 B", "2 d ago", "runs/gpt/checkpoint-100"] in lines
-    assert "checkpoints: 3.0 MiB in 2 folders" in said.out
+    assert "checkpoints: 3.0 MiB in 2 directories" in said.out
     assert "growth: since the scan of 12 h ago" in said.out
-    assert "5 of 7 folders were as before and not read again" in said.out
+    assert "5 of 7 directories were as before and not read again" in said.out
     assert "read in full once a day" in said.out
 
 
 def test_the_totals_are_those_of_du(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = a_tree(tmp_path / "tree")
     assert top(tmp_path, root, as_json=True) == 0
-    (folder,) = json.loads(capsys.readouterr().out)["folders"]
-    assert folder["bytes"] == du(root) * 1024
-    assert (folder["files"], folder["folders"], folder["complete"]) == (60, 25, True)
-    for row in folder["largest"]:
+    (directory,) = json.loads(capsys.readouterr().out)["folders"]
+    assert directory["bytes"] == du(root) * 1024
+    assert (directory["files"], directory["folders"], directory["complete"]) == (60, 25, True)
+    for row in directory["largest"]:
         assert row["bytes"] == du(Path(row["path"])) * 1024
 
 
-def test_without_paths_it_is_the_project_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_paths_it_is_the_project_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert top(tmp_path) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'project'}: ")
 
 
-def test_one_folder_that_cannot_be_looked_at_keeps_nobody_from_the_others(
+def test_one_directory_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = a_tree(tmp_path / "tree")
@@ -80,7 +80,7 @@ def test_one_folder_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     assert top(tmp_path, tmp_path / "missing", file, root) == 3
     said = capsys.readouterr().out
     assert f"{tmp_path / 'missing'}: could not look: it does not exist" in said
-    assert f"{file}: could not look: it is a file, not a folder" in said
+    assert f"{file}: could not look: it is a file, not a directory" in said
     assert "60 files" in said
 
 
@@ -93,15 +93,15 @@ def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: p
             time.sleep(0.15)
         return read(*given, **named)
 
-    read = worker.__dict__["read_folder"]
-    worker.__dict__["read_folder"] = crawl
+    read = worker.__dict__["read_directory"]
+    worker.__dict__["read_directory"] = crawl
     try:
         assert top(tmp_path, root, deadline_s=0.9) == 0
     finally:
-        worker.__dict__["read_folder"] = read
+        worker.__dict__["read_directory"] = read
     said = capsys.readouterr().out
     assert re.search(
-        r"! \d+ of \d+ folders unfinished \(the deadline\): the figures are lower bounds; run it again", said
+        r"! \d+ of \d+ directories unfinished \(the deadline\): the figures are lower bounds; run it again", said
     )
     assert "at least" in said
     assert top(tmp_path, root) == 0
@@ -111,7 +111,9 @@ def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: p
 
 
 @needs_root
-def test_folders_that_may_not_be_read_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directories_that_may_not_be_read_are_counted_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = a_tree(tmp_path / "tree")
     (root / "t2").chmod(0o700)
     open_the_way(root / "t0")
@@ -119,7 +121,7 @@ def test_folders_that_may_not_be_read_are_counted_and_named(tmp_path: Path, caps
     with acting_as(NOBODY):
         assert show_top(project, (str(root),), limit=5, deadline_s=None, as_json=False, by="bytes") == 0
     said = capsys.readouterr().out
-    assert "! 1 folder could not be read (Permission denied), what lies in them is not counted: t2" in said
+    assert "! 1 directory could not be read (Permission denied), what lies in them is not counted: t2" in said
     assert "the next scan will start afresh" in said  # its memory could not be written either
 
 
@@ -139,9 +141,9 @@ def test_hostile_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("progress", "wanted"),
     [
-        (Progress(25, 1000, 0), "25 folders, 1,000 looks, 3 s: /scratch"),
-        (Progress(50, 10, 100), "[############............] 50 of about 100 folders, 10 looks, 3 s: /scratch"),
-        (Progress(150, 10, 100), f"[{'#' * 24}] 150 of about 100 folders, 10 looks, 3 s: /scratch"),
+        (Progress(25, 1000, 0), "25 directories, 1,000 looks, 3 s: /scratch"),
+        (Progress(50, 10, 100), "[############............] 50 of about 100 directories, 10 looks, 3 s: /scratch"),
+        (Progress(150, 10, 100), f"[{'#' * 24}] 150 of about 100 directories, 10 looks, 3 s: /scratch"),
     ],
 )
 def test_the_bar_shows_how_far_it_is_where_that_is_known(progress: Progress, wanted: str) -> None:
@@ -156,8 +158,8 @@ def test_the_newest_change_is_told_in_one_unit(ago_s: float, wanted: str) -> Non
 
 
 def test_the_command_line_leads_here(shell: Shell) -> None:
-    write(shell.folder / "runs" / "file")
-    settle(shell.folder / "runs")
+    write(shell.directory / "runs" / "file")
+    settle(shell.directory / "runs")
     said = shell.resil("watch", "fs", "--top", "runs", "--json")
     assert said.code == 0
     assert said.json["folders"][0]["files"] == 1
@@ -170,11 +172,11 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from resilience.watch.scan import worker
-read = worker.read_folder
+read = worker.read_directory
 def slowly(*given, **named):
     time.sleep(0.05)
     return read(*given, **named)
-worker.read_folder = slowly
+worker.read_directory = slowly
 from resilience.cli.entry import run
 sys.exit(run(["watch", "fs", "--top", sys.argv[1]]))
 """
@@ -192,7 +194,7 @@ def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is
     ) as process:  # fmt: skip
         os.close(theirs)
         seen = b""
-        while seen.count(b"folders") < 3:
+        while seen.count(b"directories") < 3:
             seen += os.read(mine, 4096)
         os.write(mine, b"\x03")  # the terminal sends SIGINT to everybody in the foreground
         assert process.stdout is not None

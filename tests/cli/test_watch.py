@@ -26,7 +26,7 @@ def watching(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     own = write_own_plugin(tmp_path / "own")
     monkeypatch.setenv("RESIL_PLUGINS", f"{tmp_path / 'plugins'}:{own}")
     for name, free in {"many": 9, "few": 3}.items():
-        (shell.folder / name).write_text(str(free))
+        (shell.directory / name).write_text(str(free))
     yield shell
     watchdogs.checks.cache_clear()
 
@@ -49,11 +49,13 @@ def test_the_list_says_what_all_leaves_out(watching: Shell) -> None:
     assert "not in [watch] checks" in rows["fs"] and "not in" not in rows["licence"]
 
 
-def test_a_path_that_is_typed_counts_from_the_current_folder(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_typed_counts_from_the_current_directory(
+    watching: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watching.settings(SETTINGS)
-    (watching.folder / "sub" / "deep").mkdir(parents=True)
-    monkeypatch.chdir(watching.folder / "sub")
-    assert f"{watching.folder}/sub/deep:" in watching.resil("watch", "fs", "deep", "--no-alert").out
+    (watching.directory / "sub" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(watching.directory / "sub")
+    assert f"{watching.directory}/sub/deep:" in watching.resil("watch", "fs", "deep", "--no-alert").out
 
 
 @pytest.mark.parametrize("words", [("--json", "licence", "many"), ("licence", "many", "--json")])
@@ -63,7 +65,7 @@ def test_a_common_option_may_stand_before_the_name_and_behind_it(watching: Shell
 
 
 def test_a_settings_file_that_is_named_behind_the_watchdog_may_be_what_makes_it(watching: Shell) -> None:
-    (watching.folder / "other.toml").write_text('[watch.matlab]\nkind = "licence"\nservers = ["few"]\n')
+    (watching.directory / "other.toml").write_text('[watch.matlab]\nkind = "licence"\nservers = ["few"]\n')
     for words in (("matlab", "-c", "other.toml"), ("-c", "other.toml", "matlab"), ("matlab", "--config=other.toml")):
         said = watching.resil("watch", *words)
         assert (said.code, said.out.partition(" |")[0]) == (1, "MATLAB WARNING - few: 3 licences left")
@@ -87,7 +89,7 @@ def test_the_deadline_of_the_command_line_is_the_one_of_a_look(watching: Shell, 
 
 
 @pytest.mark.parametrize(("name", "by"), [("fs", "bytes"), ("inodes", "inodes"), ("scratch", "bytes")])
-def test_top_asks_for_the_largest_folders_of_the_paths(
+def test_top_asks_for_the_largest_directories_of_the_paths(
     watching: Shell, monkeypatch: pytest.MonkeyPatch, name: str, by: str
 ) -> None:
     asked: list[Any] = []
@@ -106,7 +108,7 @@ def test_top_asks_for_the_largest_folders_of_the_paths(
     assert asked == [(paths, {"limit": 7, "deadline_s": 120.0, "as_json": True, "by": by})]
 
 
-def test_only_what_has_folders_offers_their_list(watching: Shell) -> None:
+def test_only_what_has_directories_offers_their_list(watching: Shell) -> None:
     assert "--top" in watching.resil("watch", "fs", "--help").out
     assert "--top" not in watching.resil("watch", "licence", "--help").out
 
@@ -116,7 +118,7 @@ def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
 ) -> None:
     from resilience.alerts import notify as module
 
-    marker = watching.folder / "told"
+    marker = watching.directory / "told"
 
     def notify(project: Any, reports: Any, notes: Any) -> tuple[str, ...]:
         marker.write_text(" ".join(f"{report.check}:{report.verdict.value}" for report in reports))

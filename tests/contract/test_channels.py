@@ -33,12 +33,12 @@ from resilience.errors import DeliveryError, SettingsError
 from resilience.plugins import Family
 from resilience.settings.convert import plugin_settings
 from resilience.settings.sections import PluginTable
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.servers import Mailbox, free_port, smtp_server, takes_at_most
 from tests.canary import PLANTED, plant
 from tests.contract.test_imports import HEAVY, loaded_by
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:apprise")
 
@@ -55,7 +55,7 @@ from resilience.errors import DeliveryError, SettingsError
 from resilience.alerts.alert import Alert
 from resilience.alerts.message import headline
 from resilience.system.secrets import check_secret, read_secret
-from resilience.system.world import World
+from resilience.system.ports import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +87,8 @@ class Pager:
     def compose(self, alert: Alert, settings: PagerSettings, thread: Mapping[str, str]) -> str:
         return headline(alert)
 
-    def send(self, message: str, settings: PagerSettings, world: World) -> Mapping[str, str]:
-        read_secret(settings, "token", world)
+    def send(self, message: str, settings: PagerSettings, system: System) -> Mapping[str, str]:
+        read_secret(settings, "token", system)
         try:
             with open(settings.path, "a", encoding="utf-8") as file:
                 file.write(message + "\\n")
@@ -121,15 +121,15 @@ class Case:
     def settings(self, table: dict[str, Any]) -> Any:
         return plugin_settings(self.channel.Settings, "channel", self.name, PluginTable(self.name, table))
 
-    def send(self, alert: Alert, world: World, table: dict[str, Any] | None = None) -> dict[str, str]:
+    def send(self, alert: Alert, system: System, table: dict[str, Any] | None = None) -> dict[str, str]:
         settings = self.settings(table or self.good)
         self.channel.check(settings)
-        return dict(self.channel.send(self.channel.compose(alert, settings, {}), settings, world))
+        return dict(self.channel.send(self.channel.compose(alert, settings, {}), settings, system))
 
 
 @pytest.fixture
-def world(tmp_path: Path, canary: str) -> World:
-    return make_world(tmp_path, {"PATH": "/usr/bin:/bin", "RESIL_CANARY": canary})
+def system(tmp_path: Path, canary: str) -> System:
+    return make_system(tmp_path, {"PATH": "/usr/bin:/bin", "RESIL_CANARY": canary})
 
 
 @pytest.fixture(params=[*BUILT_IN, "email by sendmail", "slack as a bot", DROPPED_IN])
@@ -201,29 +201,29 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, httpserver: HTTPServer,
 # Alertmanager's four, and what belongs to them
 
 
-def test_an_alert_arrives_with_its_episode(case: Case, world: World) -> None:
-    answer = case.send(an_alert(), world)
+def test_an_alert_arrives_with_its_episode(case: Case, system: System) -> None:
+    answer = case.send(an_alert(), system)
     assert "3f9a1c" in case.received()
     assert answer["answer"].isprintable() and answer["answer"]
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in answer.items())
-    case.send(resolved(), world)
+    case.send(resolved(), system)
     assert "RESOLVED" in case.received()
 
 
-def test_retry_a_receiver_that_is_not_there_is_an_error_that_says_so(case: Case, world: World) -> None:
+def test_retry_a_receiver_that_is_not_there_is_an_error_that_says_so(case: Case, system: System) -> None:
     with takes_at_most(10), pytest.raises(DeliveryError) as caught:
-        case.send(an_alert(), world, case.broken)
+        case.send(an_alert(), system, case.broken)
     assert caught.value.message and isinstance(caught.value.transient, bool)
     if case.name not in ("console", DROPPED_IN):
         assert caught.value.transient
 
 
 def test_redacted_url_no_error_log_or_traceback_shows_a_secret(
-    case: Case, world: World, canary: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    case: Case, system: System, canary: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     with pytest.raises(DeliveryError) as caught:
-        case.send(an_alert(), world, case.broken)
+        case.send(an_alert(), system, case.broken)
     shown = "".join(traceback.format_exception(caught.value)) + repr(vars(caught.value)) + repr(caught.value)
     chain: BaseException | None = caught.value
     while chain is not None:
@@ -233,15 +233,15 @@ def test_redacted_url_no_error_log_or_traceback_shows_a_secret(
     assert canary not in shown and canary not in caplog.text and canary not in output.out + output.err
 
 
-def test_redacted_url_no_answer_shows_a_secret(case: Case, world: World, canary: str) -> None:
+def test_redacted_url_no_answer_shows_a_secret(case: Case, system: System, canary: str) -> None:
     settings = case.settings(case.good)
     message = case.channel.compose(an_alert(), settings, {})
     assert canary not in repr(message) + repr(settings) + json.dumps(message, default=str)
-    assert canary not in repr(case.send(an_alert(), world))
+    assert canary not in repr(case.send(an_alert(), system))
 
 
 def test_reading_url_from_file_a_file_that_others_can_read_is_a_fault_of_the_settings(
-    case: Case, world: World, canary: str
+    case: Case, system: System, canary: str
 ) -> None:
     if not case.secret_field:
         return  # it has no secret
@@ -256,21 +256,21 @@ def test_reading_url_from_file_a_file_that_others_can_read_is_a_fault_of_the_set
         else:
             path.unlink()
         with pytest.raises(SettingsError) as caught:
-            case.send(an_alert(), world, table)
+            case.send(an_alert(), system, table)
         assert word in caught.value.message + caught.value.hint and canary not in str(vars(caught.value))
     assert case.received() == ""
 
 
-def test_truncate_a_thousand_incidents_are_one_message_of_a_bounded_size(case: Case, world: World) -> None:
-    case.send(a_thousand(), world)
+def test_truncate_a_thousand_incidents_are_one_message_of_a_bounded_size(case: Case, system: System) -> None:
+    case.send(a_thousand(), system)
     assert 0 < len(case.received()) < 400_000
     assert "1000" in case.received() or "more" in case.received()
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_truncate_a_hostile_text_is_delivered_and_bounded(case: Case, world: World, text: str) -> None:
+def test_truncate_a_hostile_text_is_delivered_and_bounded(case: Case, system: System, text: str) -> None:
     with takes_at_most(15):
-        case.send(hostile(text), world)
+        case.send(hostile(text), system)
     assert 0 < len(case.received()) < 400_000
     assert "\0" not in case.received()
 
@@ -338,8 +338,8 @@ def test_a_message_can_be_handed_to_another_process(case: Case) -> None:
     assert pickle.loads(pickle.dumps(message)) == message
 
 
-def test_an_alert_without_notices_is_told_too(case: Case, world: World) -> None:
-    case.send(replace(an_alert(), notices=(), total=3), world)
+def test_an_alert_without_notices_is_told_too(case: Case, system: System) -> None:
+    case.send(replace(an_alert(), notices=(), total=3), system)
     assert "3 incidents" in case.received()
 
 
@@ -350,34 +350,34 @@ def test_a_plain_secret_in_resil_toml_is_an_unknown_key_and_is_not_shown(case: C
         assert f"unknown key {key!r}" in caught.value.message and canary not in str(vars(caught.value))
 
 
-def test_no_child_process_has_a_secret_in_its_arguments(case: Case, world: World, canary: str) -> None:
+def test_no_child_process_has_a_secret_in_its_arguments(case: Case, system: System, canary: str) -> None:
     seen: list[str] = []
     stop = threading.Event()
 
     def look() -> None:
         while not stop.is_set():
-            for folder in Path("/proc").iterdir():
-                if folder.name.isdigit():
+            for directory in Path("/proc").iterdir():
+                if directory.name.isdigit():
                     try:
-                        if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
-                            seen.append((folder / "cmdline").read_bytes().decode("utf-8", "replace"))
+                        if int((directory / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                            seen.append((directory / "cmdline").read_bytes().decode("utf-8", "replace"))
                     except (OSError, ValueError, IndexError):
                         continue
 
     watcher = threading.Thread(target=look)
     watcher.start()
     try:
-        case.send(an_alert(), world)
+        case.send(an_alert(), system)
     finally:
         stop.set()
         watcher.join()
     assert not any(canary in line for line in seen)
 
 
-def test_nothing_but_what_was_planted_holds_the_secret(case: Case, world: World, tmp_path: Path, canary: str) -> None:
-    case.send(an_alert(), world)
+def test_nothing_but_what_was_planted_holds_the_secret(case: Case, system: System, tmp_path: Path, canary: str) -> None:
+    case.send(an_alert(), system)
     with pytest.raises(DeliveryError):
-        case.send(an_alert(), world, case.broken)
+        case.send(an_alert(), system, case.broken)
     for path in tmp_path.rglob("*"):
         if path.is_file() and PLANTED not in path.parts:
             assert canary.encode() not in path.read_bytes(), path
@@ -395,7 +395,7 @@ def test_every_channel_is_in_this_suite() -> None:
     assert set(Family("channels", "CHANNEL", ()).names()) == set(BUILT_IN)
 
 
-def test_an_http_status_says_the_same_in_every_channel(httpserver: HTTPServer, world: World) -> None:
+def test_an_http_status_says_the_same_in_every_channel(httpserver: HTTPServer, system: System) -> None:
     """The Retry matrix: which statuses are worth another try, over all channels that speak HTTP."""
     family = Family("channels", "CHANNEL", ())
     statuses = {400: False, 401: False, 403: False, 404: False, 408: True, 429: True, 500: True, 502: True, 503: True}
@@ -403,7 +403,7 @@ def test_an_http_status_says_the_same_in_every_channel(httpserver: HTTPServer, w
         httpserver.clear()
         httpserver.expect_request(re.compile("/.*")).respond_with_response(Response("no", status=status))
         url = httpserver.url_for("/x")
-        environment = replace(world, environ={"URL": url, "TOKEN": "a-token"})
+        environment = replace(system, environ={"URL": url, "TOKEN": "a-token"})
         for name, table in (
             ("slack", {"webhook_variable": "URL"}),
             ("slack", {"token_variable": "TOKEN", "channel": "C", "base_url": url}),

@@ -1,4 +1,4 @@
-"""What every watchdog promises, whoever wrote it: the built-in ones, and one that is dropped into a folder."""
+"""What every watchdog promises, whoever wrote it: the built-in ones, and one that is dropped into a directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from resilience.watch import watchdogs
 from resilience.watch.options import options_of, parse_attributes
 from resilience.watch.reading import Memory, Target, Timed
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import Watchdog, scene_of
+from resilience.watch.watchdogs import Watchdog, context_of
 from tests.contract.watchdogs import TouchedTheWorld, nobody_touches_the_world, write_own_plugin
 from tests.fakes import make_project
 
@@ -33,8 +33,8 @@ EVERYBODY = (*BUILT_IN, "licence")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project folder, with a watchdog of one's own beside the built-in ones."""
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project directory, with a watchdog of one's own beside the built-in ones."""
     for name in [*os.environ]:
         if name.startswith(("RESIL_", "SLURM", "SBATCH", "XDG_")):
             monkeypatch.delenv(name)
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RESIL_SCHEDULER__NAME", "local")
     monkeypatch.setenv("RESIL_LOCAL_SPOOL", str(tmp_path / "spool"))
-    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, world: cls([tmp_path / "node"])))
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node"])))
     (tmp_path / "project").mkdir()
     monkeypatch.chdir(tmp_path / "project")
     watchdogs.checks.cache_clear()
@@ -67,7 +67,7 @@ def test_there_are_the_four_that_the_house_promises() -> None:
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_settings_are_frozen_documented_and_work_without_configuration(folder: Path, name: str) -> None:
+def test_settings_are_frozen_documented_and_work_without_configuration(directory: Path, name: str) -> None:
     owner = check_of(name).Settings
     settings = owner()
     assert is_dataclass(settings) and fields(owner)
@@ -79,12 +79,12 @@ def test_settings_are_frozen_documented_and_work_without_configuration(folder: P
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_options_do_not_collide_with_each_other_nor_with_those_of_every_watchdog(folder: Path, name: str) -> None:
+def test_options_do_not_collide_with_each_other_nor_with_those_of_every_watchdog(directory: Path, name: str) -> None:
     flags = [option.flag for option in options_of(check_of(name).Settings)]
     assert len(flags) == len(set(flags)) and not set(flags) & RESERVED
 
 
-def test_a_deadline_of_its_own_is_the_one_that_is_meant(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_deadline_of_its_own_is_the_one_that_is_meant(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--deadline" in [option.flag for option in options_of(check_of("job").Settings)]
     assert resil(capsys, "watch", "job", "--help")[1].count("--deadline DURATION") == 1
     assert resil(capsys, "watch", "job", "--deadline", "70s", "--no-alert")[0] in (0, 3)
@@ -93,7 +93,7 @@ def test_a_deadline_of_its_own_is_the_one_that_is_meant(folder: Path, capsys: py
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_it_says_in_a_line_what_it_looks_at_and_gives_an_example_that_is_understood(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     check = check_of(name)
     assert 5 < len(check.summary) < 100 and "\n" not in check.summary
@@ -104,7 +104,7 @@ def test_it_says_in_a_line_what_it_looks_at_and_gives_an_example_that_is_underst
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_the_argument_is_a_field_that_takes_several_texts(folder: Path, name: str) -> None:
+def test_the_argument_is_a_field_that_takes_several_texts(directory: Path, name: str) -> None:
     check = check_of(name)
     options = {option.field: option for option in options_of(check.Settings)}
     assert check.argument == "" or options[check.argument].kind == "list"
@@ -112,7 +112,7 @@ def test_the_argument_is_a_field_that_takes_several_texts(folder: Path, name: st
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_help_has_every_option_with_its_words(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_every_option_with_its_words(directory: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = resil(capsys, "watch", name, "--help")
     assert (code, err) == (0, "")
     flat = re.sub(r"\s+", " ", out)
@@ -124,7 +124,7 @@ def test_help_has_every_option_with_its_words(folder: Path, name: str, capsys: p
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_looking_without_any_configuration_ends_with_a_verdict_and_a_finding(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, _ = resil(capsys, "watch", name, "--json", "--no-alert")
     found = json.loads(out)
@@ -134,44 +134,44 @@ def test_looking_without_any_configuration_ends_with_a_verdict_and_a_finding(
     assert all(finding["summary"] and finding["subject"] for finding in report["findings"])
     bad = [finding for finding in report["findings"] if finding["verdict"] != "OK"]
     assert all(re.fullmatch(r"[a-z][a-z-]*", finding["fault"]) for finding in bad), "one stable word, without figures"
-    assert not list(folder.iterdir()) or code != 0 or name == "licence", "a look leaves nothing in the folder"
+    assert not list(directory.iterdir()) or code != 0 or name == "licence", "a look leaves nothing in the directory"
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_its_targets_are_named_once_and_need_no_disk(folder: Path, name: str) -> None:
-    check, project = check_of(name), make_project(folder.parent)
-    targets = check.targets(check.Settings(), scene_of(project))
+def test_its_targets_are_named_once_and_need_no_disk(directory: Path, name: str) -> None:
+    check, project = check_of(name), make_project(directory.parent)
+    targets = check.targets(check.Settings(), context_of(project))
     assert all(isinstance(target, Target) and target.name for target in targets)
     assert len({target.name for target in targets}) == len(targets)
 
 
 def looked_at(check: Any, project: Any) -> Mapping[str, Any]:
     """What it sees without any configuration."""
-    scene, settings = scene_of(project), check.Settings()
+    context, settings = context_of(project), check.Settings()
     found: dict[str, Any] = {}
-    for target in check.targets(settings, scene):
+    for target in check.targets(settings, context):
         try:
-            found |= check.probe(target, settings, scene, {})
+            found |= check.probe(target, settings, context, {})
         except ResilError:  # nothing there to be seen
             continue
     return found
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_a_reading_is_plain_and_comes_back_from_json_as_it_was(folder: Path, name: str) -> None:
+def test_a_reading_is_plain_and_comes_back_from_json_as_it_was(directory: Path, name: str) -> None:
     check = check_of(name)
     owner: Any = check.Reading
     assert is_dataclass(owner)
-    for subject, reading in looked_at(check, make_project(folder.parent)).items():
+    for subject, reading in looked_at(check, make_project(directory.parent)).items():
         assert isinstance(subject, str) and type(reading) is owner
         record = json.loads(json.dumps(to_record(reading), allow_nan=True))
         assert from_record(owner, record) == reading
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
-def test_judging_is_pure(folder: Path, name: str) -> None:
+def test_judging_is_pure(directory: Path, name: str) -> None:
     check, settings = check_of(name), check_of(name).Settings()
-    for subject, reading in looked_at(check, make_project(folder.parent)).items():
+    for subject, reading in looked_at(check, make_project(directory.parent)).items():
         series = (Timed(1000.0, reading), Timed(2000.0, reading))
         with nobody_touches_the_world():
             first = list(check.judge(subject, series, settings, 2000.0))
@@ -193,26 +193,26 @@ def test_the_hook_notices_who_is_not_pure() -> None:
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_an_option_wins_over_the_table_and_a_bad_one_is_unknown(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for option in options_of(check_of(name).Settings):
         if option.metavar in ("NUMBER", "PERCENT", "DURATION", "SIZE"):
             code, out, err = resil(capsys, "watch", name, option.flag, "no-such")
             assert (code, out) == (3, "") and option.field in err and "command line" in err
-            (folder / "resil.toml").write_text(f'[watch.{name}]\n{option.field} = "no-such"\n')
+            (directory / "resil.toml").write_text(f'[watch.{name}]\n{option.field} = "no-such"\n')
             code, out, err = resil(capsys, "watch", name)
             assert (code, out) == (3, "") and option.field in err and "resil.toml" in err
-            (folder / "resil.toml").unlink()
-    (folder / "resil.toml").write_text(f"[watch.{name}]\nno_such_key_at_all = 1\n")
+            (directory / "resil.toml").unlink()
+    (directory / "resil.toml").write_text(f"[watch.{name}]\nno_such_key_at_all = 1\n")
     code, _, err = resil(capsys, "watch", name)
     assert code == 3 and "no_such_key_at_all" in err
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_a_table_of_another_name_is_a_second_one_of_its_kind(
-    folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "resil.toml").write_text(f'[watch.second-one]\nkind = "{name}"\n')
+    (directory / "resil.toml").write_text(f'[watch.second-one]\nkind = "{name}"\n')
     code, out, _ = resil(capsys, "watch", "--list")
     row = next(line for line in out.splitlines() if line.startswith("second-one"))
     assert code == 0 and row.split()[1] == name and "[watch.second-one]" in row and "resil.toml" in row
@@ -222,29 +222,29 @@ def test_a_table_of_another_name_is_a_second_one_of_its_kind(
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_a_look_that_hangs_is_unknown_for_every_watchdog(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import time
 
     check = check_of(name)
     monkeypatch.setattr(type(check), "probe", lambda *_: time.sleep(100))
     monkeypatch.setattr(type(check), "targets", lambda *_: [Target("/somewhere", deadline_s=0.3)])
-    (report,) = watch(make_project(folder.parent), [Watchdog(name, name, check, check.Settings())])
+    (report,) = watch(make_project(directory.parent), [Watchdog(name, name, check, check.Settings())])
     assert report.verdict is Verdict.UNKNOWN and report.findings[0].fault == "stuck"
 
 
 def test_a_dropped_in_file_gives_a_command_options_exit_codes_and_a_table(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, free in {"many": 9, "few": 3, "none": 0}.items():
-        (folder / name).write_text(str(free))
+        (directory / name).write_text(str(free))
     for words, code in (
         (["many"], 0), (["few"], 1), (["none"], 2), (["gone"], 3), (["many", "few"], 1), (["many", "none", "gone"], 2),
         (["few", "--warn-free", "2"], 0), (["--servers", "many", "--servers", "few"], 1), ([], 3),
         (["many", "--every", "0.01s", "--count", "2"], 0), (["none", "--json"], 2), (["few", "--explain"], 1),
     ):  # fmt: skip
         assert resil(capsys, "watch", "licence", *words)[0] == code, words
-    (folder / "resil.toml").write_text('[watch.licence]\nservers = ["few"]\n[watch.mine]\nkind = "licence"\n')
+    (directory / "resil.toml").write_text('[watch.licence]\nservers = ["few"]\n[watch.mine]\nkind = "licence"\n')
     assert resil(capsys, "watch", "licence")[0] == 1
     assert resil(capsys, "watch", "licence", "many")[0] == 0  # the command line wins
     assert resil(capsys, "watch", "mine", "none")[0] == 2

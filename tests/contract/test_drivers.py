@@ -1,4 +1,4 @@
-"""What every driver of cron promises: the built-in ones, and the guide's, dropped into a folder."""
+"""What every driver of cron promises: the built-in ones, and the guide's, dropped into a directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resilience.cron.driver_choice import driver_of
 from resilience.cron.drivers import Availability, Driver, DriverState, Step, crontab, systemd
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.records import Heartbeat, Installation
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
 from resilience.plugins import PLUGIN_PATH, Family
 from resilience.runs.context import Context
@@ -36,14 +36,14 @@ class Stage(NamedTuple):
 
     driver: Driver
     site: Site
-    scene: Context
+    context: Context
     installation: Installation
 
 
 def heartbeat(stage: Stage) -> None:
     """A process of ours ticks."""
     beat = Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW, host="login1", pid=os.getpid())
-    CronFolder(stage.scene.state_dir).beat(beat)
+    CronDirectory(stage.context.state_dir).beat(beat)
 
 
 def nothing(_: Stage) -> None:
@@ -55,8 +55,8 @@ BLIND: dict[str, Callable[[Stage], object]] = {
     "scrontab": lambda stage: stage.site.break_program("scrontab", "echo 'Unable to contact slurmctld' >&2; exit 1"),
     "systemd": lambda stage: stage.site.break_program("systemctl", "echo 'Connection timed out' >&2; exit 1"),
     "slurm": lambda stage: setattr(stage.site.queue, "trouble", DOWN),
-    "foreground": lambda stage: (stage.scene.state_dir / ".cron" / "heartbeat").write_text("{"),
-    "sitecron": lambda stage: (stage.site.folder / "sitecron").rename(stage.site.folder / "unmounted"),
+    "foreground": lambda stage: (stage.context.state_dir / ".cron" / "heartbeat").write_text("{"),
+    "sitecron": lambda stage: (stage.site.directory / "sitecron").rename(stage.site.directory / "unmounted"),
 }
 """How each comes to be unable to look."""
 
@@ -75,8 +75,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     cron_drivers.drivers.cache_clear()
     (tmp_path / "site").mkdir()
     found = Site(tmp_path / "site")
-    (found.folder / "sitecron").mkdir()
-    (found.folder / "sitecron" / "colleague").write_bytes(BEFORE)
+    (found.directory / "sitecron").mkdir()
+    (found.directory / "sitecron" / "colleague").write_bytes(BEFORE)
     found.write_table(BEFORE, "crontab")
     found.write_table(BEFORE.replace(b"MAILTO=me@example.org\n", b""), "scrontab")
     yield found
@@ -84,13 +84,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def stage_of(site: Site, name: str, project: str = "one", token: str = "0123456789abcdef") -> Stage:
-    scene = site.scene(project)
-    world = scene.world
-    environ = {**world.environ, "SITECRON": str(site.folder / "sitecron")}
-    scene = scene._replace(world=type(world)(world.clock, world.runner, environ, world.host, world.cwd))
-    installation = an_installation(scene, name, token, "daemon" if name == "slurm" else "")
-    CronFolder(scene.state_dir).install(installation)  # as `resil cron install` does first
-    return Stage(driver_of(name), site, scene, installation)
+    context = site.context(project)
+    system = context.system
+    environ = {**system.environ, "SITECRON": str(site.directory / "sitecron")}
+    context = context._replace(system=type(system)(system.clock, system.runner, environ, system.host, system.cwd))
+    installation = an_installation(context, name, token, "daemon" if name == "slurm" else "")
+    CronDirectory(context.state_dir).install(installation)  # as `resil cron install` does first
+    return Stage(driver_of(name), site, context, installation)
 
 
 def test_there_are_the_five_that_the_house_promises() -> None:
@@ -109,7 +109,7 @@ def test_it_says_in_a_line_what_it_is(site: Site, name: str) -> None:
 def test_it_is_available_where_it_can_be_used_and_says_why(site: Site, name: str) -> None:
     stage = stage_of(site, name)
     before = site.snapshot()
-    found = stage.driver.availability(stage.scene)
+    found = stage.driver.availability(stage.context)
     assert isinstance(found, Availability) and found.is_available and found.reason, found
     assert site.snapshot() == before
 
@@ -118,12 +118,12 @@ def test_it_is_available_where_it_can_be_used_and_says_why(site: Site, name: str
 def test_without_its_program_it_is_not_available_and_nobody_is_hurt(site: Site, name: str, tmp_path: Path) -> None:
     stage = stage_of(site, name)
     (tmp_path / "empty").mkdir()
-    world = stage.scene.world
-    bare = type(world)(world.clock, world.runner, {"PATH": str(tmp_path / "empty")}, world.host, world.cwd)
-    scene = stage.scene._replace(world=bare)
-    found = stage.driver.availability(scene)
+    system = stage.context.system
+    bare = type(system)(system.clock, system.runner, {"PATH": str(tmp_path / "empty")}, system.host, system.cwd)
+    context = stage.context._replace(system=bare)
+    found = stage.driver.availability(context)
     assert not found.is_available and found.reason
-    assert stage.driver.state(stage.installation, SETTINGS, scene).liveness is Liveness.UNKNOWN
+    assert stage.driver.state(stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("name", ["crontab", "scrontab", "systemd"])
@@ -133,17 +133,17 @@ def test_a_program_that_hangs_is_left_and_nothing_is_known(
     stage = stage_of(site, name)
     site.break_program({"systemd": "systemctl"}.get(name, name), "exec sleep 1000")
     monkeypatch.setattr(programs, "READ_S", 0.3)
-    scene = stage.scene._replace(scheduler_deadline_s=0.3)
-    found = stage.driver.availability(scene)
+    context = stage.context._replace(scheduler_deadline_s=0.3)
+    found = stage.driver.availability(context)
     assert not found.is_available and "0.3 s" in found.reason
-    assert stage.driver.state(stage.installation, SETTINGS, scene).liveness is Liveness.UNKNOWN
+    assert stage.driver.state(stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_a_dry_run_changes_nothing_and_shows_every_word(site: Site, name: str) -> None:
     stage = stage_of(site, name)
     before = site.snapshot()
-    steps = stage.driver.plan(stage.installation, SETTINGS, stage.scene)
+    steps = stage.driver.plan(stage.installation, SETTINGS, stage.context)
     assert steps and all(isinstance(step, Step) and step.what and "\n" not in step.what for step in steps)
     assert any(stage.installation.python in step.text for step in steps)
     assert site.snapshot() == before and not stage.site.queue.submissions
@@ -152,13 +152,13 @@ def test_a_dry_run_changes_nothing_and_shows_every_word(site: Site, name: str) -
 @pytest.mark.parametrize("name", EVERYBODY)
 def test_to_install_twice_is_to_install_once(site: Site, name: str) -> None:
     stage = stage_of(site, name)
-    first = stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    first = stage.driver.install(stage.installation, SETTINGS, stage.context)
     assert name == "foreground" or first
     after, jobs = site.snapshot(), len(site.queue.submissions)
     if name == "foreground":
         heartbeat(stage)
-    assert list(stage.driver.plan(stage.installation, SETTINGS, stage.scene)) == []
-    assert list(stage.driver.install(stage.installation, SETTINGS, stage.scene)) == []
+    assert list(stage.driver.plan(stage.installation, SETTINGS, stage.context)) == []
+    assert list(stage.driver.install(stage.installation, SETTINGS, stage.context)) == []
     assert site.snapshot() == after and len(site.queue.submissions) == jobs
 
 
@@ -166,13 +166,13 @@ def test_to_install_twice_is_to_install_once(site: Site, name: str) -> None:
 def test_to_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     stage = stage_of(site, name)
     before = site.snapshot()
-    stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    stage.driver.install(stage.installation, SETTINGS, stage.context)
     assert name in ("foreground", "slurm") or site.snapshot() != before
-    stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+    stage.driver.uninstall(stage.installation, SETTINGS, stage.context)
     jobs = {key: value for key, value in site.snapshot().items() if key != "scrontab.jobs"}
     assert jobs == before
     assert not site.queue.jobs()
-    assert list(stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)) == [], "nothing there is no error"
+    assert list(stage.driver.uninstall(stage.installation, SETTINGS, stage.context)) == [], "nothing there is no error"
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
@@ -180,22 +180,22 @@ def test_its_state_is_alive_then_gone_and_unknown_when_it_cannot_be_asked(site: 
     stage = stage_of(site, name)
 
     def state() -> DriverState:
-        found = stage.driver.state(stage.installation, SETTINGS, stage.scene)
+        found = stage.driver.state(stage.installation, SETTINGS, stage.context)
         assert found.summary and "\n" not in found.summary
         return found
 
     assert state().liveness is Liveness.GONE and state().hint, "before"
-    stage.driver.install(stage.installation, SETTINGS, stage.scene)
+    stage.driver.install(stage.installation, SETTINGS, stage.context)
     if name == "foreground":
         heartbeat(stage)
     found = state()
     assert found.liveness is Liveness.ALIVE, found
     assert found.next_tick is None or found.next_tick >= NOW
     if name == "foreground":
-        CronFolder(stage.scene.state_dir).beat(
+        CronDirectory(stage.context.state_dir).beat(
             Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW, host="login1", pid=2**22 + 1)
         )
-    stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+    stage.driver.uninstall(stage.installation, SETTINGS, stage.context)
     assert state().liveness is Liveness.GONE
     BLIND[name](stage)
     assert state().liveness is Liveness.UNKNOWN
@@ -205,14 +205,14 @@ def test_its_state_is_alive_then_gone_and_unknown_when_it_cannot_be_asked(site: 
 def test_two_projects_live_side_by_side(site: Site, name: str) -> None:
     one, two = stage_of(site, name), stage_of(site, name, "two", "fedcba9876543210")
     for stage in (one, two):
-        stage.driver.install(stage.installation, SETTINGS, stage.scene)
+        stage.driver.install(stage.installation, SETTINGS, stage.context)
     alone = site.snapshot()
-    one.driver.uninstall(one.installation, SETTINGS, one.scene)
+    one.driver.uninstall(one.installation, SETTINGS, one.context)
     if name != "foreground":
-        assert one.driver.state(one.installation, SETTINGS, one.scene).liveness is Liveness.GONE
-        assert two.driver.state(two.installation, SETTINGS, two.scene).liveness is Liveness.ALIVE
-    one.driver.install(one.installation, SETTINGS, one.scene)
+        assert one.driver.state(one.installation, SETTINGS, one.context).liveness is Liveness.GONE
+        assert two.driver.state(two.installation, SETTINGS, two.context).liveness is Liveness.ALIVE
+    one.driver.install(one.installation, SETTINGS, one.context)
     assert set(site.snapshot()) == set(alone)
     for stage in (one, two):
-        stage.driver.uninstall(stage.installation, SETTINGS, stage.scene)
+        stage.driver.uninstall(stage.installation, SETTINGS, stage.context)
     assert site.table("crontab") == BEFORE

@@ -21,8 +21,8 @@ from resilience.cron.project import open_cron
 from resilience.cron.records import Entry, Kind, Table
 from resilience.cron.submit import submission_of
 from resilience.cron.table.crontab_file import parse_crontab
+from resilience.cron.table.directory import read_table
 from resilience.cron.table.environment import environment_of
-from resilience.cron.table.folder import read_table
 from resilience.cron.table.options import default_options, parse_options
 from resilience.errors import UsageError
 from resilience.runs.init import init
@@ -32,10 +32,10 @@ from resilience.schedulers.local import LocalScheduler
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
 from resilience.submission import Submission
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 from tests.end_to_end.conftest import REPOSITORY
-from tests.fakes import make_world
+from tests.fakes import make_system
 from tests.schedulers.spooled import Lab, lab, until
 
 CRON = REPOSITORY / "cron"
@@ -59,11 +59,11 @@ each_script = pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project as `resil init` writes it, in a folder where a person's own programs lie as well."""
-    folder = tmp_path / "gpt"
-    init(folder=folder, source=None, force=False)
-    (folder / "queue.py").write_text("raise SystemExit('a queue of my own')\n")
-    return folder
+    """A project as `resil init` writes it, in a directory where a person's own programs lie as well."""
+    directory = tmp_path / "gpt"
+    init(directory=directory, source=None, force=False)
+    (directory / "queue.py").write_text("raise SystemExit('a queue of my own')\n")
+    return directory
 
 
 def plain_environment(home: Path) -> dict[str, str]:
@@ -82,18 +82,18 @@ def cron_environment(project: Path, **environ: str) -> dict[str, str]:
         user="ada",
         config=project / "resil.toml",
         python=sys.executable,
-        resil_folder=str(project),
+        resil_directory=str(project),
     )
 
 
-def run(argv: list[str], folder: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+def run(argv: list[str], directory: Path, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, cwd=directory, env=environ, capture_output=True, text=True, timeout=120)
 
 
 # ---- how they are written ----------------------------------------------------------------------------------------
 
 
-def test_the_folder_has_what_was_promised() -> None:
+def test_the_directory_has_what_was_promised() -> None:
     watchdogs = {f"cron.quarter_hourly/{name}" for name in ("watch-fs", "watch-inodes", "watch-job", "watch-log")}
     others = {"cron.quarter_hourly/alert-flush", "cron.hourly/heartbeat", "cron.daily/prune-logs"}
     assert set(map(name_of, PROGRAMS)) == watchdogs | others
@@ -139,16 +139,16 @@ def test_what_is_shipped_is_scheduled_and_nothing_of_it_is_a_fault(project: Path
 
 def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens(project: Path) -> None:
     """As the page beside them says: a link to the batch script. Whoever forgets the executable has nothing twice."""
-    folder = project / "cron" / "cron.quarter_hourly"
-    (folder / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
+    directory = project / "cron" / "cron.quarter_hourly"
+    (directory / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
     for _ in range(2):
         table = read_table(project / "cron", CronSettings())
         (entry,) = (entry for entry in table.entries if "watch-fs" in entry.name)
         assert entry.kind is Kind.SUBMIT
-        if (folder / "watch-fs").exists():
+        if (directory / "watch-fs").exists():
             (ignored,) = (ignored for ignored in table.ignored if ignored.place.endswith("/watch-fs"))
             assert "watch-fs.slurm beside it is submitted instead" in ignored.reason
-            (folder / "watch-fs").unlink()
+            (directory / "watch-fs").unlink()
 
 
 def test_shellcheck_and_the_shells_find_no_fault() -> None:
@@ -194,20 +194,20 @@ def test_a_watchdog_sees_the_storage_that_its_person_sees(project: Path, tmp_pat
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     person = {"SCRATCH": str(scratch), "HTTPS_PROXY": "http://proxy:3128", "RESIL_PLUGINS": "/mine", "TMPDIR": "/tmp/7"}
-    kept = plan_environment(person, user="ada", home=tmp_path, config=None, folders=())
+    kept = plan_environment(person, user="ada", home=tmp_path, config=None, directories=())
     environ = cron_environment(project, **kept)
-    assert person.items() - environ.items() == {("TMPDIR", "/tmp/7")}, "that is a folder of one session"
+    assert person.items() - environ.items() == {("TMPDIR", "/tmp/7")}, "that is a directory of one session"
     done = run([str(project / "cron" / "cron.quarter_hourly" / "watch-fs"), "--explain"], project, environ)
     assert "$SCRATCH" in done.stdout
 
 
 def test_what_an_install_records_reaches_what_runs(project: Path, tmp_path: Path) -> None:
-    kept = plan_environment(dict.fromkeys(KEPT, "x"), user="ada", home=tmp_path, config=None, folders=())
+    kept = plan_environment(dict.fromkeys(KEPT, "x"), user="ada", home=tmp_path, config=None, directories=())
     assert set(KEPT) <= set(kept) and kept.keys() <= cron_environment(project, **kept).keys()
 
 
 def test_the_page_names_every_file_that_a_night_of_the_scheduler_leaves(project: Path, tmp_path: Path) -> None:
-    """docs/reference/cron-folder.md, against what lies in the state directory afterwards."""
+    """docs/reference/cron-directory.md, against what lies in the state directory afterwards."""
     (project / "resil.toml").write_text('[scheduler]\nname = "local"\n')
     hourly = project / "cron" / "cron.hourly"
     (hourly / "fails").write_text("#!/bin/sh\necho no; exit 1\n")
@@ -224,7 +224,7 @@ def test_the_page_names_every_file_that_a_night_of_the_scheduler_leaves(project:
         assert run([*resil, "tick"], project, environ).returncode == 0
         assert run([*resil, "stop"], project, environ).returncode == 0
     there = {path.name + "/" * path.is_dir() for path in state.iterdir() if not path.name.startswith(".")}
-    told = re.findall(r"(?m)^  ([a-z][\w./, ]*?)  ", (REPOSITORY / "docs/reference/cron-folder.md").read_text())
+    told = re.findall(r"(?m)^  ([a-z][\w./, ]*?)  ", (REPOSITORY / "docs/reference/cron-directory.md").read_text())
     names = {name for row in told for name in row.split(", ")}
     assert there <= names and {"driver.json", "slots/", "history/", "output/", "stop"} <= there
 
@@ -233,14 +233,14 @@ def test_the_page_names_every_file_that_a_night_of_the_scheduler_leaves(project:
 
 
 @pytest.mark.skipif(shutil.which("run-parts") is None, reason="needs run-parts (Debian: debianutils)")
-def test_run_parts_runs_all_of_a_folder_from_anywhere(project: Path, tmp_path: Path) -> None:
-    """From a crontab of one's own: no variable of ours, another folder, resil only in the project's .venv."""
+def test_run_parts_runs_all_of_a_directory_from_anywhere(project: Path, tmp_path: Path) -> None:
+    """From a crontab of one's own: no variable of ours, another directory, resil only in the project's .venv."""
     (project / ".venv" / "bin").mkdir(parents=True)
     (project / ".venv" / "bin" / "resil").symlink_to(Path(sys.executable).with_name("resil"))
     if not (project / ".venv" / "bin" / "resil").exists():
         pytest.skip("resil is not installed in this environment; `make test` installs it")
-    folder = project / "cron" / "cron.quarter_hourly"
-    done = run(["run-parts", "--verbose", str(folder)], tmp_path, plain_environment(tmp_path))
+    directory = project / "cron" / "cron.quarter_hourly"
+    done = run(["run-parts", "--verbose", str(directory)], tmp_path, plain_environment(tmp_path))
     assert done.stderr.count("run-parts: executing") == 5 and "not found" not in done.stderr
     for line in ("FS OK", "INODES OK", "JOB OK", "LOG OK", "nothing is queued"):
         assert line in done.stdout
@@ -250,13 +250,13 @@ def test_run_parts_runs_all_of_a_folder_from_anywhere(project: Path, tmp_path: P
 # ---- as jobs -----------------------------------------------------------------------------------------------------
 
 
-def submit(opened: Lab, script: Path, folder: Path, environ: dict[str, str]) -> str:
-    """Queue a shipped script from a project folder, wait for its end; return its state, code and output."""
+def submit(opened: Lab, script: Path, directory: Path, environ: dict[str, str]) -> str:
+    """Queue a shipped script from a project directory, wait for its end; return its state, code and output."""
     scheduler = LocalScheduler(
         clock=SystemClock(), runner=ProcessRunner(), environ={**opened.environ, **environ}, deadline_s=20.0
     )
     token = os.urandom(6).hex()
-    job = opened.ended(scheduler.submit(Submission(token, ".cron", str(script), directory=str(folder))).id, 120)[0]
+    job = opened.ended(scheduler.submit(Submission(token, ".cron", str(script), directory=str(directory))).id, 120)[0]
     return f"{job.state} {job.exit_code}\n{opened.output(job)}"
 
 
@@ -280,8 +280,8 @@ def test_where_the_jobs_go_stands_in_the_settings_once_and_in_no_copy(project: P
     (hourly / "heartbeat.slurm").symlink_to("../slurm/heartbeat.slurm")
     (hourly / "gpu.slurm").write_text("#!/bin/bash\n# resil: sbatch=cron\n#SBATCH -p gpu\n")
     (hourly / "mine.slurm").write_text("#!/bin/bash\n")
-    world = make_world(project)
-    cron = open_cron(Project(world, load(world)))
+    system = make_system(project)
+    cron = open_cron(Project(system, load(system)))
     submissions = {
         entry.name.rpartition("/")[2]: submission_of(cron, entry, 3600).options
         for entry in cron.read_table().entries
@@ -316,7 +316,7 @@ def test_a_job_without_resil_says_what_to_do_and_fails(project: Path, tmp_path: 
     with lab(tmp_path, **plain_environment(tmp_path)) as opened:
         said = submit(opened, CRON / "slurm" / "watch-fs.slurm", project, plain_environment(tmp_path))
     assert said.startswith("FAILED") and "127" in said.splitlines()[0]
-    assert "neither RESIL_PYTHON, nor on PATH, nor in" in said and "try: submit from the project folder" in said
+    assert "neither RESIL_PYTHON, nor on PATH, nor in" in said and "try: submit from the project directory" in said
 
 
 def test_a_job_that_could_not_look_at_all_has_failed(project: Path, tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ print(json.dumps([imported, sorted(set(sys.modules) - before)]))
 
 def environ_of_a_job(tmp_path: Path) -> dict[str, str]:
     run = tmp_path / "run"
-    for folder in ("switches", "beats", "journal", "attempts"):
-        (run / folder).mkdir(parents=True)
+    for directory in ("switches", "beats", "journal", "attempts"):
+        (run / directory).mkdir(parents=True)
     job = {"RESIL_RUN": "demo", "RESIL_RUN_DIR": str(run), "RESIL_JOB_ID": "7", "RESIL_ATTEMPT": "1"}
     return {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "HOME": str(tmp_path), **job}
 

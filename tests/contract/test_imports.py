@@ -33,8 +33,8 @@ def test_the_package_imports_nothing_else() -> None:
 @pytest.mark.parametrize(
     "module",
     ["resilience.errors", "resilience.quantities", "resilience.hostlist", "resilience.plugins",
-     "resilience.system.world", "resilience.system.files", "resilience.runs.switches",
-     "resilience.runs.submissions", "resilience.runs.run_files", "resilience.system.world"],
+     "resilience.system.ports", "resilience.system.files", "resilience.runs.switches",
+     "resilience.runs.submissions", "resilience.runs.run_files", "resilience.system.ports"],
 )  # fmt: skip
 def test_the_floors_below_the_crafts_load_no_third_party_package(module: str) -> None:
     loaded = {name.partition(".")[0] for name in loaded_by(f"import {module}")}

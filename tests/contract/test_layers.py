@@ -14,11 +14,11 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+def lint(directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()",
          "--no-cache"],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200", "NO_COLOR": "1"},
+        cwd=directory, env=os.environ | {"PYTHONPATH": str(directory), "COLUMNS": "200", "NO_COLOR": "1"},
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ def test_every_import_goes_down() -> None:
 
 
 PLANTED = [
-    ("system/world.py", "import resilience.runs.project", "Rooms"),
+    ("system/system.py", "import resilience.runs.project", "Rooms"),
     ("base/files.py", "import resilience.system.files", "Rooms"),
     ("settings/load.py", "from resilience.watch.checks import __doc__", "Rooms"),
     ("alerts/policy.py", "import resilience.watch.checks", "Rooms"),

@@ -1,4 +1,4 @@
-"""What every scheduler promises (resilience/system/world.py, Scheduler): the same claims against each of them.
+"""What every scheduler promises (resilience/system/ports.py, Scheduler): the same claims against each of them.
 
 `local` runs real processes in a spool of its own; `slurm` asks a real cluster (tests/slurm), and is skipped with a
 plain reason where none can be booted.
@@ -22,7 +22,7 @@ from resilience.errors import NoSuchJob, NotSupported, SchedulerError, UsageErro
 from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers import Scheduler
 from resilience.submission import Submission
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from tests.schedulers.spooled import lab
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster
@@ -38,21 +38,21 @@ class Place:
     """A scheduler under test.
 
     Attributes:
-        folder: where its jobs may read and write.
+        directory: where its jobs may read and write.
         patience_s: how long it may take to do what it promised: SLURM looks at many things every 30 seconds.
     """
 
     scheduler: Scheduler
-    folder: Path
+    directory: Path
     patience_s: float
 
     def submission(self, body: str, **options: str | None) -> Submission:
         token = secrets.token_hex(6)
-        script = self.folder / f"{token}.sh"
+        script = self.directory / f"{token}.sh"
         script.write_text(f"#!/bin/bash\n{body}\n")
         script.chmod(0o755)
         named = {"output": "%A_%a.out", "time": "5"} | {key.replace("_", "-"): text for key, text in options.items()}
-        return Submission(token, "contract", str(script), options=named, directory=str(self.folder))
+        return Submission(token, "contract", str(script), options=named, directory=str(self.directory))
 
     def submit(self, body: str, **options: str | None) -> JobId:
         return self.scheduler.submit(self.submission(body, **options)).id
@@ -83,7 +83,7 @@ class Place:
         self.until(lambda: self.state(job_id) is JobState.RUNNING, f"{job_id} to run")
 
     def text(self, name: str) -> str:
-        path = self.folder / name
+        path = self.directory / name
         return path.read_text() if path.exists() else ""
 
 
@@ -100,14 +100,14 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     booted: Cluster = request.getfixturevalue("cluster")
     booted.reset()
     user = booted.users[0]
-    folder = booted.home(user) / "contract"
-    folder.mkdir()
+    directory = booted.home(user) / "contract"
+    directory.mkdir()
     if os.geteuid() == 0:
-        shutil.chown(folder, user)
+        shutil.chown(directory, user)
     scheduler = SCHEDULER(
         clock=SystemClock(), runner=AsUser(booted, user), environ=booted.environment(user), deadline_s=60.0
     )
-    yield Place(scheduler, folder, PATIENCE_S)
+    yield Place(scheduler, directory, PATIENCE_S)
     booted.reset()
 
 

@@ -26,7 +26,7 @@ from resilience.alerts.routes import channels
 from resilience.cli.main import app
 from resilience.cron.driver_choice import drivers
 from resilience.cron.records import Outcome
-from resilience.cron.state_folder import Seen
+from resilience.cron.state_directory import Seen
 from resilience.job import JobState
 from resilience.runs.project import schedulers
 from tests.cli import test_demo
@@ -128,7 +128,7 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     shell.journal(101, event="kill_noticed", attempt=1, time=time.time(), why="bob", bound_s=95)
     save = {"event": "save", "time": time.time(), "attempt": 1, "step": 60}
     (shell.run_dir / "journal" / "101.0.jsonl").write_text(json.dumps(save) + "\n")
-    cron = shell.folder / ".resil" / ".cron"
+    cron = shell.directory / ".resil" / ".cron"
     cron.mkdir()
     (cron / "heartbeat").write_text(json.dumps({"time": 1.0, "expected": 61.0, "driver": "foreground"}))
     (run,) = person.ask("status", "--fresh")["runs"]
@@ -138,17 +138,17 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def watching(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = person.shell.folder
-    person.ask("watch", "fs", "--no-alert", str(folder))
+    directory = person.shell.directory
+    person.ask("watch", "fs", "--no-alert", str(directory))
     person.ask("watch", "--list")
-    data = folder / "data"
+    data = directory / "data"
     (data / "big").mkdir(parents=True)
     (data / "big" / "file").write_bytes(b"x" * 5000)
     person.ask("watch", "fs", "--top", "data", "missing")
     (data / "big" / "more").write_bytes(b"x" * 500_000)
     (data / "locked").mkdir(mode=0)
     open_the_way(data / "x")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
     for _ in range(2):
         with acting_as(NOBODY) if os.geteuid() == 0 else nullcontext():
             document = person.ask("watch", "fs", "--top", "data")
@@ -181,7 +181,7 @@ def cron(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     person.shell.settings(ALERTING.replace("[alert]", '[cron]\nbackend = "fake"\n[alert]'))
     Office(person.shell)  # its channels; its settings lack [cron]
     person.shell.settings(ALERTING.replace("[alert]", '[cron]\nbackend = "fake"\n[alert]'))
-    desk.drop("say", "#!/bin/sh\n# resil: timeout=5m\nexit 3\n", folder="cron.minutely")
+    desk.drop("say", "#!/bin/sh\n# resil: timeout=5m\nexit 3\n", directory="cron.minutely")
     desk.drop("notes.txt", mode=0o644)
     person.ask("cron", "install", "--dry-run")
     person.ask("cron", "install")

@@ -15,7 +15,7 @@ from resilience.job import Job, JobId, JobState
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
-from resilience.system.world import World
+from resilience.system.ports import System
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = {"jinja2", "requests", "slack_sdk", "psutil", "pynvml", "pydantic", "rich", "urllib3", "markupsafe", "cronsim",
@@ -44,10 +44,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
     (directory.path / "attempts" / "0001").write_text('job_id = 7\nlabel = "7"\nstart = 1.0\n')
     record_intent(directory, Intent("aa", "slurm", "", (), 0.0))
     record_result(directory, "aa", Outcome.SUBMITTED, 0.0, job_id=JobId(7))
-    world = World(environ=environ)
-    world = World(environ=environ | {"XDG_CACHE_HOME": str(tmp_path / ".cache")}, host=world.host)
+    system = System(environ=environ)
+    system = System(environ=environ | {"XDG_CACHE_HOME": str(tmp_path / ".cache")}, host=system.host)
     job = Job(id=JobId(7), raw_id=7, name="gpt", state=JobState.RUNNING, comment="resil:gpt:aa", reason="None")
-    queue_cache.save(world, "slurm", (job,))
+    queue_cache.save(system, "slurm", (job,))
     return environ
 
 

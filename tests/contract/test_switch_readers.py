@@ -19,15 +19,15 @@ from resilience.base import files as base_files
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from resilience.guard.switch_folder import SwitchFolder
+from resilience.guard.switch_directory import SwitchDirectory
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import policy_of, read_switch
 from resilience.switch import OwnerPolicy, Switch
-from resilience.system.files import shipped_folder
+from resilience.system.files import shipped_directory
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 ME, FRIEND, STRANGER_GID = 65532, 65531, 65533
-BATCH_SHELL = shipped_folder("slurm_templates") / "_attempt.bash"
+BATCH_SHELL = shipped_directory("slurm_templates") / "_attempt.bash"
 TOML = 'who = "bob"\nwhen = "2026-11-20T10:57:30+00:00"\nwhy = "loss is NaN"\nscope = "all"\nlabel = "before-lunch"\n'
 
 Put = Callable[[Path], object]
@@ -41,7 +41,7 @@ def by_mknod(path: Path, kind: int) -> None:
 
 
 def bind(path: Path) -> None:
-    """A socket's name may be 107 bytes long, so it gets its name from within the folder."""
+    """A socket's name may be 107 bytes long, so it gets its name from within the directory."""
     here = os.open(".", os.O_RDONLY)
     try:
         os.chdir(path.parent)
@@ -97,7 +97,7 @@ NO_SWITCHES: dict[str, Put] = {
     "a dangling link": lambda path: path.symlink_to("/nowhere"),
     "a link to itself": lambda path: path.symlink_to(path.name),
     "a FIFO": os.mkfifo,
-    "a folder": Path.mkdir,
+    "a directory": Path.mkdir,
     "a socket": bind,
     "a character device": lambda path: by_mknod(path, 0o020000),
     "a block device": lambda path: by_mknod(path, 0o060000),
@@ -117,10 +117,10 @@ class Readings:
     def __init__(self, run: RunDirectory, kind: str, policy: OwnerPolicy, reader: int = 0) -> None:
         self.said: list[str] = []
         place = RankInfo(run=run.run, run_dir=str(run.path))
-        folder = SwitchFolder(place, GuardSettings(switch_owners=policy.value), Recorder(place, self.said.append))
+        directory = SwitchDirectory(place, GuardSettings(switch_owners=policy.value), Recorder(place, self.said.append))
         with acting_as(reader) if reader else nullcontext():
             self.command: Switch | None = read_switch(run, kind, policy)
-            found = folder.look(kind)
+            found = directory.look(kind)
         self.guard = found.switch if found else None
         script = (
             f'. "{BATCH_SHELL}"; resil_honoured "$RESIL_RUN_DIR/switches/{kind}"; code=$?; echo "$REPLY"; exit $code'
@@ -222,9 +222,9 @@ def test_whose_switch_it_is_all_judge_alike_also_when_the_file_is_closed_to_the_
     switch.write_text(TOML)
     switch.chmod(mode)
     os.chown(switch, uid, gid)
-    for folder in (run.path, run.path / layout.SWITCHES):
-        os.chown(folder, ME, ME)
-        folder.chmod(0o755)
+    for directory in (run.path, run.path / layout.SWITCHES):
+        os.chown(directory, ME, ME)
+        directory.chmod(0o755)
     readings = Readings(run, layout.KILL_SWITCH, policy, reader=ME)
     assert readings.agree_in_full() is is_obeyed
     if not is_obeyed:
@@ -233,13 +233,13 @@ def test_whose_switch_it_is_all_judge_alike_also_when_the_file_is_closed_to_the_
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o770, 0o2770, 0o777], ids=oct)
-def test_what_the_folders_mode_allows_command_and_guard_read_alike(run: RunDirectory, mode: int) -> None:
+def test_what_the_directories_mode_allows_command_and_guard_read_alike(run: RunDirectory, mode: int) -> None:
     (run.path / layout.SWITCHES).chmod(mode)
     place = RankInfo(run=run.run, run_dir=str(run.path))
-    folder = SwitchFolder(place, GuardSettings(), Recorder(place, lambda text: None))
+    directory = SwitchDirectory(place, GuardSettings(), Recorder(place, lambda text: None))
     (run.path / layout.RUN_FILE).unlink()  # else the guard goes by what the run was submitted with
-    descriptor = base_files.open_directory(folder.path)
+    descriptor = base_files.open_directory(directory.path)
     try:
-        assert folder._policy(descriptor) is policy_of(run)
+        assert directory._policy(descriptor) is policy_of(run)
     finally:
         os.close(descriptor)

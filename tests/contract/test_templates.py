@@ -18,9 +18,9 @@ import pytest
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.lint import LintFacts, lint
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
-from resilience.system.files import shipped_folder
+from resilience.system.files import shipped_directory
 
-LIBRARY = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))
+LIBRARY = TemplateLibrary((("shipped", shipped_directory("slurm_templates")),))
 GOLDEN = Path(__file__).parents[1] / "golden"
 INCLUDED = "slurm_templates/_attempt.bash"
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
@@ -46,7 +46,7 @@ def spec_for(name: str, **changes: object) -> ScriptSpec:
 
 def body(script: str) -> str:
     """The script without the text that all have in common, which has a golden file of its own: the shipped file."""
-    common = (shipped_folder("slurm_templates") / "_attempt.bash").read_text()
+    common = (shipped_directory("slurm_templates") / "_attempt.bash").read_text()
     assert script.count(common) == 1, "the attempt is inlined as it is"
     return script.replace(common, f"<{INCLUDED}>\n")
 
@@ -114,13 +114,13 @@ def test_it_reads_as_its_golden_file(name: str) -> None:
 
 @names
 def test_it_needs_no_python_and_no_resil_on_the_node(name: str) -> None:
-    text = (shipped_folder("slurm_templates") / "_attempt.bash").read_text()
+    text = (shipped_directory("slurm_templates") / "_attempt.bash").read_text()
     commands = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     assert not [line for line in commands if "python" in line]
     assert not [line for line in commands if "$(resil " in line or line.lstrip().startswith("resil ")]
 
 
-def test_a_template_dropped_into_a_folder_is_found_rendered_and_wins(tmp_path: Path) -> None:
+def test_a_template_dropped_into_a_directory_is_found_rendered_and_wins(tmp_path: Path) -> None:
     (tmp_path / "mine.sbatch.j2").write_text(
         '# resil: Mine.\n{% extends "python.sbatch.j2" %}\n'
         '{% block epilogue %}\necho "exit code $resil_code"\n{% endblock %}\n'
@@ -128,7 +128,7 @@ def test_a_template_dropped_into_a_folder_is_found_rendered_and_wins(tmp_path: P
     (tmp_path / "python.sbatch.j2").write_text(
         '# resil: My python.\n{% extends "shipped/python.sbatch.j2" %}\n{% block setup %}\necho hello\n{% endblock %}\n'
     )
-    library = TemplateLibrary((("project", tmp_path), *LIBRARY.folders))
+    library = TemplateLibrary((("project", tmp_path), *LIBRARY.directories))
     assert [(info.origin, info.shadowed) for info in library.list() if info.name == "python"] == [
         ("project", False),
         ("shipped", True),
@@ -143,7 +143,7 @@ def test_the_templates_of_the_documentation_work(tmp_path: Path) -> None:
     text = (Path(__file__).parents[2] / "docs/how-to/write-a-template.md").read_text()
     blocks = re.findall(r"^```jinja\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
-    library = TemplateLibrary((("project", tmp_path), *LIBRARY.folders))
+    library = TemplateLibrary((("project", tmp_path), *LIBRARY.directories))
     for number, block in enumerate(blocks):
         (tmp_path / f"example{number}.sbatch.j2").write_text(block)
         script = render(library, f"example{number}", SPEC)

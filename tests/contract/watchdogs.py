@@ -1,4 +1,4 @@
-"""A watchdog of one's own, as the guide shows it, and an audit hook that lets nobody touch the world."""
+"""A watchdog of one's own, as the guide shows it, and an audit hook that lets nobody touch the system."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def nobody_touches_the_world() -> Iterator[None]:
         _guarded = False
 
 
-def write_own_plugin(folder: Path, name: str = "licence") -> Path:
-    """Drop the guide's example into a plugin folder, and return that folder."""
+def write_own_plugin(directory: Path, name: str = "licence") -> Path:
+    """Drop the guide's example into a plugin directory, and return that directory."""
     (text,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-    (folder / "checks").mkdir(parents=True)
-    (folder / "checks" / f"{name}.py").write_text(text)
-    return folder
+    (directory / "checks").mkdir(parents=True)
+    (directory / "checks" / f"{name}.py").write_text(text)
+    return directory

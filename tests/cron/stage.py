@@ -1,4 +1,4 @@
-"""A project with a cron folder and real ticks, for tests of what a tick tells."""
+"""A project with a cron directory and real ticks, for tests of what a tick tells."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from resilience.cron.project import CronProject, open_cron
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 
 PATIENCE_S = 90.0
 
@@ -18,22 +18,22 @@ class Stage:
     """A project whose alerts go to a file."""
 
     def __init__(
-        self, folder: Path, cron: str = "", channel: str = "", alert: str = 'channels = ["console"]\ngroup_s = 0'
+        self, directory: Path, cron: str = "", channel: str = "", alert: str = 'channels = ["console"]\ngroup_s = 0'
     ) -> None:
-        self.folder = folder
-        self.told_file = folder / "told"
-        (folder / "resil.toml").write_text(
-            f'[run]\nstate_dir = "{folder}/state"\n[alert]\n{alert}\n'
+        self.directory = directory
+        self.told_file = directory / "told"
+        (directory / "resil.toml").write_text(
+            f'[run]\nstate_dir = "{directory}/state"\n[alert]\n{alert}\n'
             f'[channel.console]\npath = "{self.told_file}"\n{channel}\n[cron]\njitter_s = 0\n{cron}\n'
         )
-        (folder / "cron" / "cron.hourly").mkdir(parents=True)
-        world = World(cwd=folder)
-        self.project = Project(world, load(world))
+        (directory / "cron" / "cron.hourly").mkdir(parents=True)
+        system = System(cwd=directory)
+        self.project = Project(system, load(system))
         self.cron: CronProject = open_cron(self.project)
 
     def crontab(self, *lines: str) -> None:
         """Write the crontab."""
-        path = self.folder / "cron" / "crontab"
+        path = self.directory / "cron" / "crontab"
         path.write_text("\n".join(lines) + "\n")
         path.chmod(0o644)
 

@@ -39,7 +39,7 @@ SAY = "import json, sys; print(json.dumps(sys.argv[1:]))"
 @pytest.fixture
 def cron(tmp_path: Path) -> CronProject:
     made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}))
-    made.folder.parent.chmod(0o755)
+    made.directory.parent.chmod(0o755)
     return made
 
 
@@ -61,9 +61,9 @@ def refused(cron: CronProject, entry: NewEntry) -> UsageError:
 
 
 def test_a_drop_in_runs_exactly_the_words_that_were_typed(cron: CronProject) -> None:
-    added = add(cron, wanted("say", sys.executable, "-c", SAY, *HARD, "two\nlines", folders=("hourly",)))
+    added = add(cron, wanted("say", sys.executable, "-c", SAY, *HARD, "two\nlines", directories=("hourly",)))
     entry = entry_of(cron, added)
-    assert entry.kind is Kind.RUN and entry.argv == (str(cron.folder / "cron.hourly" / "say"),)
+    assert entry.kind is Kind.RUN and entry.argv == (str(cron.directory / "cron.hourly" / "say"),)
     said = subprocess.run(
         [*entry.argv], capture_output=True, text=True, env={"PATH": "/bin", "LANG": "C.UTF-8"}, timeout=60
     )
@@ -76,7 +76,7 @@ def test_a_drop_in_runs_exactly_the_words_that_were_typed(cron: CronProject) -> 
 def test_a_drop_in_is_executable_whatever_the_umask_and_says_whose_it_is(cron: CronProject) -> None:
     before = os.umask(0o077)
     try:
-        added = add(cron, wanted("backup", "true", folders=("daily",), options={"timeout": "5m", "rerun": ""}))
+        added = add(cron, wanted("backup", "true", directories=("daily",), options={"timeout": "5m", "rerun": ""}))
     finally:
         os.umask(before)
     assert stat.S_IMODE(added.path.stat().st_mode) == 0o755
@@ -89,30 +89,30 @@ def test_a_drop_in_is_executable_whatever_the_umask_and_says_whose_it_is(cron: C
 
 
 def test_a_program_is_written_in_full(cron: CronProject) -> None:
-    script = cron.folder.parent / "my script"
+    script = cron.directory.parent / "my script"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)
-    added = add(cron, wanted("mine", "./my script", folders=("hourly",)))
+    added = add(cron, wanted("mine", "./my script", directories=("hourly",)))
     assert f"exec '{script}'" in added.text
-    assert "exec /" in add(cron, wanted("found", "true", folders=("hourly",))).text
+    assert "exec /" in add(cron, wanted("found", "true", directories=("hourly",))).text
 
 
 def test_a_shell_line_runs_in_a_shell(cron: CronProject) -> None:
-    added = add(cron, wanted("pipe", "echo a b | wc -w; exit 3", folders=("hourly",), shell=True))
+    added = add(cron, wanted("pipe", "echo a b | wc -w; exit 3", directories=("hourly",), shell=True))
     said = subprocess.run([str(added.path)], capture_output=True, text=True, timeout=60)
     assert (said.stdout.strip(), said.returncode) == ("2", 3)
 
 
 def test_a_submitted_drop_in_is_a_batch_script_that_takes_the_options_of_the_settings(cron: CronProject) -> None:
     options = {"timeout": "90s", "overlap": "allow"}
-    added = add(cron, wanted("eval", "true", folders=("hourly",), submit=True, options=options))
+    added = add(cron, wanted("eval", "true", directories=("hourly",), submit=True, options=options))
     entry = entry_of(cron, added)
     assert added.name == "cron.hourly/eval.slurm" and entry.kind is Kind.SUBMIT
     assert entry.options.takes_cron_sbatch and entry.options.overlap == "allow"
     head, _, command = added.text.partition("exec ")
     assert head.splitlines()[0] == "#!/bin/bash" and command, "sbatch stops at the first command"
     assert {"#SBATCH --job-name=eval", "#SBATCH --no-requeue", "#SBATCH --time=2"} <= set(head.splitlines())
-    forever = add(cron, wanted("long", "true", folders=("hourly",), submit=True, options={"timeout": "none"}))
+    forever = add(cron, wanted("long", "true", directories=("hourly",), submit=True, options={"timeout": "none"}))
     assert "#SBATCH --time=0\n" in forever.text
 
 
@@ -138,11 +138,11 @@ def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronP
     before = (
         "# mine\nMAILTO=ada@example.org\nCRON_TZ=Asia/Tokyo\nSHELL=/bin/bash\n0 8 * * *  true | cat  # resil: name=tea"
     )
-    cron.folder.mkdir(mode=0o755)
-    (cron.folder / "crontab").write_text(before)
+    cron.directory.mkdir(mode=0o755)
+    (cron.directory / "crontab").write_text(before)
     tea = cron.read_table().entries
     added = add(cron, wanted("say", sys.executable, *HARD, schedule="0 8 * * *"))
-    assert (cron.folder / "crontab").read_text().startswith(before + "\n")
+    assert (cron.directory / "crontab").read_text().startswith(before + "\n")
     entries = {entry.name: entry for entry in cron.read_table().entries}
     assert entries["crontab/tea"] == tea[0]
     mine = entries["crontab/say"]
@@ -157,46 +157,46 @@ def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronP
 @pytest.mark.parametrize("word", ["two\nlines", "a # resil: timeout=1s", "bell\x07"])
 def test_what_no_line_can_say_is_refused_and_nothing_is_written(cron: CronProject, word: str) -> None:
     error = refused(cron, wanted("odd", "echo", word, schedule="@hourly"))
-    assert "drop-in" in error.hint and read_crontab(cron.folder / "crontab") == b""
+    assert "drop-in" in error.hint and read_crontab(cron.directory / "crontab") == b""
 
 
 def test_a_crontab_that_is_a_link_stays_one_and_keeps_its_mode(cron: CronProject) -> None:
-    cron.folder.mkdir(mode=0o755)
-    real = cron.folder.parent / "my-crontab"
+    cron.directory.mkdir(mode=0o755)
+    real = cron.directory.parent / "my-crontab"
     real.write_text("# mine\n")
     real.chmod(0o640)
-    (cron.folder / "crontab").symlink_to(real)
+    (cron.directory / "crontab").symlink_to(real)
     add(cron, wanted("probe", "true", schedule="@hourly"))
-    assert (cron.folder / "crontab").is_symlink() and "name=probe" in real.read_text()
+    assert (cron.directory / "crontab").is_symlink() and "name=probe" in real.read_text()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
 def test_somebody_elses_change_in_between_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.cron import add as cron_add
 
-    cron.folder.mkdir(mode=0o755)
-    (cron.folder / "crontab").write_text("# mine\n")
+    cron.directory.mkdir(mode=0o755)
+    (cron.directory / "crontab").write_text("# mine\n")
     meant = cron_add._meant
 
     def edited(*given: object) -> object:
-        (cron.folder / "crontab").write_text("# mine\n# and a word more\n")
+        (cron.directory / "crontab").write_text("# mine\n# and a word more\n")
         return meant(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cron_add, "_meant", edited)
     with pytest.raises(ResilError, match="changed meanwhile"):
         add(cron, wanted("probe", "true", schedule="@hourly"))
-    assert (cron.folder / "crontab").read_text() == "# mine\n# and a word more\n"
+    assert (cron.directory / "crontab").read_text() == "# mine\n# and a word more\n"
 
 
 # ---- what cannot be meant
 
 
 def test_nothing_is_overwritten(cron: CronProject) -> None:
-    add(cron, wanted("backup", "true", folders=("hourly",)))
-    assert "resil cron remove" in refused(cron, wanted("backup", "true", folders=("hourly",))).hint
-    assert "resil cron remove" in refused(cron, wanted("backup", "true", folders=("hourly",), submit=True)).hint
-    (cron.folder / "cron.hourly" / "dead").symlink_to("/nowhere")
-    assert "resil cron remove" in refused(cron, wanted("dead", "true", folders=("hourly",))).hint
+    add(cron, wanted("backup", "true", directories=("hourly",)))
+    assert "resil cron remove" in refused(cron, wanted("backup", "true", directories=("hourly",))).hint
+    assert "resil cron remove" in refused(cron, wanted("backup", "true", directories=("hourly",), submit=True)).hint
+    (cron.directory / "cron.hourly" / "dead").symlink_to("/nowhere")
+    assert "resil cron remove" in refused(cron, wanted("dead", "true", directories=("hourly",))).hint
     add(cron, wanted("probe", "true", schedule="@hourly"))
     assert "resil cron remove crontab/probe" in refused(cron, wanted("probe", "true", schedule="@daily")).hint
 
@@ -204,48 +204,48 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (wanted("a.b", folders=("hourly",)), "name"),
-        (wanted("", folders=("hourly",)), "name"),
-        (wanted("../x", folders=("hourly",)), "name"),
-        (wanted("x" * 65, folders=("hourly",)), "name"),
+        (wanted("a.b", directories=("hourly",)), "name"),
+        (wanted("", directories=("hourly",)), "name"),
+        (wanted("../x", directories=("hourly",)), "name"),
+        (wanted("x" * 65, directories=("hourly",)), "name"),
         (wanted("x"), "when"),
-        (wanted("x", folders=("hourly", "daily")), "more than one"),
-        (wanted("x", folders=("hourly",), schedule="@daily"), "more than one"),
+        (wanted("x", directories=("hourly", "daily")), "more than one"),
+        (wanted("x", directories=("hourly",), schedule="@daily"), "more than one"),
         (wanted("x", schedule="61 * * * *"), ""),
         (wanted("x", schedule="* * * *"), ""),
         (wanted("x", schedule="@hurly"), ""),
-        (NewEntry(name="x", command=(), folders=("hourly",)), "which command"),
-        (wanted("x", "no-such-program-anywhere", folders=("hourly",)), "no program"),
-        (wanted("x", "./not-there", folders=("hourly",)), "no program"),
-        (wanted("x", folders=("hourly",), options={"overlap": "sometimes"}), "overlap"),
-        (wanted("x", folders=("hourly",), options={"timeout": "soon"}), "timeout"),
-        (wanted("x", folders=("hourly",), options={"timeout": "1m rerun"}), "blank"),
+        (NewEntry(name="x", command=(), directories=("hourly",)), "which command"),
+        (wanted("x", "no-such-program-anywhere", directories=("hourly",)), "no program"),
+        (wanted("x", "./not-there", directories=("hourly",)), "no program"),
+        (wanted("x", directories=("hourly",), options={"overlap": "sometimes"}), "overlap"),
+        (wanted("x", directories=("hourly",), options={"timeout": "soon"}), "timeout"),
+        (wanted("x", directories=("hourly",), options={"timeout": "1m rerun"}), "blank"),
         (wanted("x", schedule="@hourly", submit=True), "not submitted"),
-        (wanted("x", "a\0b", folders=("hourly",)), "NUL"),
+        (wanted("x", "a\0b", directories=("hourly",)), "NUL"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
     error = refused(cron, entry)
     assert said in error.message and error.hint
-    assert not cron.folder.exists(), "nothing was written"
+    assert not cron.directory.exists(), "nothing was written"
 
 
 def test_a_file_that_may_not_be_executed_is_refused(cron: CronProject) -> None:
-    (cron.folder.parent / "notes").write_text("x")
-    assert "chmod +x" in refused(cron, wanted("x", "./notes", folders=("hourly",))).hint
+    (cron.directory.parent / "notes").write_text("x")
+    assert "chmod +x" in refused(cron, wanted("x", "./notes", directories=("hourly",))).hint
 
 
-def test_a_folder_that_the_policy_refuses_gets_no_drop_in(cron: CronProject) -> None:
-    folder = cron.folder / "cron.hourly"
-    folder.mkdir(parents=True)
-    cron.folder.chmod(0o755)
-    folder.chmod(0o777)
-    error = refused(cron, wanted("backup", "true", folders=("hourly",)))
-    assert "chmod" in error.hint and not list(folder.iterdir())
+def test_a_directory_that_the_policy_refuses_gets_no_drop_in(cron: CronProject) -> None:
+    directory = cron.directory / "cron.hourly"
+    directory.mkdir(parents=True)
+    cron.directory.chmod(0o755)
+    directory.chmod(0o777)
+    error = refused(cron, wanted("backup", "true", directories=("hourly",)))
+    assert "chmod" in error.hint and not list(directory.iterdir())
 
 
 def test_a_dry_run_writes_nothing(cron: CronProject) -> None:
-    for entry in (wanted("a", folders=("hourly",)), wanted("b", schedule="@hourly")):
+    for entry in (wanted("a", directories=("hourly",)), wanted("b", schedule="@hourly")):
         added = add(cron, entry, dry_run=True)
         assert added.text and len(added.next) == 3
-    assert not cron.folder.exists()
+    assert not cron.directory.exists()

@@ -45,13 +45,13 @@ def at(text: str) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
-class World:
+class System:
     """A project whose clock is moved by hand."""
 
     def __init__(self, tmp_path: Path, digest_at: str = "08:00") -> None:
         stage = Stage(tmp_path, cron=f'digest_at = "{digest_at}"')
         self.clock = FakeClock()
-        self.project: Project = replace(stage.project, world=replace(stage.project.world, clock=self.clock))
+        self.project: Project = replace(stage.project, system=replace(stage.project.system, clock=self.clock))
         self.cron: CronProject = open_cron(self.project)
 
     def sent_at(self, moment: float) -> bool:
@@ -63,34 +63,34 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
+def system(tmp_path: Path) -> Iterator[System]:
     with zone("UTC"):
-        yield World(tmp_path)
+        yield System(tmp_path)
 
 
-def test_one_a_day_whoever_ticks_and_however_often(world: World) -> None:
+def test_one_a_day_whoever_ticks_and_however_often(system: System) -> None:
     start = at("2026-11-20T00:00")
-    sent = [start + n * 600 for n in range(3 * 144) if world.sent_at(start + n * 600)]
+    sent = [start + n * 600 for n in range(3 * 144) if system.sent_at(start + n * 600)]
     assert [datetime.fromtimestamp(one, UTC).strftime("%d %H:%M") for one in sent] == [
         "20 08:00",
         "21 08:00",
         "22 08:00",
     ]
-    assert world.queued() == [f"cron-digest-202611{day}.console" for day in (20, 21, 22)]
+    assert system.queued() == [f"cron-digest-202611{day}.console" for day in (20, 21, 22)]
 
 
-def test_after_an_outage_there_is_one_for_today_and_none_for_the_days_before(world: World) -> None:
-    assert world.sent_at(at("2026-11-20T08:00"))
-    assert world.sent_at(at("2026-11-24T21:30"))
-    assert not world.sent_at(at("2026-11-24T21:31"))
-    assert world.sent_at(at("2026-11-25T08:00"))
-    assert len(world.queued()) == 3
+def test_after_an_outage_there_is_one_for_today_and_none_for_the_days_before(system: System) -> None:
+    assert system.sent_at(at("2026-11-20T08:00"))
+    assert system.sent_at(at("2026-11-24T21:30"))
+    assert not system.sent_at(at("2026-11-24T21:31"))
+    assert system.sent_at(at("2026-11-25T08:00"))
+    assert len(system.queued()) == 3
 
 
-def test_whoever_installs_at_noon_hears_tomorrow_morning(world: World) -> None:
-    assert not world.sent_at(at("2026-11-20T12:00"))
-    assert not world.sent_at(at("2026-11-20T23:59"))
-    assert world.sent_at(at("2026-11-21T08:00"))
+def test_whoever_installs_at_noon_hears_tomorrow_morning(system: System) -> None:
+    assert not system.sent_at(at("2026-11-20T12:00"))
+    assert not system.sent_at(at("2026-11-20T23:59"))
+    assert system.sent_at(at("2026-11-21T08:00"))
 
 
 @pytest.mark.parametrize("zone_name", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"])
@@ -117,27 +117,27 @@ def test_no_change_of_the_clocks_makes_two_of_a_day_or_none(tmp_path: Path, zone
 
 def test_one_that_is_due_a_minute_before_midnight_comes_after_it(tmp_path: Path) -> None:
     with zone("UTC"):
-        world = World(tmp_path, digest_at="23:59")
-        assert not world.sent_at(at("2026-11-20T23:45"))
-        assert world.sent_at(at("2026-11-21T00:00"))
-        assert not world.sent_at(at("2026-11-21T00:15"))
-        assert world.sent_at(at("2026-11-22T00:00"))
-        assert len(world.queued()) == 2
+        system = System(tmp_path, digest_at="23:59")
+        assert not system.sent_at(at("2026-11-20T23:45"))
+        assert system.sent_at(at("2026-11-21T00:00"))
+        assert not system.sent_at(at("2026-11-21T00:15"))
+        assert system.sent_at(at("2026-11-22T00:00"))
+        assert len(system.queued()) == 2
 
 
-def test_a_tick_that_was_killed_in_between_is_made_up_for(world: World) -> None:
-    folder = world.cron.state.path / "digest"
-    folder.mkdir(parents=True)
-    taken = folder / "20261120.taken"
+def test_a_tick_that_was_killed_in_between_is_made_up_for(system: System) -> None:
+    directory = system.cron.state.path / "digest"
+    directory.mkdir(parents=True)
+    taken = directory / "20261120.taken"
     taken.touch()
     moment = at("2026-11-20T08:01")
     os.utime(taken, (moment, moment))
-    assert not world.sent_at(moment + 60), "whoever took it may still be at it"
-    assert world.sent_at(moment + 600)
-    assert not world.sent_at(moment + 660)
+    assert not system.sent_at(moment + 60), "whoever took it may still be at it"
+    assert system.sent_at(moment + 600)
+    assert not system.sent_at(moment + 660)
 
 
-def test_what_could_not_be_queued_is_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_queued_is_tried_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.alerts.outbox import Outbox
     from resilience.errors import StateDirectoryError
 
@@ -149,17 +149,17 @@ def test_what_could_not_be_queued_is_tried_again(world: World, monkeypatch: pyte
 
         patched.setattr(Outbox, "put", fail)
         with pytest.raises(StateDirectoryError):
-            world.sent_at(moment)
-    path = world.cron.state.path / "digest" / "20261120.taken"
+            system.sent_at(moment)
+    path = system.cron.state.path / "digest" / "20261120.taken"
     os.utime(path, (moment, moment))
-    assert world.sent_at(moment + 600)
+    assert system.sent_at(moment + 600)
 
 
 def test_who_asks_for_none_gets_none_and_pays_nothing(tmp_path: Path) -> None:
-    world = World(tmp_path, digest_at="")
+    system = System(tmp_path, digest_at="")
     beat = Heartbeat(time=1.0, expected=2.0, alive_since=0.0)
-    cron_digest.count(world.cron, beat)
-    assert not is_due(world.cron) and not world.cron.state.path.exists()
+    cron_digest.count(system.cron, beat)
+    assert not is_due(system.cron) and not system.cron.state.path.exists()
 
 
 @pytest.mark.parametrize("text", ["8", "24:00", "08:60", "morning", "08:00:00", "-1:00"])
@@ -168,12 +168,12 @@ def test_what_is_no_time_of_day_is_refused(text: str) -> None:
         parse_digest_at(text)
 
 
-def test_ticks_and_their_lateness_are_counted_from_digest_to_digest(world: World) -> None:
+def test_ticks_and_their_lateness_are_counted_from_digest_to_digest(system: System) -> None:
     now = at("2026-11-20T07:00")
     for n in range(5):
-        cron_digest.count(world.cron, Heartbeat(time=now + n, expected=now + 60, alive_since=now, late_s=float(n)))
-    world.sent_at(at("2026-11-20T08:00"))
-    (entry,) = open_alert_state(world.project).outbox.pending()
+        cron_digest.count(system.cron, Heartbeat(time=now + n, expected=now + 60, alive_since=now, late_s=float(n)))
+    system.sent_at(at("2026-11-20T08:00"))
+    (entry,) = open_alert_state(system.project).outbox.pending()
     assert "5 ticks" in entry.alert.title and "late at most 4 s" in entry.alert.title
 
 

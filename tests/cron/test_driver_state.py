@@ -25,7 +25,7 @@ from resilience.job import Liveness
 class Fake:
     summary = "for tests"
     rank = 1
-    def state(self, installation, settings, scene):
+    def state(self, installation, settings, context):
         {body}
 DRIVER = Fake()
 """
@@ -64,7 +64,7 @@ def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
     say: Say, cron: CronProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(ALIVE)
-    clock = cron.project.world.clock
+    clock = cron.project.system.clock
     assert isinstance(clock, FakeClock)
     clock.time += 300
     monkeypatch.setattr(cron_driver_state, "DRIVER_S", 0.5)
@@ -92,7 +92,7 @@ def test_what_goes_wrong_is_unknown_and_never_gone(say: Say, body: str, why: str
 
 def test_an_answer_of_another_installation_or_of_long_ago_is_not_remembered(say: Say, cron: CronProject) -> None:
     say(ALIVE)
-    clock = cron.project.world.clock
+    clock = cron.project.system.clock
     assert isinstance(clock, FakeClock)
     clock.time += 30 * 86400
     assert "it was" not in say('raise RuntimeError("x")').summary
@@ -103,6 +103,6 @@ def test_an_answer_of_another_installation_or_of_long_ago_is_not_remembered(say:
 
 def test_a_damaged_memory_is_as_if_it_were_not_there(say: Say, cron: CronProject) -> None:
     say(ALIVE)
-    (memory,) = (cron.project.world.cache_home / "resil" / "cron").iterdir()
+    (memory,) = (cron.project.system.cache_home / "resil" / "cron").iterdir()
     memory.write_text("[")
     assert say('raise RuntimeError("x")').summary == "cannot tell: RuntimeError: x"

@@ -48,15 +48,15 @@ def run(slot: int = SLOT, outcome: Outcome = Outcome.DONE, **given: object) -> R
 def cron(tmp_path: Path) -> CronProject:
     """A project with one line and one drop-in."""
     made = open_cron(make_project(tmp_path))
-    (made.folder / "cron.hourly").mkdir(parents=True, mode=0o755)
-    (made.folder / "cron.hourly").chmod(0o755)
-    made.folder.chmod(0o755)
-    made.folder.parent.chmod(0o755)
-    drop_in = made.folder / "cron.hourly" / "backup"
+    (made.directory / "cron.hourly").mkdir(parents=True, mode=0o755)
+    (made.directory / "cron.hourly").chmod(0o755)
+    made.directory.chmod(0o755)
+    made.directory.parent.chmod(0o755)
+    drop_in = made.directory / "cron.hourly" / "backup"
     drop_in.write_text("#!/bin/sh\ntrue\n")
     drop_in.chmod(0o755)
-    (made.folder / "crontab").write_text("*/5 * * * *  /bin/true  # resil: name=probe timeout=2m\n")
-    (made.folder / "crontab").chmod(0o644)
+    (made.directory / "crontab").write_text("*/5 * * * *  /bin/true  # resil: name=probe timeout=2m\n")
+    (made.directory / "crontab").chmod(0o644)
     return made
 
 

@@ -24,11 +24,11 @@ from resilience.cron.drivers import Availability, crontab, systemd
 from resilience.cron.install import AlreadyInstalled, install, stop, uninstall
 from resilience.cron.late import late_notice
 from resilience.cron.records import Heartbeat
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.plugins import PLUGIN_PATH
 from resilience.runs.project import Project
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from tests.cron.drivers.site import Site
 from tests.fakes import DOWN, ME, NOW, make_project
 
@@ -49,22 +49,22 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     drivers.cache_clear()
 
 
-def folder_of(project: Project) -> CronFolder:
-    return CronFolder(project.loaded.state_dir)
+def directory_of(project: Project) -> CronDirectory:
+    return CronDirectory(project.loaded.state_dir)
 
 
 def seen_by(project: Project, *, user: str = "", host: str = "") -> Project:
     """The same project, as another person, or from another machine."""
-    world = project.world
-    named = world.host._replace(user=user or world.host.user, name=host or world.host.name)
-    return replace(project, world=replace(world, host=named))
+    system = project.system
+    named = system.host._replace(user=user or system.host.user, name=host or system.host.name)
+    return replace(project, system=replace(system, host=named))
 
 
 def everything(site: Site) -> Mapping[str, bytes]:
-    """Every file there is, state directories included, but for the folder that a driver's output goes to."""
+    """Every file there is, state directories included, but for the directory that a driver's output goes to."""
     return {
-        str(path.relative_to(site.folder)): path.read_bytes()
-        for path in sorted(site.folder.rglob("*"))
+        str(path.relative_to(site.directory)): path.read_bytes()
+        for path in sorted(site.directory.rglob("*"))
         if path.is_file() and path.name not in ("reloaded", "scrontab.jobs")
     }
 
@@ -75,9 +75,9 @@ def everything(site: Site) -> Mapping[str, bytes]:
 def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site: Site) -> None:
     project = site.project()
     steps: list[tuple[str, Any]] = [
-        ("scrontab", lambda: (site.folder / "scron_parameters").write_text("(null)")),
+        ("scrontab", lambda: (site.directory / "scron_parameters").write_text("(null)")),
         ("crontab", lambda: site.break_program("crontab", "echo 'You (me) are not allowed' >&2; exit 1")),
-        ("systemd", lambda: (site.folder / "manager").unlink()),
+        ("systemd", lambda: (site.directory / "manager").unlink()),
         ("slurm", lambda: setattr(site.queue, "trouble", DOWN)),
         ("foreground", lambda: None),
     ]
@@ -94,15 +94,15 @@ def test_what_was_asked_for_is_taken_and_nothing_else_is_looked_at(site: Site) -
     site.break_program("scrontab", 'touch "$SITE/asked"')
     choice = choose(site.project(), "systemd")
     assert choice.name == "systemd" and choice.why.startswith("asked for") and len(choice.offers) == 1
-    assert not (site.folder / "asked").exists()
+    assert not (site.directory / "asked").exists()
 
 
 def test_what_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(site: Site) -> None:
-    (site.folder / "linger").rename(site.folder / "gone")
+    (site.directory / "linger").rename(site.directory / "gone")
     with pytest.raises(ResilError, match="systemd cannot make the ticks here") as caught:
         install(site.project(), "systemd")
     assert caught.value.hint or "linger" in caught.value.message
-    assert folder_of(site.project()).installation() is None
+    assert directory_of(site.project()).installation() is None
 
 
 def test_a_backend_that_nobody_knows_is_a_usage_error_with_the_nearest(site: Site) -> None:
@@ -114,7 +114,8 @@ def test_a_backend_that_nobody_knows_is_a_usage_error_with_the_nearest(site: Sit
 def test_a_driver_that_breaks_keeps_nobody_from_the_others(site: Site, tmp_path: Path) -> None:
     (tmp_path / "plugins" / "drivers" / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "plugins" / "drivers" / "rude.py").write_text(
-        "class Rude:\n    summary, rank = 'rude', 1\n    def availability(self, scene):\n        raise KeyError('x')\n"
+        "class Rude:\n    summary, rank = 'rude', 1\n"
+        "    def availability(self, context):\n        raise KeyError('x')\n"
         "DRIVER = Rude()\n"
     )
     drivers.cache_clear()
@@ -129,7 +130,7 @@ def test_with_nothing_at_all_the_reasons_are_told(site: Site) -> None:
     with pytest.raises(ResilError, match="a: no a; b: no b") as caught:
         decide("auto", offers)
     assert "resil cron tick" in caught.value.hint
-    assert look("foreground", site.scene()).availability.is_available
+    assert look("foreground", site.context()).availability.is_available
 
 
 def test_the_settings_say_which_where_the_command_line_does_not(site: Site) -> None:
@@ -150,7 +151,7 @@ def test_a_dry_run_changes_nothing_at_all_and_shows_every_word(site: Site) -> No
 def test_twice_is_once_and_it_is_said(site: Site) -> None:
     project = site.project()
     first = install(project, "crontab")
-    assert first.lines and first.installation == folder_of(project).installation()
+    assert first.lines and first.installation == directory_of(project).installation()
     after = everything(site)
     for again in (install(project, "crontab"), install(project), install(project, replace=True)):
         assert again.lines == () and again.steps == () and "already" in again.choice.why
@@ -163,7 +164,7 @@ def test_what_changed_since_is_brought_up_to_date_under_the_same_token(site: Sit
     again = install(site.project(more={"SLURM_CONF": "/etc/other.conf"}), "crontab")
     assert again.lines and again.installation.token == first.token
     assert again.installation.facts["$SLURM_CONF"] == "/etc/other.conf"
-    assert folder_of(site.project()).installation() == again.installation
+    assert directory_of(site.project()).installation() == again.installation
     assert (site.table() or b"").count(first.token.encode()) == 2
 
 
@@ -179,7 +180,7 @@ def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(
     project = site.project()
     made = install(project, "crontab").installation
     uninstall(project)
-    folder_of(project).install(made)  # as after kill -9 in between
+    directory_of(project).install(made)  # as after kill -9 in between
     assert install(project).lines and (site.table() or b"").count(made.token.encode()) == 2
 
 
@@ -191,11 +192,11 @@ def test_another_backend_is_told_of_and_taken_out_only_when_that_is_meant(site: 
     assert "--backend scrontab --replace" in caught.value.hint and caught.value.exit_code == 1
     assert site.table("scrontab") is None
     shown = install(project, "scrontab", replace=True, dry_run=True)
-    assert "take out" in shown.steps[0].what and folder_of(project).installation() == old
+    assert "take out" in shown.steps[0].what and directory_of(project).installation() == old
     done = install(project, "scrontab", replace=True)
     assert site.table() == MINE and done.installation.token.encode() in (site.table("scrontab") or b"")
     assert any("took our lines out" in note for note in done.notes)
-    assert folder_of(project).installation() == done.installation
+    assert directory_of(project).installation() == done.installation
 
 
 def test_who_comes_second_is_told_whose_scheduler_runs(site: Site) -> None:
@@ -216,20 +217,20 @@ def test_two_people_at_the_same_moment_give_one_scheduler(site: Site) -> None:
         def work(project: Project, start: threading.Barrier = start, results: dict[str, Any] = results) -> None:
             start.wait()
             try:
-                results[project.world.host.user] = install(project, "foreground")
+                results[project.system.host.user] = install(project, "foreground")
             except AlreadyInstalled as error:
-                results[project.world.host.user] = error
+                results[project.system.host.user] = error
 
         threads = [threading.Thread(target=work, args=(project,)) for project in (one, two)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        counts = folder_of(one).installation()
+        counts = directory_of(one).installation()
         assert counts is not None
         (lost,) = [found for found in results.values() if isinstance(found, AlreadyInstalled)]
         assert lost.installation.by == counts.by and not isinstance(results[counts.by], AlreadyInstalled)
-        folder_of(one).uninstall()
+        directory_of(one).uninstall()
 
 
 def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> None:
@@ -250,7 +251,7 @@ def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> No
     for thread in threads:
         thread.join()
     assert not errors
-    made = folder_of(project).installation()
+    made = directory_of(project).installation()
     assert made is not None and (site.table() or b"").count(b"* * * * * /bin/sh") == 1
     assert (site.table() or b"").endswith(MINE) and made.token.encode() in (site.table() or b"")
 
@@ -262,13 +263,13 @@ def test_on_another_machine_it_is_said_where_it_lives(site: Site) -> None:
     for act in (install, uninstall):
         with pytest.raises(ResilError, match="it lives in the crontab of login1, and this is login2"):
             act(there)
-    assert folder_of(project).installation() is not None and folder_of(project).stopped() is None
+    assert directory_of(project).installation() is not None and directory_of(project).stopped() is None
     done = uninstall(there, force=True)
-    assert folder_of(project).installation() is None and "login1" in done.notes[0]
-    left = folder_of(project).stopped()
+    assert directory_of(project).installation() is None and "login1" in done.notes[0]
+    left = directory_of(project).stopped()
     assert left is not None and "login1" in left["why"], "the line on login1 ticks on, and is to run nothing"
     install(there, "crontab")
-    assert folder_of(project).stopped() is None
+    assert directory_of(project).stopped() is None
 
 
 def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
@@ -276,7 +277,7 @@ def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
     install(project, "crontab")
     done = install(seen_by(project, host="login2"), "crontab", replace=True)
     assert done.installation.host == "login2" and any("could not be taken out" in note for note in done.notes)
-    assert folder_of(project).stopped() is None and not any("goes on now" in note for note in done.notes)
+    assert directory_of(project).stopped() is None and not any("goes on now" in note for note in done.notes)
 
 
 def test_projects_live_side_by_side(site: Site) -> None:
@@ -293,36 +294,36 @@ def test_a_copy_of_a_project_leaves_the_others_line_alone(site: Site) -> None:
     """`cp -r` copies the note with its token as well."""
     one = site.project("one")
     made = install(one, "crontab").installation
-    shutil.copytree(one.loaded.project, site.folder / "two" / "project", symlinks=True)
+    shutil.copytree(one.loaded.project, site.directory / "two" / "project", symlinks=True)
     whole = site.table()
     for act in (stop, uninstall):
         two = site.project("two")
         assert act(two).installation is None and site.table() == whole
-        shutil.copy(folder_of(one).path / "driver.json", folder_of(two).path / "driver.json")
+        shutil.copy(directory_of(one).path / "driver.json", directory_of(two).path / "driver.json")
     shown = install(site.project("two"), "crontab", dry_run=True)
     assert shown.steps and shown.installation.token != made.token
     done = install(site.project("two"), "crontab")
     assert done.installation.token != made.token and (site.table() or b"").endswith(whole or b"?")
-    assert install(one).lines == () and folder_of(one).installation() == made
+    assert install(one).lines == () and directory_of(one).installation() == made
 
 
 def test_a_project_that_moved_takes_its_line_along(site: Site) -> None:
     one = site.project("one")
     made = install(one, "crontab").installation
-    (site.folder / "one" / "project").rename(site.folder / "moved")
-    (site.folder / "two").mkdir()
-    (site.folder / "moved").rename(site.folder / "two" / "project")
+    (site.directory / "one" / "project").rename(site.directory / "moved")
+    (site.directory / "two").mkdir()
+    (site.directory / "moved").rename(site.directory / "two" / "project")
     done = install(site.project("two"))
     assert done.lines and done.installation.token == made.token
     table = (site.table() or b"").decode("utf-8", "surrogateescape")
-    assert str(site.folder / "one" / "project") not in table and table.count("* * * * * /bin") == 1
+    assert str(site.directory / "one" / "project") not in table and table.count("* * * * * /bin") == 1
 
 
 def test_another_way_to_the_same_project_changes_nothing(site: Site) -> None:
     one = site.project("one")
     install(one, "foreground")
-    (site.folder / "two").mkdir()
-    (site.folder / "two" / "project").symlink_to(one.loaded.project)
+    (site.directory / "two").mkdir()
+    (site.directory / "two" / "project").symlink_to(one.loaded.project)
     again = install(site.project("two"))
     assert again.installation.project == str(one.loaded.project) and again.lines == ()
 
@@ -334,8 +335,8 @@ def test_what_was_taken_out_for_something_that_fails_comes_back(site: Site) -> N
     site.break_program(*FAULTS["scrontab"])
     with pytest.raises(ResilError):
         install(project, "scrontab", replace=True)
-    assert folder_of(project).installation() == old and site.table() == whole
-    assert folder_of(project).stopped() is None
+    assert directory_of(project).installation() == old and site.table() == whole
+    assert directory_of(project).stopped() is None
 
 
 # ---- nothing half done ----------------------------------------------------------------------------------------------
@@ -355,8 +356,8 @@ def test_after_a_failure_everything_is_as_it_was(site: Site, name: str) -> None:
     before = everything(site)
     with pytest.raises(ResilError):
         install(project, name)
-    assert everything(site) == before and folder_of(project).installation() is None
-    stopped = folder_of(project).stopped()
+    assert everything(site) == before and directory_of(project).installation() is None
+    stopped = directory_of(project).stopped()
     assert stopped is not None and stopped["why"] == "for the night", "and it is still stopped"
 
 
@@ -368,21 +369,21 @@ def test_an_interrupt_in_the_middle_leaves_nothing(site: Site, monkeypatch: pyte
     monkeypatch.setattr(crontab.CrontabDriver, "install", interrupted)
     with pytest.raises(KeyboardInterrupt):
         install(project, "crontab")
-    assert folder_of(project).installation() is None
+    assert directory_of(project).installation() is None
 
 
 def test_a_failure_never_forgets_somebody_elses_installation(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     project = site.project()
 
     def overtaken(self: object, installation: Any, *_: object) -> None:
-        folder_of(project).uninstall()
-        folder_of(project).install(replace(installation, token="fedcba9876543210", by="carol"))
+        directory_of(project).uninstall()
+        directory_of(project).install(replace(installation, token="fedcba9876543210", by="carol"))
         raise ResilError("it failed")
 
     monkeypatch.setattr(crontab.CrontabDriver, "install", overtaken)
     with pytest.raises(ResilError, match="it failed"):
         install(project, "crontab")
-    counts = folder_of(project).installation()
+    counts = directory_of(project).installation()
     assert counts is not None and counts.by == "carol"
 
 
@@ -425,8 +426,8 @@ def test_a_kill_at_any_moment_loses_nothing_and_the_next_install_makes_it_whole(
         killed_after(rng.uniform(0, longest_s), lambda: uninstall(project))
         assert (site.table() or b"").endswith(MINE)
         uninstall(project)
-        assert site.table() == MINE and folder_of(project).installation() is None
-        assert folder_of(project).stopped() is None
+        assert site.table() == MINE and directory_of(project).installation() is None
+        assert directory_of(project).stopped() is None
 
 
 def test_an_uninstall_that_fails_leaves_it_installed_and_running(site: Site) -> None:
@@ -435,13 +436,13 @@ def test_an_uninstall_that_fails_leaves_it_installed_and_running(site: Site) -> 
     site.break_program("crontab", "echo 'Segmentation fault' >&2; exit 139")
     with pytest.raises(ResilError, match="Segmentation fault"):
         uninstall(project)
-    assert folder_of(project).installation() == made and folder_of(project).stopped() is None
+    assert directory_of(project).installation() == made and directory_of(project).stopped() is None
 
 
 def test_a_note_that_cannot_be_read_is_put_aside_only_when_that_is_meant(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
-    note = folder_of(project).path / "driver.json"
+    note = directory_of(project).path / "driver.json"
     note.write_text("{")
     for act in (install, uninstall):
         with pytest.raises(StateDirectoryError, match="damaged"):
@@ -460,7 +461,7 @@ def test_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     install(project, name)
     assert uninstall(project).installation is not None
     assert {key: value for key, value in site.snapshot().items() if key != "scrontab.jobs"} == before
-    assert folder_of(project).installation() is None and folder_of(project).stopped() is None
+    assert directory_of(project).installation() is None and directory_of(project).stopped() is None
     assert not site.queue.jobs()
     assert uninstall(project).installation is None, "nothing to undo is no error"
 
@@ -468,12 +469,12 @@ def test_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
 def test_lines_that_nobody_remembers_are_taken_out_by_uninstall_and_replaced_by_install(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
-    folder_of(project).uninstall()  # the state directory was removed
+    directory_of(project).uninstall()  # the state directory was removed
     assert uninstall(project).lines and site.table() == MINE
     install(project, "crontab")
-    folder_of(project).uninstall()
+    directory_of(project).uninstall()
     install(project, "crontab")
-    made = folder_of(project).installation()
+    made = directory_of(project).installation()
     assert made is not None and (site.table() or b"").count(b"* * * * * /bin") == 1
     assert made.token.encode() in (site.table() or b"")
 
@@ -483,14 +484,14 @@ def test_stop_takes_away_what_would_tick_and_install_takes_that_back(site: Site)
     made = install(project, "crontab").installation
     stopped = stop(project, "the file system is full")
     assert stopped.lines and site.table() == MINE
-    assert folder_of(project).installation() == made
-    note = folder_of(project).stopped()
+    assert directory_of(project).installation() == made
+    note = directory_of(project).stopped()
     assert note is not None and note["why"] == "the file system is full" and note["time"] >= NOW
     shown = install(project, dry_run=True)
-    assert shown.steps and "stopped" in shown.notes[0] and folder_of(project).stopped() is not None
+    assert shown.steps and "stopped" in shown.notes[0] and directory_of(project).stopped() is not None
     again = install(project)
     assert again.lines and "the file system is full" in again.notes[0]
-    assert folder_of(project).stopped() is None and made.token.encode() in (site.table() or b"")
+    assert directory_of(project).stopped() is None and made.token.encode() in (site.table() or b"")
 
 
 @pytest.mark.parametrize("name", ["slurm", "foreground", "scrontab"])
@@ -499,14 +500,14 @@ def test_stop_leaves_nothing_queued(site: Site, name: str) -> None:
     install(project, name)
     stop(project)
     assert not site.queue.jobs() and site.table("scrontab") is None
-    assert folder_of(project).stopped() is not None
+    assert directory_of(project).stopped() is not None
 
 
 def test_a_colleague_can_stop_what_she_cannot_take_out(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     done = stop(seen_by(project, user="carol"), "it fills the disk")
-    note = folder_of(project).stopped()
+    note = directory_of(project).stopped()
     assert note is not None and note["by"] == "carol"
     assert "do nothing from now on" in done.notes[0] and site.table() != MINE
 
@@ -516,18 +517,18 @@ def test_what_cannot_be_taken_away_is_stopped_all_the_same(site: Site) -> None:
     install(project, "slurm")
     site.queue.trouble = DOWN
     done = stop(project)
-    assert folder_of(project).stopped() is not None and "squeue did not answer" in done.notes[0]
+    assert directory_of(project).stopped() is not None and "squeue did not answer" in done.notes[0]
 
 
 def test_what_was_never_installed_can_be_stopped(site: Site) -> None:
     project = site.project()
-    assert stop(project).installation is None and folder_of(project).stopped() is not None
+    assert stop(project).installation is None and directory_of(project).stopped() is not None
 
 
 def test_what_was_never_installed_and_ended_is_missed_until_uninstall_says_that_it_was_meant(site: Site) -> None:
     project = site.project()
-    now = project.world.clock.now()
-    folder_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
+    now = project.system.clock.now()
+    directory_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
     assert late_notice(project)
     assert "nobody misses" in uninstall(project).notes[0]
     assert not late_notice(project) and uninstall(project).notes == ()
@@ -560,22 +561,22 @@ def test_the_ticks_get_what_they_need_and_no_secret(site: Site) -> None:
 
 
 def test_the_persons_own_settings_do_not_stand_in_the_way_of_a_resil_toml_that_comes_later(site: Site) -> None:
-    (site.folder / "config" / "resil").mkdir(parents=True)
-    (site.folder / "config" / "resil" / "config.toml").write_text('[run]\nname = "gpt"\n')
-    (site.folder / "bare").mkdir()
-    project = make_project(site.folder / "bare", site.queue, "", site.environ(), host=site.host)
-    assert project.loaded.path == site.folder / "config" / "resil" / "config.toml"
+    (site.directory / "config" / "resil").mkdir(parents=True)
+    (site.directory / "config" / "resil" / "config.toml").write_text('[run]\nname = "gpt"\n')
+    (site.directory / "bare").mkdir()
+    project = make_project(site.directory / "bare", site.queue, "", site.environ(), host=site.host)
+    assert project.loaded.path == site.directory / "config" / "resil" / "config.toml"
     assert "$RESIL_CONFIG" not in install(project, "foreground").installation.facts
 
 
-def test_the_folder_of_sbatch_is_on_the_path_of_the_ticks(site: Site, tmp_path: Path) -> None:
+def test_the_directory_of_sbatch_is_on_the_path_of_the_ticks(site: Site, tmp_path: Path) -> None:
     opt = tmp_path / "opt" / "slurm" / "bin"
     opt.mkdir(parents=True)
     (opt / "sbatch").write_text("#!/bin/sh\n")
     (opt / "sbatch").chmod(0o755)
     made = install(site.project(more={"PATH": f"{site.bin}:/usr/bin:/bin:{opt}"}), "foreground").installation
-    folders = made.facts["$PATH"].split(":")
-    assert str(opt) in folders or "/usr/bin" in folders[:3], "the first sbatch of the person's own PATH"
+    directories = made.facts["$PATH"].split(":")
+    assert str(opt) in directories or "/usr/bin" in directories[:3], "the first sbatch of the person's own PATH"
 
 
 def test_an_interpreter_that_needs_a_library_or_a_checkout_gets_it(

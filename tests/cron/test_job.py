@@ -18,7 +18,7 @@ from resilience.cron import job as cron_job
 from resilience.cron.chain import Words
 from resilience.cron.job import main
 from resilience.cron.project import CronProject
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.running import Mark, here, write_mark
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.test_slurm_keeper import INSTALLED
@@ -38,16 +38,16 @@ def test_the_end_is_slurms_or_counted_from_the_start(end: str, start: str, expec
 
 @pytest.fixture
 def job(tmp_path: Path) -> Any:
-    state = CronFolder(tmp_path)
+    state = CronDirectory(tmp_path)
     state.install(INSTALLED)
-    world = SimpleNamespace(clock=FakeClock(NOW), environ={}, host=SimpleNamespace(name="n1"))
-    cron = CronProject(SimpleNamespace(world=world), CronSettings(), tmp_path, state)  # type: ignore[arg-type]
+    system = SimpleNamespace(clock=FakeClock(NOW), environ={}, host=SimpleNamespace(name="n1"))
+    cron = CronProject(SimpleNamespace(system=system), CronSettings(), tmp_path, state)  # type: ignore[arg-type]
     job = cron_job._Job(cron, INSTALLED, Words(INSTALLED.token, "slurm"), end=NOW + 86400, limit_s=86400)
     job._start_keeper = lambda: None  # type: ignore[method-assign]
     return job
 
 
-def begin_run(state: CronFolder) -> None:
+def begin_run(state: CronDirectory) -> None:
     at = here()
     ticks = start_ticks(os.getpid())
     assert ticks is not None
@@ -58,7 +58,7 @@ def begin_run(state: CronFolder) -> None:
 
 
 def at(job: Any, seconds_before_end: float) -> bool:
-    job.cron.project.world.clock.time = job.end - seconds_before_end
+    job.cron.project.system.clock.time = job.end - seconds_before_end
     return bool(job._is_time_to_go())
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from resilience.base.processes import descendants, is_alive
-from tests.cron.scene import TOP, CronScene, wait_until
+from tests.cron.context import TOP, CronContext, wait_until
 from tests.system.writer import Writer, writer
 
 A, B, R = "cron.hourly+a", "cron.hourly+b.slurm", "cron.hourly+again"
@@ -24,19 +24,19 @@ import ctypes, tempfile
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what outlives a killed tick becomes ours
 open({pid_file!r}, "w").write(str(os.getpid()))
 from resilience.cron.submit import settle_submits
-from tests.cron.scene import TOP, CronScene
+from tests.cron.context import TOP, CronContext
 
 def prepare(path):
-    scene = CronScene(Path(path))
-    scene.drop("cron.hourly/a")
-    scene.drop("cron.hourly/again", options="rerun")
-    scene.drop("cron.hourly/b.slurm")
-    scene.tick(TOP - 30)
-    return scene
+    context = CronContext(Path(path))
+    context.drop("cron.hourly/a")
+    context.drop("cron.hourly/again", options="rerun")
+    context.drop("cron.hourly/b.slurm")
+    context.tick(TOP - 30)
+    return context
 
 def submit(path):
-    scene = CronScene(Path(path))
-    cron = scene.cron
+    context = CronContext(Path(path))
+    cron = context.cron
     claim = cron.state.slots.claim("cron.hourly+b.slurm", int(TOP), {}, lambda: TOP)
     list(settle_submits(cron, [claim], cron.read_table().entries))
 
@@ -61,48 +61,48 @@ def killer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killer]:
         yield Killer(running, int(pid_file.read_text()))
 
 
-def _prepare(folder: Path) -> CronScene:
-    folder.mkdir()
-    scene = CronScene(folder)
-    scene.drop("cron.hourly/a")
-    scene.drop("cron.hourly/again", options="rerun", body="echo $RESIL_CRON_SLOT >> ran.again")
-    scene.drop("cron.hourly/b.slurm")
-    scene.tick(TOP - 30)
-    return scene
+def _prepare(directory: Path) -> CronContext:
+    directory.mkdir()
+    context = CronContext(directory)
+    context.drop("cron.hourly/a")
+    context.drop("cron.hourly/again", options="rerun", body="echo $RESIL_CRON_SLOT >> ran.again")
+    context.drop("cron.hourly/b.slurm")
+    context.tick(TOP - 30)
+    return context
 
 
-def _killed(killer: Killer, tmp_path: Path, request: str) -> Iterator[tuple[CronScene, str]]:
-    """The scene after a kill at each of a spread of system calls."""
-    points = list(killer.writer.kill_points(request.format(path=str(_prepare(tmp_path / "whole").folder))))
+def _killed(killer: Killer, tmp_path: Path, request: str) -> Iterator[tuple[CronContext, str]]:
+    """The context after a kill at each of a spread of system calls."""
+    points = list(killer.writer.kill_points(request.format(path=str(_prepare(tmp_path / "whole").directory))))
     for number, (name, count) in enumerate(points):
         if number % SPREAD:
             continue
-        scene = _prepare(tmp_path / f"{number}")
-        outcome = killer.writer.run(request.format(path=str(scene.folder)), f"{name}:signal=SIGKILL:when={count}")
+        context = _prepare(tmp_path / f"{number}")
+        outcome = killer.writer.run(request.format(path=str(context.directory)), f"{name}:signal=SIGKILL:when={count}")
         # The clock is set by hand: what was on its way when the tick was killed must have arrived first.
         wait_until(lambda: not any(map(is_alive, descendants(killer.pid))))
         if outcome.code == -9:
-            yield scene, f"{name} {count}"
+            yield context, f"{name} {count}"
 
 
-def _settle(scene: CronScene) -> None:
+def _settle(context: CronContext) -> None:
     """The ticks after: the next one, one after all is known to be dead, and the next slot's."""
-    scene.tick(TOP + 1)
-    scene.tick(TOP + 20)
-    scene.tick(TOP + 3600)
-    assert scene.names("open") == [] and scene.names("running") == []
+    context.tick(TOP + 1)
+    context.tick(TOP + 20)
+    context.tick(TOP + 3600)
+    assert context.names("open") == [] and context.names("running") == []
 
 
 def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_twice(
     killer: Killer, tmp_path: Path
 ) -> None:
     cut_short = done = 0
-    for scene, where in _killed(killer, tmp_path, "CronScene(Path({path!r})).tick(TOP)"):
-        _settle(scene)
-        ran = Counter(scene.ran())
-        outcomes = {key: scene.outcomes(key) for key in (A, B, R)}
+    for context, where in _killed(killer, tmp_path, "CronContext(Path({path!r})).tick(TOP)"):
+        _settle(context)
+        ran = Counter(context.ran())
+        outcomes = {key: context.outcomes(key) for key in (A, B, R)}
         # Two entries write their slot: `again` may be repeated, `a` may not.
-        again = scene.home / "ran.again"
+        again = context.home / "ran.again"
         repeated = Counter(map(int, again.read_text().split()))
         of_a = {slot: ran[slot] - repeated[slot] for slot in (int(TOP), int(TOP) + 3600)}
         assert of_a[int(TOP)] <= 1 and of_a[int(TOP) + 3600] == 1, where
@@ -112,7 +112,7 @@ def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_tw
         else:
             cut_short += 1
         assert outcomes[R] == {TOP: "done", TOP + 3600: "done"} and repeated[int(TOP)] >= 1, where
-        tokens = Counter(scene.queued())
+        tokens = Counter(context.queued())
         assert len(tokens) == 2 or "skipped" in outcomes[B].values(), where
         assert set(tokens.values()) == {1}, where
         done += 1
@@ -121,24 +121,24 @@ def test_a_tick_that_is_killed_at_any_system_call_costs_no_slot_and_runs_none_tw
 
 def test_a_submit_that_is_killed_at_any_system_call_queues_one_job(killer: Killer, tmp_path: Path) -> None:
     done = 0
-    for scene, where in _killed(killer, tmp_path, "submit({path!r})"):
-        scene.tick(TOP + 1)
-        scene.tick(TOP + 20)
-        assert len(scene.queued()) == 1, where
-        assert scene.outcomes(B) == {TOP: "submitted"}, where
-        assert len(scene.names("jobs")) == 1 and scene.names("open") == [], where
+    for context, where in _killed(killer, tmp_path, "submit({path!r})"):
+        context.tick(TOP + 1)
+        context.tick(TOP + 20)
+        assert len(context.queued()) == 1, where
+        assert context.outcomes(B) == {TOP: "submitted"}, where
+        assert len(context.names("jobs")) == 1 and context.names("open") == [], where
         done += 1
     assert done >= 3
 
 
 def test_a_tick_that_is_killed_on_the_way_to_a_supervisor_is_told_once_it_is_certain(tmp_path: Path) -> None:
-    scene = _prepare(tmp_path / "x")
+    context = _prepare(tmp_path / "x")
     pid = os.fork()
     if pid == 0:
-        scene.cron.state.slots.claim(A, int(TOP), {}, lambda: TOP)
+        context.cron.state.slots.claim(A, int(TOP), {}, lambda: TOP)
         os._exit(0)
     os.waitpid(pid, 0)
-    assert scene.tick(TOP + 1).ended[0].name != "cron.hourly/a", "it may be on its way still"
-    told = [record for record in scene.tick(TOP + 20).ended if record.name == "cron.hourly/a"]
+    assert context.tick(TOP + 1).ended[0].name != "cron.hourly/a", "it may be on its way still"
+    told = [record for record in context.tick(TOP + 20).ended if record.name == "cron.hourly/a"]
     assert [str(record.outcome) for record in told] == ["cut short"]
-    assert scene.tick(TOP + 60).ended == ()
+    assert context.tick(TOP + 60).ended == ()

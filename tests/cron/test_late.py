@@ -87,13 +87,13 @@ def test_patience_is_the_settings_or_the_scheduler_s_own(project: Project) -> No
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("harm", ["", "{", "[]", '{"time": "x", "expected": 1}', "fifo", "folder", "link"])
+@pytest.mark.parametrize("harm", ["", "{", "[]", '{"time": "x", "expected": 1}', "fifo", "directory", "link"])
 def test_damage_costs_the_notice_and_nothing_else(project: Project, harm: str) -> None:
     path = project.loaded.state_dir / ".cron" / "heartbeat"
     path.parent.mkdir(parents=True)
     if harm == "fifo":
         os.mkfifo(path)
-    elif harm == "folder":
+    elif harm == "directory":
         path.mkdir()
     elif harm == "link":
         path.symlink_to("/etc/passwd")

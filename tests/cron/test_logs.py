@@ -124,10 +124,10 @@ def test_what_is_shown_steers_no_terminal(written: str, shown: str) -> None:
 def test_following_ends_with_the_run_and_has_all_of_it(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from resilience.system.world import SystemClock
+    from resilience.system.ports import SystemClock
 
     project = make_project(tmp_path)
-    cron = open_cron(replace(project, world=replace(project.world, clock=SystemClock())))
+    cron = open_cron(replace(project, system=replace(project.system, clock=SystemClock())))
     record(cron, outcome=Outcome.RUNNING, output=f"{SLOT}.txt")
     path = output(cron, f"{SLOT}.txt", "begin\n")
     (log,) = find_logs(cron, "backup")
@@ -168,6 +168,6 @@ def test_following_a_job_ends_when_it_is_gone_and_not_when_nobody_answers(
             fake.trouble = None
             fake.records[0] = a_job(88, JobState.COMPLETED)
 
-    cron.project.world.clock.at_sleep = at_sleep  # type: ignore[attr-defined]
+    cron.project.system.clock.at_sleep = at_sleep  # type: ignore[attr-defined]
     assert "".join(follow(cron, log, 0)) == "late words\n"
     assert len(naps) >= 150

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from resilience.cron.records import Outcome
-from tests.cron.scene import TOP, CronScene
+from tests.cron.context import TOP, CronContext
 
 HOUR = 3600
 
 
 def test_missed_slots_that_are_made_up_for_do_not_overlap(tmp_path: Path) -> None:
-    scene = CronScene(tmp_path)
-    scene.drop("cron.hourly/a", options="catch_up=all<=3 jitter=0")
-    scene.tick(TOP - 30)
-    scene.tick(TOP + 1)
+    context = CronContext(tmp_path)
+    context.drop("cron.hourly/a", options="catch_up=all<=3 jitter=0")
+    context.tick(TOP - 30)
+    context.tick(TOP + 1)
     late = TOP + 5 * HOUR
     for number in range(3):
-        done = scene.tick(late + 60 * number + 1)
+        done = context.tick(late + 60 * number + 1)
         assert [(record.slot, record.outcome) for record in done.ended] == [(late - (2 - number) * HOUR, Outcome.DONE)]
         assert [record.count for record in done.skipped] == ([2] if number == 0 else [])  # two are too old
-    assert scene.tick(late + 200).started == ()
-    assert scene.ran() == [TOP, late - 2 * HOUR, late - HOUR, late]
+    assert context.tick(late + 200).started == ()
+    assert context.ran() == [TOP, late - 2 * HOUR, late - HOUR, late]

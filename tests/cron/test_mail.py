@@ -13,7 +13,7 @@ from resilience.alerts.routes import mail_trouble
 from resilience.alerts.state import open_alert_state
 from resilience.cron.mail import addresses, has_news, mail, mail_news
 from resilience.cron.records import Entry, Kind, Outcome, RunRecord
-from resilience.cron.state_folder import Seen
+from resilience.cron.state_directory import Seen
 from resilience.cron.tick import tick
 from resilience.errors import StateDirectoryError
 from tests.cron.stage import Stage, until
@@ -31,14 +31,14 @@ def with_sendmail(tmp_path: Path, alert: str = "") -> Stage:
 
 
 def mails(stage: Stage) -> str:
-    path = stage.folder / "mails"
+    path = stage.directory / "mails"
     return path.read_text() if path.exists() else ""
 
 
 def a_run(stage: Stage, output: str, slot: int = 100, entry: Entry = NOISY) -> RunRecord:
-    folder = stage.cron.state.path / "output" / entry.key
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{slot}.txt").write_text(output)
+    directory = stage.cron.state.path / "output" / entry.key
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{slot}.txt").write_text(output)
     return RunRecord(
         name=entry.name,
         slot=slot,

@@ -14,7 +14,7 @@ from resilience.alerts.state import open_alert_state
 from resilience.cron import notes
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 from resilience.watch.watch import watch, watchdogs_of
 
 
@@ -24,15 +24,15 @@ def project(tmp_path: Path) -> Project:
         f'[run]\nstate_dir = "{tmp_path}/state"\n[alert]\nchannels = ["console"]\n'
         f'[channel.console]\npath = "{tmp_path}/told"\n'
     )
-    world = World(cwd=tmp_path)
-    return Project(world, load(world))
+    system = System(cwd=tmp_path)
+    return Project(system, load(system))
 
 
 def beat(project: Project, ago_s: float) -> None:
     moment = time.time() - ago_s
-    folder = project.loaded.state_dir / ".cron"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "heartbeat").write_text(
+    directory = project.loaded.state_dir / ".cron"
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "heartbeat").write_text(
         json.dumps({"time": moment, "expected": moment + 60, "alive_since": moment, "driver": "foreground"})
     )
 

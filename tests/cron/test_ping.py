@@ -19,7 +19,7 @@ from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 
 PATIENCE_S = 60.0
 SECRET = "9c1f2a44-aaaa-4bbb-8ccc-0123456789ab"
@@ -59,8 +59,8 @@ def a_server(status: int = 200) -> Iterator[tuple[str, Heard]]:
 def a_cron(tmp_path: Path, **settings: str) -> CronProject:
     lines = "\n".join(f'{key} = "{value}"' for key, value in settings.items())
     (tmp_path / "resil.toml").write_text(f'[run]\nstate_dir = "{tmp_path}/state"\n[cron]\n{lines}\n')
-    world = World(cwd=tmp_path)
-    return open_cron(Project(world, load(world)))
+    system = System(cwd=tmp_path)
+    return open_cron(Project(system, load(system)))
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -20,11 +20,11 @@ OLD = NOW - GONE_S - 3600
 def cron(tmp_path: Path) -> CronProject:
     settings = '[run]\nname = "gpt"\ncommand = "x"\n[cron]\nkeep_runs = 3\n'
     made = open_cron(make_project(tmp_path, settings=settings))
-    made.folder.mkdir()
-    for folder in (made.folder, made.folder.parent):
-        folder.chmod(0o755)
-    (made.folder / "crontab").write_text("@hourly  true  # resil: name=probe\n")
-    (made.folder / "crontab").chmod(0o644)
+    made.directory.mkdir()
+    for directory in (made.directory, made.directory.parent):
+        directory.chmod(0o755)
+    (made.directory / "crontab").write_text("@hourly  true  # resil: name=probe\n")
+    (made.directory / "crontab").chmod(0o644)
     made.state.path.mkdir(parents=True, mode=0o700)
     return made
 
@@ -70,16 +70,16 @@ def test_an_entry_that_is_gone_for_a_month_leaves_nothing(cron: CronProject) -> 
     done = prune(cron)
     assert {removal.what for removal in done.removals} == {"gone entries"} and len(done.removals) == 3
     remembered = cron.state.keys()
-    assert "cron.daily+old" not in remembered, "and its folder is gone as well"
+    assert "cron.daily+old" not in remembered, "and its directory is gone as well"
     assert not (cron.state.path / "output" / "cron.daily+old").exists()
     for key in ("cron.daily+moved", "crontab+probe"):
         assert (cron.state.path / "output" / key / "5.txt").exists(), "back tomorrow, or still in the table"
 
 
-def test_a_cron_folder_that_is_not_mounted_takes_no_history_with_it(cron: CronProject) -> None:
+def test_a_cron_directory_that_is_not_mounted_takes_no_history_with_it(cron: CronProject) -> None:
     write(cron.state.path / "history" / "cron.daily+old.jsonl", OLD)
-    (cron.folder / "crontab").unlink()
-    cron.folder.rmdir()
+    (cron.directory / "crontab").unlink()
+    cron.directory.rmdir()
     assert prune(cron).removals == ()
 
 

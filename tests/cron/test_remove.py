@@ -30,16 +30,16 @@ MAILTO=ada@example.org
 @pytest.fixture
 def cron(tmp_path: Path) -> CronProject:
     made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}))
-    made.folder.mkdir()
-    for folder in (made.folder, made.folder.parent):
-        folder.chmod(0o755)
-    (made.folder / "crontab").write_text(CRONTAB)
-    (made.folder / "crontab").chmod(0o644)
+    made.directory.mkdir()
+    for directory in (made.directory, made.directory.parent):
+        directory.chmod(0o755)
+    (made.directory / "crontab").write_text(CRONTAB)
+    (made.directory / "crontab").chmod(0o644)
     return made
 
 
 def text(cron: CronProject) -> str:
-    return (cron.folder / "crontab").read_text()
+    return (cron.directory / "crontab").read_text()
 
 
 def names(cron: CronProject) -> list[str]:
@@ -76,23 +76,23 @@ def test_several_go_in_one_call_though_their_lines_move(cron: CronProject) -> No
 
 def test_windows_line_ends_stay(cron: CronProject) -> None:
     raw = CRONTAB.replace("\n", "\r\n").encode()
-    (cron.folder / "crontab").write_bytes(raw)
+    (cron.directory / "crontab").write_bytes(raw)
     remove(cron, ["coffee"])
-    left = (cron.folder / "crontab").read_bytes()
+    left = (cron.directory / "crontab").read_bytes()
     assert left == raw.replace(b"# resil: name=coffee rerun\r\n0 9 * * *  /bin/true coffee\r\n", b"")
 
 
 def test_a_drop_in_goes_and_of_a_link_the_link_alone(cron: CronProject) -> None:
-    folder = cron.folder / "cron.hourly"
-    folder.mkdir(mode=0o755)
-    real = cron.folder.parent / "real"
+    directory = cron.directory / "cron.hourly"
+    directory.mkdir(mode=0o755)
+    real = cron.directory.parent / "real"
     real.write_text("#!/bin/sh\n")
     real.chmod(0o755)
-    (folder / "linked").symlink_to(real)
-    (folder / "plain").write_text("#!/bin/sh\n")
-    (folder / "plain").chmod(0o755)
+    (directory / "linked").symlink_to(real)
+    (directory / "plain").write_text("#!/bin/sh\n")
+    (directory / "plain").chmod(0o755)
     linked, plain = remove(cron, ["linked", "cron.hourly/plain"])
-    assert real.exists() and not list(folder.iterdir())
+    assert real.exists() and not list(directory.iterdir())
     assert linked.is_link and linked.text == str(real) and not plain.is_link
 
 
@@ -103,12 +103,12 @@ def test_an_unknown_name_removes_nothing_not_even_the_known_ones(cron: CronProje
 
 
 def test_what_does_not_run_anyway_is_said_to(cron: CronProject) -> None:
-    folder = cron.folder / "cron.hourly"
-    folder.mkdir(mode=0o755)
-    (folder / "draft").write_text("#!/bin/sh\n")
+    directory = cron.directory / "cron.hourly"
+    directory.mkdir(mode=0o755)
+    (directory / "draft").write_text("#!/bin/sh\n")
     with pytest.raises(UsageError, match="does not run anyway") as raised:
         remove(cron, ["cron.hourly/draft"])
-    assert "rm " in raised.value.hint and (folder / "draft").exists()
+    assert "rm " in raised.value.hint and (directory / "draft").exists()
 
 
 def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,9 +39,9 @@ def record(cron: CronProject, slot: int, outcome: Outcome) -> None:
 def test_a_run_under_way_comes_after_what_has_ended(cron: CronProject) -> None:
     record(cron, SLOT - 3600, Outcome.DONE)
     write_mark(cron.state, mark())
-    (folder := cron.state.path / "output" / KEY).mkdir(parents=True)
+    (directory := cron.state.path / "output" / KEY).mkdir(parents=True)
     for name in (f"{SLOT}.txt", f"{SLOT}-2.txt", f"{SLOT - 3600}.txt"):
-        (folder / name).touch()
+        (directory / name).touch()
     ended, running = runs_of(cron, KEY)
     assert (ended.outcome, running.outcome) == (Outcome.DONE, Outcome.RUNNING)
     assert running.started == SLOT + 1.0 and running.pid == os.getpid() and running.output == f"{SLOT}-2.txt"

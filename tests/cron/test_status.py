@@ -104,22 +104,22 @@ from resilience.job import Liveness
 class Fake:
     summary = "for tests"
     rank = 1
-    def availability(self, scene): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, scene): return ()
-    def install(self, installation, settings, scene): return ()
-    def uninstall(self, installation, settings, scene): return ()
-    def state(self, installation, settings, scene):
+    def availability(self, context): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, context): return ()
+    def install(self, installation, settings, context): return ()
+    def uninstall(self, installation, settings, context): return ()
+    def state(self, installation, settings, context):
         {state}
 DRIVER = Fake()
 """
 
 
-def with_driver(folder: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> CronProject:
-    (folder / "plugins" / "drivers").mkdir(parents=True)
-    (folder / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(state=state))
-    monkeypatch.setenv("RESIL_PLUGINS", str(folder / "plugins"))
+def with_driver(directory: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> CronProject:
+    (directory / "plugins" / "drivers").mkdir(parents=True)
+    (directory / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(state=state))
+    monkeypatch.setenv("RESIL_PLUGINS", str(directory / "plugins"))
     drivers.cache_clear()
-    cron = open_cron(make_project(folder))
+    cron = open_cron(make_project(directory))
     cron.state.install(installed(driver="fake"))
     return cron
 
@@ -132,8 +132,8 @@ def test_everything_is_found_in_one_look(tmp_path: Path, monkeypatch: pytest.Mon
         slot = int(NOW) - 600 * number
         cron.state.record("crontab+probe", RunRecord(name="crontab/probe", slot=slot, outcome=Outcome.DONE,
                                                      time=slot + 4.0, started=slot + 2.0))  # fmt: skip
-    (cron.folder).mkdir(mode=0o755)
-    (cron.folder / "crontab").write_text("*/10 * * * *  /bin/true  # resil: name=probe\n")
+    (cron.directory).mkdir(mode=0o755)
+    (cron.directory / "crontab").write_text("*/10 * * * *  /bin/true  # resil: name=probe\n")
     found = cron_status(cron)
     assert found.judgement.health is Health.ALIVE and found.exit_code == 0
     assert found.driver is not None and found.driver.next_tick == 1800000060.0
@@ -167,17 +167,17 @@ def test_a_state_directory_that_hangs_is_unknown_within_the_deadline(
 ) -> None:
     """A FIFO stands for the file server: whoever opens it to read waits for ever."""
     from resilience.cron import status as module
-    from resilience.cron.state_folder import CronFolder
+    from resilience.cron.state_directory import CronDirectory
 
     monkeypatch.setattr(module, "LOOK_S", 0.3)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     cron = open_cron(make_project(tmp_path))
     os.mkfifo(tmp_path / "hung")
 
-    def hang(self: CronFolder) -> None:
+    def hang(self: CronDirectory) -> None:
         (tmp_path / "hung").open().read()
 
-    monkeypatch.setattr(CronFolder, "installation", hang)
+    monkeypatch.setattr(CronDirectory, "installation", hang)
     began = time.monotonic()
     found = cron_status(cron)
     assert time.monotonic() - began < 20

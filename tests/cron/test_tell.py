@@ -208,7 +208,7 @@ def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
     (tmp_path / "resil.toml").write_text(
         f'[run]\nstate_dir = "{tmp_path}/state"\n[alert]\nchannels = ["console"]\ngroup_s = 0\n'
     )
-    project = Project(stage.project.world, load(stage.project.world))
+    project = Project(stage.project.system, load(stage.project.system))
     cron = open_cron(project)
     teller = Teller(cron)
     teller.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
@@ -236,7 +236,7 @@ def test_a_real_tick_whose_entry_fails_tells_it(stage: Stage) -> None:
     stage.crontab("* * * * * /bin/false # resil: name=bad timeout=1m")
     tick(stage.cron, driver="foreground")  # the entry is new: its slots begin now
     seen = stage.cron.state.seen()
-    from resilience.cron.state_folder import Seen
+    from resilience.cron.state_directory import Seen
 
     stage.cron.state.note_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
     done = tick(stage.cron, driver="foreground")

@@ -20,20 +20,20 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.schedulers.local import LocalScheduler
 from resilience.settings.load import FILE_NAME, Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
+from resilience.system.ports import System, SystemClock
 from resilience.system.process import Completed, DeadlineExceeded, ProcessRunner
-from resilience.system.world import SystemClock, World
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 
 def a_project(tmp_path: Path, runner: object = None, **environ: str) -> Project:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM", "SBATCH"))}
-    world = make_world(tmp_path, {**kept, **environ}, clock=SystemClock(), runner=runner or ProcessRunner())
-    return Project(world, Loaded(Settings(scheduler=SchedulerSettings(name="local")), None, tmp_path))
+    system = make_system(tmp_path, {**kept, **environ}, clock=SystemClock(), runner=runner or ProcessRunner())
+    return Project(system, Loaded(Settings(scheduler=SchedulerSettings(name="local")), None, tmp_path))
 
 
-def play(project: Project, folder: Path | None, told: list[str], keep: bool = False) -> DemoResult:
+def play(project: Project, directory: Path | None, told: list[str], keep: bool = False) -> DemoResult:
     return run_demo(
-        project, folder=folder, keep=keep, tell=lambda _, sentence: told.append(sentence), show=lambda _: None
+        project, directory=directory, keep=keep, tell=lambda _, sentence: told.append(sentence), show=lambda _: None
     )
 
 
@@ -62,12 +62,12 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     monkeypatch.setitem(demo.PACES, "local", pace)
     nights: list[Path] = []
 
-    def play_night(world: World, folder: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
-        nights.append(folder)
+    def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
+        nights.append(directory)
         return ()
 
-    def play_cron(world: World, folder: Path, *, say: Callable[[str], None]) -> CronNight:
-        nights.append(folder)
+    def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) -> CronNight:
+        nights.append(directory)
         return CronNight("1", "2", "CRITICAL", 1.0, 9, 0, 0)
 
     monkeypatch.setattr(demo, "play_night", play_night)
@@ -80,8 +80,8 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     )  # fmt: skip
     result = play(project, tmp_path / "demo", told)
     assert result.is_exact, told
-    folders = [tmp_path / "demo" / "night", tmp_path / "demo" / "cron"]
-    assert nights == folders, "acts two and three have tests of their own: test_night.py, test_cron.py"
+    directories = [tmp_path / "demo" / "night", tmp_path / "demo" / "cron"]
+    assert nights == directories, "acts two and three have tests of their own: test_night.py, test_cron.py"
     assert result.cron is not None and result.is_run_once
     assert [attempt.why for attempt in result.attempts] == [
         "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
@@ -100,7 +100,7 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     assert stage.jobs() == (), "no job is left behind"
 
 
-def test_a_folder_with_something_in_it_is_never_written_into(tmp_path: Path) -> None:
+def test_a_directory_with_something_in_it_is_never_written_into(tmp_path: Path) -> None:
     own = tmp_path / "mine"
     own.mkdir()
     (own / FILE_NAME).write_text("# weeks of tuning\n")
@@ -124,7 +124,7 @@ def test_a_folder_with_something_in_it_is_never_written_into(tmp_path: Path) -> 
     ],
     ids=["slow", "broken"],
 )
-def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_folder(
+def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_directory(
     tmp_path: Path, answer: Completed | Exception, said: str
 ) -> None:
     told: list[str] = []
@@ -190,12 +190,12 @@ def attempt(
     directory: RunDirectory, number: int, *steps: int, end: str = "", code: int | None = None, **decision: object
 ) -> None:
     """An attempt that resumed at the first of the steps and saved at the others; then the guard decided."""
-    folder = directory.path / layout.ATTEMPTS
+    attempts = directory.path / layout.ATTEMPTS
     name = f"{number:04d}"
-    (folder / name).write_text(f'job_id = {number}\nlabel = "7_{number}"\nhost = "n1"\nstart = 10.0\n')
+    (attempts / name).write_text(f'job_id = {number}\nlabel = "7_{number}"\nhost = "n1"\nstart = 10.0\n')
     if end:
         exit_code = "" if code is None else f"exit_code = {code}\n"
-        (folder / f"{name}.end").write_text(f'end = "{end}"\ntime = 14.5\n{exit_code}')
+        (attempts / f"{name}.end").write_text(f'end = "{end}"\ntime = 14.5\n{exit_code}')
     if steps:
         records: list[dict[str, object]] = [{"event": "start", "step": 0}]
         records += [{"event": "save" if i else "resume", "step": step} for i, step in enumerate(steps)]

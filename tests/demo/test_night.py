@@ -10,9 +10,9 @@ import pytest
 
 from resilience.base.mounts import current_mounts
 from resilience.demo.night import DemoFailed, play_night, shorten, small_disk
+from resilience.system.ports import System, SystemClock
 from resilience.system.process import Completed, ProcessRunner
-from resilience.system.world import SystemClock, World
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 
 class NoMount(ProcessRunner):
@@ -32,8 +32,8 @@ class NoMount(ProcessRunner):
         return super().run(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
 
 
-def a_world(folder: Path, runner: ProcessRunner) -> World:
-    return make_world(folder, dict(os.environ), clock=SystemClock(), runner=runner)
+def a_world(directory: Path, runner: ProcessRunner) -> System:
+    return make_system(directory, dict(os.environ), clock=SystemClock(), runner=runner)
 
 
 def test_a_disk_a_training_and_a_queue_are_told_once_acknowledged_and_resolved(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_a_disk_a_training_and_a_queue_are_told_once_acknowledged_and_resolved(t
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs; the quota command is tested above")
 def test_root_fills_a_real_disk_and_leaves_none_mounted(tmp_path: Path) -> None:
-    world = a_world(tmp_path, ProcessRunner())
-    with small_disk(world, tmp_path) as disk:
+    system = a_world(tmp_path, ProcessRunner())
+    with small_disk(system, tmp_path) as disk:
         if disk.quota is not None:
             pytest.skip("this machine lets not even root mount a tmpfs")
         disk.fill()

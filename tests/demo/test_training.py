@@ -16,14 +16,16 @@ from resilience.demo import _training as training
 SMALL = ["--steps", "6", "--save-every", "3"]
 
 
-def train(folder: Path, *words: str, run_dir: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def train(
+    directory: Path, *words: str, run_dir: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM_"))}
     if run_dir is not None:
         for name in ("journal", "beats", "switches", "attempts"):
             (run_dir / name).mkdir(parents=True, exist_ok=True)
         environ |= {"RESIL_RUN_DIR": str(run_dir), "RESIL_JOB_ID": "7", "RESIL_ATTEMPT": "1"}
         environ |= {"RESIL_GUARD__POLL_S": "0.05", "RESIL_GUARD__BEAT_S": "0.05"}
-    argv = [sys.executable, training.__file__, str(folder), *SMALL, *words]
+    argv = [sys.executable, training.__file__, str(directory), *SMALL, *words]
     return subprocess.run(argv, env={**environ, **variables}, capture_output=True, text=True, timeout=60)
 
 
@@ -35,9 +37,9 @@ def events(run_dir: Path, name: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The final loss of a training left alone."""
-    folder = tmp_path_factory.mktemp("reference")
-    assert train(folder, RESIL_GUARD="off").returncode == 0
-    return (folder / "final-loss").read_text()
+    directory = tmp_path_factory.mktemp("reference")
+    assert train(directory, RESIL_GUARD="off").returncode == 0
+    return (directory / "final-loss").read_text()
 
 
 def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path, reference: str) -> None:

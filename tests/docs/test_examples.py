@@ -11,20 +11,20 @@ from pathlib import Path
 from tests.docs.markdown import ROOT
 
 
-def plugin(folder: Path, page: str, family: str, name: str) -> dict[str, str]:
+def plugin(directory: Path, page: str, family: str, name: str) -> dict[str, str]:
     """Put the page's example where plugins are looked for; return the environment in which it is found."""
     text = (ROOT / "docs" / "how-to" / page).read_text()
     block = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     assert block is not None
-    (folder / "plugins" / family).mkdir(parents=True)
-    (folder / "plugins" / family / f"{name}.py").write_text(block[1])
+    (directory / "plugins" / family).mkdir(parents=True)
+    (directory / "plugins" / family / f"{name}.py").write_text(block[1])
     clean = {key: value for key, value in os.environ.items() if not key.startswith("RESIL_")}
-    return {**clean, "RESIL_PLUGINS": str(folder / "plugins"), "HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    return {**clean, "RESIL_PLUGINS": str(directory / "plugins"), "HOME": str(directory), "PYTHONPATH": str(ROOT)}
 
 
-def resil(folder: Path, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def resil(directory: Path, environ: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "resilience", *words]
-    return subprocess.run(argv, cwd=folder, env=environ, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, cwd=directory, env=environ, capture_output=True, text=True, timeout=60)
 
 
 def test_the_watchdog_of_the_page_watches(tmp_path: Path) -> None:

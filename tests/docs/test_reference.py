@@ -28,8 +28,8 @@ from resilience.runs.status import JobRow, RunStatus
 from resilience.runs.submit import SubmitResult
 from resilience.schedulers import Scheduler
 from resilience.switch import Switch
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
 from tests.runs.templates.batch import until
@@ -260,7 +260,7 @@ def test_the_scheduler_in_the_how_to_is_one(tmp_path: Any) -> None:
     plugin, _ = page("docs/how-to/add-a-scheduler.md").blocks("python")
     (tmp_path / "schedulers").mkdir()
     (tmp_path / "schedulers" / "other.py").write_text(plugin)
-    made = Family("schedulers", "SCHEDULER", folders=(tmp_path,)).load("other")(
+    made = Family("schedulers", "SCHEDULER", directories=(tmp_path,)).load("other")(
         clock=SystemClock(), runner=ProcessRunner(), environ={}, deadline_s=1.0
     )
     assert made.name == "other"
@@ -284,8 +284,8 @@ def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
     monkeypatch.chdir(tmp_path)
     for name, value in {"RUN_DIR": str(tmp_path), "JOB_ID": "7", "GUARD__POLL_S": "0.02"}.items():
         monkeypatch.setenv(f"RESIL_{name}", value)
-    for folder in FOLDERS:
-        (tmp_path / folder).mkdir()
+    for directory in FOLDERS:
+        (tmp_path / directory).mkdir()
 
     def stop_it_amid() -> None:
         until((tmp_path / "checkpoint.json").exists, "its first save", 60)

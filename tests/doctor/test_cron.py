@@ -27,11 +27,11 @@ from resilience.job import Liveness
 class Fake:
     summary = "for tests"
     rank = 1
-    def availability(self, scene): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, scene): return ()
-    def install(self, installation, settings, scene): return ()
-    def uninstall(self, installation, settings, scene): return ()
-    def state(self, installation, settings, scene): return DriverState(Liveness.ALIVE, "it ticks")
+    def availability(self, context): return Availability(True, "it is a fake")
+    def plan(self, installation, settings, context): return ()
+    def install(self, installation, settings, context): return ()
+    def uninstall(self, installation, settings, context): return ()
+    def state(self, installation, settings, context): return DriverState(Liveness.ALIVE, "it ticks")
 DRIVER = Fake()
 """
 
@@ -44,10 +44,10 @@ def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CronProjec
     monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
     drivers.cache_clear()
     made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}, host="login1"))
-    (made.folder / "cron.hourly").mkdir(parents=True)
-    for folder in (made.folder, made.folder.parent, made.folder / "cron.hourly"):
-        folder.chmod(0o755)
-    python, project = sys.executable, str(made.folder.parent)
+    (made.directory / "cron.hourly").mkdir(parents=True)
+    for directory in (made.directory, made.directory.parent, made.directory / "cron.hourly"):
+        directory.chmod(0o755)
+    python, project = sys.executable, str(made.directory.parent)
     made.state.install(
         Installation(
             driver="fake", token="0" * 16, time=NOW - 9000, by="ada", host="login1", project=project, python=python
@@ -59,15 +59,15 @@ def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CronProjec
 
 
 def drop(cron: CronProject, name: str, text: str = "#!/bin/sh\ntrue\n", mode: int = 0o755) -> Path:
-    path = cron.folder / "cron.hourly" / name
+    path = cron.directory / "cron.hourly" / name
     path.write_text(text)
     path.chmod(mode)
     return path
 
 
 def crontab(cron: CronProject, text: str) -> None:
-    (cron.folder / "crontab").write_text(text)
-    (cron.folder / "crontab").chmod(0o644)
+    (cron.directory / "crontab").write_text(text)
+    (cron.directory / "crontab").chmod(0o644)
 
 
 def said(found: CronExamination, verdict: Verdict) -> str:
@@ -146,7 +146,7 @@ def test_an_interpreter_with_env_and_options_is_found(cron: CronProject) -> None
 
 @pytest.mark.parametrize("line", ["no-such-program x", "/no/such/program x", "./notes x"])
 def test_a_line_whose_program_is_not_there_is_critical(cron: CronProject, line: str) -> None:
-    (cron.folder.parent / "notes").write_text("x")
+    (cron.directory.parent / "notes").write_text("x")
     crontab(cron, f"0 4 * * *  {line}\n")
     assert examine_cron(cron).is_broken
 
@@ -210,7 +210,7 @@ def test_entries_without_a_scheduler_do_not_run(cron: CronProject) -> None:
     (cron.state.path / "heartbeat").unlink()
     found = examine_cron(cron)
     assert found.is_broken and "resil cron install" in said(found, Verdict.CRITICAL)
-    (cron.folder / "cron.hourly" / "backup").unlink()
+    (cron.directory / "cron.hourly" / "backup").unlink()
     assert not examine_cron(cron).is_broken, "where nothing is scheduled, nothing is missed"
 
 
@@ -251,7 +251,7 @@ def test_a_state_directory_that_others_may_write_is_critical(cron: CronProject) 
 
 @needs_root
 def test_a_state_directory_that_cannot_be_written_is_critical(cron: CronProject) -> None:
-    """A folder of somebody else's, seen as that other person sees it: in a child that is nobody."""
+    """A directory of somebody else's, seen as that other person sees it: in a child that is nobody."""
     from resilience.system.child import run_apart
 
     cron.state.path.chmod(0o755)

@@ -18,7 +18,7 @@ from resilience.errors import NotSupported, ProbeError, SchedulerUnavailable
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from tests.fakes import DOWN, FakeScheduler, make_project, make_world
+from tests.fakes import DOWN, FakeScheduler, make_project, make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 
@@ -88,19 +88,19 @@ def test_what_the_doctor_does_not_know_ends_it_no_more_than_what_it_knows(
 
 
 def test_a_plugin_that_cannot_be_loaded_or_is_not_there_is_critical(tmp_path: Path) -> None:
-    world = make_world(tmp_path)
-    found = topics(Project(world, load(world, overrides={"scheduler.name": "slrum"})))["scheduler"]
+    system = make_system(tmp_path)
+    found = topics(Project(system, load(system, overrides={"scheduler.name": "slrum"})))["scheduler"]
     assert (found.verdict, found.advice) == (Verdict.CRITICAL, "did you mean slurm?")
 
 
 def test_missing_commands_of_slurm_are_critical_and_named(tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
+    directory = tmp_path / "bin"
+    directory.mkdir()
     for name in CLIENTS[:3]:
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
-    world = make_world(tmp_path, {"PATH": str(folder)})
-    found = topics(Project(world, load(world, overrides={"scheduler.name": "slurm"})))["SLURM commands"]
+        (directory / name).write_text("#!/bin/sh\n")
+        (directory / name).chmod(0o755)
+    system = make_system(tmp_path, {"PATH": str(directory)})
+    found = topics(Project(system, load(system, overrides={"scheduler.name": "slurm"})))["SLURM commands"]
     assert (found.verdict, found.text) == (Verdict.CRITICAL, "not on PATH: scancel, srun")
     assert "local" in found.advice
 
@@ -183,8 +183,8 @@ def test_a_state_directory_whose_runs_cannot_be_listed_is_unknown(tmp_path: Path
 
 def test_a_person_without_a_home_can_be_examined(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    host = project.world.host._replace(home=Path("/proc/nonexistent"))
-    assert examine(Project(replace(project.world, host=host), project.loaded, project._clients)).diagnoses
+    host = project.system.host._replace(home=Path("/proc/nonexistent"))
+    assert examine(Project(replace(project.system, host=host), project.loaded, project._clients)).diagnoses
 
 
 def test_a_silent_scheduler_is_told_with_its_advice(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ from resilience.doctor.doctor import check_settings
 from resilience.errors import ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 
-def check(folder: Path, text: str) -> None:
-    (folder / "resil.toml").write_text(text)
-    world = make_world(folder)
-    check_settings(Project(world, load(world)))
+def check(directory: Path, text: str) -> None:
+    (directory / "resil.toml").write_text(text)
+    system = make_system(directory)
+    check_settings(Project(system, load(system)))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line as a user types it: a project folder of one's own, a spool of one's own, real processes."""
+"""The command line as a user types it: a project directory of one's own, a spool of one's own, real processes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PATIENCE_S = 180.0
 
 @dataclass
 class Shell:
-    """Types commands in one project folder."""
+    """Types commands in one project directory."""
 
-    folder: Path
+    directory: Path
     environment: dict[str, str] = field(default_factory=dict)
 
     def resil(self, *words: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `resil` to its end and return what it said."""
         return subprocess.run(
             [sys.executable, "-m", "resilience", *words],
-            cwd=cwd or self.folder,
+            cwd=cwd or self.directory,
             env={**self.environment, **variables},
             capture_output=True,
             text=True,
@@ -37,12 +37,12 @@ class Shell:
 
     def settings(self, text: str) -> None:
         """Write resil.toml."""
-        (self.folder / "resil.toml").write_text(text)
+        (self.directory / "resil.toml").write_text(text)
 
     @property
     def state_dir(self) -> Path:
         """Where the runs are kept."""
-        return self.folder / ".resil"
+        return self.directory / ".resil"
 
     def until(self, what: Callable[[], bool]) -> None:
         """Wait for a condition; fail when it does not come."""
@@ -54,9 +54,9 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    """A project folder and the embedded scheduler; whatever is still queued at the end is cancelled."""
-    folder = tmp_path / "project"
-    folder.mkdir()
+    """A project directory and the embedded scheduler; whatever is still queued at the end is cancelled."""
+    directory = tmp_path / "project"
+    directory.mkdir()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RESIL_", "SLURM", "SBATCH"))}
     environment |= {
         "HOME": str(tmp_path),
@@ -69,7 +69,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         "RESIL_SCHEDULER__NAME": "local",
         "PYTHONPATH": str(REPOSITORY),
     }
-    made = Shell(folder, environment)
+    made = Shell(directory, environment)
     yield made
     for run in made.state_dir.glob("*"):
         made.resil("cancel", run.name)

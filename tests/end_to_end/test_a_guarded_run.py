@@ -48,7 +48,7 @@ def status(shell: Shell) -> Any:
 
 
 def steps(shell: Shell) -> list[int]:
-    path = shell.folder / "log"
+    path = shell.directory / "log"
     return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -60,13 +60,13 @@ def begin(shell: Shell, *words: str) -> str:
 
 def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) -> None:
     shell.settings(SETTINGS)
-    (shell.folder / "train.py").write_text(TRAINING)
-    (shell.folder / "steps").write_text("100000")
+    (shell.directory / "train.py").write_text(TRAINING)
+    (shell.directory / "steps").write_text("100000")
     begin(shell)
     shell.until(lambda: len(steps(shell)) > 5)
 
     assert shell.resil("save", "--label", "nice").returncode == 0
-    nice = shell.folder / "nice.json"
+    nice = shell.directory / "nice.json"
     shell.until(nice.exists)
     shell.until(lambda: not (shell.state_dir / "gpt" / "switches" / "save").exists())
     at = json.loads(nice.read_text())["step"]
@@ -77,7 +77,7 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     (attempt,) = status(shell)["attempts"]
     assert (attempt["end"], attempt["exit_code"]) == ("stopped", 75)
     stopped = steps(shell)[-1]
-    assert json.loads((shell.folder / "checkpoint.json").read_text())["step"] == stopped == status(shell)["step"]
+    assert json.loads((shell.directory / "checkpoint.json").read_text())["step"] == stopped == status(shell)["step"]
     assert f"step {stopped}: save and stop, because the kill switch" in shell.resil("logs").stdout
 
     refused = shell.resil("submit", "--array", "1")
@@ -87,7 +87,7 @@ def test_a_guarded_training_saves_stops_and_goes_on_as_it_is_told(shell: Shell) 
     assert steps(shell)[-1] == stopped
 
     assert shell.resil("clear").returncode == 0
-    (shell.folder / "steps").write_text(str(stopped + 10))
+    (shell.directory / "steps").write_text(str(stopped + 10))
     begin(shell)
     shell.until(lambda: status(shell)["headline"] == "finished")
     assert steps(shell) == list(range(1, stopped + 11)), "every step once"
@@ -112,7 +112,7 @@ guard.finished()
 def test_a_training_that_was_stopped_is_not_finished_even_if_it_says_so_and_exits_with_0(shell: Shell) -> None:
     """The loop of the short form ends alike when it is done and when it is stopped; the run must go on."""
     shell.settings(SETTINGS)
-    (shell.folder / "train.py").write_text(FORGETFUL)
+    (shell.directory / "train.py").write_text(FORGETFUL)
     begin(shell)
     shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     (attempt,) = status(shell)["attempts"]
@@ -127,4 +127,4 @@ def test_a_setting_that_the_guard_would_refuse_is_refused_before_anything_is_que
         said = shell.resil(*words)
         assert said.returncode == 2 and said.stdout == ""
         assert "host_memory_percent = 0.95 means 0.95 %" in said.stderr and "resil.toml" in said.stderr
-    assert not (shell.folder / ".resil").exists()
+    assert not (shell.directory / ".resil").exists()

@@ -52,7 +52,7 @@ walltime_margin_s = 1
 
 def begin(shell: Shell, training: str, guard: str, *words: str, template: str = "python", sbatch: str = "") -> None:
     shell.settings(SETTINGS.format(template=template, guard=guard, sbatch=sbatch))
-    (shell.folder / "train.py").write_text(training)
+    (shell.directory / "train.py").write_text(training)
     said = shell.resil("submit", *words)
     assert said.returncode == 0, said.stderr
 
@@ -101,17 +101,17 @@ def test_stop_after_stops_a_job_without_a_time_limit_after_a_save_and_the_next_g
     begin(shell, STEPS, 'stop_after = "8s"', "--array", "2", sbatch='time = "UNLIMITED"')
     end = ended(shell)
     assert (end["end"], end["exit_code"]) == ("stopped", 75)
-    assert "stop_after" in (shell.folder / "saved").read_text()
+    assert "stop_after" in (shell.directory / "saved").read_text()
     shell.until(lambda: len(status(shell)["attempts"]) == 2)
     shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
     assert [attempt["end"] for attempt in status(shell)["attempts"]] == ["stopped"] * 2
 
 
 def test_stop_after_holds_in_a_script_of_ones_own_where_the_guard_stands_alone(shell: Shell) -> None:
-    (shell.folder / "own.sh").write_text(f"#!/bin/bash\n{sys.executable} train.py\n")
+    (shell.directory / "own.sh").write_text(f"#!/bin/bash\n{sys.executable} train.py\n")
     begin(shell, STEPS, 'stop_after = "8s"', "own.sh")
-    shell.until((shell.folder / "saved").exists)
-    assert (shell.folder / "saved").read_text().startswith("the attempt's end by stop_after is in ")
+    shell.until((shell.directory / "saved").exists)
+    assert (shell.directory / "saved").read_text().startswith("the attempt's end by stop_after is in ")
     shell.until(lambda: not any(job["is_alive"] for job in status(shell)["jobs"]))
 
 

@@ -58,7 +58,7 @@ def test_submit_says_what_was_queued_what_happens_and_how_to_stop_it(shell: Shel
 
 
 def test_a_run_that_finishes_leaves_its_other_jobs_nothing_to_do(shell: Shell) -> None:
-    count = shell.folder / "count"
+    count = shell.directory / "count"
     submit(shell, f"echo x >> {count}", "--array", "5")
 
     shell.until(lambda: is_over(shell))
@@ -97,7 +97,7 @@ def test_a_kill_switch_ends_queued_jobs_in_seconds_and_is_taken_back_by_clear(sh
 
 
 def test_a_queued_job_that_meets_a_kill_switch_starts_no_training(shell: Shell) -> None:
-    touched = shell.folder / "trained"
+    touched = shell.directory / "trained"
     submit(shell, f"touch {touched}; sleep 60", "--array", "3", "--hold")
     shell.resil("kill", "gpt")
     shell.resil("cancel", "gpt")
@@ -139,26 +139,26 @@ def test_a_chain_is_single_jobs_each_behind_the_one_before(shell: Shell) -> None
 
 
 def test_a_script_of_ones_own_runs_unchanged_and_knows_its_run(shell: Shell) -> None:
-    script = shell.folder / "train.sh"
+    script = shell.directory / "train.sh"
     script.write_text('#!/bin/bash\necho "run $RESIL_RUN args $*" > result\n')
 
     said = shell.resil("submit", "train.sh", "a b", "--run", "own")
 
     assert said.returncode == 0, said.stderr
-    shell.until(lambda: (shell.folder / "result").exists() and "args" in (shell.folder / "result").read_text())
-    assert (shell.folder / "result").read_text() == "run own args a b\n"
+    shell.until(lambda: (shell.directory / "result").exists() and "args" in (shell.directory / "result").read_text())
+    assert (shell.directory / "result").read_text() == "run own args a b\n"
     assert script.read_text().startswith("#!/bin/bash\necho")
 
 
 def test_arguments_that_look_like_options_reach_a_script_after_a_second_dashes(shell: Shell) -> None:
-    script = shell.folder / "train.sh"
+    script = shell.directory / "train.sh"
     script.write_text('#!/bin/bash\necho "$*" > result\n')
 
     said = shell.resil("submit", "train.sh", "--run", "own", "--", "--nice=5", "--", "--lr", "0.1")
 
     assert said.returncode == 0, said.stderr
-    shell.until(lambda: (shell.folder / "result").exists() and (shell.folder / "result").read_text() != "")
-    assert (shell.folder / "result").read_text() == "--lr 0.1\n"
+    shell.until(lambda: (shell.directory / "result").exists() and (shell.directory / "result").read_text() != "")
+    assert (shell.directory / "result").read_text() == "--lr 0.1\n"
 
 
 def test_a_job_name_of_four_hundred_bytes_does_not_keep_a_run_from_its_log(shell: Shell) -> None:
@@ -190,7 +190,7 @@ def test_standard_output_on_a_full_disk_is_said_and_the_job_is_queued(shell: She
     with open("/dev/full", "w") as full:
         said = subprocess.run(
             [sys.executable, "-m", "resilience", "submit"],
-            cwd=shell.folder,
+            cwd=shell.directory,
             env=shell.environment,
             stdout=full,
             stderr=subprocess.PIPE,
@@ -248,15 +248,15 @@ def everything_of(shell: Shell) -> list[int]:
     """The processes that know this spool: daemon, watchers, batch shells, trainings."""
     mark = f"RESIL_LOCAL_SPOOL={shell.environment['RESIL_LOCAL_SPOOL']}".encode()
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+            if mark in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
     return found
 
 
 def test_what_a_power_cut_took_is_said_and_what_was_queued_goes_on(shell: Shell) -> None:
-    go_on = shell.folder / "go-on"
+    go_on = shell.directory / "go-on"
     submit(shell, f"[ -e {go_on} ] || sleep 60", "--array", "3")
     shell.until(lambda: headline(shell) == "running" and bool(runs(shell)[0]["attempts"]))
     time.sleep(6)  # a younger attempt may have begun after the queue was looked at

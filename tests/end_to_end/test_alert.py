@@ -37,10 +37,10 @@ class Check:
     argument = ""
     example = "resil watch trouble"
 
-    def targets(self, settings, scene):
+    def targets(self, settings, context):
         return [Target("disk")]
 
-    def probe(self, target, settings, scene, before):
+    def probe(self, target, settings, context, before):
         return {"disk": Reading(Path("trouble.txt").read_text().strip())}
 
     def judge(self, subject, readings, settings, now):
@@ -70,7 +70,7 @@ class Channel:
     def compose(self, alert, settings, thread):
         return alert.id
 
-    def send(self, message, settings, world):
+    def send(self, message, settings, system):
         {send}
 
 CHANNEL = Channel()
@@ -92,17 +92,17 @@ BAD = {
 @pytest.fixture
 def watching(shell: Shell) -> Shell:
     """A project with a watchdog that says what a file says."""
-    plugins = shell.folder.parent / "plugins"
+    plugins = shell.directory.parent / "plugins"
     for family in ("checks", "channels"):
         (plugins / family).mkdir(parents=True)
     (plugins / "checks" / "trouble.py").write_text(CHECK)
     shell.environment["RESIL_PLUGINS"] = str(plugins)
-    (shell.folder / "trouble.txt").write_text("CRITICAL")
+    (shell.directory / "trouble.txt").write_text("CRITICAL")
     return shell
 
 
 def say(shell: Shell, word: str) -> None:
-    (shell.folder / "trouble.txt").write_text(word)
+    (shell.directory / "trouble.txt").write_text(word)
 
 
 # ---- a watchdog's verdict is its own
@@ -113,7 +113,7 @@ def test_whatever_a_channel_does_the_verdict_the_output_and_the_exit_code_stay(w
     watching.settings('[run]\nname = "gpt"\n[alert]\nchannels = ["bad"]\n')
     plain = watching.resil("watch", "trouble", "--no-alert")
     assert (plain.returncode, plain.stdout.startswith("TROUBLE CRITICAL - disk")) == (2, True)
-    (watching.folder.parent / "plugins" / "channels" / "bad.py").write_text(BAD[how])
+    (watching.directory.parent / "plugins" / "channels" / "bad.py").write_text(BAD[how])
     alerted = watching.resil("watch", "trouble")
     assert (alerted.returncode, alerted.stdout) == (plain.returncode, plain.stdout)
     assert "canary" not in alerted.stderr and "Traceback" not in alerted.stderr

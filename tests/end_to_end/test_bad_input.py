@@ -83,7 +83,7 @@ SCRIPTS = {
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_a_script_that_sbatch_would_refuse_is_refused_before(shell: Shell, case: str) -> None:
     content, message, hint = SCRIPTS[case]
-    (shell.folder / "train.sbatch").write_bytes(content)
+    (shell.directory / "train.sbatch").write_bytes(content)
 
     said = shell.resil("submit", "train.sbatch", "--array", "3")
 
@@ -101,7 +101,7 @@ SETTINGS = {
     "negative lead": ("[submit]\nsignal_lead_s = -5\n", "signal_lead_s", ""),
     "duration without a unit": ('[submit]\nsignal_lead_s = "soon"\n', "is not a duration", "10m"),
     "no command": ('[run]\nname = "gpt"\n', "there is no command to run", "resil init"),
-    "output folder that is not there": (
+    "output directory that is not there": (
         GOOD + '[sbatch]\noutput = "nowhere/%j.out"\n[scheduler]\nname = "local"\n',
         "nowhere",
         "mkdir",
@@ -125,9 +125,9 @@ def test_settings_that_nobody_understands_are_refused(shell: Shell, case: str) -
 
 def test_a_template_with_an_undefined_variable_names_it_and_how_to_give_it(shell: Shell) -> None:
     shell.settings(GOOD)
-    (shell.folder / "slurm_templates").mkdir()
+    (shell.directory / "slurm_templates").mkdir()
     own = '{% extends "base.sbatch.j2" %}\n{% block launch %}\nresil_launch bash -c {{ lr }}\n{% endblock %}\n'
-    (shell.folder / "slurm_templates" / "mine.sbatch.j2").write_text(own)
+    (shell.directory / "slurm_templates" / "mine.sbatch.j2").write_text(own)
 
     said = shell.resil("submit", "--template", "mine")
 
@@ -148,7 +148,7 @@ def test_an_unwritable_state_directory_is_named_with_what_to_try(shell: Shell) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
 def test_a_full_state_directory_is_named_and_nothing_half_written_is_left(shell: Shell) -> None:
-    disk = shell.folder / "disk"
+    disk = shell.directory / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode != 0:

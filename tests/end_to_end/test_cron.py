@@ -24,8 +24,8 @@ HOUR_S = 3600
 @pytest.fixture
 def desk(shell: Shell) -> Shell:
     """A project whose scheduler is asked every second."""
-    for folder in (shell.folder, shell.folder.parent):
-        folder.chmod(0o755)
+    for directory in (shell.directory, shell.directory.parent):
+        directory.chmod(0o755)
     shell.settings(SETTINGS)
     return shell
 
@@ -34,8 +34,8 @@ def desk(shell: Shell) -> Shell:
 def scheduler(shell: Shell) -> Iterator[subprocess.Popen[str]]:
     """`resil cron run`, ended at the end."""
     words = [sys.executable, "-m", "resilience", "cron", "run"]
-    with (shell.folder / "run.out").open("w") as out:
-        process = subprocess.Popen(words, cwd=shell.folder, env=shell.environment, stdout=out, stderr=out, text=True)
+    with (shell.directory / "run.out").open("w") as out:
+        process = subprocess.Popen(words, cwd=shell.directory, env=shell.environment, stdout=out, stderr=out, text=True)
     try:
         yield process
     finally:
@@ -53,8 +53,8 @@ def runs(shell: Shell, *words: str) -> list[dict[str, Any]]:
 
 def done(shell: Shell) -> int:
     """How many runs have ended well: from the files, because a poll by `resil` would keep the machine busy."""
-    folder = shell.state_dir / ".cron" / "history"
-    return sum(path.read_text().count('"outcome":"done"') for path in folder.glob("*.jsonl"))
+    directory = shell.state_dir / ".cron" / "history"
+    return sum(path.read_text().count('"outcome":"done"') for path in directory.glob("*.jsonl"))
 
 
 def status(shell: Shell) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
                 desk.until(lambda: done(desk) > before)
         else:
             desk.until(lambda: done(desk) > before)
-    assert process.returncode == 0, (desk.folder / "run.out").read_text()
+    assert process.returncode == 0, (desk.directory / "run.out").read_text()
     slots = [run["slot"] for run in runs(desk, "-n", "100") if run["outcome"] == "done"]
     assert len(slots) == len(set(slots)) and all(slot % 2 == 0 for slot in slots)
     removed = desk.resil("cron", "remove", "beat")
@@ -127,7 +127,7 @@ def test_a_run_can_be_followed_while_it_runs(desk: Shell) -> None:
     desk.resil("cron", "add", "slow", "--minutely", "--shell", "--", script)
     assert desk.resil("cron", "tick").returncode == 0
     make_due(desk, "cron.minutely+slow")
-    tick = subprocess.Popen([sys.executable, "-m", "resilience", "cron", "tick"], cwd=desk.folder,
+    tick = subprocess.Popen([sys.executable, "-m", "resilience", "cron", "tick"], cwd=desk.directory,
                             env=desk.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
         desk.until(lambda: bool(list((desk.state_dir / ".cron" / "running").glob("cron*"))))
@@ -153,28 +153,28 @@ def test_what_was_added_to_be_submitted_becomes_a_job_whose_words_are_shown(desk
 
 
 def test_what_the_doctor_finds_is_what_does_not_run(desk: Shell) -> None:
-    folder = desk.folder / "cron" / "cron.minutely"
-    folder.mkdir(parents=True)
-    for made in (folder, folder.parent):
+    directory = desk.directory / "cron" / "cron.minutely"
+    directory.mkdir(parents=True)
+    for made in (directory, directory.parent):
         made.chmod(0o755)
     for name, text, mode in (
         ("good", "#!/bin/sh\necho good >> ran\n", 0o755),
         ("bad.sh", "#!/bin/sh\necho bad >> ran\n", 0o755),
         ("open", "#!/bin/sh\necho open >> ran\n", 0o777),
     ):
-        (folder / name).write_text(text)
-        (folder / name).chmod(mode)
+        (directory / name).write_text(text)
+        (directory / name).chmod(mode)
     desk.resil("cron", "tick")
     make_due(desk, "cron.minutely+good")
     desk.resil("cron", "tick")
-    assert (desk.folder / "ran").read_text() == "good\n"
+    assert (desk.directory / "ran").read_text() == "good\n"
     said = desk.resil("cron", "doctor", "--json")
     faults = {ignored["place"] for ignored in json.loads(said.stdout)["ignored"] if ignored["is_fault"]}
     assert said.returncode == 1 and faults == {"cron/cron.minutely/bad.sh", "cron/cron.minutely/open"}
 
 
 def test_a_canary_flies_through_the_scheduler_and_every_channel(desk: Shell) -> None:
-    taker = desk.folder / "take"
+    taker = desk.directory / "take"
     taker.write_text('#!/bin/sh\ncat > "$(dirname "$0")/taken"\n')
     taker.chmod(0o755)
     desk.settings(SETTINGS + f'[alert]\nchannels = ["command"]\n[channel.command]\nargv = ["{taker}"]\n')
@@ -183,8 +183,8 @@ def test_a_canary_flies_through_the_scheduler_and_every_channel(desk: Shell) -> 
     with scheduler(desk):
         said = desk.resil("cron", "canary", "--wait", "60s")
     assert said.returncode == 0, said.stdout + said.stderr
-    assert "ok  command after " in said.stdout and "canary" in (desk.folder / "taken").read_text()
-    (desk.folder / "resil.toml").write_text(SETTINGS)
+    assert "ok  command after " in said.stdout and "canary" in (desk.directory / "taken").read_text()
+    (desk.directory / "resil.toml").write_text(SETTINGS)
     assert desk.resil("cron", "canary").returncode == 2, "there is no channel"
 
 
@@ -201,7 +201,7 @@ def test_a_hung_controller_keeps_nobody_from_the_status(desk: Shell, tmp_path: P
     state.mkdir(parents=True, exist_ok=True)
     (state / "driver.json").write_text(json.dumps({
         "driver": "slurm", "token": "0" * 16, "time": now - 9000, "by": "ada", "host": "login1", "mode": "daemon",
-        "project": str(desk.folder), "python": sys.executable, "facts": {},
+        "project": str(desk.directory), "python": sys.executable, "facts": {},
     }))  # fmt: skip
     beat = {"time": now, "expected": now + 60, "alive_since": now - 9000, "driver": "slurm", "host": "n1", "ticks": 9}
     (state / "heartbeat").write_text(json.dumps(beat))

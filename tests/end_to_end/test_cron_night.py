@@ -1,4 +1,4 @@
-"""A shipped watchdog as a job of its own: dropped into a folder, submitted once for its slot, and people hear of it."""
+"""A shipped watchdog as a job of its own: dropped into a directory, submitted once for its slot, its alert sent."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def make_due(state: Path, key: str) -> None:
 
 
 def test_a_watchdog_in_the_queue_tells_of_a_full_disk_and_three_ticks_at_once_submit_it_once(shell: Shell) -> None:
-    quota = shell.folder / "quota.txt"
+    quota = shell.directory / "quota.txt"
     quota.write_text("used 99 of 100\n")
     state = shell.state_dir / ".cron"
     with receivers() as inbox:
         assert shell.resil("init").returncode == 0
         shell.settings(SETTINGS.format(quota=quota, port=inbox.smtp_port))
-        (shell.folder / "cron" / "cron.hourly" / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
+        (shell.directory / "cron" / "cron.hourly" / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
         assert shell.resil("cron", "tick").returncode == 0
         make_due(state, KEY)
         tick = [sys.executable, "-m", "resilience", "cron", "tick"]
-        at_once = [subprocess.Popen(tick, cwd=shell.folder, env=shell.environment) for _ in range(3)]
+        at_once = [subprocess.Popen(tick, cwd=shell.directory, env=shell.environment) for _ in range(3)]
         assert [process.wait(PATIENCE_S) for process in at_once] == [0, 0, 0]
         shell.until(lambda: bool(inbox.subjects))
 

@@ -36,9 +36,9 @@ revive = true
 @pytest.fixture
 def desk(shell: Shell) -> Iterator[Shell]:
     """A project whose scheduler is a chain of jobs of the embedded scheduler."""
-    for folder in (shell.folder, shell.folder.parent):
-        folder.chmod(0o755)
-    shell.settings(SETTINGS.format(told=shell.folder / "told"))
+    for directory in (shell.directory, shell.directory.parent):
+        directory.chmod(0o755)
+    shell.settings(SETTINGS.format(told=shell.directory / "told"))
     yield shell
     shell.resil("cron", "stop")
     shell.resil("cron", "uninstall")

@@ -1,4 +1,4 @@
-"""Templates and the cron folder come along, whichever way resil was installed."""
+"""Templates and the cron directory come along, whichever way resil was installed."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ TEMPLATES = {"python", "srun", "torchrun", "accelerate", "deepspeed", "container
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
+    directory = tmp_path_factory.mktemp("wheel")
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)],
         cwd=REPOSITORY,
         check=True,
         capture_output=True,
     )
-    (built,) = folder.glob("*.whl")
+    (built,) = directory.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def elsewhere(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, unpacked as an installer does, with no checkout in sight."""
-    folder = tmp_path_factory.mktemp("site-packages")
+    directory = tmp_path_factory.mktemp("site-packages")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    return folder
+        archive.extractall(directory)
+    return directory
 
 
 def names(listing: str) -> set[str]:
@@ -57,15 +57,15 @@ def test_a_wheel_installed_elsewhere_finds_its_own(shell: Shell, elsewhere: Path
     assert str(elsewhere) in said.stdout and str(REPOSITORY) not in said.stdout
 
 
-def test_a_wheel_carries_the_cron_folder_and_init_copies_it(shell: Shell, elsewhere: Path) -> None:
+def test_a_wheel_carries_the_cron_directory_and_init_copies_it(shell: Shell, elsewhere: Path) -> None:
     said = shell.resil("init", PYTHONPATH=str(elsewhere))
 
     assert said.returncode == 0, said.stderr
     shipped = {str(path.relative_to(REPOSITORY / "cron")) for path in (REPOSITORY / "cron").rglob("*")}
-    copied = {str(path.relative_to(shell.folder / "cron")) for path in (shell.folder / "cron").rglob("*")}
+    copied = {str(path.relative_to(shell.directory / "cron")) for path in (shell.directory / "cron").rglob("*")}
     assert copied == shipped and shipped
     assert shell.resil("config", "check").returncode == 0
-    look = shell.folder / "cron" / "cron.quarter_hourly" / "watch-fs"
+    look = shell.directory / "cron" / "cron.quarter_hourly" / "watch-fs"
     assert os.access(look, os.X_OK), "zipfile unpacks without modes, and a drop-in that is not executable does not run"
     assert "cron.quarter_hourly/watch-fs" in shell.resil("cron", "list", PYTHONPATH=str(elsewhere)).stdout
 
@@ -87,7 +87,7 @@ def test_a_wheel_submits_and_runs_without_the_checkout(shell: Shell, elsewhere: 
     said = shell.resil("submit", PYTHONPATH=str(elsewhere))
 
     assert said.returncode == 0, said.stderr
-    shell.until(lambda: (shell.folder / "done").exists())
+    shell.until(lambda: (shell.directory / "done").exists())
 
 
 def test_a_wheel_is_typed_and_brings_the_command(wheel: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_wheel_is_typed_and_brings_the_command(wheel: Path) -> None:
 
 
 def test_a_projects_own_template_wins_and_the_shipped_one_is_said_to_be_shadowed(shell: Shell) -> None:
-    own = shell.folder / "slurm_templates"
+    own = shell.directory / "slurm_templates"
     own.mkdir()
     (own / "python.sbatch.j2").write_text('{% extends "base.sbatch.j2" %}\n# resil: Mine.\n')
 

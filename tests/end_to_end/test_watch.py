@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.watchdogs import write_own_plugin
 from tests.end_to_end.conftest import PATIENCE_S, Shell
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 SLOW = """
 import os, time
@@ -28,7 +28,7 @@ class Settings:
     \"\"\"Where to look.
 
     Attributes:
-        paths: the folders.
+        paths: the directories.
     \"\"\"
 
     paths: tuple[str, ...] = ()
@@ -43,10 +43,10 @@ class Slow:
     summary, Settings, Reading, memory = "slow things", Settings, Reading, NO_MEMORY
     argument, example = "paths", "resil watch slow /a"
 
-    def targets(self, settings, scene):
+    def targets(self, settings, context):
         return [Target(path, (path,)) for path in settings.paths]
 
-    def probe(self, target, settings, scene, before):
+    def probe(self, target, settings, context, before):
         if target.name == "sleep":
             with open("sleeping", "a") as file:
                 print(os.getpid(), file=file)
@@ -74,21 +74,21 @@ def hung(tmp_path: Path) -> Iterator[Path]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("needs /dev/fuse")
     try:
-        with hung_folder(tmp_path / "hung") as folder:
-            yield folder
+        with hung_directory(tmp_path / "hung") as directory:
+            yield directory
     except OSError as error:
         pytest.skip(f"mounting is not permitted: {error}")
 
 
 def start(shell: Shell, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "resilience", *words], cwd=shell.folder, env=shell.environment, text=True,
+        [sys.executable, "-m", "resilience", *words], cwd=shell.directory, env=shell.environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
 
-def waiting_at(folder: Path) -> int:
-    """How many processes hang in the kernel below us or were left behind: those that name the project's folder."""
+def waiting_at(directory: Path) -> int:
+    """How many processes hang in the kernel below us or were left behind: those that name the project's directory."""
     count = 0
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -96,7 +96,7 @@ def waiting_at(folder: Path) -> int:
             project = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        count += state == "D" and f"HOME={folder}".encode() in project
+        count += state == "D" and f"HOME={directory}".encode() in project
     return count
 
 
@@ -104,22 +104,22 @@ def test_a_hung_mount_is_told_at_the_deadline_then_at_once_and_clears_itself(wat
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("needs /dev/fuse")
     try:
-        with hung_folder(tmp_path / "hung") as folder:
-            words = ("watch", "slow", str(folder), "/", "--deadline", "1s")
+        with hung_directory(tmp_path / "hung") as directory:
+            words = ("watch", "slow", str(directory), "/", "--deadline", "1s")
             first = watching.resil(*words)  # returns when the pipes are closed, as cron waits for that
             assert (first.returncode, first.stderr) == (3, "")
-            assert f"SLOW UNKNOWN - {folder}: no answer within 1 s (worst of 2)" in first.stdout
+            assert f"SLOW UNKNOWN - {directory}: no answer within 1 s (worst of 2)" in first.stdout
             assert "SLOW OK - /: it answers" in first.stdout
             for _ in range(3):
                 again = watching.resil(*words)
-                assert again.returncode == 3 and f"SLOW UNKNOWN - {folder}: STUCK since " in again.stdout
+                assert again.returncode == 3 and f"SLOW UNKNOWN - {directory}: STUCK since " in again.stdout
                 assert "SLOW OK - /: it answers" in again.stdout
             both = [start(watching, *words) for _ in range(2)]
             for process in both:
                 assert process.wait(PATIENCE_S) == 3
                 process.communicate()
             assert waiting_at(tmp_path) == 1
-        folder.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
         watching.until(lambda: watching.resil(*words).returncode == 0)
     except PermissionError as error:
         pytest.skip(f"mounting is not permitted: {error}")
@@ -138,7 +138,7 @@ def test_settings_on_a_hung_mount_end_as_unknown_and_leave_one_process(
 
 
 def test_a_state_directory_that_hangs_costs_no_verdict(watching: Shell, hung: Path) -> None:
-    (watching.folder / "some").write_text("9")
+    (watching.directory / "some").write_text("9")
     watching.settings(f'[run]\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 1\n')
     for words in ("no answer within 1 s", "STUCK since"):
         said = watching.resil("watch", "licence", "some", "--explain")
@@ -149,7 +149,7 @@ def test_a_state_directory_that_hangs_costs_no_verdict(watching: Shell, hung: Pa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_look_and_its_children_within_two_seconds(watching: Shell, number: int) -> None:
     process = start(watching, "watch", "slow", "sleep", "--deadline", "1000s")
-    sleeping = watching.folder / "sleeping"
+    sleeping = watching.directory / "sleeping"
     watching.until(lambda: sleeping.exists() and sleeping.read_text().endswith("\n"))
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_S)
@@ -160,7 +160,7 @@ def test_a_signal_ends_a_look_and_its_children_within_two_seconds(watching: Shel
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_repeated_look_ends_cleanly_when_it_is_told_to(watching: Shell, number: int) -> None:
-    (watching.folder / "some").write_text("9")
+    (watching.directory / "some").write_text("9")
     process = start(watching, "watch", "licence", "some", "--every", "1s", "--json")
     assert process.stdout is not None
     assert process.stdout.readline() == "{\n"
@@ -170,7 +170,7 @@ def test_a_repeated_look_ends_cleanly_when_it_is_told_to(watching: Shell, number
 
 
 def test_a_repeated_look_takes_up_new_settings_and_survives_broken_ones(watching: Shell) -> None:
-    (watching.folder / "some").write_text("3")
+    (watching.directory / "some").write_text("3")
     watching.settings("[watch.licence]\nwarn_free = 1\n")
     process = start(watching, "watch", "licence", "some", "--every", "0.2s")
     assert process.stdout is not None and process.stderr is not None
@@ -182,7 +182,7 @@ def test_a_repeated_look_takes_up_new_settings_and_survives_broken_ones(watching
     assert "the settings read before go on" in process.stderr.readline()
     while not process.stdout.readline().startswith("LICENCE WARNING"):
         pass
-    (watching.folder / "resil.toml").unlink()  # as when its file system is no longer mounted
+    (watching.directory / "resil.toml").unlink()  # as when its file system is no longer mounted
     while "is no longer there; the settings read before go on" not in process.stderr.readline():
         pass
     while not process.stdout.readline().startswith("LICENCE WARNING"):
@@ -193,13 +193,13 @@ def test_a_repeated_look_takes_up_new_settings_and_survives_broken_ones(watching
 
 
 def test_a_repeated_look_with_a_count_ends_with_the_last_verdict(watching: Shell) -> None:
-    (watching.folder / "some").write_text("0")
+    (watching.directory / "some").write_text("0")
     said = watching.resil("watch", "licence", "some", "--every", "0.1s", "--count", "3")
     assert said.returncode == 2 and said.stdout.count("LICENCE CRITICAL - some: 0 licences left |") == 3
 
 
 def test_a_log_that_falls_silent_between_two_ticks_is_told_at_its_deadline(watching: Shell) -> None:
-    log = watching.folder / "train.out"
+    log = watching.directory / "train.out"
     log.write_text("step 1 loss 2\nstep 2 loss 2\n")
     process = start(watching, "watch", "log", "train.out", "--timeout", "5s", "--every", "1h")
     assert process.stdout is not None
@@ -219,7 +219,7 @@ def test_everything_on_a_fresh_machine_without_configuration_is_a_useful_table(s
     assert {line.partition(" ")[0].lower() for line in rest if not line.startswith(" ")} == names
     document = json.loads(shell.resil("watch", "--all", "--json").stdout)
     assert {report["check"] for report in document["reports"]} == names
-    assert not list(shell.folder.iterdir())  # nothing is left in a folder that nobody made a project
+    assert not list(shell.directory.iterdir())  # nothing is left in a directory that nobody made a project
 
 
 def test_tab_completes_the_names_of_watchdogs(watching: Shell) -> None:
@@ -239,7 +239,7 @@ def resident_kib(pid: int) -> int:
         os.environ.get("RESIL_SOAK") != "1", reason="ten thousand ticks: set RESIL_SOAK=1")])]
 )  # fmt: skip
 def test_memory_does_not_drift_over_many_ticks(watching: Shell, ticks: int) -> None:
-    (watching.folder / "some").write_text("9")
+    (watching.directory / "some").write_text("9")
     process = start(watching, "watch", "licence", "some", "--every", "0.001s", "--no-alert")
     assert process.stdout is not None
     sizes = []

@@ -30,7 +30,7 @@ def test_on_a_machine_where_nothing_was_ever_submitted_all_is_well(shell: Shell)
     said = shell.resil("watch", "job")
     assert said.returncode == 0, said.stderr
     assert said.stdout.startswith("JOB OK - runs: no run was submitted from here yet")
-    assert list(shell.folder.iterdir()) == [], "and looking leaves nothing behind"
+    assert list(shell.directory.iterdir()) == [], "and looking leaves nothing behind"
 
 
 def test_a_run_from_its_submit_to_the_kill_switch(shell: Shell) -> None:
@@ -77,8 +77,8 @@ def test_a_crash_loop_is_churn(shell: Shell) -> None:
 def test_a_run_whose_processes_were_killed_is_dead_and_not_for_one_tick_alive(shell: Shell) -> None:
     shell.settings(RUN.format(command="echo $PPID $$ > pids; sleep 60"))
     assert shell.resil("submit").returncode == 0
-    shell.until(lambda: (shell.folder / "pids").exists() and (shell.folder / "pids").read_text() != "")
-    for pid in (shell.folder / "pids").read_text().split():
+    shell.until(lambda: (shell.directory / "pids").exists() and (shell.directory / "pids").read_text() != "")
+    for pid in (shell.directory / "pids").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
     shell.until(lambda: watch(shell)[1]["gpt"]["verdict"] == "CRITICAL")
     assert watch(shell)[0] == 2
@@ -96,10 +96,10 @@ def test_a_watchdog_inside_a_job_of_the_watched_name_does_not_find_itself(shell:
     shell.settings(RUN.format(command="resil watch job gpt --json --scheduler local > own.json; echo $? > own.code"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     assert shell.resil("submit", PATH=path).returncode == 0
-    shell.until(lambda: (shell.folder / "own.code").exists() and (shell.folder / "own.code").read_text() != "")
-    faults = {f["fault"] for f in json.loads((shell.folder / "own.json").read_text())["reports"][0]["findings"]}
+    shell.until(lambda: (shell.directory / "own.code").exists() and (shell.directory / "own.code").read_text() != "")
+    faults = {f["fault"] for f in json.loads((shell.directory / "own.json").read_text())["reports"][0]["findings"]}
     assert {"own-name", "not-queued"} <= faults
-    assert (shell.folder / "own.code").read_text().strip() == "2"
+    assert (shell.directory / "own.code").read_text().strip() == "2"
 
 
 def test_the_pulse_has_a_log_of_its_own(shell: Shell) -> None:
@@ -108,7 +108,7 @@ def test_the_pulse_has_a_log_of_its_own(shell: Shell) -> None:
     shell.until(lambda: "running for" in watch(shell)[1]["gpt"]["summary"])
     for _ in range(3):
         watch(shell)
-    lines = (shell.folder / "pulse.log").read_text().splitlines()
+    lines = (shell.directory / "pulse.log").read_text().splitlines()
     assert len(lines) <= 2 and "] PULSE: gpt is " in lines[-1]
 
     own = next((shell.state_dir / "gpt" / "logs").iterdir())

@@ -48,14 +48,14 @@ def run_on(shell: Shell) -> None:
 
 def told(shell: Shell) -> list[dict[str, Any]]:
     """What the pager got."""
-    path = shell.folder / "told"
+    path = shell.directory / "told"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_people_hear_of_nan_once_and_of_its_end_when_an_attempt_has_passed_that_step(shell: Shell) -> None:
-    shell.settings(SETTINGS.replace("cat >> told", f"cat >> {shell.folder}/told"))
-    (shell.folder / "train.py").write_text(TRAINING)
-    (shell.folder / "bad").touch()
+    shell.settings(SETTINGS.replace("cat >> told", f"cat >> {shell.directory}/told"))
+    (shell.directory / "train.py").write_text(TRAINING)
+    (shell.directory / "bad").touch()
     for attempt, row in enumerate(("", " for the second time in a row,"), start=1):
         run_on(shell)
         end = shell.state_dir / "gpt" / "attempts" / f"{attempt:04d}.end"
@@ -67,7 +67,7 @@ def test_people_hear_of_nan_once_and_of_its_end_when_an_attempt_has_passed_that_
     (first,) = told(shell)
     assert (first["reason"], first["notices"][0]["fault"]) == ("FIRST", "loss-nonfinite")
 
-    (shell.folder / "bad").unlink()
+    (shell.directory / "bad").unlink()
     run_on(shell)
     said: list[str] = []
 

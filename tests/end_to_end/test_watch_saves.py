@@ -39,13 +39,13 @@ def of_saves(alerts: list[dict[str, Any]]) -> list[str]:
 
 
 def test_people_hear_of_saves_that_fail_once_and_when_one_is_durable_again(shell: Shell) -> None:
-    shell.settings(SETTINGS.replace("cat >> told", f"cat >> {shell.folder}/told"))
-    (shell.folder / "train.py").write_text(TRAINING)
-    with small_disk(shell.folder / "disk") as disk:
+    shell.settings(SETTINGS.replace("cat >> told", f"cat >> {shell.directory}/told"))
+    (shell.directory / "train.py").write_text(TRAINING)
+    with small_disk(shell.directory / "disk") as disk:
         run_on(shell)
         shell.until((disk / "checkpoint").exists)
         ballast = fill(disk)
-        (shell.folder / "again").touch()
+        (shell.directory / "again").touch()
         said: list[str] = []
 
         def tells(start: str) -> bool:

@@ -16,23 +16,23 @@ needs_fuse = pytest.mark.skipif(
 
 
 @contextmanager
-def small_disk(folder: Path, size: str = "64k", mode: str = "700") -> Iterator[Path]:
+def small_disk(directory: Path, size: str = "64k", mode: str = "700") -> Iterator[Path]:
     """A file system of its own; the test is skipped where it cannot be mounted."""
-    folder.mkdir()
+    directory.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", folder], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", directory], capture_output=True, text=True
     )
     if mounted.returncode != 0:
         pytest.skip(f"cannot mount a tmpfs here: {mounted.stderr.strip()}")
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+        subprocess.run(["umount", "-l", directory], check=True)
 
 
-def fill(folder: Path) -> Path:
+def fill(directory: Path) -> Path:
     """Leave no byte free, and return the file that takes them."""
-    ballast = folder / "ballast"
+    ballast = directory / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         for size in (4096, 1):
             try:
@@ -43,6 +43,6 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-def make_read_only(folder: Path, read_only: bool) -> None:
+def make_read_only(directory: Path, read_only: bool) -> None:
     """As a disk is after an error, or an administrator's hand."""
-    subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", folder], check=True)
+    subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", directory], check=True)

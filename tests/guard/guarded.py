@@ -51,13 +51,13 @@ sys.exit(guard.exit_code)
 class Launch:
     """The ranks of one launch, uncoupled: each steps as fast as it likes."""
 
-    def __init__(self, folder: Path, run: Path | None, world: int, absent_s: float, **environ: str) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, run: Path | None, world: int, absent_s: float, **environ: str) -> None:
+        self.directory = directory
         self.world = world
         self._absent_s = absent_s
         self._environ = {name: value for name, value in os.environ.items() if not name.startswith(("RESIL", "SLURM"))}
         self._environ |= {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "RESIL_RUN": "demo", "WORLD_SIZE": str(world)}
-        self._environ |= {"LOCAL_WORLD_SIZE": str(world), "TMPDIR": str(folder), "SLURMD_NODENAME": "n1"}
+        self._environ |= {"LOCAL_WORLD_SIZE": str(world), "TMPDIR": str(directory), "SLURMD_NODENAME": "n1"}
         self._environ.pop("XDG_RUNTIME_DIR", None)
         if run is not None:
             self._environ["RESIL_RUN_DIR"] = str(run)
@@ -69,25 +69,25 @@ class Launch:
     def start(self, rank: int) -> None:
         """Start a rank, or start it again."""
         mine = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with open(self.folder / f"stderr.{rank}", "ab") as errors:
+        with open(self.directory / f"stderr.{rank}", "ab") as errors:
             self.processes[rank] = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, str(self._absent_s), str(self.folder / f"steps.{rank}")],
+                [sys.executable, "-c", _PROGRAM, str(self._absent_s), str(self.directory / f"steps.{rank}")],
                 env=mine, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stderr=errors,
             )  # fmt: skip
 
     def said(self, rank: int) -> list[str]:
         """Its lines on stderr."""
-        return (self.folder / f"stderr.{rank}").read_text().splitlines()
+        return (self.directory / f"stderr.{rank}").read_text().splitlines()
 
     def steps(self, rank: int) -> int:
         """How many steps it has done."""
         with suppress(OSError, ValueError):
-            return int((self.folder / f"steps.{rank}").read_text())
+            return int((self.directory / f"steps.{rank}").read_text())
         return 0
 
     def saves(self, rank: int) -> list[int]:
         """After which steps it has saved."""
-        path = self.folder / f"steps.{rank}.saved"
+        path = self.directory / f"steps.{rank}.saved"
         return [int(word) for word in path.read_text().split()] if path.exists() else []
 
     def journal(self, rank: int) -> list[dict[str, Any]]:
@@ -115,10 +115,12 @@ class Launch:
 
 
 @contextmanager
-def a_launch(folder: Path, run: Path | None, world: int, *, absent_s: float = 60.0, **environ: str) -> Iterator[Launch]:
+def a_launch(
+    directory: Path, run: Path | None, world: int, *, absent_s: float = 60.0, **environ: str
+) -> Iterator[Launch]:
     """Ranks that train, and are gone at the end."""
-    folder.mkdir(exist_ok=True)
-    launch = Launch(folder, run, world, absent_s, **environ)
+    directory.mkdir(exist_ok=True)
+    launch = Launch(directory, run, world, absent_s, **environ)
     try:
         yield launch
     finally:

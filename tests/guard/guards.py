@@ -14,11 +14,11 @@ QUIET: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "walltime": 
 """A guard that looks at its files only, and often."""
 
 
-def make_run(folder: Path) -> Path:
+def make_run(directory: Path) -> Path:
     """A run directory as the batch shell leaves it."""
     for name in layout.FOLDERS:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    return folder
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    return directory
 
 
 def job_environ(run: Path | None = None, **more: str) -> dict[str, str]:

@@ -46,12 +46,12 @@ while time.monotonic() < end:
 """More than 400 MiB of file cache, and a part of it goes now and then, and comes back as fast as the disk allows."""
 
 
-def main(how: str, cgroup: str, folder: str) -> int:
+def main(how: str, cgroup: str, directory: str) -> int:
     Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
     if how == "fast":
         return train_with([FAST_LEAK, os.environ["MIB_PER_S"]], int(os.environ["FIRST_SAVES"]))
     if how == "files":
-        return train_with([FILES, folder], first_saves=2)
+        return train_with([FILES, directory], first_saves=2)
     highest, saves, last_save, steps, last_saved_step = 0, 0, time.monotonic(), 0, 0
     pause_s = {"leak": 0.015, "slow": 0.6}.get(how)
     worker = subprocess.Popen([sys.executable, "-c", LEAK.format(pause_s)]) if pause_s else None
@@ -69,8 +69,8 @@ def main(how: str, cgroup: str, folder: str) -> int:
     try:
         with guard:
             if how == "cache":
-                fill_the_cache(Path(folder, "hot"), 80 * MIB, times=3)
-                fill_the_cache(Path(folder, "cold"), 100 * MIB, times=1)
+                fill_the_cache(Path(directory, "hot"), 80 * MIB, times=3)
+                fill_the_cache(Path(directory, "cold"), 100 * MIB, times=1)
             end = time.monotonic() + {"cache": 2, "slow": 200}.get(how, 60)
             while time.monotonic() < end and (worker is None or worker.poll() is None):
                 if how == "shared":

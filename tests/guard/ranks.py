@@ -146,11 +146,11 @@ class Node:
     def mirrors(self) -> list[int]:
         """The pids of the mirror processes of this run, found as the batch shell finds what belongs to it."""
         found = []
-        for folder in Path("/proc").iterdir():
+        for directory in Path("/proc").iterdir():
             with suppress(OSError):
-                is_ours = f"RESIL_RUN_DIR={self.run}\0".encode() in (folder / "environ").read_bytes()
-                if is_ours and (folder / "comm").read_text() == "resil-mirror\n":
-                    found.append(int(folder.name))
+                is_ours = f"RESIL_RUN_DIR={self.run}\0".encode() in (directory / "environ").read_bytes()
+                if is_ours and (directory / "comm").read_text() == "resil-mirror\n":
+                    found.append(int(directory.name))
         return found
 
 

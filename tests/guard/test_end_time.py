@@ -30,7 +30,7 @@ from resilience.guard.end_time import (
 from resilience.guard.rank_info import RankInfo
 from resilience.schedulers._local.records import Task, to_json
 from tests.guard.guards import wait_until
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 END = 1_795_000_000.0
 SOON_S = 10.0
@@ -162,7 +162,7 @@ print(took, max(after - before for before, after in zip(ticks, ticks[1:])), flus
 import os; os._exit(0)
 """
     try:
-        with hung_folder(tmp_path / "hung"):
+        with hung_directory(tmp_path / "hung"):
             done = subprocess.run(
                 [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
                 cwd=Path(__file__).parents[2],
@@ -190,9 +190,9 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_reaped_later(
 
 
 def write_task(spool: Path, text: str, job_id: str = "12") -> None:
-    folder = spool / "jobs" / job_id
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "task.json").write_text(text)
+    directory = spool / "jobs" / job_id
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "task.json").write_text(text)
 
 
 RECORDS = [

@@ -23,7 +23,7 @@ from resilience.guard.settings import GuardSettings
 from tests.guard.disks import needs_fuse
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time
@@ -253,7 +253,7 @@ def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(run: Path) -> None:
 
 @needs_fuse
 def test_a_dead_file_system_does_not_hold_the_exit(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         run = make_run(tmp_path / "demo")
         save = f"guard_exit.ForcedExit.stacks_file = lambda self: {str(hung / 'stacks')!r}; time.sleep(100)"
         code, said, took_s = end_of(run, save=save)

@@ -12,7 +12,7 @@ import pytest
 
 from resilience.guard.stacks import show_stacks, write_stacks
 from tests.guard.disks import needs_fuse
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 
 def test_all_threads_are_in_the_file_and_what_stood_there_stays(tmp_path: Path) -> None:
@@ -43,12 +43,12 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
 @needs_fuse
 def test_a_dead_file_system_is_waited_for_no_longer_than_asked(tmp_path: Path) -> None:
     known = {child.pid for child in psutil.Process().children()}
-    with hung_folder(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         known |= {child.pid for child in psutil.Process().children()}
         began = time.monotonic()
         assert not write_stacks(str(hung / "stacks"), "head", 0.3)
         assert time.monotonic() - began < 30.0
-    # The folder is released: the writer ends. Other children of this process are other tests'.
+    # The directory is released: the writer ends. Other children of this process are other tests'.
     writers = [child for child in psutil.Process().children() if child.pid not in known]
     assert len(writers) == 1
     os.waitpid(writers[0].pid, 0)

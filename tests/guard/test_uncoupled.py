@@ -16,10 +16,10 @@ WORLD, SLOW, SLOW_STEP_S, AHEAD = 4, 3, 0.5, 200
 
 
 @contextmanager
-def a_slow_rank(folder: Path, run: Path, **more: str) -> Iterator[Launch]:
+def a_slow_rank(directory: Path, run: Path, **more: str) -> Iterator[Launch]:
     """The others are `AHEAD` steps ahead of it, which it would need 100 s for; then the kill switch is thrown."""
     environ: dict[str, Any] = {f"STEP_S.{SLOW}": f"{SLOW_STEP_S}", **more}
-    with a_launch(folder / "launch", run, WORLD, **environ) as launch:
+    with a_launch(directory / "launch", run, WORLD, **environ) as launch:
         wait_until(lambda: launch.steps(SLOW) > 8 and launch.steps(0) - launch.steps(SLOW) > AHEAD, 60)
         (run / layout.SWITCHES / "kill").touch()
         yield launch

@@ -18,7 +18,7 @@ from resilience.guard import TrainingGuard
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
 
 
-def main(folder: Path, last: int) -> int:
+def main(directory: Path, last: int) -> int:
     """Train; return the exit code."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -27,11 +27,11 @@ def main(folder: Path, last: int) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     data = torch.utils.data.DataLoader([torch.tensor([float(index)]) for index in range(4000)], batch_size=1)
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
-    checkpoints = folder / "checkpoints"
+    checkpoints = directory / "checkpoints"
     step = 0
 
     def note(**what: object) -> None:
-        with open(folder / f"rank{accelerator.process_index}.jsonl", "a") as diary:
+        with open(directory / f"rank{accelerator.process_index}.jsonl", "a") as diary:
             diary.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
 
     def save(label: str) -> None:

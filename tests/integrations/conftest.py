@@ -1,4 +1,4 @@
-"""A training folder for a launcher, ended with the test."""
+"""A training directory for a launcher, ended with the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.integrations.launched import Launched
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Launched]:
-    """A folder in which a training may be launched."""
+    """A directory in which a training may be launched."""
     made = Launched(tmp_path)
     yield made
     made.finish()

@@ -25,9 +25,9 @@ def train_step(weight: jax.Array, batch: jax.Array) -> tuple[jax.Array, jax.Arra
     return weight - 0.01 * slope, loss
 
 
-def main(folder: Path, last: int) -> int:
+def main(directory: Path, last: int) -> int:
     """Train; return the exit code."""
-    checkpoint = folder / "checkpoint.npz"
+    checkpoint = directory / "checkpoint.npz"
     weight, step = jnp.ones(()), 0
     with TrainingGuard.from_env() as guard:
         if guard.should_stop_early():
@@ -36,7 +36,7 @@ def main(folder: Path, last: int) -> int:
             with np.load(checkpoint) as saved:
                 weight, step = jnp.asarray(saved["weight"]), int(saved["step"])
             guard.resumed(step)
-        with open(folder / "rank0.jsonl", "a") as diary:
+        with open(directory / "rank0.jsonl", "a") as diary:
             before = None  # the loss of the step before: done by now, so reading it waits for nothing
             while step < last:
                 diary.write(json.dumps({"pid": os.getpid(), "event": "step", "step": step}) + "\n")

@@ -32,19 +32,19 @@ def needs(*libraries: str) -> pytest.MarkDecorator:
 
 
 class Launched:
-    """One training folder with its run directory, and what was launched there."""
+    """One training directory with its run directory, and what was launched there."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.run_dir = folder / "run"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.run_dir = directory / "run"
         for name in layout.FOLDERS:
             (self.run_dir / name).mkdir(parents=True, exist_ok=True)
         self.attempt = 0
         self.process: subprocess.Popen[str] | None = None
-        self.output = folder / "output"
+        self.output = directory / "output"
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """That of a job's launch: this folder's run, and nothing of the job in which the tests may run."""
+        """That of a job's launch: this directory's run, and nothing of the job in which the tests may run."""
         known = ("RESIL_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
         clean = {key: value for key, value in os.environ.items() if not key.startswith(known)}
         clean |= {"RESIL_RUN_DIR": str(self.run_dir), "RESIL_RUN": "it", "RESIL_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
@@ -56,7 +56,7 @@ class Launched:
         self.attempt += 1
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
-                command, env=self.environment(**variables), stdout=output, stderr=output, cwd=self.folder, text=True
+                command, env=self.environment(**variables), stdout=output, stderr=output, cwd=self.directory, text=True
             )
 
     def wait(self, within_s: float = 120) -> int:
@@ -82,7 +82,7 @@ class Launched:
     def diary(self, rank: int) -> list[dict[str, Any]]:
         """What a rank wrote, of all attempts; a line that is being written is left out."""
         try:
-            lines = (self.folder / f"rank{rank}.jsonl").read_text().splitlines(keepends=True)
+            lines = (self.directory / f"rank{rank}.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
             return []
         return [json.loads(line) for line in lines if line.endswith("\n")]
@@ -124,8 +124,8 @@ class Launched:
             assert not (late or ended), f"did not happen: {self.output.read_text()[-4000:]}"
             time.sleep(0.05)
 
-    def until_step(self, step: int, world: int) -> None:
+    def until_step(self, step: int, system: int) -> None:
         """Wait until every rank of this attempt has come this far."""
         self.until(
-            lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(world))
+            lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(system))
         )

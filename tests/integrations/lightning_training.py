@@ -23,13 +23,13 @@ from resilience.integrations.lightning import ResilCallback
 class Model(lightning.LightningModule):
     """One linear layer; notes which batches it was trained on and validated with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(1, 1)
-        self.folder = folder
+        self.directory = directory
 
     def note(self, **what: object) -> None:
-        with open(self.folder / f"rank{self.trainer.global_rank}.jsonl", "a") as diary:
+        with open(self.directory / f"rank{self.trainer.global_rank}.jsonl", "a") as diary:
             diary.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -51,16 +51,16 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
 
 
-def main(folder: Path, steps: int, more: dict[str, Any]) -> int:
+def main(directory: Path, steps: int, more: dict[str, Any]) -> int:
     """Train; return the exit code."""
     torch.set_num_threads(1)
-    callback = ResilCallback(folder / "checkpoints")
-    model = Model(folder)
+    callback = ResilCallback(directory / "checkpoints")
+    model = Model(directory)
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_steps=steps,
         callbacks=[callback],
-        default_root_dir=folder,
+        default_root_dir=directory,
         enable_progress_bar=False,
         enable_checkpointing=False,
         enable_model_summary=False,
@@ -68,7 +68,7 @@ def main(folder: Path, steps: int, more: dict[str, Any]) -> int:
         **{"devices": 1, "limit_val_batches": 0} | more,
     )
     data = DataLoader(torch.rand(1000, 1), batch_size=2)
-    trainer.fit(model, data, DataLoader(torch.rand(1000, 1)), ckpt_path=newest_checkpoint(folder / "checkpoints"))
+    trainer.fit(model, data, DataLoader(torch.rand(1000, 1)), ckpt_path=newest_checkpoint(directory / "checkpoints"))
     model.note(event="left", step=trainer.global_step, exit_code=callback.exit_code)
     return callback.exit_code
 

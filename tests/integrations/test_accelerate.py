@@ -14,7 +14,7 @@ pytestmark = needs("torch", "accelerate")
 
 def command(launched: Launched, steps: str) -> list[str]:
     script = str(HERE / "accelerate_training.py")
-    return [*ACCELERATE, "--num_processes=2", script, str(launched.folder), steps]
+    return [*ACCELERATE, "--num_processes=2", script, str(launched.directory), steps]
 
 
 def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_attempt_goes_on_there(launched: Launched) -> None:
@@ -24,7 +24,7 @@ def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_attempt_goe
     assert launched.wait() == 1  # the launcher's own code
     stop = launched.last(0, "stop")["step"]
     assert launched.last(1, "stop")["step"] == stop
-    assert [path.name for path in (launched.folder / "checkpoints").iterdir()] == [f"resil-step={stop:08d}.ckpt"]
+    assert [path.name for path in (launched.directory / "checkpoints").iterdir()] == [f"resil-step={stop:08d}.ckpt"]
     assert (launched.end()["exit_code"], launched.end()["stopped"]) == (75, True)
 
     launched.launch(command(launched, str(stop + 5)))

@@ -12,7 +12,7 @@ pytestmark = needs("jax")
 
 
 def test_a_signal_saves_and_stops_and_the_next_attempt_goes_on_there(launched: Launched) -> None:
-    command = [sys.executable, str(HERE / "jax_training.py"), str(launched.folder)]
+    command = [sys.executable, str(HERE / "jax_training.py"), str(launched.directory)]
     launched.launch([*command, "1000000"], JAX_PLATFORMS="cpu")
     launched.until_step(20, 1)
     os.kill(launched.last(0, "step")["pid"], signal.SIGTERM)

@@ -18,11 +18,11 @@ FOREVER = "1000000"
 
 def command(launched: Launched, steps: str = FOREVER, **trainer: Any) -> list[str]:
     words = [f"{key}={value}" for key, value in trainer.items()]
-    return [sys.executable, str(HERE / "lightning_training.py"), str(launched.folder), steps, *words]
+    return [sys.executable, str(HERE / "lightning_training.py"), str(launched.directory), steps, *words]
 
 
 def checkpoints(launched: Launched) -> list[str]:
-    return sorted(path.name for path in (launched.folder / "checkpoints").iterdir())
+    return sorted(path.name for path in (launched.directory / "checkpoints").iterdir())
 
 
 def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_out(launched: Launched) -> None:

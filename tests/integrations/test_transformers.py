@@ -18,11 +18,11 @@ TRAINING = str(HERE / "transformers_training.py")
 
 
 def words(launched: Launched, steps: str = FOREVER, **arguments: Any) -> list[str]:
-    return [TRAINING, str(launched.folder), steps, *(f"{key}={value}" for key, value in arguments.items())]
+    return [TRAINING, str(launched.directory), steps, *(f"{key}={value}" for key, value in arguments.items())]
 
 
 def checkpoints(launched: Launched) -> list[str]:
-    return sorted(path.name for path in (launched.folder / "checkpoints").iterdir())
+    return sorted(path.name for path in (launched.directory / "checkpoints").iterdir())
 
 
 def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_out(launched: Launched) -> None:
@@ -51,10 +51,10 @@ def test_what_was_not_written_to_its_end_is_no_checkpoint(tmp_path: Path) -> Non
     assert newest_checkpoint(tmp_path / "none") is None
     assert newest_checkpoint(tmp_path) is None
     for step, state in ((900, "{}"), (1000, "{}"), (1100, ""), (1200, '{"epoch": 0.0'), (1300, None), (1400, "{}")):
-        folder = tmp_path / f"checkpoint-{step}{'-copy' if step == 1400 else ''}"
-        folder.mkdir()
+        directory = tmp_path / f"checkpoint-{step}{'-copy' if step == 1400 else ''}"
+        directory.mkdir()
         if state is not None:
-            (folder / "trainer_state.json").write_text(state)
+            (directory / "trainer_state.json").write_text(state)
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
@@ -73,7 +73,7 @@ def test_a_labelled_save_is_kept_although_the_trainer_removes_old_checkpoints(la
     assert launched.wait() == 75
     kept, plain = sorted(checkpoints(launched), key=lambda name: not name.startswith("before-drop-"))
     assert plain == f"checkpoint-{launched.last(0, 'stop')['step']}"
-    assert (launched.folder / "checkpoints" / kept / "trainer_state.json").is_file()
+    assert (launched.directory / "checkpoints" / kept / "trainer_state.json").is_file()
 
 
 @pytest.mark.soak

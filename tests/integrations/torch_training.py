@@ -21,7 +21,7 @@ from resilience.guard import TrainingGuard
 from resilience.integrations.torch import LossTap
 
 
-def main(folder: Path, last: int) -> int:
+def main(directory: Path, last: int) -> int:
     """Train; return the exit code."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -29,11 +29,11 @@ def main(folder: Path, last: int) -> int:
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    checkpoint = folder / "checkpoint.pt"
+    checkpoint = directory / "checkpoint.pt"
     done: list[int] = []
 
     def note(**what: object) -> None:
-        with open(folder / f"rank{rank}.jsonl", "a") as diary:
+        with open(directory / f"rank{rank}.jsonl", "a") as diary:
             diary.write(json.dumps({"pid": os.getpid(), "time": time.time(), **what}) + "\n")
 
     def save(label: str) -> None:

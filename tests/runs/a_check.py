@@ -50,11 +50,11 @@ class ACheck:
     find: Callable[..., Any] | None = None
     calls: list[str] = field(default_factory=list)
 
-    def targets(self, settings: ASettings, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: ASettings, context: Context) -> Sequence[Target]:
         return self.find() if self.find is not None else [Target(path, (path,)) for path in settings.paths]
 
     def probe(
-        self, target: Target, settings: ASettings, scene: Context, before: Mapping[str, Timed[AReading]]
+        self, target: Target, settings: ASettings, context: Context, before: Mapping[str, Timed[AReading]]
     ) -> Mapping[str, AReading]:
         return self.look(target, before)  # type: ignore[no-any-return]
 

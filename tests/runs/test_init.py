@@ -16,15 +16,15 @@ from resilience.runs.init import compose_settings, init
 from resilience.runs.project import Project
 from resilience.settings.load import FILE_NAME, load
 from resilience.settings.sections import Settings
-from resilience.system.files import shipped_folder
-from tests.fakes import make_world
+from resilience.system.files import shipped_directory
+from tests.fakes import make_system
 
 
-def settings_of(folder: Path, text: str) -> Settings:
+def settings_of(directory: Path, text: str) -> Settings:
     """What the text means, after the same check that `resil config check` makes."""
-    (folder / FILE_NAME).write_text(text)
-    world = make_world(folder)
-    project = Project(world, load(world))
+    (directory / FILE_NAME).write_text(text)
+    system = make_system(directory)
+    project = Project(system, load(system))
     check_settings(project)
     return project.loaded.settings
 
@@ -33,9 +33,11 @@ def script(*directives: str) -> str:
     return "#!/bin/bash\n" + "".join(f"#SBATCH {directive}\n" for directive in directives) + "python train.py\n"
 
 
-def test_a_new_project_gets_settings_that_can_be_used_and_the_cron_folder(tmp_path: Path) -> None:
-    done = init(folder=tmp_path / "gpt", source=None, force=False)
-    shipped = {path.relative_to(shipped_folder("cron")) for path in shipped_folder("cron").rglob("*") if path.is_file()}
+def test_a_new_project_gets_settings_that_can_be_used_and_the_cron_directory(tmp_path: Path) -> None:
+    done = init(directory=tmp_path / "gpt", source=None, force=False)
+    shipped = {
+        path.relative_to(shipped_directory("cron")) for path in shipped_directory("cron").rglob("*") if path.is_file()
+    }
     written = {path.relative_to(tmp_path / "gpt") for path in done.written}
     assert written == {Path(FILE_NAME)} | {Path("cron") / path for path in shipped}
     assert done.kept == ()
@@ -45,14 +47,14 @@ def test_a_new_project_gets_settings_that_can_be_used_and_the_cron_folder(tmp_pa
 
 
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
-    init(folder=tmp_path, source=None, force=False)
+    init(directory=tmp_path, source=None, force=False)
     (tmp_path / FILE_NAME).write_text("# mine\n")
     (tmp_path / "cron" / "crontab").write_text("# mine too\n")
     with pytest.raises(UsageError, match="exists already") as caught:
-        init(folder=tmp_path, source=None, force=False)
+        init(directory=tmp_path, source=None, force=False)
     assert "--force" in caught.value.hint
     assert (tmp_path / FILE_NAME).read_text() == "# mine\n"
-    done = init(folder=tmp_path, source=None, force=True)
+    done = init(directory=tmp_path, source=None, force=True)
     assert (tmp_path / FILE_NAME).read_text() != "# mine\n"
     assert (tmp_path / "cron" / "crontab").read_text() == "# mine too\n" and tmp_path / "cron" / "crontab" in done.kept
 
@@ -60,14 +62,14 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_something_that_is_there(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).symlink_to("gone")
     with pytest.raises(UsageError, match="exists already"):
-        init(folder=tmp_path, source=None, force=False)
+        init(directory=tmp_path, source=None, force=False)
 
 
-def test_programs_of_the_cron_folder_stay_programs(tmp_path: Path) -> None:
-    init(folder=tmp_path, source=None, force=False)
+def test_programs_of_the_cron_directory_stay_programs(tmp_path: Path) -> None:
+    init(directory=tmp_path, source=None, force=False)
     modes = {}
-    for path in (path for path in shipped_folder("cron").rglob("*") if path.is_file()):
-        copy = tmp_path / "cron" / path.relative_to(shipped_folder("cron"))
+    for path in (path for path in shipped_directory("cron").rglob("*") if path.is_file()):
+        copy = tmp_path / "cron" / path.relative_to(shipped_directory("cron"))
         modes[copy.name] = copy.stat().st_mode & 0o777
         assert modes[copy.name] == path.stat().st_mode & 0o777, "the checkout has them right, too"
     assert (modes["watch-fs"], modes["watch-fs.slurm"], modes["crontab"]) == (0o755, 0o644, 0o644)
@@ -82,8 +84,8 @@ def test_programs_are_programs_though_the_installation_lost_their_modes(
     for name, mode in {"look": 0o600, "look.slurm": 0o755, "notes": 0o755}.items():
         (shipped / "cron.hourly" / name).write_text("#!/bin/sh\n" if name != "notes" else "read me\n")
         (shipped / "cron.hourly" / name).chmod(mode)
-    monkeypatch.setattr("resilience.runs.init.shipped_folder", lambda kind: shipped)
-    init(folder=tmp_path / "new", source=None, force=False)
+    monkeypatch.setattr("resilience.runs.init.shipped_directory", lambda kind: shipped)
+    init(directory=tmp_path / "new", source=None, force=False)
     copies = (tmp_path / "new" / "cron" / "cron.hourly").iterdir()
     modes = {path.name: path.stat().st_mode & 0o777 for path in copies}
     assert modes == {"look": 0o755, "look.slurm": 0o644, "notes": 0o644}
@@ -100,8 +102,8 @@ def test_the_examples_under_cron_can_be_used_as_they_stand(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["my project", "été", "...", "a'b\"c", "x" * 150, "ａ"])
-def test_a_folder_of_any_name_gives_a_run_of_a_name_that_is_one(tmp_path: Path, name: str) -> None:
-    init(folder=tmp_path / name, source=None, force=False)
+def test_a_directory_of_any_name_gives_a_run_of_a_name_that_is_one(tmp_path: Path, name: str) -> None:
+    init(directory=tmp_path / name, source=None, force=False)
     settings_of(tmp_path, (tmp_path / name / FILE_NAME).read_text())
 
 
@@ -109,14 +111,14 @@ def test_a_script_that_is_none_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "crlf.sh").write_bytes(b"#!/bin/bash\r\n")
     for name in ("crlf.sh", "none.sh"):
         with pytest.raises(UsageError):
-            init(folder=tmp_path / "new", source=tmp_path / name, force=False)
+            init(directory=tmp_path / "new", source=tmp_path / name, force=False)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_in_the_folders_place_is_an_error(tmp_path: Path) -> None:
+def test_a_file_in_the_directories_place_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateDirectoryError):
-        init(folder=tmp_path / "file" / "x", source=None, force=False)
+        init(directory=tmp_path / "file" / "x", source=None, force=False)
 
 
 # ---- what is taken over from a script -----------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_a_file_in_the_folders_place_is_an_error(tmp_path: Path) -> None:
 
 def test_long_and_short_directives_are_taken_over(tmp_path: Path) -> None:
     text, notes = compose_settings(
-        "folder",
+        "directory",
         script("-J llama -p gpu -N4", "--gpus-per-node=8", "-t 1-12:00:00", "--exclusive", "--array=1-20%1",
                "--signal=B:USR2@120", "-o out.txt", "--mail-user='a b'"),
     )  # fmt: skip
@@ -175,8 +177,8 @@ def test_a_hostile_directive_never_breaks_the_settings(tmp_path: Path, directive
 def test_whatever_a_script_says_the_settings_can_be_used(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str]
 ) -> None:
-    folder = tmp_path_factory.mktemp("x")
-    settings_of(folder, compose_settings("x", script(*[f"--{line}" for line in lines], *lines))[0])
+    directory = tmp_path_factory.mktemp("x")
+    settings_of(directory, compose_settings("x", script(*[f"--{line}" for line in lines], *lines))[0])
 
 
 def test_a_bad_directive_is_left_out_with_a_note() -> None:

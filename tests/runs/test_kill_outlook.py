@@ -195,10 +195,10 @@ def test_a_heartbeat_alone_shows_that_there_was_a_guard(project: Project) -> Non
 
 def test_a_journal_that_cannot_be_read_is_unknown_and_not_no_guard(project: Project) -> None:
     begin(project)
-    folder = project.directory("gpt").path
-    (folder / "journal" / "8.0.jsonl").mkdir()
+    directory = project.directory("gpt").path
+    (directory / "journal" / "8.0.jsonl").mkdir()
     assert seen(project).is_guarded is None
-    (folder / "beats").rmdir()
+    (directory / "beats").rmdir()
     assert seen(project).ever_guarded is None
 
 

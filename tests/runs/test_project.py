@@ -14,7 +14,7 @@ from resilience.runs.switches import policy_of_run
 from resilience.settings.load import load
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
-from tests.fakes import make_project, make_world
+from tests.fakes import make_project, make_system
 
 
 def submitted(project: Project, *names: str, run_file: str = "") -> None:
@@ -32,7 +32,7 @@ def test_any_text_makes_a_runs_name(text: str, name: str) -> None:
     check_run_name(run_name_from("x" + text))
 
 
-def test_the_run_is_called_as_the_settings_say_else_as_the_folder(tmp_path: Path) -> None:
+def test_the_run_is_called_as_the_settings_say_else_as_the_directory(tmp_path: Path) -> None:
     assert make_project(tmp_path).default_run() == "gpt"
     (tmp_path / "a").mkdir()
     assert make_project(tmp_path / "a", settings="[submit]\n").default_run() == "project"
@@ -89,14 +89,14 @@ def test_a_path_names_a_colleagues_run(tmp_path: Path) -> None:
 
 
 def test_slurm_is_taken_where_sbatch_is_installed_and_nothing_set(tmp_path: Path) -> None:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    world = make_world(tmp_path, {"PATH": str(folder)})
-    assert Project(world, load(world)).scheduler_name() == "local"
-    (folder / "sbatch").write_text("#!/bin/sh\n")
-    (folder / "sbatch").chmod(0o755)
-    assert Project(world, load(world)).scheduler_name() == "slurm"
-    assert Project(world, load(world, overrides={"scheduler.name": "local"})).scheduler_name() == "local"
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    system = make_system(tmp_path, {"PATH": str(directory)})
+    assert Project(system, load(system)).scheduler_name() == "local"
+    (directory / "sbatch").write_text("#!/bin/sh\n")
+    (directory / "sbatch").chmod(0o755)
+    assert Project(system, load(system)).scheduler_name() == "slurm"
+    assert Project(system, load(system, overrides={"scheduler.name": "local"})).scheduler_name() == "local"
 
 
 def test_a_client_is_made_once_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ RECORDED = [
 def test_a_run_obeys_whom_it_was_submitted_to_obey_whatever_my_settings_say(
     tmp_path: Path, run_file: str, policy: OwnerPolicy
 ) -> None:
-    """Where run.toml says nothing of use, the folder's own permissions tell: here, the group's."""
+    """Where run.toml says nothing of use, the directory's own permissions tell: here, the group's."""
     project = make_project(tmp_path, settings='[run]\nswitch_owners = "any"\n')
     directory = project.directory("llama")
     directory.create(run_file)
@@ -129,7 +129,7 @@ def test_a_run_obeys_whom_it_was_submitted_to_obey_whatever_my_settings_say(
     assert policy_of_run(directory) is policy
 
 
-def test_a_project_can_be_asked_from_another_folder(tmp_path: Path) -> None:
+def test_a_project_can_be_asked_from_another_directory(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    elsewhere = Project(replace(project.world, cwd=tmp_path), project.loaded)
+    elsewhere = Project(replace(project.system, cwd=tmp_path), project.loaded)
     assert elsewhere.directory("gpt").path == project.directory("gpt").path

@@ -1,4 +1,4 @@
-"""A run's folder is private or the group's, and damage in it blinds nobody."""
+"""A run's directory is private or the group's, and damage in it blinds nobody."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def mode_of(path: Path) -> int:
 def test_a_run_is_private_by_default_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     run = RunDirectory(tmp_path / "state" / "llama")
     run.create("name = 'llama'\n")
-    folders = [tmp_path / "state", run.path, *(run.path / name for name in layout.FOLDERS)]
-    assert {mode_of(folder) for folder in folders} == {0o700}
+    directories = [tmp_path / "state", run.path, *(run.path / name for name in layout.FOLDERS)]
+    assert {mode_of(directory) for directory in directories} == {0o700}
     assert mode_of(run.path / layout.RUN_FILE) == 0o600
 
 
@@ -51,8 +51,8 @@ def test_a_groups_run_can_be_reached_and_operated_by_the_group(
 ) -> None:
     run = RunDirectory(tmp_path / "state" / "llama", group=group.gr_name)
     run.create("name = 'llama'\n")
-    folders = [run.path, *(run.path / name for name in layout.FOLDERS)]
-    assert {(mode_of(folder), folder.stat().st_gid) for folder in folders} == {(0o2770, group.gr_gid)}
+    directories = [run.path, *(run.path / name for name in layout.FOLDERS)]
+    assert {(mode_of(directory), directory.stat().st_gid) for directory in directories} == {(0o2770, group.gr_gid)}
     assert (mode_of(run.path / layout.RUN_FILE), (run.path / layout.RUN_FILE).stat().st_gid) == (0o660, group.gr_gid)
     assert (mode_of(tmp_path / "state"), (tmp_path / "state").stat().st_gid) == (0o2750, group.gr_gid)
 
@@ -85,7 +85,7 @@ def test_creating_twice_renews_the_settings_and_keeps_the_rest(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [".hidden", "a b", "-flag"])
-def test_a_folder_that_cannot_name_a_run_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_directory_that_cannot_name_a_run_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         RunDirectory(tmp_path / name).create("")
     assert not (tmp_path / name).exists()

@@ -242,7 +242,7 @@ def test_only_the_end_of_a_log_is_read(run: RunDirectory) -> None:
     assert last_step(run) == 2
 
 
-def test_the_log_written_to_last_is_the_newest_and_folders_are_none(run: RunDirectory) -> None:
+def test_the_log_written_to_last_is_the_newest_and_directories_are_none(run: RunDirectory) -> None:
     put(run, "logs/b.out", "x", age_s=60)
     put(run, "logs/a.out", "x")
     (run.path / layout.LOGS / "z.out").mkdir()

@@ -263,11 +263,11 @@ def test_a_run_that_cannot_be_read_is_shown_beside_the_others(tmp_path: Path) ->
         run_statuses(project, [project.directory("llama")])
 
 
-def test_odd_things_in_a_runs_folder_are_no_obstacle(tmp_path: Path) -> None:
+def test_odd_things_in_a_runs_directory_are_no_obstacle(tmp_path: Path) -> None:
     project = submitted(tmp_path, a_job(7, comment=OURS))
     path = project.directory("gpt").path
-    for folder in ("switches/kill", "beats/x", "logs/y"):
-        os.mkfifo(path / folder)
+    for directory in ("switches/kill", "beats/x", "logs/y"):
+        os.mkfifo(path / directory)
     (path / "attempts" / "0001").write_bytes(b"\xff\0 torn")
     (path / layout.SUBMISSIONS).write_bytes((path / layout.SUBMISSIONS).read_bytes() + b'\xff{"torn')
     status = probe(project)

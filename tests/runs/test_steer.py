@@ -22,7 +22,7 @@ from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
 from resilience.switch import Scope
-from resilience.system.world import iso_time
+from resilience.system.ports import iso_time
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -86,11 +86,11 @@ def test_a_label_that_the_training_would_pass_over_is_refused(project: Project, 
 def test_a_switch_that_the_run_will_not_accept_is_set_with_a_warning(project: Project, tmp_path: Path) -> None:
     directory = project.directory("gpt")
     open_the_way(directory.path / "x")
-    for folder in (directory.path, directory.path / "switches"):
-        folder.chmod(0o777)
+    for path in (directory.path, directory.path / "switches"):
+        path.chmod(0o777)
     (directory.path / layout.RUN_FILE).chmod(0o644)
-    for folder in (project.loaded.state_dir, project.loaded.project):
-        folder.chmod(0o755)
+    for path in (project.loaded.state_dir, project.loaded.project):
+        path.chmod(0o755)
     with acting_as(NOBODY):
         switch = switches.set_switch(project, directory, "kill", why="", scope=Scope.JOB)
     assert "the run will not accept it: it belongs to nobody" in switch.warning
@@ -188,6 +188,6 @@ def test_a_scheduler_that_falls_silent_after_the_order_leaves_no_doubt_that_it_w
 
 
 def test_a_cancel_makes_the_next_status_ask_anew(project: Project, fake: FakeScheduler) -> None:
-    queue_cache.save(project.world, "fake", tuple(fake.records))
+    queue_cache.save(project.system, "fake", tuple(fake.records))
     run_jobs.cancel(project, project.directory("gpt"))
-    assert not list((project.world.host.home / ".cache" / "resil").iterdir())
+    assert not list((project.system.host.home / ".cache" / "resil").iterdir())

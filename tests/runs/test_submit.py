@@ -60,9 +60,9 @@ def refused(kind: type[ResilError], project: Project, match: str | None = None, 
     return caught.value
 
 
-def tree(folder: Path) -> dict[str, bytes]:
+def tree(directory: Path) -> dict[str, bytes]:
     """Every file below, with its content."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def outcomes(project: Project, run: str = "gpt") -> list[tuple[Outcome, JobId | None]]:
@@ -105,12 +105,12 @@ def test_one_job_is_queued_and_its_intent_was_journalled_before(project: Project
 
 
 def test_an_own_script_is_queued_unchanged_from_where_it_was_typed(project: Project, fake: FakeScheduler) -> None:
-    own = project.world.cwd / "mine.sbatch"
+    own = project.system.cwd / "mine.sbatch"
     own.write_text("#!/bin/bash\n#SBATCH --time=60\ntrue\n")
     go(project, script=Path("mine.sbatch"), script_args=("--lr", "1"), array="2")
     (submission,) = fake.submissions
     assert (submission.script, submission.script_args, submission.directory) == (
-        str(own), ("--lr", "1"), str(project.world.cwd)
+        str(own), ("--lr", "1"), str(project.system.cwd)
     )  # fmt: skip
     assert submission.environment["RESIL_RUN_DIR"] == str(project.directory("gpt").path)
     assert not scripts(project)
@@ -157,7 +157,7 @@ def test_the_commands_that_are_shown_can_be_pasted_into_a_shell(project: Project
 
 @pytest.mark.parametrize("own", [False, True])
 def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, fake: FakeScheduler, own: bool) -> None:
-    (project.world.cwd / "mine.sbatch").write_text("#!/bin/bash\n")
+    (project.system.cwd / "mine.sbatch").write_text("#!/bin/bash\n")
     request = SubmitRequest(run="gpt", script=Path("mine.sbatch") if own else None)
     assert submit.test_only(project, submit.prepare(project, request)) == "it would start now"
     assert fake.scripts[0].startswith("#!")
@@ -171,7 +171,7 @@ def test_asking_when_it_would_start_queues_and_leaves_nothing(project: Project, 
 def test_a_refusal_leaves_no_script_and_no_fresh_run(project: Project, fake: FakeScheduler, error: ResilError) -> None:
     fake.refusals[1] = error
     refused(type(error), project)
-    assert not project.loaded.state_dir.exists(), "not even the folder above, which was not there before"
+    assert not project.loaded.state_dir.exists(), "not even the directory above, which was not there before"
 
 
 @pytest.mark.parametrize("error", [REFUSED, UsageError("sbatch has no option --arary")], ids=repr)
@@ -187,7 +187,9 @@ def test_a_refusal_leaves_an_existing_run_as_it_was(project: Project, fake: Fake
     go(project)  # and the next one is not kept waiting by it
 
 
-def test_a_refusal_spares_a_persons_own_files_in_a_folder_of_the_runs_name(tmp_path: Path, fake: FakeScheduler) -> None:
+def test_a_refusal_spares_a_persons_own_files_in_a_directory_of_the_runs_name(
+    tmp_path: Path, fake: FakeScheduler
+) -> None:
     project = make_project(tmp_path, fake, '[run]\nname = "gpt"\ncommand = "x"\nstate_dir = "."\n')
     precious = project.directory("gpt").path / "checkpoints" / "step-1000.pt"
     precious.parent.mkdir(parents=True)
@@ -213,12 +215,12 @@ def test_bad_input_is_refused_before_anything_is_written(project: Project, fake:
 
 
 def test_all_that_the_lint_refuses_is_said_at_once(project: Project) -> None:
-    own = project.world.cwd / "mine.sbatch"
+    own = project.system.cwd / "mine.sbatch"
     own.write_text("#!/bin/bash\n#SBATCH --output=/nowhere/at/all/x.out\n#SBATCH --time=soon\n")
     with pytest.raises(UsageError) as caught:
         submit.prepare(project, SubmitRequest(run="gpt", script=own))
     assert "'soon' is not a SLURM time" in caught.value.message
-    assert "also: the folder /nowhere/at/all" in caught.value.message
+    assert "also: the directory /nowhere/at/all" in caught.value.message
 
 
 # ---- the answer that did not come ---------------------------------------------------------------------------------
@@ -267,7 +269,7 @@ def test_without_a_journal_nothing_is_sent(project: Project, fake: FakeScheduler
 def test_a_job_whose_result_cannot_be_journalled_is_still_reported_and_its_run_is_kept(
     project: Project, fake: FakeScheduler
 ) -> None:
-    """The disk fills up between the intent and the result: the job is queued, and lives in this folder."""
+    """The disk fills up between the intent and the result: the job is queued, and lives in this directory."""
     journal = project.directory("gpt").path / layout.SUBMISSIONS
 
     def fill_up(_: object) -> None:
@@ -543,11 +545,11 @@ def test_a_cut_off_job_that_is_over_already_does_not_keep_the_run_from_going_on(
 # ---- snapshot and rollback ----------------------------------------------------------------------------------------
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+def names(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
-def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path: Path) -> None:
+def test_directories_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "a" / "b" / "gpt")
     snapshot = take_snapshot(directory)
     assert snapshot.missing == (tmp_path / "a" / "b" / "gpt", tmp_path / "a" / "b", tmp_path / "a")
@@ -557,7 +559,7 @@ def test_folders_that_were_not_there_go_again_up_to_the_first_that_was(tmp_path:
     assert names(tmp_path) == []
 
 
-def test_a_folder_that_others_began_to_use_meanwhile_stays(tmp_path: Path) -> None:
+def test_a_directory_that_others_began_to_use_meanwhile_stays(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "state" / "gpt")
     snapshot = take_snapshot(directory)
     directory.create("")
@@ -576,7 +578,7 @@ def test_a_journal_with_an_intent_of_another_submit_keeps_everything(tmp_path: P
 
 
 @pytest.mark.parametrize("file", ["data.txt", "logs/old.out"])
-def test_files_that_lay_in_the_folder_before_stay(tmp_path: Path, file: str) -> None:
+def test_files_that_lay_in_the_directory_before_stay(tmp_path: Path, file: str) -> None:
     directory = RunDirectory(tmp_path / "gpt")
     (directory.path / file).parent.mkdir(parents=True)
     (directory.path / file).touch()

@@ -256,7 +256,7 @@ def test_a_link_is_followed_and_bytes_that_are_no_text_are_no_obstacle(tmp_path:
 
 def test_the_projects_own_template_wins_over_the_persons_and_the_shipped_one(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    for place in (tmp_path / "home" / ".config" / "resil", project.world.cwd):
+    for place in (tmp_path / "home" / ".config" / "resil", project.system.cwd):
         (place / "slurm_templates").mkdir(parents=True)
         (place / "slurm_templates" / "python.sbatch.j2").write_text(f"#!/bin/bash\n# {place}\n")
         assert str(place) in template_library(project).source("python")
@@ -361,7 +361,7 @@ def test_the_slowest_save_of_the_journal_is_known_whatever_else_lies_there(tmp_p
     assert slowest_save_s(directory) == 41.5
 
 
-def test_a_folder_for_the_output_of_an_own_script_must_be_there(tmp_path: Path) -> None:
+def test_a_directory_for_the_output_of_an_own_script_must_be_there(tmp_path: Path) -> None:
     script = "#!/bin/bash\n#SBATCH --output=logs/%j.out\n#SBATCH --error=/nowhere/%x/x.err\n"
     own = Path("x.sh")
     found = facts(tmp_path, None, script, script=own)
@@ -377,7 +377,7 @@ def test_a_tilde_is_no_home_to_slurm(tmp_path: Path, name: str) -> None:
     assert found.missing_directories == (str(tmp_path / "project" / name),)
 
 
-def test_the_run_that_a_folder_belongs_to_is_known(tmp_path: Path) -> None:
+def test_the_run_that_a_directory_belongs_to_is_known(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     assert facts(tmp_path).run_dir_owner == ""
     project.directory("gpt").create('[run]\nname = "llama"\n')

@@ -167,7 +167,7 @@ def test_a_switch_copied_from_another_run_is_named_and_not_obeyed(run: RunDirect
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "folder", "socket"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "fifo", "directory", "socket"])
 @pytest.mark.parametrize("policy", OwnerPolicy)
 def test_anything_but_a_regular_file_is_named_and_not_obeyed(
     run: RunDirectory, kind: str, policy: OwnerPolicy, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +179,7 @@ def test_anything_but_a_regular_file_is_named_and_not_obeyed(
         path.symlink_to("/nowhere")
     elif kind == "fifo":
         os.mkfifo(path)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     else:
         monkeypatch.chdir(path.parent)  # a socket's path may not be long
@@ -223,9 +223,9 @@ def test_the_owner_and_root_are_always_obeyed(run: RunDirectory) -> None:
 def test_a_colleagues_switch_that_their_umask_closed_to_us_is_obeyed_nevertheless(run: RunDirectory) -> None:
     open_the_way(place(run))
     me = 65532
-    for folder in (run.path, run.path / layout.SWITCHES):
-        os.chown(folder, me, me)
-        folder.chmod(0o2770)
+    for directory in (run.path, run.path / layout.SWITCHES):
+        os.chown(directory, me, me)
+        directory.chmod(0o2770)
     place(run).touch(mode=0o600)
     os.chown(place(run), NOBODY, me)
     with acting_as(me):
@@ -247,12 +247,12 @@ def test_a_colleagues_switch_that_their_umask_closed_to_us_is_obeyed_nevertheles
         (0o1777, OwnerPolicy.ANY),
     ],
 )
-def test_who_may_write_the_folder_may_throw_its_switches(run: RunDirectory, mode: int, policy: OwnerPolicy) -> None:
+def test_who_may_write_the_directory_may_throw_its_switches(run: RunDirectory, mode: int, policy: OwnerPolicy) -> None:
     (run.path / layout.SWITCHES).chmod(mode)
     assert policy_of(run) is policy
 
 
-def test_the_settings_are_stronger_than_the_folders_permissions(run: RunDirectory) -> None:
+def test_the_settings_are_stronger_than_the_directories_permissions(run: RunDirectory) -> None:
     (run.path / layout.SWITCHES).chmod(0o777)
     assert policy_of(run, "owner") is OwnerPolicy.OWNER
     with pytest.raises(UsageError) as caught:
@@ -260,6 +260,6 @@ def test_the_settings_are_stronger_than_the_folders_permissions(run: RunDirector
     assert "any" in caught.value.hint
 
 
-def test_a_folder_that_is_not_there_gives_no_policy(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_gives_no_policy(tmp_path: Path) -> None:
     with pytest.raises(StateDirectoryError):
         policy_of(RunDirectory(tmp_path / "llama"))

@@ -18,8 +18,8 @@ from resilience.schedulers._local.processes import carrying, start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 
 T = TypeVar("T")
 
@@ -39,13 +39,13 @@ def until(look: Callable[[], T], *, timeout_s: float = 20.0, what: str = "it") -
 class Lab:
     """One spool and what tests do with it."""
 
-    folder: Path
+    directory: Path
     environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.work = self.folder / "work"
+        self.work = self.directory / "work"
         self.work.mkdir()
-        self.spool = self.folder / "spool"
+        self.spool = self.directory / "spool"
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH", "RESIL"))}
         self.environ = {
             **own,
@@ -137,7 +137,7 @@ class Lab:
 
     def close(self) -> None:
         """End the daemon, the watchers and the jobs, by pid."""
-        aside = self.folder / "closed"
+        aside = self.directory / "closed"
         watchers = []
         for path in self.spool.glob("jobs/*/task.json"):
             with contextlib.suppress(ValueError, KeyError, OSError):
@@ -155,9 +155,9 @@ class Lab:
 
 
 @contextlib.contextmanager
-def lab(folder: Path, **environ: str) -> Iterator[Lab]:
+def lab(directory: Path, **environ: str) -> Iterator[Lab]:
     """A Lab that is closed at the end."""
-    opened = Lab(folder, environ)
+    opened = Lab(directory, environ)
     try:
         yield opened
     finally:

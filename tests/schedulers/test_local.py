@@ -24,15 +24,15 @@ from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers._local.processes import start_ticks
 from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler, daemon_environment
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 from tests.schedulers.spooled import Lab, lab, until
 
 IMPORTS = """
 import os, signal, threading
 from resilience.submission import Submission
 from resilience.schedulers.local import LocalScheduler as S
-from resilience.system.world import SystemClock as C
+from resilience.system.ports import SystemClock as C
 from resilience.system.process import ProcessRunner as R
 """
 
@@ -179,8 +179,8 @@ def test_clients_that_race_start_one_daemon_and_one_job_per_token(local: Lab) ->
     assert names.stdout.split() == [str(local.daemon_pid())]
 
 
-def test_the_daemon_leaves_when_its_spool_is_removed_though_a_folder_of_that_name_is_there(local: Lab) -> None:
-    """Somebody who was about to lock the queue has made a file in the folder while it was being removed."""
+def test_the_daemon_leaves_when_its_spool_is_removed_though_a_directory_of_that_name_is_there(local: Lab) -> None:
+    """Somebody who was about to lock the queue has made a file in the directory while it was being removed."""
     local.end_of("true")
     pid = local.daemon_pid()
     assert pid
@@ -328,15 +328,15 @@ def test_output_patterns_and_separate_errors(local: Lab) -> None:
 
 @pytest.mark.parametrize("name", ["p %j x", "q %% x", "100%"])
 def test_a_percent_sign_in_the_working_directory_is_no_pattern(local: Lab, name: str) -> None:
-    folder = local.work / name
-    folder.mkdir()
-    job = local.ended(local.scheduler.submit(replace(local.submission("pwd -P"), directory=str(folder))).id)[0]
-    assert local.output(job) == f"{folder.resolve()}\n"
-    assert Path(job.stdout) == folder / f"slurm-{job.raw_id}.out"
+    directory = local.work / name
+    directory.mkdir()
+    job = local.ended(local.scheduler.submit(replace(local.submission("pwd -P"), directory=str(directory))).id)[0]
+    assert local.output(job) == f"{directory.resolve()}\n"
+    assert Path(job.stdout) == directory / f"slurm-{job.raw_id}.out"
 
 
-def test_a_missing_output_folder_fails_the_job_as_in_slurm(local: Lab) -> None:
-    job = local.end_of("true", output="no/such/folder/x")
+def test_a_missing_output_directory_fails_the_job_as_in_slurm(local: Lab) -> None:
+    job = local.end_of("true", output="no/such/directory/x")
     assert (job.state, job.reason, job.exit_code) == (JobState.FAILED, "JobLaunchFailure", ExitCode(0, 53))
 
 
@@ -389,10 +389,10 @@ def test_a_bash_script_can_cancel_and_see_states_by_files_alone(local: Lab) -> N
     until(lambda: (first / "state").read_text().strip() == "RUNNING")
     assert (second / "state").read_text() == "PENDING\n"
     assert (second / "comment").read_text().startswith("resil:run:")
-    for folder in (second, first):
-        (folder / "cancel").touch()
+    for directory in (second, first):
+        (directory / "cancel").touch()
         began = time.monotonic()
-        until(lambda folder=folder: (folder / "state").read_text() == "CANCELLED\n")  # type: ignore[misc]
+        until(lambda directory=directory: (directory / "state").read_text() == "CANCELLED\n")  # type: ignore[misc]
         assert time.monotonic() - began < 15
 
 
@@ -485,7 +485,7 @@ def test_an_unreadable_spool_is_unknown_not_empty(local: Lab) -> None:
     job_id = local.submit("true", hold=None)
     local.scheduler.cancel([job_id])
     (local.spool / "active").rename(local.spool / "gone")
-    (local.spool / "active").write_text("not a folder")
+    (local.spool / "active").write_text("not a directory")
     with pytest.raises(SchedulerUnavailable):
         local.scheduler.jobs()
     assert local.scheduler.presence(job_id).liveness is Liveness.UNKNOWN
@@ -594,11 +594,11 @@ def test_a_record_that_cannot_be_written_is_told_as_a_spool_that_cannot_be_used(
 def test_a_full_disk_loses_no_exit_and_no_job(local: Lab) -> None:
     job_id = local.submit("echo up; sleep 0.5; exit 9")
     local.says(job_id, "up")
-    folder = local.spool / "jobs" / str(job_id)
-    (folder / "exit.json").mkdir()  # as good as a full disk: nothing can be put in its place
+    directory = local.spool / "jobs" / str(job_id)
+    (directory / "exit.json").mkdir()  # as good as a full disk: nothing can be put in its place
     time.sleep(1)
     assert local.scheduler.presence(job_id).liveness is Liveness.ALIVE
-    (folder / "exit.json").rmdir()
+    (directory / "exit.json").rmdir()
     assert local.ended(job_id)[0].exit_code == ExitCode(9)
 
 

@@ -179,6 +179,6 @@ def test_a_plain_word_names_a_run(name: str) -> None:
     "name",
     ["", ".", "..", ".hidden", "-flag", "a/b", "a b", "a\n", "a:b", "a" * 101, "\u00e4", "a\x00b", "$(id)", "a;b"],
 )
-def test_what_could_leave_its_folder_or_its_field_names_no_run(name: str) -> None:
+def test_what_could_leave_its_directory_or_its_field_names_no_run(name: str) -> None:
     with pytest.raises(UsageError):
         check_run_name(name)

@@ -17,8 +17,8 @@ from resilience.settings.convert import convert_guard_table, convert_table, conv
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import PluginTable
 from resilience.settings.show import rows, to_toml
-from resilience.system.world import Host, World
-from tests.fakes import make_world
+from resilience.system.ports import Host, System
+from tests.fakes import make_system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,9 @@ class Owned:
     on: bool = True
 
 
-def loaded(folder: Path, text: str, **environ: str) -> Loaded:
-    (folder / "resil.toml").write_text(text)
-    return load(World(environ=environ, host=Host(name="n", user="u", uid=0, home=folder), cwd=folder))
+def loaded(directory: Path, text: str, **environ: str) -> Loaded:
+    (directory / "resil.toml").write_text(text)
+    return load(System(environ=environ, host=Host(name="n", user="u", uid=0, home=directory), cwd=directory))
 
 
 def test_a_plugin_reads_its_own_table(tmp_path: Path) -> None:
@@ -317,19 +317,19 @@ def test_no_value_whatever_ends_in_anything_but_settings_or_a_sentence(table: di
 
 
 def test_variables_win_over_the_file_unless_they_are_those_of_the_job_one_is_in(tmp_path: Path) -> None:
-    folder = tmp_path
-    (folder / FILE_NAME).write_text("[guard]\npoll_s = 3\n")
+    directory = tmp_path
+    (directory / FILE_NAME).write_text("[guard]\npoll_s = 3\n")
     variables = {"RESIL_GUARD__POLL_S": "7"}
-    loaded = load(make_world(folder, variables))
+    loaded = load(make_system(directory, variables))
     assert loaded.settings.guard == GuardSettings(poll_s=7.0)
     assert loaded.origins["guard.poll_s"] == "$RESIL_GUARD__POLL_S"
-    in_a_job = load(make_world(folder, {**variables, "RESIL_GUARD__NO_SUCH": "1", "RESIL_ATTEMPT": "2"}))
+    in_a_job = load(make_system(directory, {**variables, "RESIL_GUARD__NO_SUCH": "1", "RESIL_ATTEMPT": "2"}))
     assert in_a_job.settings.guard == GuardSettings(poll_s=3.0)
 
 
 def test_two_owner_policies_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path
-    (folder / FILE_NAME).write_text('[run]\nswitch_owners = "any"\n[guard]\nswitch_owners = "owner"\n')
+    directory = tmp_path
+    (directory / FILE_NAME).write_text('[run]\nswitch_owners = "any"\n[guard]\nswitch_owners = "owner"\n')
     with pytest.raises(SettingsError, match=r"'any' in \[run\] and 'owner' in \[guard\]") as caught:
-        load(make_world(folder))
+        load(make_system(directory))
     assert "in [run] alone" in caught.value.hint

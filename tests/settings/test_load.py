@@ -15,19 +15,21 @@ from resilience.errors import SettingsError
 from resilience.guard.settings import GuardSettings
 from resilience.settings.load import FILE_NAME, Loaded, find_file, load
 from resilience.settings.sections import AttemptSettings, RunSettings, SchedulerSettings, Settings, SubmitSettings
-from tests.fakes import make_world
+from tests.fakes import make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 
-def read(folder: Path, text: str | bytes | None = None, overrides: dict[str, str] | None = None, **env: Any) -> Loaded:
+def read(
+    directory: Path, text: str | bytes | None = None, overrides: dict[str, str] | None = None, **env: Any
+) -> Loaded:
     if text is not None:
-        (folder / FILE_NAME).write_bytes(text.encode() if isinstance(text, str) else text)
-    return load(make_world(folder, env), overrides=overrides)
+        (directory / FILE_NAME).write_bytes(text.encode() if isinstance(text, str) else text)
+    return load(make_system(directory, env), overrides=overrides)
 
 
-def refusal(folder: Path, text: str | bytes | None = None, **env: Any) -> SettingsError:
+def refusal(directory: Path, text: str | bytes | None = None, **env: Any) -> SettingsError:
     with pytest.raises(SettingsError) as caught:
-        read(folder, text, **env)
+        read(directory, text, **env)
     assert caught.value.exit_code == 2
     return caught.value
 
@@ -79,7 +81,7 @@ def test_numbers_and_truths_of_the_environment_table_become_texts_as_programs_wr
              "RESIL_PLUGINS", "RESIL_TRACEBACK", "RESILX__Y", "XRESIL_RUN__NAME", "resil_run__name"],
 )  # fmt: skip
 def test_variables_of_a_job_are_no_settings(tmp_path: Path, name: str) -> None:
-    assert load(make_world(tmp_path, {name: "something"})).origins == {}
+    assert load(make_system(tmp_path, {name: "something"})).origins == {}
 
 
 @pytest.mark.parametrize(
@@ -120,27 +122,27 @@ def test_an_error_names_the_place_that_this_very_key_came_from(tmp_path: Path) -
 # ---- which file ---------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_found_in_a_folder_above_and_paths_are_relative_to_it(tmp_path: Path) -> None:
+def test_the_file_is_found_in_a_directory_above_and_paths_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('[run]\nname = "above"\nstate_dir = "state"\n')
     deep = tmp_path / "src" / "deep"
     deep.mkdir(parents=True)
-    loaded = load(make_world(tmp_path, cwd=deep))
+    loaded = load(make_system(tmp_path, cwd=deep))
     assert (loaded.settings.run.name, loaded.project, loaded.state_dir) == ("above", tmp_path, tmp_path / "state")
 
 
 def test_looking_upwards_ends_at_home(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("")
-    world = make_world(tmp_path, cwd=tmp_path / "home" / "project")
-    world.cwd.mkdir(parents=True)
-    assert find_file(world) is None
+    system = make_system(tmp_path, cwd=tmp_path / "home" / "project")
+    system.cwd.mkdir(parents=True)
+    assert find_file(system) is None
 
 
 def test_without_any_file_the_users_own_counts_and_the_project_is_here(tmp_path: Path) -> None:
     own = tmp_path / "home" / ".config" / "resil" / "config.toml"
-    world = make_world(tmp_path)
+    system = make_system(tmp_path)
     own.parent.mkdir(parents=True)
     own.write_text('[run]\ngroup = "lab"\n')
-    loaded = load(world)
+    loaded = load(system)
     assert (loaded.path, loaded.settings.run.group, loaded.project) == (own, "lab", tmp_path)
 
 
@@ -148,15 +150,15 @@ def test_a_named_file_wins_and_a_missing_one_is_an_error(tmp_path: Path) -> None
     (tmp_path / FILE_NAME).write_text("")
     (tmp_path / "other.toml").write_text('[run]\nname = "other"\n')
     (tmp_path / "third.toml").write_text('[run]\nname = "third"\n')
-    world = make_world(tmp_path, {"RESIL_CONFIG": "other.toml"})
-    assert load(world).settings.run.name == "other"
-    assert load(world, wanted=Path("third.toml")).settings.run.name == "third"
+    system = make_system(tmp_path, {"RESIL_CONFIG": "other.toml"})
+    assert load(system).settings.run.name == "other"
+    assert load(system, wanted=Path("third.toml")).settings.run.name == "third"
     for variables, wanted, source in (
         ({"RESIL_CONFIG": "no.toml"}, None, "RESIL_CONFIG"),
         ({}, Path("no"), "--config"),
     ):
         with pytest.raises(SettingsError, match=f"{source} names .*no.*no such file") as caught:
-            load(make_world(tmp_path, variables), wanted=wanted)
+            load(make_system(tmp_path, variables), wanted=wanted)
         assert caught.value.hint == "make one: resil init"
 
 
@@ -164,10 +166,10 @@ def test_an_empty_variable_names_no_file(tmp_path: Path) -> None:
     assert read(tmp_path, "", RESIL_CONFIG="").path == tmp_path / FILE_NAME
 
 
-@pytest.mark.parametrize("kind", ["folder", "fifo", "dangling link"])
+@pytest.mark.parametrize("kind", ["directory", "fifo", "dangling link"])
 def test_what_is_no_file_in_the_files_place_is_named_and_never_passed_over(tmp_path: Path, kind: str) -> None:
     path = tmp_path / FILE_NAME
-    if kind == "folder":
+    if kind == "directory":
         path.mkdir()
     elif kind == "fifo":
         os.mkfifo(path)
@@ -175,7 +177,7 @@ def test_what_is_no_file_in_the_files_place_is_named_and_never_passed_over(tmp_p
         path.symlink_to("nowhere")
     assert f"{path} is not a regular file" in refusal(tmp_path).message
     with pytest.raises(SettingsError, match="not a regular file"):
-        load(make_world(tmp_path), wanted=path)
+        load(make_system(tmp_path), wanted=path)
 
 
 def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
@@ -189,22 +191,22 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
     open_the_way(tmp_path / FILE_NAME)
     (tmp_path / FILE_NAME).write_text("")
     (tmp_path / FILE_NAME).chmod(0o600)
-    world = make_world(tmp_path)
+    system = make_system(tmp_path)
     with acting_as(NOBODY), pytest.raises(SettingsError, match="Permission denied") as caught:
-        load(world)
+        load(system)
     assert "read permission" in caught.value.hint
 
 
 @needs_root
-def test_a_folder_above_that_may_not_be_looked_into_is_passed_over(tmp_path: Path) -> None:
+def test_a_directory_above_that_may_not_be_looked_into_is_passed_over(tmp_path: Path) -> None:
     open_the_way(tmp_path / FILE_NAME)
     closed = tmp_path / "closed"
     here = closed / "here"
     here.mkdir(parents=True)
-    world = make_world(tmp_path, cwd=here)
+    system = make_system(tmp_path, cwd=here)
     closed.chmod(0o700)
     with acting_as(NOBODY):
-        assert load(world).path is None
+        assert load(system).path is None
 
 
 # ---- what it may say ----------------------------------------------------------------------------------------------

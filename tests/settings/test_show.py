@@ -15,12 +15,12 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
 from resilience.settings.show import SettingRow, hidden, rows, to_toml
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 
 def test_each_row_says_where_it_comes_from(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('[run]\nstate-dir = "x"\n[sbatch]\ngpus_per_node = 8\n')
-    loaded = load(make_world(tmp_path, {"RESIL_RUN__GROUP": "lab"}), overrides={"scheduler.name": "local"})
+    loaded = load(make_system(tmp_path, {"RESIL_RUN__GROUP": "lab"}), overrides={"scheduler.name": "local"})
     origins = {row.key: row.origin for row in rows(loaded) if row.origin != "default"}
     assert origins == {
         "run.state_dir": str(tmp_path / FILE_NAME),
@@ -76,9 +76,9 @@ def test_run_toml_can_be_used_as_settings_again(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(
         '[run]\nname = "gpt"\ncommand = "a \\"b\\""\n[sbatch]\n"x.y" = "é"\nexclusive = true\n[environment]\nA = "1"\n'
     )
-    loaded = load(make_world(tmp_path))
+    loaded = load(make_system(tmp_path))
     (tmp_path / "run.toml").write_text(to_toml(loaded, "gpt"))
-    again = load(make_world(tmp_path), wanted=tmp_path / "run.toml")
+    again = load(make_system(tmp_path), wanted=tmp_path / "run.toml")
     assert [(row.key, row.value) for row in rows(again)] == [(row.key, row.value) for row in rows(loaded)]
 
 

@@ -17,7 +17,7 @@ CLUSTER = pytest.StashKey[Cluster]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test of this folder `slurm`; keep each file in one process; skip where impossible.
+    """Mark every test of this directory `slurm`; keep each file in one process; skip where impossible.
 
     Most of them wait for SLURM, so files run side by side, each process with a cluster of its own. (tests/conftest.py
     keeps them together as well, where the mark does not.)

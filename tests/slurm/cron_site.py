@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.job import JobState
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import until
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 @dataclass
 class Site:
-    """One project folder of one user."""
+    """One project directory of one user."""
 
     cluster: Cluster
     name: str
@@ -57,19 +57,19 @@ class Site:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def folder(self) -> Path:
+    def directory(self) -> Path:
         return self.cluster.shared / self.name
 
     @property
     def state(self) -> Path:
-        return self.folder / ".resil" / ".cron"
+        return self.directory / ".resil" / ".cron"
 
     @property
-    def cron(self) -> CronFolder:
-        return CronFolder(self.folder / ".resil")
+    def cron(self) -> CronDirectory:
+        return CronDirectory(self.directory / ".resil")
 
     def write(self, name: str, text: str) -> None:
-        path = self.folder / name
+        path = self.directory / name
         self.cluster.run(["mkdir", "-p", str(path.parent)], self.user, cwd="/", check=True)
         self.cluster.run(["tee", str(path)], self.user, cwd="/", input=text, check=True)
 
@@ -82,7 +82,7 @@ class Site:
         return self
 
     def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder, env=self.env)
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.directory, env=self.env)
 
     def install(self, *words: str) -> str:
         done = self.resil("cron", "install", "--backend", "slurm", *words)

@@ -167,7 +167,7 @@ def interpreter() -> str:
 
 
 def is_open(path: Path) -> bool:
-    """Whether everybody may go to a path, through all the folders above it."""
+    """Whether everybody may go to a path, through all the directories above it."""
     return all(parent.stat().st_mode & stat.S_IXOTH for parent in (path, *path.parents))
 
 
@@ -184,7 +184,7 @@ def _copy_for_users(directory: Path) -> Path:
     for name in ("resilience", "slurm_templates", "cron"):
         shutil.copytree(REPOSITORY / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     packages = [Path(entry) for entry in sys.path if entry.endswith("-packages")]
-    for source in (folder / name for folder in packages for name in RUNTIME):
+    for source in (package / name for package in packages for name in RUNTIME):
         if source.is_dir():
             shutil.copytree(source, directory / source.name, dirs_exist_ok=True)
         elif source.exists():

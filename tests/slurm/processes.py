@@ -233,33 +233,33 @@ def cgroups(name: str) -> list[Path]:
     return [path for h in HIERARCHIES if (path := CGROUPS / h / CGROUP_PARENT / name).is_dir()]
 
 
-def _folders(top: Path) -> Iterator[Path]:
-    """Yield `top` and all folders below it, deepest first; one that vanishes meanwhile is no error, unlike in rglob."""
-    for folder, _, _ in os.walk(top, topdown=False):
-        yield Path(folder)
+def _directories(top: Path) -> Iterator[Path]:
+    """Yield `top` and all directories below it, deepest first; one that vanishes is no error, unlike in rglob."""
+    for directory, _, _ in os.walk(top, topdown=False):
+        yield Path(directory)
 
 
 def cgroup_members(name: str) -> set[int]:
     """Return who was started as a job of this cluster, wherever its environment, session and parent went since."""
     found: set[int] = set()
     for top in cgroups(name):
-        for folder in _folders(top):
+        for directory in _directories(top):
             with contextlib.suppress(OSError):
-                found.update(map(int, (folder / "cgroup.procs").read_text().split()))
+                found.update(map(int, (directory / "cgroup.procs").read_text().split()))
     return {pid for pid in found if Process.of(pid)}
 
 
 def thaw(name: str) -> None:
     """Let frozen processes of this cluster run: the kernel delivers not even SIGKILL to them before."""
     for top in cgroups(name):
-        for folder in _folders(top):
+        for directory in _directories(top):
             with contextlib.suppress(OSError):  # nor is there one in other hierarchies, and none can be made
-                (folder / "freezer.state").write_text("THAWED")
+                (directory / "freezer.state").write_text("THAWED")
 
 
 def remove_cgroups(name: str) -> None:
     """Remove this cluster's cgroups, deepest first; those still busy stay (rmdir(2) refuses)."""
     for top in cgroups(name):
-        for folder in _folders(top):
+        for directory in _directories(top):
             with contextlib.suppress(OSError):
-                folder.rmdir()
+                directory.rmdir()

@@ -2,7 +2,7 @@
 
 torch.distributed.checkpoint writes for some seconds while the ranks train on. Then somebody throws the kill switch, the
 time is over, another job takes the node, the disk fills up, the save hangs, or a rank dies in it. Journal, attempt
-record, `resil status` and the folder of checkpoints have to say the same, and the next attempt goes on from there.
+record, `resil status` and the directory of checkpoints have to say the same, and the next attempt goes on from there.
 
 All stories begin at once, on a cluster of their own. The same faults meet trainings that have no guard: those with one
 may end a few seconds later than they do.
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"
 )
 SAVE_S, SAVE_EVERY, LATER_S = 2, 40, 5
-# argv: guard or plain; a fault in the second save of the first attempt, or none; the folder of the checkpoints.
+# argv: guard or plain; a fault in the second save of the first attempt, or none; the directory of the checkpoints.
 TRAINING = """\
 import os, signal, sys, time
 from contextlib import nullcontext
@@ -177,7 +177,7 @@ PartitionName=urgent Nodes=n4 PriorityTier=10 PreemptMode=OFF MaxTime=10 State=U
 
 @dataclass
 class Story:
-    """One run in a project folder of its own."""
+    """One run in a project directory of its own."""
 
     cluster: Cluster
     name: str
@@ -185,15 +185,15 @@ class Story:
     job: str = ""
 
     @property
-    def folder(self) -> Path:
+    def project(self) -> Path:
         return self.cluster.shared / self.name
 
     @property
     def directory(self) -> Path:
-        return self.folder / ".resil" / self.name
+        return self.project / ".resil" / self.name
 
     def resil(self, *words: str) -> str:
-        said = self.cluster.run(["resil", *words], user=self.cluster.users[0], cwd=self.folder, timeout=120)
+        said = self.cluster.run(["resil", *words], user=self.cluster.users[0], cwd=self.project, timeout=120)
         assert said.returncode == 0, said.stdout + said.stderr
         return said.stdout
 
@@ -283,11 +283,11 @@ class Stage:
     def begin(self, name: str, fault: str = "none", how: str = "guard", checkpoints: Path | None = None,
               array: int = 2, sbatch: str = 'exclude = "n3,n4"') -> None:  # fmt: skip
         cluster, story = self.cluster, Story(self.cluster, name, checkpoints or self.cluster.shared / name / "saves")
-        cluster.run(["mkdir", str(story.folder)], user=cluster.users[0], check=True)
+        cluster.run(["mkdir", str(story.project)], user=cluster.users[0], check=True)
         cluster.run(["mkdir", "-p", str(story.checkpoints)], user=cluster.users[0], check=True)
         text = SETTINGS.format(name=name, python=cluster.python, shared=cluster.shared, how=how, fault=fault,
                                checkpoints=story.checkpoints, sbatch=sbatch)  # fmt: skip
-        cluster.run(["tee", str(story.folder / "resil.toml")], user=cluster.users[0], input=text, check=True)
+        cluster.run(["tee", str(story.project / "resil.toml")], user=cluster.users[0], input=text, check=True)
         story.job = story.resil("submit", "--parsable", "--array", str(array)).strip()
         self.stories[name] = story
 

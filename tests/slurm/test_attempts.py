@@ -65,7 +65,7 @@ class Run:
 
     def make(self) -> None:
         entry = pwd.getpwnam(self.user)
-        for path in (self.directory, *(self.directory / folder for folder in FOLDERS)):
+        for path in (self.directory, *(self.directory / directory for directory in FOLDERS)):
             path.mkdir(mode=0o700)
             shutil.chown(path, entry.pw_uid, entry.pw_gid)
 

@@ -29,7 +29,7 @@ while True:
     time.sleep(0.1)
 """
 TRAPS = "trap 'echo bash SIGUSR1 >> {log}' USR1; trap 'echo bash SIGTERM >> {log}' TERM\n"
-RUN = f"/usr/bin/env python3 {'../' * 2}shared/tell.py {{log}}"  # from a home to the cluster's shared folder
+RUN = f"/usr/bin/env python3 {'../' * 2}shared/tell.py {{log}}"  # from a home to the cluster's shared directory
 REST = "\nwhile :; do wait; sleep 0.1; done\n"
 
 

@@ -15,8 +15,8 @@ from resilience.errors import NoSuchJob, NotSupported, SchedulerError, Scheduler
 from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers.slurm import SCHEDULER
 from resilience.submission import Submission
+from resilience.system.ports import SystemClock
 from resilience.system.process import Completed, ProcessRunner
-from resilience.system.world import SystemClock
 from tests.slurm.as_user import AsUser
 from tests.slurm.cluster import Cluster
 from tests.slurm.processes import later, until
@@ -60,9 +60,9 @@ def intend(cluster: Cluster) -> Iterator[Callable[..., Submission]]:
         nonlocal count
         count += 1
         token = f"t{os.getpid()}x{time.time_ns():x}x{count}"
-        folder = cluster.shared / "scripts"
-        folder.mkdir(exist_ok=True, mode=0o755)
-        script = folder / f"{token}.sbatch"
+        directory = cluster.shared / "scripts"
+        directory.mkdir(exist_ok=True, mode=0o755)
+        script = directory / f"{token}.sbatch"
         script.write_text(text)
         usual: dict[str, str | None] = {"output": "/dev/null"}
         return Submission(

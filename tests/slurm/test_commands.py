@@ -31,26 +31,26 @@ time = "10"
 
 
 class Desk:
-    """One user's project folder on the shared file system, and the commands typed there."""
+    """One user's project directory on the shared file system, and the commands typed there."""
 
-    def __init__(self, cluster: Cluster, user: str, folder: Path) -> None:
-        self.cluster, self.user, self.folder = cluster, user, folder
-        cluster.run(["mkdir", "-p", str(folder)], user=user, check=True)
+    def __init__(self, cluster: Cluster, user: str, directory: Path) -> None:
+        self.cluster, self.user, self.directory = cluster, user, directory
+        cluster.run(["mkdir", "-p", str(directory)], user=user, check=True)
 
     @property
     def state(self) -> Path:
-        return self.folder / ".resil"
+        return self.directory / ".resil"
 
     def settings(self, command: str, more: str = "") -> None:
         self.cluster.run(
-            ["tee", str(self.folder / "resil.toml")],
+            ["tee", str(self.directory / "resil.toml")],
             user=self.user,
             input=SETTINGS.format(command=command, more=more),
             check=True,
         )
 
     def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder)
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.directory)
 
     def submit(self, *words: str) -> str:
         said = self.resil("submit", "--parsable", *words)
@@ -109,9 +109,9 @@ def test_what_slurm_refuses_is_said_in_words_and_leaves_nothing(desk: Desk, case
 
 @pytest.mark.parametrize("case", REFUSED_BY_ACCOUNTING)
 def test_what_accounting_refuses_is_said_in_words_and_leaves_nothing(accounted: Cluster, case: str) -> None:
-    folder = accounted.shared / case.replace(" ", "-")
+    directory = accounted.shared / case.replace(" ", "-")
 
-    is_refused(Desk(accounted, accounted.users[0], folder), *REFUSED_BY_ACCOUNTING[case])
+    is_refused(Desk(accounted, accounted.users[0], directory), *REFUSED_BY_ACCOUNTING[case])
 
 
 def is_refused(desk: Desk, words: list[str], message: str) -> None:
@@ -157,7 +157,7 @@ def test_a_controller_that_hangs_in_the_middle_of_a_submit_gets_exactly_one_job(
     typed = cluster.popen(
         ["resil", "submit", "--array", "3"],
         user=desk.user,
-        cwd=desk.folder,
+        cwd=desk.directory,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -228,13 +228,13 @@ def test_queueing_behind_a_job_of_somebody_else_that_resil_did_not_submit(
 
 def test_a_script_of_ones_own_is_submitted_unchanged(desk: Desk, cluster: Cluster) -> None:
     text = "#!/bin/bash\n#SBATCH --job-name=mine\n#SBATCH --time=5\necho $RESIL_RUN > seen\nsleep 60\n"
-    cluster.run(["tee", str(desk.folder / "own.sbatch")], user=desk.user, input=text, check=True)
+    cluster.run(["tee", str(desk.directory / "own.sbatch")], user=desk.user, input=text, check=True)
     desk.settings("unused")
 
     job = desk.submit("own.sbatch", "--run", "other", "--", "--nice=7")
 
-    until(lambda: (desk.folder / "seen").exists() and (desk.folder / "seen").read_text() != "", "it has begun")
-    assert (desk.folder / "seen").read_text() == "other\n"
+    until(lambda: (desk.directory / "seen").exists() and (desk.directory / "seen").read_text() != "", "it has begun")
+    assert (desk.directory / "seen").read_text() == "other\n"
     shown = cluster.run(["scontrol", "show", "job", job], user=desk.user, check=True).stdout
     assert "JobName=mine" in shown and "Nice=7" in shown and re.search(r"Comment=resil:other:\w+", shown)
     kept = cluster.run(["scontrol", "write", "batch_script", job, "-"], user=desk.user, check=True).stdout
@@ -330,7 +330,7 @@ def test_doctor_with_the_controller_hung_says_unknown_and_ends(desk: Desk, clust
 @pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="a minute and more of demo (RESIL_SOAK=1, make soak)")
 def test_the_demo_on_a_real_cluster_ends_with_exactly_the_same_loss(desk: Desk) -> None:
     said = desk.cluster.run(
-        ["resil", "demo", "--scheduler", "slurm", "--json"], user=desk.user, cwd=desk.folder, timeout=400
+        ["resil", "demo", "--scheduler", "slurm", "--json"], user=desk.user, cwd=desk.directory, timeout=400
     )
 
     assert said.returncode == 0, said.stderr
@@ -341,4 +341,4 @@ def test_the_demo_on_a_real_cluster_ends_with_exactly_the_same_loss(desk: Desk) 
         *("time limit", "memory", "kill switch", "finished"),
     ]
     assert told["turned_away"] + told["burned"] == 4
-    assert list(desk.folder.glob("resil-demo-*")) == []
+    assert list(desk.directory.glob("resil-demo-*")) == []

@@ -56,8 +56,8 @@ class Stories:
         site.make()
         if wrapped:
             site.write("bin/sbatch", SBATCH.format(sbatch=shutil.which("sbatch", path=host.PATH)))
-            self.cluster.run(["chmod", "755", site.folder / "bin" / "sbatch"], site.user, check=True)
-            site.env = {"PATH": f"{site.folder}/bin:{self.cluster.env['PATH']}"}
+            self.cluster.run(["chmod", "755", site.directory / "bin" / "sbatch"], site.user, check=True)
+            site.env = {"PATH": f"{site.directory}/bin:{self.cluster.env['PATH']}"}
         self.sites[name] = site
         return site
 
@@ -77,7 +77,7 @@ class Stories:
     def break_them(self) -> None:
         """Do at once what takes long to be felt."""
         self.cluster.fail_node(self.whole("killed").running()[0].node)
-        (self.whole("wrapped").folder / "bin" / "closed").touch()
+        (self.whole("wrapped").directory / "bin" / "closed").touch()
         self.cancel_waiting("wrapped")
         self.whole("limited")
         if not ACCOUNTING:
@@ -110,7 +110,8 @@ def stories() -> Iterator[Stories]:
         stories.begin("empty", crontab="", mode="pulse")
         with (cluster.root / "installs").open("w+") as said:
             installs = [
-                cluster.popen(["resil", "cron", "install", "--backend", "slurm"], site.user, site.folder, env=site.env,
+                cluster.popen(
+                    ["resil", "cron", "install", "--backend", "slurm"], site.user, site.directory, env=site.env,
                               stdout=said, stderr=said)
                 for site in (*stories.sites.values(), stories.sites["twice"])
             ]  # fmt: skip
@@ -175,7 +176,7 @@ def test_two_schedulers_at_one_table_run_each_slot_once(stories: Stories) -> Non
     """The chain, and somebody's own in the foreground."""
     site = stories.whole("requeued")
     other = stories.cluster.popen(
-        ["resil", "cron", "run"], site.user, site.folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["resil", "cron", "run"], site.user, site.directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         for _ in range(2):
@@ -194,7 +195,7 @@ def test_where_sbatch_refuses_the_chain_tells_and_is_whole_again_later(stories: 
     assert "Access/permission denied" in site.chain()[-1].summary
     assert "--backend foreground" in site.log(), "another way is offered"
     site.ticks_on("the scheduler to tick without successors")
-    (site.folder / "bin" / "closed").unlink()
+    (site.directory / "bin" / "closed").unlink()
     stories.whole("wrapped")
     until(lambda: site.chain()[-1].outcome is Outcome.DONE, "the end of the trouble to be told", every_s=0.1)
 
@@ -219,7 +220,7 @@ def test_a_killed_node_takes_one_job_and_not_the_chain(stories: Stories) -> None
     site.each_slot_ran_once()
 
 
-def test_an_empty_cron_folder_submits_nothing_but_the_chain(stories: Stories) -> None:
+def test_an_empty_cron_directory_submits_nothing_but_the_chain(stories: Stories) -> None:
     """Not a literal `*.slurm`, and no error each time."""
     site = stories.sites["empty"]
     until(lambda: len([row for row in site.rows() if row.state == "COMPLETED"]) >= 2, "two pulses", every_s=0.2)
@@ -254,10 +255,10 @@ def test_a_day_of_pulses_stays_on_its_slots(stories: Stories) -> None:
 def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories) -> None:
     """Sbatch times out, and its job is there when slurmctld goes on. All other chains look meanwhile, too."""
     cluster, site = stories.cluster, stories.whole("wrapped")
-    gate = site.folder / "bin" / "gate"
+    gate = site.directory / "bin" / "gate"
     gate.touch()
     cluster.run(["scancel", site.waiting()[-1].id], site.user, check=True)
-    until((site.folder / "bin" / "at-gate").exists, "sbatch at the gate")
+    until((site.directory / "bin" / "at-gate").exists, "sbatch at the gate")
     cluster.stop_controller()
     try:
         gate.unlink()

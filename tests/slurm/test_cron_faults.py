@@ -70,7 +70,7 @@ def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_ag
 
 def test_after_a_change_of_mode_the_chain_is_of_the_other_kind(place: Place) -> None:
     site = place.whole("changed")
-    text = (site.folder / "resil.toml").read_text()
+    text = (site.directory / "resil.toml").read_text()
     site.write("resil.toml", text.replace('mode = "daemon"', 'mode = "pulse"'))
     site.install()
 
@@ -126,9 +126,9 @@ def test_a_time_limit_that_the_partition_will_never_grant_is_refused_and_nothing
 def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Place) -> None:
     site = place.whole("gone")
     ids = [row.id for row in site.rows()]
-    shutil.rmtree(site.folder / ".resil")
+    shutil.rmtree(site.directory / ".resil")
     until(lambda: place.cluster.job_state(ids[0]) != "RUNNING", "the job to leave", every_s=0.2)
-    assert not (site.folder / ".resil" / ".cron" / "driver.json").exists()
+    assert not (site.directory / ".resil" / ".cron" / "driver.json").exists()
     place.whole("forgotten").ticks_on()
 
 

@@ -84,11 +84,11 @@ def small_disk(cluster: Cluster, path: Path) -> Iterator[Disk]:
 class Project:
     """Alice's project on the shared file system."""
 
-    def __init__(self, cluster: Cluster, user: str, folder: Path) -> None:
-        self.cluster, self.user, self.folder = cluster, user, folder
+    def __init__(self, cluster: Cluster, user: str, directory: Path) -> None:
+        self.cluster, self.user, self.directory = cluster, user, directory
 
     def resil(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=self.user, cwd=self.folder)
+        return self.cluster.run(["resil", *words], user=self.user, cwd=self.directory)
 
     def must(self, *words: str) -> str:
         said = self.resil(*words)
@@ -96,13 +96,13 @@ class Project:
         return said.stdout
 
     def write(self, name: str, text: str, mode: str = "644") -> None:
-        self.cluster.run(["tee", str(self.folder / name)], user=self.user, input=text, check=True)
-        self.cluster.run(["chmod", mode, str(self.folder / name)], user=self.user, check=True)
+        self.cluster.run(["tee", str(self.directory / name)], user=self.user, input=text, check=True)
+        self.cluster.run(["chmod", mode, str(self.directory / name)], user=self.user, check=True)
 
     def read(self, name: str) -> dict[str, Any]:
         """A file of the state directory; empty when there is none."""
         try:
-            found: dict[str, Any] = json.loads((self.folder / ".resil" / ".cron" / name).read_text())
+            found: dict[str, Any] = json.loads((self.directory / ".resil" / ".cron" / name).read_text())
         except FileNotFoundError:
             return {}
         return found
@@ -122,7 +122,7 @@ class Project:
 
     def ran(self, entry: str) -> Counter[str]:
         """The slots of an entry that have run, and how often each."""
-        path = self.folder / "ran"
+        path = self.directory / "ran"
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter(line.split()[1] for line in lines if line.split()[0] == entry)
 
@@ -140,26 +140,28 @@ def inbox() -> Iterator[Inbox]:
 @pytest.fixture
 def project(cluster: Cluster, alice: str) -> Iterator[Project]:
     made = Project(cluster, alice, cluster.shared / "night")
-    cluster.run(["mkdir", str(made.folder)], user=alice, check=True)
+    cluster.run(["mkdir", str(made.directory)], user=alice, check=True)
     yield made
     made.resil("cron", "stop")
 
 
-def test_a_shipped_batch_script_is_a_small_job_by_hand_and_from_its_folder(cluster: Cluster, project: Project) -> None:
+def test_a_shipped_batch_script_is_a_small_job_by_hand_and_from_its_directory(
+    cluster: Cluster, project: Project
+) -> None:
     """The settings say where it goes (the partition `short`), and no copy was edited; by hand sbatch asks the site."""
     project.must("init")
     project.write("resil.toml", '[run]\nname = "gpt"\n[cron]\njitter_s = 0\nsbatch = { partition = "short" }\n')
     script = "cron/slurm/watch-inodes.slurm"
-    said = cluster.run(["sbatch", "--parsable", script], user=project.user, cwd=project.folder, check=True)
+    said = cluster.run(["sbatch", "--parsable", script], user=project.user, cwd=project.directory, check=True)
     by_hand = said.stdout.strip()
-    link = project.folder / "cron" / "cron.hourly" / "watch-inodes.slurm"
+    link = project.directory / "cron" / "cron.hourly" / "watch-inodes.slurm"
     cluster.run(["ln", "-s", "../slurm/watch-inodes.slurm", str(link)], user=project.user, check=True)
     project.must("cron", "tick")
     project.make_due("cron.hourly+watch-inodes.slurm")
     project.must("cron", "tick")
 
     until(lambda: not project.queue(), "both jobs to end", every_s=0.2)
-    assert "INODES OK" in (project.folder / f"slurm-{by_hand}.out").read_text()
+    assert "INODES OK" in (project.directory / f"slurm-{by_hand}.out").read_text()
     (run,) = project.history("cron.hourly/watch-inodes.slurm", "submitted")
     assert "INODES OK" in project.must("cron", "logs", "watch-inodes.slurm")
     for job, partition in ((by_hand, "main"), (str(run["job"]), "short")):
@@ -201,7 +203,7 @@ def test_the_schedulers_node_dies_and_the_full_disk_is_told_all_the_same(
 
     # Another job went on, on another node; every slot ran once, and the hour was made up for once.
     second = project.ticking_job()
-    said = "\n".join(path.read_text() for path in (project.folder / ".resil" / ".cron" / "driver").glob("*.out"))
+    said = "\n".join(path.read_text() for path in (project.directory / ".resil" / ".cron" / "driver").glob("*.out"))
     assert int(second) == int(first) + 1, f"the first one that waited must have taken over: {said}"
     assert len(project.ran("crontab/count")) > before
     assert max(project.ran("crontab/count").values()) == 1

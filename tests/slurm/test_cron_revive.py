@@ -31,7 +31,7 @@ def site() -> Iterator[Site]:
     with Cluster(nodes=2) as cluster:
         slow = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
         made = Site(cluster, "watched", cluster.users[0], limit_s=180, crontab=slow).make()
-        text = (made.folder / "resil.toml").read_text()
+        text = (made.directory / "resil.toml").read_text()
         made.write("resil.toml", text.replace("jitter_s = 0\n", "jitter_s = 0\nrevive = true\n", 1) + TRAINING)
         made.install()
         until(made.is_whole, "the chain to be whole", every_s=0.2)
@@ -53,7 +53,7 @@ def test_a_training_starts_a_dead_chain_again(site: Site) -> None:
     submitted = site.resil("submit")
     assert submitted.returncode == 0 and "the scheduler of cron (slurm) is dead" in submitted.stderr
 
-    journal = site.folder / ".resil" / "gpt" / "journal"
+    journal = site.directory / ".resil" / "gpt" / "journal"
 
     def is_revived() -> bool:
         lines = [line for path in journal.glob("*.batch.jsonl") for line in read_lines(path)]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from resilience.guard.memory.cgroup import find_folders
+from resilience.guard.memory.cgroup import find_directories
 from tests.slurm.cluster import Cluster
 
 MIB = 2**20
@@ -38,8 +38,8 @@ sys.exit(guard.exit_code)
 
 @pytest.mark.parametrize("launcher", ["", "srun "])
 def test_a_leaking_job_saves_and_exits_75_before_slurm_kills_it(cluster: Cluster, launcher: str) -> None:
-    folders = find_folders()
-    if not folders or folders[-1].version != 1:
+    directories = find_directories()
+    if not directories or directories[-1].version != 1:
         pytest.skip("needs the memory controller in cgroup version 1, as the test cluster does")
     name = launcher.strip() or "batch"
     training, report = cluster.shared / f"leak-{name}.py", cluster.shared / f"leak-{name}.json"

@@ -175,7 +175,7 @@ torchrun_args = '--rdzv_endpoint="127.0.0.1:$MASTER_PORT" --local_addr=127.0.0.1
 
 @dataclass
 class Story:
-    """One run: a project folder, its run directory, and what its ranks wrote there."""
+    """One run: a project directory, its run directory, and what its ranks wrote there."""
 
     cluster: Cluster
     name: str
@@ -184,15 +184,15 @@ class Story:
     user: str = ""
 
     @property
-    def folder(self) -> Path:
+    def project(self) -> Path:
         return self.cluster.shared / self.name
 
     @property
     def directory(self) -> Path:
-        return self.folder / ".resil" / self.name
+        return self.project / ".resil" / self.name
 
     def resil(self, *words: str, user: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=user or self.user, cwd=cwd or self.folder)
+        return self.cluster.run(["resil", *words], user=user or self.user, cwd=cwd or self.project)
 
     def lines(self, name: str, rank: int = 0) -> list[str]:
         path = self.directory / f"{name}.{rank}"
@@ -233,9 +233,9 @@ class Story:
 
     @property
     def log(self) -> str:
-        folder = self.directory / "logs"
-        files = sorted(folder.iterdir()) if folder.is_dir() else []
-        return "".join(path.read_text(errors="replace") for path in [*files, *self.folder.glob("*.out")])
+        directory = self.directory / "logs"
+        files = sorted(directory.iterdir()) if directory.is_dir() else []
+        return "".join(path.read_text(errors="replace") for path in [*files, *self.project.glob("*.out")])
 
     def triggers(self) -> list[set[str]]:
         """What asked for each stop, in order."""
@@ -278,20 +278,20 @@ class Stage:
     def play(
         self, name: str, *words: str, world: int = 1, stops: int = 1, tasks: int = 0, script: str = "", **settings: str
     ) -> None:
-        """Begin a story: a folder of its own, and `resil submit` there."""
+        """Begin a story: a directory of its own, and `resil submit` there."""
         cluster = self.cluster
         story = Story(cluster, name, world, user=cluster.users[0])
-        cluster.run(["mkdir", str(story.folder)], user=story.user, check=True)
+        cluster.run(["mkdir", str(story.project)], user=story.user, check=True)
         command = f"{cluster.shared}/train.py {stops} {settings.pop('how', '')}".strip()
         if settings.get("template") != "torchrun":
             command = f"{cluster.python} {command}"
         wishes = {"template": "python", "run": "", "guard": "", "sbatch": "", "more": ""}
         wishes["exclude"] = "" if "nodelist" in settings.get("sbatch", "") else f'exclude = "{FOR_PREEMPTION}"'
         text = SETTINGS.format(name=name, command=command, **{**wishes, **settings})
-        cluster.run(["tee", str(story.folder / "resil.toml")], user=story.user, input=text, check=True)
+        cluster.run(["tee", str(story.project / "resil.toml")], user=story.user, input=text, check=True)
         if script:
             text = "#!/bin/bash\n" + script.format(command=command)
-            cluster.run(["tee", str(story.folder / "own.sbatch")], user=story.user, input=text, check=True)
+            cluster.run(["tee", str(story.project / "own.sbatch")], user=story.user, input=text, check=True)
             words = ("own.sbatch", *words)
         story.submit("--array", str(tasks or stops + 1), *words)
         self.stories[name] = story
@@ -305,10 +305,10 @@ def stage() -> Iterator[Stage]:
     with Cluster(nodes=5, kill_wait=20, extra=PREEMPTION) as cluster:
         stage = Stage(cluster)
         (cluster.shared / "train.py").write_text(TRAINING)
-        for folder, text in (("bin", LAUNCHER), ("torch", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')):
-            (cluster.shared / folder).mkdir()
-            (cluster.shared / folder / "torchrun").write_text(text)
-            (cluster.shared / folder / "torchrun").chmod(0o755)
+        for directory, text in (("bin", LAUNCHER), ("torch", '#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')):
+            (cluster.shared / directory).mkdir()
+            (cluster.shared / directory / "torchrun").write_text(text)
+            (cluster.shared / directory / "torchrun").chmod(0o755)
         two_nodes = "nodes = 2\nntasks-per-node = 2"
         no_clock = "walltime = false"  # else it might be the first to tell
         stage.play("clock", script=WITHOUT_SIGNAL.replace("MINUTES", "1"))

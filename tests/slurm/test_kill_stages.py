@@ -70,7 +70,7 @@ time = "20"
 
 @dataclass
 class Run:
-    """One run in a project folder of its own."""
+    """One run in a project directory of its own."""
 
     cluster: Cluster
     name: str
@@ -78,16 +78,16 @@ class Run:
     job: str = ""
 
     @property
-    def folder(self) -> Path:
+    def project(self) -> Path:
         return self.cluster.shared / self.name
 
     @property
     def directory(self) -> Path:
-        return self.folder / ".resil" / self.name
+        return self.project / ".resil" / self.name
 
     def resil(self, *words: str, user: str = "") -> subprocess.CompletedProcess[str]:
         """Type a command: in the project, or as a colleague somewhere else."""
-        where = self.cluster.shared if user else self.folder
+        where = self.cluster.shared if user else self.project
         return self.cluster.run(["resil", *words], user=user or self.cluster.users[0], cwd=where, timeout=120)
 
     def started(self) -> list[list[str]]:
@@ -132,10 +132,10 @@ class Stage:
     def begin(self, name: str, how: str = "", *, ranks: int = 1, template: str = "srun", array: int = 1,
               guard: str = f"kill_timeout_s = {BOUND_S}", sbatch: str = "") -> Run:  # fmt: skip
         cluster, run = self.cluster, Run(self.cluster, name, ranks)
-        cluster.run(["mkdir", str(run.folder)], user=cluster.users[0], check=True)
+        cluster.run(["mkdir", str(run.project)], user=cluster.users[0], check=True)
         command = f"{cluster.python} {cluster.shared}/train.py {how}".strip()
         text = SETTINGS.format(name=name, command=command, template=template, guard=guard, sbatch=sbatch)
-        cluster.run(["tee", str(run.folder / "resil.toml")], user=cluster.users[0], input=text, check=True)
+        cluster.run(["tee", str(run.project / "resil.toml")], user=cluster.users[0], input=text, check=True)
         said = run.resil("submit", "--parsable", "--array", str(array))
         assert said.returncode == 0, said.stderr
         run.job = said.stdout.strip()

@@ -59,13 +59,13 @@ class Story:
     """All jobs that were started, by name, and what one look said of them."""
 
     cluster: Cluster
-    folder: Path
+    directory: Path
     jobs: dict[str, str] = field(default_factory=dict)
     found: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def resil(self, *words: str, user: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
         user = user or self.cluster.users[0]
-        return self.cluster.run(["resil", *words], user=user, cwd=self.folder, env=variables)
+        return self.cluster.run(["resil", *words], user=user, cwd=self.directory, env=variables)
 
     def watch(self, *words: str, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
         said = self.resil("watch", "job", "--json", *words, **variables)
@@ -84,9 +84,9 @@ def by_subject(text: str) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def story() -> Iterator[Story]:
     with Cluster(nodes=4, kill_wait=120, extra=PARTITIONS) as cluster:
-        folder = cluster.shared / "project"
-        cluster.run(["mkdir", str(folder)], user=cluster.users[0], check=True)
-        story = Story(cluster, folder)
+        directory = cluster.shared / "project"
+        cluster.run(["mkdir", str(directory)], user=cluster.users[0], check=True)
+        story = Story(cluster, directory)
         story.jobs = start(cluster)
         names = [f"={name}" for name in EXPECTED]
         _, found = story.watch(*names, "--end-notice", "20m")
@@ -201,25 +201,25 @@ def test_a_user_that_does_not_exist_is_no_dead_job(story: Story) -> None:
 
 def test_a_watchdog_in_a_job_of_the_same_name_does_not_find_itself(story: Story) -> None:
     """The published slurm-status.slurm: its own --job-name is the name that it watches."""
-    report = story.folder / "own.json"
-    script = f"#!/bin/bash\ncd {story.folder}\nresil watch job tr99 --json > own.json\necho $? > own.code\n"
+    report = story.directory / "own.json"
+    script = f"#!/bin/bash\ncd {story.directory}\nresil watch job tr99 --json > own.json\necho $? > own.code\n"
     job = story.cluster.sbatch(script, "-J", "tr99", "--mem=100", "-o", "/dev/null")
     story.cluster.wait_for(job, "COMPLETED")
 
     found = by_subject(report.read_text())
     faults = {f["fault"] for r in json.loads(report.read_text())["reports"] for f in r["findings"]}
     assert found["tr99"]["verdict"] == "CRITICAL" and {"not-queued", "own-name"} <= faults
-    assert text_of(story.folder / "own.code").strip() == "2"
+    assert text_of(story.directory / "own.code").strip() == "2"
 
 
 def test_a_run_is_watched_from_its_submit_to_its_end(story: Story) -> None:
     """Queued, running, killed on purpose, and another one finished; its queue is known by tokens."""
-    folder = story.cluster.shared / "runs"
-    story.cluster.run(["mkdir", str(folder)], user=story.cluster.users[0], check=True)
-    runs = Story(story.cluster, folder)
+    directory = story.cluster.shared / "runs"
+    story.cluster.run(["mkdir", str(directory)], user=story.cluster.users[0], check=True)
+    runs = Story(story.cluster, directory)
     for run, command in (("gpt", "sleep 600"), ("done", "true")):
         text = f'[run]\nname = "{run}"\ncommand = "{command}"\n[sbatch]\ntime = "600"\nmem = "100"\n'
-        story.cluster.run(["tee", str(folder / "resil.toml")], user=story.cluster.users[0], input=text, check=True)
+        story.cluster.run(["tee", str(directory / "resil.toml")], user=story.cluster.users[0], input=text, check=True)
         said = runs.resil("submit", "--array", "2")
         assert said.returncode == 0, said.stderr
     until(lambda: runs.watch()[1]["done"]["summary"].startswith("finished"), "done to be finished")

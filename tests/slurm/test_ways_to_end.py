@@ -61,19 +61,19 @@ ntasks-per-node = 1
 
 @dataclass(frozen=True)
 class Story:
-    """A run in a project folder of its own; its ranks write to `disk`."""
+    """A run in a project directory of its own; its ranks write to `disk`."""
 
     cluster: Cluster
-    folder: Path
+    directory: Path
     disk: Path
     job: str
 
     @property
     def run_dir(self) -> Path:
-        return self.folder / ".resil" / "it"
+        return self.directory / ".resil" / "it"
 
     def resil(self, *words: str) -> str:
-        return self.cluster.run(["resil", *words], self.cluster.users[0], cwd=self.folder, check=True).stdout.strip()
+        return self.cluster.run(["resil", *words], self.cluster.users[0], cwd=self.directory, check=True).stdout.strip()
 
     def end(self, attempt: int) -> dict[str, Any]:
         """The record of an attempt's end; it is waited for."""
@@ -121,16 +121,16 @@ def stories() -> Iterator[Stories]:
 
 def begin(cluster: Cluster, disks: Path, form: str, fault: str) -> Story:
     user = cluster.users[0]
-    folder = cluster.shared / f"{form}-{fault}".replace(" ", "-").replace("(", "").replace(")", "")
-    disk = disks / form if fault == "disk full" else folder
-    cluster.run(["mkdir", str(folder)], user, check=True)
+    directory = cluster.shared / f"{form}-{fault}".replace(" ", "-").replace("(", "").replace(")", "")
+    disk = disks / form if fault == "disk full" else directory
+    cluster.run(["mkdir", str(directory)], user, check=True)
     settings = SETTINGS.format(
         python=cluster.python, training=cluster.shared / TRAINING.name, disk=disk, form=form, fault=fault,
         exit_timeout_s=EXIT_TIMEOUT_S,
     )  # fmt: skip
-    cluster.run(["tee", str(folder / "resil.toml")], user, input=settings, check=True)
+    cluster.run(["tee", str(directory / "resil.toml")], user, input=settings, check=True)
     words = ["resil", "submit", "--parsable", "--array", "2"]
-    return Story(cluster, folder, disk, cluster.run(words, user, cwd=folder, check=True).stdout.strip())
+    return Story(cluster, directory, disk, cluster.run(words, user, cwd=directory, check=True).stdout.strip())
 
 
 def rows() -> list[Any]:

@@ -17,12 +17,12 @@ _INIT_OUT = struct.Struct("<IIIIHHI")
 _MNT_FORCE, _MNT_DETACH = 1, 2
 
 
-def mount_hung(folder: Path) -> int:
+def mount_hung(directory: Path) -> int:
     """Mount it and return the connection. Raise OSError where that is not permitted."""
     connection = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     options = f"fd={connection},rootmode=40000,user_id=0,group_id=0".encode()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"hung", bytes(folder), b"fuse", 0, options) != 0:
+    if libc.mount(b"hung", bytes(directory), b"fuse", 0, options) != 0:
         os.close(connection)
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return connection
@@ -42,24 +42,24 @@ def serve(connection: int) -> None:
 
 
 @contextmanager
-def hung_folder(folder: Path) -> Iterator[Path]:
-    """A folder below which every look waits for ever, in a process of its own; released at the end."""
-    folder.mkdir()
-    connection = mount_hung(folder)
+def hung_directory(directory: Path) -> Iterator[Path]:
+    """A directory below which every look waits for ever, in a process of its own; released at the end."""
+    directory.mkdir()
+    connection = mount_hung(directory)
     server = subprocess.Popen(
         [sys.executable, "-c", f"from tests.system.hung import serve; serve({connection})"],
         pass_fds=[connection], cwd=Path(__file__).parents[2],
     )  # fmt: skip
     os.close(connection)
     try:
-        yield folder
+        yield directory
     finally:
         # The connection's end wakes everybody who waits, with an error.
         server.kill()
         server.wait()
-        ctypes.CDLL(None).umount2(bytes(folder), _MNT_DETACH)
+        ctypes.CDLL(None).umount2(bytes(directory), _MNT_DETACH)
 
 
-def release(folder: Path) -> None:
+def release(directory: Path) -> None:
     """Wake everybody who waits there, with an error, as when a server comes back without them."""
-    ctypes.CDLL(None).umount2(bytes(folder), _MNT_FORCE)
+    ctypes.CDLL(None).umount2(bytes(directory), _MNT_FORCE)

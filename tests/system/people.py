@@ -30,7 +30,7 @@ def acting_as(uid: int, gid: int | None = None) -> Iterator[None]:
 
 
 def open_the_way(path: Path) -> None:
-    """pytest's folders are private; let others pass through them."""
-    for folder in path.parents:
-        if folder.owner() == "root" and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o755)
+    """pytest's directories are private; let others pass through them."""
+    for directory in path.parents:
+        if directory.owner() == "root" and directory.is_relative_to("/tmp") and directory != Path("/tmp"):
+            directory.chmod(0o755)

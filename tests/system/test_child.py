@@ -243,7 +243,7 @@ def test_no_descriptor_and_no_child_is_left() -> None:
 def names_of_descriptors() -> list[str]:
     names = []
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the folder that is being listed
+        with contextlib.suppress(FileNotFoundError):  # the directory that is being listed
             names.append(str(entry.readlink()))
     return names
 

@@ -26,10 +26,10 @@ from resilience.system.files import (
     NotRegularFile,
     append_line,
     explain_os_error,
-    make_folder,
+    make_directory,
     read_lines,
     read_regular,
-    shipped_folder,
+    shipped_directory,
     write_atomic,
 )
 from tests.base.test_files import ODD_FILES
@@ -44,19 +44,19 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
-def leftovers(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]
+def leftovers(directory: Path) -> list[str]:
+    return [path.name for path in directory.iterdir() if path.name.endswith(".tmp")]
 
 
-def age(folder: Path) -> None:
+def age(directory: Path) -> None:
     """Make what a crashed writer left look as old as it will be when somebody cares."""
-    for name in leftovers(folder):
-        past = (folder / name).stat().st_mtime - STALE_S - 1
-        os.utime(folder / name, (past, past))
+    for name in leftovers(directory):
+        past = (directory / name).stat().st_mtime - STALE_S - 1
+        os.utime(directory / name, (past, past))
 
 
 @pytest.fixture(params=[0o000, 0o077, 0o027, 0o777], ids=lambda mask: f"umask{mask:03o}")
@@ -67,16 +67,16 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @contextmanager
-def tmpfs(folder: Path, options: str) -> Iterator[Path]:
+def tmpfs(directory: Path, options: str) -> Iterator[Path]:
     """A file system of its own, or a skip where mounting is not permitted."""
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True, text=True)
+    directory.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", directory], capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+        subprocess.run(["umount", "-l", directory], check=True)
 
 
 # ---- write_atomic
@@ -107,7 +107,7 @@ def test_sigkill_at_every_system_call_leaves_the_old_or_the_new_file(tmp_path: P
         write_atomic(path, OLD)
         points = [point for point in process.kill_points(request) if point[0] not in OF_THE_INTERPRETER]
         assert {"write", "fsync", "rename"} <= {name for name, _ in points}
-        assert [name for name, _ in points].count("fsync") == 2, "the file and then its folder"
+        assert [name for name, _ in points].count("fsync") == 2, "the file and then its directory"
         for name, count in points:
             write_atomic(path, OLD)
             assert process.run(request, f"{name}:signal=SIGKILL:when={count}").code == -signal.SIGKILL
@@ -134,11 +134,11 @@ def test_whatever_the_kernel_refuses_the_file_stays_whole_and_nothing_is_left(tm
             assert process.run(request, f"{call}:error={error}:when=1").code == REFUSED
             assert path.read_text() == OLD
         write_atomic(path, OLD)
-        assert process.run(request, f"fsync:error={error}:when=2").code == REFUSED, "a folder that is not on disk"
+        assert process.run(request, f"fsync:error={error}:when=2").code == REFUSED, "a directory that is not on disk"
     assert names_in(path.parent) == ["state"]
 
 
-def test_a_file_system_that_cannot_sync_folders_is_good_enough(tmp_path: Path) -> None:
+def test_a_file_system_that_cannot_sync_directories_is_good_enough(tmp_path: Path) -> None:
     path = tmp_path / "state"
     with writer(tmp_path / "strace") as process:
         assert process.run(f"write_atomic(Path({str(path)!r}), {NEW!r})", "fsync:error=EINVAL:when=2").code == 0
@@ -170,31 +170,31 @@ def test_a_reader_never_sees_a_part_while_a_writer_is_busy_and_then_killed(tmp_p
 
 
 def test_a_full_disk_keeps_the_old_file_and_names_the_quota(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "small", "size=64k") as folder:
-        write_atomic(folder / "state", OLD)
+    with tmpfs(tmp_path / "small", "size=64k") as directory:
+        write_atomic(directory / "state", OLD)
         with pytest.raises(StateDirectoryError, match="No space left") as caught:
-            write_atomic(folder / "state", "x" * 200_000)
-        assert (folder / "state").read_text() == OLD
-        assert names_in(folder) == ["state"], "what did not fit is not left on a full disk"
+            write_atomic(directory / "state", "x" * 200_000)
+        assert (directory / "state").read_text() == OLD
+        assert names_in(directory) == ["state"], "what did not fit is not left on a full disk"
     assert "quota" in caught.value.hint
     assert caught.value.transient
 
 
 def test_no_inode_left_is_a_full_disk_too(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "small", "nr_inodes=2") as folder:
-        (folder / "state").write_text(OLD)
+    with tmpfs(tmp_path / "small", "nr_inodes=2") as directory:
+        (directory / "state").write_text(OLD)
         with pytest.raises(StateDirectoryError) as caught:
-            write_atomic(folder / "state", NEW)
-        assert (folder / "state").read_text() == OLD
+            write_atomic(directory / "state", NEW)
+        assert (directory / "state").read_text() == OLD
     assert "inodes" in caught.value.hint
 
 
 def test_a_read_only_file_system_is_told_as_such(tmp_path: Path) -> None:
-    with tmpfs(tmp_path / "ro", "ro") as folder:
+    with tmpfs(tmp_path / "ro", "ro") as directory:
         for attempt in (
-            lambda: write_atomic(folder / "state", "x"),
-            lambda: append_line(folder / "journal", {}),
-            lambda: make_folder(folder / "run", mode=0o700),
+            lambda: write_atomic(directory / "state", "x"),
+            lambda: append_line(directory / "journal", {}),
+            lambda: make_directory(directory / "run", mode=0o700),
         ):
             with pytest.raises(StateDirectoryError, match="Read-only") as caught:
                 attempt()
@@ -202,7 +202,7 @@ def test_a_read_only_file_system_is_told_as_such(tmp_path: Path) -> None:
             assert "state_dir" in caught.value.hint
 
 
-def test_a_missing_folder_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_missing_directory_is_told_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(StateDirectoryError, match="missing/state"):
         write_atomic(tmp_path / "missing" / "state", "x")
 
@@ -240,33 +240,33 @@ def test_an_error_without_a_number_is_not_told_as_success() -> None:
     assert error.message == "cannot write /x: odd"
 
 
-# ---- folders
+# ---- directories
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770])
-def test_a_folder_has_the_mode_asked_for_whatever_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
-    assert make_folder(tmp_path / "a" / "b" / "c", mode=mode) == (
+def test_a_directory_has_the_mode_asked_for_whatever_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    assert make_directory(tmp_path / "a" / "b" / "c", mode=mode) == (
         tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c",
     )  # fmt: skip
     assert mode_of(tmp_path / "a" / "b" / "c") == mode
     assert mode_of(tmp_path / "a") == mode_of(tmp_path / "a" / "b") == mode & ~0o022
 
 
-def test_a_folder_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_directory_that_exists_is_left_as_it_is(tmp_path: Path) -> None:
     tmp_path.chmod(0o751)
-    assert make_folder(tmp_path, mode=0o700) == ()
+    assert make_directory(tmp_path, mode=0o700) == ()
     assert mode_of(tmp_path) == 0o751
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling link"])
-def test_something_else_in_a_folders_place_is_an_error(tmp_path: Path, kind: str) -> None:
+def test_something_else_in_a_directories_place_is_an_error(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run"
     if kind == "file":
         path.touch()
     else:
         path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(StateDirectoryError, match="cannot create"):
-        make_folder(path / "scripts", mode=0o700)
+        make_directory(path / "scripts", mode=0o700)
 
 
 # ---- journals
@@ -393,7 +393,7 @@ def test_a_file_we_may_not_read_is_an_error_and_not_absent(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["slurm_templates", "cron"])
 def test_a_clone_has_them_beside_the_package(kind: str) -> None:
-    assert shipped_folder(kind).is_dir()
+    assert shipped_directory(kind).is_dir()
 
 
 def test_a_wheel_has_them_below_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
@@ -402,6 +402,6 @@ def test_a_wheel_has_them_below_the_package(monkeypatch: pytest.MonkeyPatch, tmp
     package = Path(str(tmp_path)) / "site-packages" / "resilience"
     (package / "_shipped" / "cron").mkdir(parents=True)
     monkeypatch.setattr(shipped, "_PACKAGE", package)
-    assert shipped_folder("cron") == package / "_shipped" / "cron"
-    with pytest.raises(ResilError, match="lacks its slurm_templates folder"):
-        shipped_folder("slurm_templates")
+    assert shipped_directory("cron") == package / "_shipped" / "cron"
+    with pytest.raises(ResilError, match="lacks its slurm_templates directory"):
+        shipped_directory("slurm_templates")

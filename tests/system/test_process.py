@@ -26,8 +26,8 @@ from resilience.system.process import (
     run_with_input,
     said_by,
 )
-from tests.fakes import make_world
-from tests.system.hung import hung_folder, release
+from tests.fakes import make_system
+from tests.system.hung import hung_directory, release
 
 RUNNER = ProcessRunner()
 SLACK_S = 15.0
@@ -73,7 +73,7 @@ def test_the_environment_is_the_given_one_alone() -> None:
     assert done.stdout == "ONLY=this\n"
 
 
-def test_it_starts_in_the_given_folder(tmp_path: Path) -> None:
+def test_it_starts_in_the_given_directory(tmp_path: Path) -> None:
     assert RUNNER.run(["pwd"], timeout_s=20, cwd=str(tmp_path)).stdout.strip() == str(tmp_path.resolve())
 
 
@@ -103,9 +103,9 @@ def test_a_file_that_is_no_program_is_named(tmp_path: Path, mode: int, content: 
         RUNNER.run([str(path)], timeout_s=5)
 
 
-def test_a_missing_folder_is_not_taken_for_a_missing_program() -> None:
-    with pytest.raises(ProbeError, match="/no/such/folder") as caught:
-        RUNNER.run(["true"], timeout_s=5, cwd="/no/such/folder")
+def test_a_missing_directory_is_not_taken_for_a_missing_program() -> None:
+    with pytest.raises(ProbeError, match="/no/such/directory") as caught:
+        RUNNER.run(["true"], timeout_s=5, cwd="/no/such/directory")
     assert not isinstance(caught.value, ProgramMissing)
 
 
@@ -163,8 +163,8 @@ def test_a_program_that_closed_its_output_and_stays_ends_at_the_deadline() -> No
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Path]:
     try:
-        with hung_folder(tmp_path / "hung") as folder:
-            yield folder
+        with hung_directory(tmp_path / "hung") as directory:
+            yield directory
     except OSError as error:
         pytest.skip(f"a hung file system needs /dev/fuse and the right to mount: {error}")
 
@@ -192,12 +192,12 @@ def test_a_program_in_uninterruptible_sleep_is_abandoned_and_collected_later(hun
     assert not Path(f"/proc/{stuck.pid}").exists()
 
 
-@pytest.mark.parametrize("where", ["folder", "program"])
+@pytest.mark.parametrize("where", ["directory", "program"])
 def test_a_start_that_hangs_has_the_same_deadline(hung: Path, where: str) -> None:
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="could not be started"):
-        if where == "folder":
-            RUNNER.run(["true"], timeout_s=0.5, cwd=str(hung / "folder"))
+        if where == "directory":
+            RUNNER.run(["true"], timeout_s=0.5, cwd=str(hung / "directory"))
         else:
             RUNNER.run([str(hung / "program")], timeout_s=0.5)
     assert time.monotonic() - start < 0.5 + SLACK_S
@@ -351,10 +351,10 @@ def test_all_of_the_input_is_there_before_the_program_starts_even_if_we_are_kill
 # ---- programs that take a message on standard input
 
 
-def given(folder: Path, script: str, text: str = "", timeout_s: float = 5) -> Completed:
+def given(directory: Path, script: str, text: str = "", timeout_s: float = 5) -> Completed:
     environment = {"PATH": "/usr/bin:/bin"}
     argv = ["/bin/sh", "-c", script]
-    return run_with_input(argv, text, make_world(folder).runner.run, timeout_s=timeout_s, environment=environment)
+    return run_with_input(argv, text, make_system(directory).runner.run, timeout_s=timeout_s, environment=environment)
 
 
 @pytest.mark.parametrize("code", [1, 69, 71, 75, 126, 127, 64, 65, 67, 77, 78])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import SettingsError
+from resilience.system.ports import System
 from resilience.system.secrets import Secret, check_secret, read_secret, read_secret_lines, scrubbed_environment
-from resilience.system.world import World
 from tests.canary import plant
-from tests.fakes import make_world
+from tests.fakes import make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 
@@ -26,20 +26,20 @@ class Settings:
 
 
 @pytest.fixture
-def world(tmp_path: Path, canary: str) -> World:
-    return make_world(tmp_path, {"TOKEN": canary, "EMPTY": "", "TWO": f"{canary}\nX", "SHORT": "abc"})
+def system(tmp_path: Path, canary: str) -> System:
+    return make_system(tmp_path, {"TOKEN": canary, "EMPTY": "", "TWO": f"{canary}\nX", "SHORT": "abc"})
 
 
-def read(path: Path, world: World) -> str:
-    found = read_secret(Settings(token_file=str(path)), "token", world)
+def read(path: Path, system: System) -> str:
+    found = read_secret(Settings(token_file=str(path)), "token", system)
     assert found is not None
     return found.reveal()
 
 
-def refused(settings: Settings, world: World, canary: str) -> SettingsError:
+def refused(settings: Settings, system: System, canary: str) -> SettingsError:
     """The refusal, which shows nothing of the secret in any of its parts."""
     with pytest.raises(SettingsError) as caught:
-        read_secret(settings, "token", world)
+        read_secret(settings, "token", system)
     chain: BaseException | None = caught.value
     while chain is not None:
         assert canary not in str(chain) + repr(chain) + repr(getattr(chain, "hint", ""))
@@ -47,41 +47,43 @@ def refused(settings: Settings, world: World, canary: str) -> SettingsError:
     return caught.value
 
 
-def test_a_secret_is_read_from_a_private_file_or_a_variable(world: World, canary: str, canary_file: Path) -> None:
-    assert read(canary_file, world) == canary
+def test_a_secret_is_read_from_a_private_file_or_a_variable(system: System, canary: str, canary_file: Path) -> None:
+    assert read(canary_file, system) == canary
     canary_file.chmod(0o400)
-    assert read(canary_file, world) == canary
-    found = read_secret(Settings(token_variable="TOKEN"), "token", world)
+    assert read(canary_file, system) == canary
+    found = read_secret(Settings(token_variable="TOKEN"), "token", system)
     assert found is not None and found.reveal() == canary
-    assert read_secret(Settings(), "token", world) is None
+    assert read_secret(Settings(), "token", system) is None
 
 
-def test_a_file_may_lie_at_home(tmp_path: Path, world: World, canary: str) -> None:
-    plant(world.host.home, "token", canary)
-    assert read(Path("~/planted-secrets/token"), world) == canary
+def test_a_file_may_lie_at_home(tmp_path: Path, system: System, canary: str) -> None:
+    plant(system.host.home, "token", canary)
+    assert read(Path("~/planted-secrets/token"), system) == canary
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o666, 0o700, 0o601, 0o620])
 def test_a_file_that_others_may_touch_is_refused_with_the_command_to_run(
-    world: World, canary: str, canary_file: Path, mode: int
+    system: System, canary: str, canary_file: Path, mode: int
 ) -> None:
     canary_file.chmod(mode)
-    error = refused(Settings(token_file=str(canary_file)), world, canary)
+    error = refused(Settings(token_file=str(canary_file)), system, canary)
     assert f"mode {mode:04o}" in error.message and error.hint == f"chmod 600 {canary_file}"
 
 
 @needs_root
-def test_a_file_of_another_user_is_refused_and_one_of_root_is_not(world: World, canary: str, canary_file: Path) -> None:
+def test_a_file_of_another_user_is_refused_and_one_of_root_is_not(
+    system: System, canary: str, canary_file: Path
+) -> None:
     os.chown(canary_file, NOBODY, NOBODY)
-    assert "another user" in refused(Settings(token_file=str(canary_file)), world, canary).message
+    assert "another user" in refused(Settings(token_file=str(canary_file)), system, canary).message
     open_the_way(canary_file)
     canary_file.parent.chmod(0o755)
     with acting_as(NOBODY):
-        assert read(canary_file, world) == canary
+        assert read(canary_file, system) == canary
 
 
-def test_a_link_a_folder_a_pipe_and_a_missing_file_are_refused(
-    world: World, canary: str, canary_file: Path, tmp_path: Path
+def test_a_link_a_directory_a_pipe_and_a_missing_file_are_refused(
+    system: System, canary: str, canary_file: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "link").symlink_to(canary_file)
     os.mkfifo(tmp_path / "pipe", 0o600)
@@ -91,7 +93,7 @@ def test_a_link_a_folder_a_pipe_and_a_missing_file_are_refused(
         ("missing", "No such file"),
         (".", "no regular file"),
     ):
-        assert word in refused(Settings(token_file=f"{tmp_path}/{name}"), world, canary).message
+        assert word in refused(Settings(token_file=f"{tmp_path}/{name}"), system, canary).message
 
 
 @pytest.mark.parametrize(
@@ -101,26 +103,26 @@ def test_a_link_a_folder_a_pipe_and_a_missing_file_are_refused(
      ("{canary}" * 1000, "that is no secret")],
 )  # fmt: skip
 def test_what_is_no_secret_is_refused_without_showing_it(
-    world: World, canary: str, tmp_path: Path, content: str, word: str
+    system: System, canary: str, tmp_path: Path, content: str, word: str
 ) -> None:
     path = plant(tmp_path, "token", content.replace("{canary}", canary))
-    assert word in refused(Settings(token_file=str(path)), world, canary).message
+    assert word in refused(Settings(token_file=str(path)), system, canary).message
 
 
 def test_a_secret_without_an_end_of_line_or_with_blanks_around_is_understood(
-    world: World, canary: str, tmp_path: Path
+    system: System, canary: str, tmp_path: Path
 ) -> None:
     path = plant(tmp_path, "token", "")
     for content in (canary, f"{canary}\r\n", f"  {canary}  \n\n"):
         path.write_text(content)
-        assert read(path, world) == canary
+        assert read(path, system) == canary
 
 
 @pytest.mark.parametrize(
     ("name", "word"), [("MISSING", "is not set"), ("EMPTY", "is empty"), ("TWO", "one line"), ("SHORT", "shorter")]
 )
-def test_a_variable_that_cannot_be_used_is_refused(world: World, canary: str, name: str, word: str) -> None:
-    assert word in refused(Settings(token_variable=name), world, canary).message
+def test_a_variable_that_cannot_be_used_is_refused(system: System, canary: str, name: str, word: str) -> None:
+    assert word in refused(Settings(token_variable=name), system, canary).message
 
 
 @pytest.mark.parametrize(
@@ -148,10 +150,10 @@ def test_a_secret_is_not_required_where_it_is_said_so() -> None:
 
 
 def test_several_lines_are_several_secrets_and_comments_are_passed_over(
-    world: World, tmp_path: Path, canary: str
+    system: System, tmp_path: Path, canary: str
 ) -> None:
     path = plant(tmp_path, "urls", f"# mine\njson://{canary}/one\n\njson://{canary}/two")
-    found = read_secret_lines(replace(Settings(), token_file=str(path)), "token", world)
+    found = read_secret_lines(replace(Settings(), token_file=str(path)), "token", system)
     assert [secret.reveal()[-3:] for secret in found] == ["one", "two"]
 
 

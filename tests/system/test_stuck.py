@@ -17,10 +17,10 @@ from resilience.base.processes import is_alive, is_waiting_in_kernel, start_tick
 from resilience.errors import UsageError
 from resilience.system import stuck
 from resilience.system.child import Answer
+from resilience.system.ports import SystemClock
 from resilience.system.stuck import Look, Stuck, StuckMemory, look_apart
-from resilience.system.world import SystemClock
-from tests.fakes import FakeClock, make_world
-from tests.system.hung import hung_folder
+from tests.fakes import FakeClock, make_system
+from tests.system.hung import hung_directory
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def memory(tmp_path: Path) -> StuckMemory:
 
 def look(memory: StuckMemory, work: Callable[[], Any], *, clock: Any = None, deadline_s: float = 0.5) -> Answer:
     """One tick of one place, with a memory read afresh, as another process would."""
-    fresh = StuckMemory(memory._folders)
+    fresh = StuckMemory(memory._directories)
     ((_, answer),) = look_apart({0: Look("fs /scratch", work, deadline_s)}, fresh, clock or SystemClock())
     return answer
 
@@ -42,8 +42,8 @@ def hung(tmp_path: Path) -> Iterator[Path]:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("needs /dev/fuse")
     try:
-        with hung_folder(tmp_path / "hung") as folder:
-            yield folder
+        with hung_directory(tmp_path / "hung") as directory:
+            yield directory
     except OSError as error:
         pytest.skip(f"mounting is not permitted: {error}")
 
@@ -54,10 +54,10 @@ def test_a_thousand_ticks_at_a_hung_mount_leave_one_child_and_the_next_say_so_at
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("needs /dev/fuse")
     try:
-        with hung_folder(tmp_path / "hung") as folder:
+        with hung_directory(tmp_path / "hung") as directory:
 
             def work() -> int:
-                return os.statvfs(folder).f_bsize
+                return os.statvfs(directory).f_bsize
 
             first = look(memory, work)
             assert first.is_overdue and len(first.abandoned) == 1 and first.error is not None
@@ -142,7 +142,7 @@ def until_it_is_dead(pid: int) -> None:
 def test_a_process_number_that_was_given_out_again_is_not_the_one_that_hung(memory: StuckMemory) -> None:
     memory.note("x", Stuck(5.0, (os.getpid(),)), 5.0)
     assert memory.find("x", 5.0) == Stuck(5.0, (os.getpid(),))
-    (path,) = memory._folders[0].iterdir()
+    (path,) = memory._directories[0].iterdir()
     record = json.loads(path.read_text())
     record["processes"] = {str(os.getpid()): (start_ticks(os.getpid()) or 0) - 1}
     path.write_text(json.dumps(record))
@@ -152,7 +152,7 @@ def test_a_process_number_that_was_given_out_again_is_not_the_one_that_hung(memo
 @pytest.mark.parametrize("key", ["boot", "namespace"])
 def test_a_record_of_another_boot_or_container_says_nothing(memory: StuckMemory, key: str) -> None:
     memory.note("x", Stuck(5.0, (os.getpid(),)), 5.0)
-    (path,) = memory._folders[0].iterdir()
+    (path,) = memory._directories[0].iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: "another"}))
     assert memory.find("x", 5.0) is None
 
@@ -160,21 +160,21 @@ def test_a_record_of_another_boot_or_container_says_nothing(memory: StuckMemory,
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"place": "x"}', "\x00" * 50, '{"place": "x", "processes": 3}'])
 def test_a_damaged_record_says_nothing_and_is_written_anew(memory: StuckMemory, text: str) -> None:
     memory.note("x", Stuck(5.0), 5.0)
-    (path,) = memory._folders[0].iterdir()
+    (path,) = memory._directories[0].iterdir()
     path.write_text(text)
     assert memory.find("x", 5.0) is None
     memory.note("x", Stuck(6.0), 6.0)
     assert memory.find("x", 6.0) == Stuck(6.0)
 
 
-def test_a_folder_that_others_may_write_in_is_not_believed(tmp_path: Path) -> None:
+def test_a_directory_that_others_may_write_in_is_not_believed(tmp_path: Path) -> None:
     memory = StuckMemory([tmp_path / "stuck"])
     memory.note("x", Stuck(5.0, (os.getpid(),)), 5.0)
     (tmp_path / "stuck").chmod(0o777)
     assert StuckMemory([tmp_path / "stuck"]).find("x", 5.0) is None
 
 
-def test_a_link_in_the_folders_place_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_in_the_directories_place_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "own").symlink_to(tmp_path / "real")
     memory = StuckMemory([tmp_path / "own" / "stuck"])
@@ -182,7 +182,7 @@ def test_a_link_in_the_folders_place_is_not_followed(tmp_path: Path) -> None:
     assert not list((tmp_path / "real").iterdir())
 
 
-def test_where_one_folder_takes_nothing_the_next_does(tmp_path: Path) -> None:
+def test_where_one_directory_takes_nothing_the_next_does(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     memory = StuckMemory([tmp_path / "file" / "stuck", tmp_path / "b" / "stuck"])
     memory.note("x", Stuck(5.0), 5.0)
@@ -200,15 +200,15 @@ def test_two_processes_that_hang_at_once_are_both_known(memory: StuckMemory) -> 
 def test_old_records_of_places_that_nobody_asks_for_are_removed_and_living_ones_kept(memory: StuckMemory) -> None:
     memory.note("old", Stuck(5.0), 5.0)
     memory.note("living", Stuck(5.0, (os.getpid(),)), 5.0)
-    for path in memory._folders[0].iterdir():
+    for path in memory._directories[0].iterdir():
         os.utime(path, (5.0, 5.0))
     memory.note("new", Stuck(1e6), 1e6)
-    left = {json.loads(path.read_text())["place"] for path in memory._folders[0].iterdir()}
+    left = {json.loads(path.read_text())["place"] for path in memory._directories[0].iterdir()}
     assert left == {"living", "new"}
 
 
 def test_the_memory_of_a_node_lies_where_cron_and_people_both_see_it(tmp_path: Path) -> None:
-    with_session = StuckMemory.of(make_world(tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path)}))
-    without = StuckMemory.of(make_world(tmp_path))
-    assert with_session._folders[0] == without._folders[0] == Path(f"/tmp/resil-{os.getuid()}/stuck")
-    assert tmp_path / "resil" / "stuck" in with_session._folders
+    with_session = StuckMemory.of(make_system(tmp_path, {"XDG_RUNTIME_DIR": str(tmp_path)}))
+    without = StuckMemory.of(make_system(tmp_path))
+    assert with_session._directories[0] == without._directories[0] == Path(f"/tmp/resil-{os.getuid()}/stuck")
+    assert tmp_path / "resil" / "stuck" in with_session._directories

@@ -12,7 +12,7 @@ from resilience.errors import StateDirectoryError
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from resilience.guard.switch_folder import SwitchFolder
+from resilience.guard.switch_directory import SwitchDirectory
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import read_switch, write_switch
 from resilience.switch import OwnerPolicy, Scope, Switch
@@ -27,8 +27,8 @@ pytestmark = needs_root
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    with mounted(tmp_path / "disk", "size=256k,nr_inodes=100,mode=755") as folder:
-        yield folder
+    with mounted(tmp_path / "disk", "size=256k,nr_inodes=100,mode=755") as directory:
+        yield directory
 
 
 def make_run(disk: Path) -> RunDirectory:
@@ -63,7 +63,7 @@ def test_on_a_full_disk_the_switch_is_an_empty_file_that_all_obey(disk: Path) ->
     switch = read_switch(run, "kill", OwnerPolicy.OWNER)
     assert switch is not None and switch.honoured and (switch.why, switch.scope) == ("", Scope.JOB)
     place = RankInfo(run="llama", run_dir=str(run.path))
-    assert SwitchFolder(place, GuardSettings(), Recorder(place, lambda text: None)).look("kill") is not None
+    assert SwitchDirectory(place, GuardSettings(), Recorder(place, lambda text: None)).look("kill") is not None
 
 
 def test_a_switch_that_lies_there_on_a_full_disk_stays(disk: Path) -> None:
@@ -125,14 +125,14 @@ def test_guard_and_batch_shell_obey_the_empty_switch_on_their_full_disk(
 ) -> None:
     """Neither journal nor end can be written there, and the training ends all the same."""
     (tmp_path / "training.py").write_text(training)
-    with mounted(tmp_path / "disk", "size=512k,mode=755") as folder:
-        batch = Batch.make(folder)
+    with mounted(tmp_path / "disk", "size=512k,mode=755") as directory:
+        batch = Batch.make(directory)
         try:
             bound_s = 600 if code == 75 else 1
             command = f"exec {PYTHON} {tmp_path}/training.py"
             script = batch.start(command, guard={"RESIL_GUARD__KILL_TIMEOUT_S": str(bound_s)})
             script.until_says("ready", 60)
-            ballast = fill(folder)
+            ballast = fill(directory)
             path = write_switch(RunDirectory(batch.run_dir), KILL)
             assert path.read_bytes() == b""
             assert script.wait(60) == code

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 
 @contextmanager
-def hung_disk(folder: Path) -> Iterator[Path]:
+def hung_disk(directory: Path) -> Iterator[Path]:
     """A directory whose file system never answers."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(hung_folder(folder))
+            stack.enter_context(hung_directory(directory))
         except OSError as error:
             pytest.skip(f"mounting /dev/fuse is not permitted: {error}")
-        yield folder
+        yield directory

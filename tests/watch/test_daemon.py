@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from resilience.watch.daemon import NAP_S, DueLogs, FollowedLog, LogDeadlines, LogFollower, next_tick, ticks
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog

@@ -101,7 +101,7 @@ def test_settings_that_need_something_are_refused() -> None:
         options_of(int)
 
 
-def test_paths_that_are_typed_count_from_the_current_folder() -> None:
+def test_paths_that_are_typed_count_from_the_current_directory() -> None:
     typed = {"paths": ["a", ".", "/b", "~/c", "$D/e", ""], "checkpoints": "../ckpt", "word": "as it is"}
     assert from_here(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
         "paths": ["/here/a", "/here", "/b", "~/c", "$D/e", ""],

@@ -81,11 +81,11 @@ def test_everything_that_a_training_needs_is_found_once() -> None:
         environ=environ, checkpoints="/lustre/ckpt",
     )  # fmt: skip
     assert [(place.path, place.role) for place in found] == [
-        ("/home/alice/gpt", "project folder"), ("/lustre/ckpt", "checkpoints"),
+        ("/home/alice/gpt", "project directory"), ("/lustre/ckpt", "checkpoints"),
         ("/home/alice/gpt/.resil", "state directory"), ("/lustre/scratch/alice", "$SCRATCH"),
         ("/lustre/labs/six", "$WORK"), ("/home/alice", "home"), ("/dev/shm", "/dev/shm"), ("/tmp", "/tmp"),
     ]  # fmt: skip
-    assert [place.role for place in found if place.is_needed] == ["project folder", "checkpoints", "state directory"]
+    assert [place.role for place in found if place.is_needed] == ["project directory", "checkpoints", "state directory"]
 
 
 def named(*paths: str, **environ: str) -> list[str]:

@@ -29,7 +29,7 @@ from tests.watch.hung import hung_disk
 
 @pytest.fixture(autouse=True)
 def own_stuck_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, world: cls([tmp_path / "node" / "stuck"])))
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node" / "stuck"])))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def project(tmp_path: Path, clock: FakeClock) -> Project:
-    return make_project(tmp_path, clock=clock, environ={"XDG_STATE_HOME": str(tmp_path / "spare")})
+    return make_project(tmp_path, clock=clock, environ={"XDG_STATE_HOME": str(tmp_path / "fallback")})
 
 
 def one(project: Project, check: ACheck | None = None, **settings: Any) -> tuple[Finding, ...]:

@@ -11,32 +11,32 @@ from resilience.errors import ProbeError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
+from resilience.system.ports import System, SystemClock
 from resilience.system.stuck import StuckMemory
-from resilience.system.world import SystemClock, World
 from resilience.watch import watchdogs
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import open_in_child
-from tests.fakes import make_world
+from tests.fakes import make_system
 from tests.watch.hung import hung_disk
 
 
 @pytest.fixture
 def hung_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, world: cls([tmp_path / "node" / "stuck"])))
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node" / "stuck"])))
     monkeypatch.setattr(watchdogs, "START_S", 0.3)
-    with hung_disk(tmp_path / "home") as folder:
-        yield folder
+    with hung_disk(tmp_path / "home") as directory:
+        yield directory
 
 
-def a_world(folder: Path, home: Path, **environ: str) -> World:
-    folder.mkdir()
-    return make_world(folder, {"XDG_CONFIG_HOME": str(home / "config"), **environ}, clock=SystemClock())
+def a_world(directory: Path, home: Path, **environ: str) -> System:
+    directory.mkdir()
+    return make_system(directory, {"XDG_CONFIG_HOME": str(home / "config"), **environ}, clock=SystemClock())
 
 
 def test_a_home_that_hangs_hides_nothing_of_the_rest_and_is_reported(tmp_path: Path, hung_home: Path) -> None:
-    world = a_world(tmp_path / "project", hung_home)
+    system = a_world(tmp_path / "project", hung_home)
     for words in ("no answer within 0.3 s", "STUCK since"):
-        project = open_in_child(world)
+        project = open_in_child(system)
         (report,) = watch(project, [])
         (found,) = report.findings
         assert (report.check, found.verdict) == ("settings", Verdict.UNKNOWN)
@@ -45,17 +45,17 @@ def test_a_home_that_hangs_hides_nothing_of_the_rest_and_is_reported(tmp_path: P
 
 
 def test_a_file_that_was_named_is_not_done_without(tmp_path: Path, hung_home: Path) -> None:
-    world = a_world(tmp_path / "project", hung_home)
+    system = a_world(tmp_path / "project", hung_home)
     with pytest.raises(ProbeError, match="no answer within"):
-        open_in_child(world, path=hung_home / "resil.toml")
+        open_in_child(system, path=hung_home / "resil.toml")
 
 
-def test_a_folder_of_path_that_hangs_hangs_no_watchdog(
+def test_a_directory_of_path_that_hangs_hangs_no_watchdog(
     tmp_path: Path, hung_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdogs, "SEARCH_S", 0.3)
-    world = a_world(tmp_path / "project", tmp_path, PATH=f"{hung_home}/bin:/usr/bin")
-    project = Project(world, load(world))
+    system = a_world(tmp_path / "project", tmp_path, PATH=f"{hung_home}/bin:/usr/bin")
+    project = Project(system, load(system))
     (report,) = watch(project, [watchdogs.load_watchdog(project, "job")])
     (found,) = report.findings
     assert found.verdict is Verdict.UNKNOWN

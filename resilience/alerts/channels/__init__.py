@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
     from resilience.system.http import Answer
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
 
 class Channel(Protocol):
-    """One way to notify people: a file in channels/ (or in a plugin folder) that exports it as CHANNEL.
+    """One way to notify people: a file in channels/ (or in a plugin directory) that exports it as CHANNEL.
 
     `Settings` is a frozen dataclass: the keys of [channel.NAME] in resil.toml. Secrets are never among them, only where
     they lie: a field `x_file` (a file of mode 0600) or `x_variable` (the name of an environment variable).
@@ -37,7 +37,7 @@ class Channel(Protocol):
         """
         ...
 
-    def send(self, message: Any, settings: Any, world: World) -> Mapping[str, str]:
+    def send(self, message: Any, settings: Any, system: System) -> Mapping[str, str]:
         """Deliver the message and return what the thread's next message needs; "answer" is the answer, for people.
 
         Raise DeliveryError if it was not accepted. No secret may stand in any exception's text.

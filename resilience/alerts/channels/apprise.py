@@ -10,10 +10,10 @@ from resilience.alerts.channels import check_timeout
 from resilience.alerts.message import headline, plain_text
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
+from resilience.system.ports import System
 from resilience.system.redaction import redact
 from resilience.system.secrets import Secret, check_secret, read_secret_lines
 from resilience.system.time_limit import within
-from resilience.system.world import World
 
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
@@ -68,11 +68,11 @@ class AppriseChannel:
             kind = "info" if alert.is_test or alert.title else "success"
         return AppriseMessage(f"[resil] {headline(alert)}", plain_text(alert, TEXT_LIMIT), kind)
 
-    def send(self, message: AppriseMessage, settings: AppriseSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: AppriseMessage, settings: AppriseSettings, system: System) -> Mapping[str, str]:
         """Notify. Raise DeliveryError if one of the services did not take it, or not in time."""
         if not is_installed():
             raise DeliveryError("Apprise is not installed", hint=MISSING_HINT, transient=False)
-        urls = read_secret_lines(settings, "urls", world)
+        urls = read_secret_lines(settings, "urls", system)
         if not urls:
             raise DeliveryError("no addresses are given for Apprise", hint="urls_file = ...", transient=False)
         try:

@@ -10,9 +10,9 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import check_timeout
 from resilience.alerts.message import alert_record, cut, plain_text
 from resilience.errors import SettingsError
+from resilience.system.ports import System
 from resilience.system.process import run_with_input, said_by
 from resilience.system.secrets import scrubbed_environment
-from resilience.system.world import World
 
 TEXT_LIMIT = 5_000
 
@@ -57,11 +57,11 @@ class CommandChannel:
         record = alert_record(alert, lambda text: cut(text, TEXT_LIMIT), text=plain_text(alert))
         return json.dumps(record)  # ASCII: a lone surrogate is escaped, and is no reason to fail
 
-    def send(self, message: str, settings: CommandSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: str, settings: CommandSettings, system: System) -> Mapping[str, str]:
         """Run the program. Raise DeliveryError if it did not end with 0 in time."""
-        environment = scrubbed_environment(world.environ, settings.environment)
+        environment = scrubbed_environment(system.environ, settings.environment)
         done = run_with_input(
-            settings.argv, message + "\n", world.runner.run, timeout_s=settings.timeout_s, environment=environment
+            settings.argv, message + "\n", system.runner.run, timeout_s=settings.timeout_s, environment=environment
         )
         said = said_by(done)
         return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}

@@ -13,7 +13,7 @@ from pathlib import Path
 from resilience.alerts.alert import Alert
 from resilience.alerts.message import clean_line, headline, in_project, moment
 from resilience.errors import DeliveryError, SettingsError
-from resilience.system.world import World
+from resilience.system.ports import System
 
 _MOMENTARY = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENXIO, errno.ETIMEDOUT}
 
@@ -37,7 +37,7 @@ class ConsoleChannel:
     Settings = ConsoleSettings
 
     def check(self, settings: ConsoleSettings) -> None:
-        """Raise SettingsError for a path that depends on the current folder."""
+        """Raise SettingsError for a path that depends on the current directory."""
         if settings.path and (not settings.path.startswith(("/", "~/")) or "\0" in settings.path):
             raise SettingsError(f"path = {settings.path!r} must be a whole path", hint='path = "~/resil-alerts.log"')
 
@@ -48,7 +48,7 @@ class ConsoleChannel:
             line += f" - {in_project(alert, f'resil alert ack {clean_line(alert.notices[0].episode, 24)}')}"
         return line
 
-    def send(self, message: str, settings: ConsoleSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: str, settings: ConsoleSettings, system: System) -> Mapping[str, str]:
         """Write the line at once. Raise DeliveryError if it cannot be written."""
         if not settings.path:
             try:
@@ -57,7 +57,7 @@ class ConsoleChannel:
             except (OSError, ValueError) as error:
                 raise DeliveryError(f"standard error cannot be written: {error}") from None
             return {"answer": "written to standard error"}
-        home = world.host.home
+        home = system.host.home
         path = home / settings.path[2:] if settings.path.startswith("~/") else Path(settings.path)
         try:
             _append(path, f"{message}\n".encode())

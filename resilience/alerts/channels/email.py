@@ -12,9 +12,9 @@ from resilience.alerts.channels import check_timeout
 from resilience.alerts.channels._email_message import Mail, compose_mail
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.http import is_loopback, readable_ca_file
+from resilience.system.ports import System
 from resilience.system.process import run_with_input
 from resilience.system.secrets import check_secret, read_secret, scrubbed_environment
-from resilience.system.world import World
 
 if TYPE_CHECKING:  # 20 ms, for who sends something
     import ssl
@@ -97,16 +97,16 @@ class EmailChannel:
             alert, sender=settings.sender, recipients=settings.to, prefix=settings.subject_prefix, thread=thread
         )
 
-    def send(self, message: Mail, settings: EmailSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: Mail, settings: EmailSettings, system: System) -> Mapping[str, str]:
         """Deliver. Raise DeliveryError if not one recipient's server took it."""
-        own_address = f"{world.host.user}@{world.host.name}"
+        own_address = f"{system.host.user}@{system.host.name}"
         sender = envelope_address(message.sender or own_address)
         everybody = [envelope_address(address) for address in message.recipients]
         recipients = [address for address in everybody if address not in message.served] or everybody
         if settings.host:
             from resilience.alerts.channels._email_smtp import Relay, deliver
 
-            password = read_secret(settings, "password", world)
+            password = read_secret(settings, "password", system)
             relay = Relay(
                 host=settings.host.strip("[]"),
                 port=port_of(settings),
@@ -117,7 +117,7 @@ class EmailChannel:
             )
             answer = deliver(message, relay, sender, recipients, timeout_s=settings.timeout_s)
         else:
-            answer = _by_sendmail(message, settings, world, sender, recipients)
+            answer = _by_sendmail(message, settings, system, sender, recipients)
         return {"answer": answer, "message_id": message.headers["Message-ID"]}
 
 
@@ -168,27 +168,27 @@ def _context(settings: EmailSettings) -> ssl.SSLContext | None:
         raise SettingsError(f"ca_file = {settings.ca_file!r} cannot be used: {why}") from None
 
 
-def _by_sendmail(message: Mail, settings: EmailSettings, world: World, sender: str, recipients: list[str]) -> str:
+def _by_sendmail(message: Mail, settings: EmailSettings, system: System, sender: str, recipients: list[str]) -> str:
     if not all(address.isascii() for address in (sender, *recipients)):
         raise DeliveryError(
             "an address that is not ASCII cannot be given to sendmail", transient=False,
             hint="set host to a server that knows SMTPUTF8",
         )  # fmt: skip
-    argv = [*(settings.sendmail or _sendmail(world)), "-f", sender, *recipients]
+    argv = [*(settings.sendmail or _sendmail(system)), "-f", sender, *recipients]
     # As lines of Unix: sendmail makes CR LF of them itself.
     text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
     run_with_input(
-        argv, text, world.runner.run, timeout_s=settings.timeout_s, environment=scrubbed_environment(world.environ)
+        argv, text, system.runner.run, timeout_s=settings.timeout_s, environment=scrubbed_environment(system.environ)
     )
     return f"{argv[0]} took it for {', '.join(recipients)}"
 
 
-def _sendmail(world: World) -> tuple[str, ...]:
+def _sendmail(system: System) -> tuple[str, ...]:
     """The program, also where cron's PATH lacks /usr/sbin. Raise DeliveryError where there is none."""
     import shutil
 
     found = next((place for place in _SENDMAIL_PLACES if shutil.which(place)), None)
-    found = found or shutil.which("sendmail", path=world.environ.get("PATH", ""))
+    found = found or shutil.which("sendmail", path=system.environ.get("PATH", ""))
     if found is None:
         raise DeliveryError(
             "this node has no sendmail program", hint="set host in [channel.email], or deliver from another node"

@@ -11,8 +11,8 @@ from resilience.alerts.channels import check_timeout
 from resilience.alerts.channels._slack_blocks import mention_of, slack_message
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.http import check_url
+from resilience.system.ports import System
 from resilience.system.secrets import check_secret, read_secret
-from resilience.system.world import World
 
 if TYPE_CHECKING:  # slack_sdk costs 77 ms, for commands that post
     from resilience.alerts.channels._slack_client import Api
@@ -107,15 +107,15 @@ class SlackChannel:
             redraw=alert.reason in (Reason.WORSE, Reason.BETTER, Reason.RESOLVED, Reason.FIRST),
         )
 
-    def send(self, message: SlackMessage, settings: SlackSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: SlackMessage, settings: SlackSettings, system: System) -> Mapping[str, str]:
         """Post it. Raise DeliveryError if Slack did not take it."""
         from resilience.alerts.channels._slack_client import Api, Transport, post_to_webhook
 
-        way = (world.environ, settings.timeout_s, settings.ca_file)
-        if webhook := read_secret(settings, "webhook", world):
+        way = (system.environ, settings.timeout_s, settings.ca_file)
+        if webhook := read_secret(settings, "webhook", system):
             check_url(webhook.reveal(), "the webhook's address", allow_http=settings.allow_http)
             return post_to_webhook(Transport(webhook, *way), message.content)
-        if token := read_secret(settings, "token", world):
+        if token := read_secret(settings, "token", system):
             return _post_as_bot(Api(Transport(token, *way), settings.base_url), message, settings)
         raise DeliveryError("no webhook and no token is given for Slack", transient=False)
 

@@ -24,8 +24,8 @@ from resilience.alerts.channels._webhook_payloads import (
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.http import check_url, quoted, request
+from resilience.system.ports import System
 from resilience.system.secrets import check_secret, read_secret
-from resilience.system.world import World
 
 METHODS = ("POST", "PUT", "PATCH")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -128,9 +128,9 @@ class WebhookChannel:
                 more = tuple(json.dumps(event) for event in pagerduty_ends(alert))
         return WebhookMessage(json.dumps(payload), {"open": ",".join(open_episodes(alert, thread))}, more)
 
-    def send(self, message: WebhookMessage, settings: WebhookSettings, world: World) -> Mapping[str, str]:
+    def send(self, message: WebhookMessage, settings: WebhookSettings, system: System) -> Mapping[str, str]:
         """Send it. Raise DeliveryError if the server did not take it."""
-        hidden_url, secret = read_secret(settings, "url", world), read_secret(settings, "secret", world)
+        hidden_url, secret = read_secret(settings, "url", system), read_secret(settings, "secret", system)
         url = hidden_url.reveal() if hidden_url else settings.url
         if not url and settings.preset == "pagerduty":
             url = PAGERDUTY_URL
@@ -151,7 +151,7 @@ class WebhookChannel:
             answer = request(
                 url,
                 json.dumps(_filled(json.loads(text), fillings)).encode(),
-                environ=world.environ,
+                environ=system.environ,
                 timeout_s=left_s,
                 headers=headers,
                 method=settings.method,

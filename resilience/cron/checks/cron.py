@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from resilience.cron.checks._cron.judging import judge
 from resilience.cron.checks._cron.look import look
 from resilience.cron.checks._cron.words import CronCheckSettings, CronReading
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import SettingsError
 from resilience.finding import Finding
 from resilience.runs.context import Context
@@ -25,16 +25,16 @@ class CronCheck:
     example = "resil watch cron 'cron.hourly/*'"
     on_nothing = "no scheduler was ever installed here: resil cron install"
 
-    def targets(self, settings: CronCheckSettings, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: CronCheckSettings, context: Context) -> Sequence[Target]:
         """What the scheduler of this state directory left."""
         check_settings(settings)
-        return (Target(str(CronFolder(scene.state_dir).path)),)
+        return (Target(str(CronDirectory(context.state_dir).path)),)
 
     def probe(
-        self, target: Target, settings: CronCheckSettings, scene: Context, before: Mapping[str, Timed[CronReading]]
+        self, target: Target, settings: CronCheckSettings, context: Context, before: Mapping[str, Timed[CronReading]]
     ) -> Mapping[str, CronReading]:
         """Read the sign of life and the histories."""
-        return look(CronFolder(scene.state_dir, scene.group), settings, before, scene.world.clock.now())
+        return look(CronDirectory(context.state_dir, context.group), settings, before, context.system.clock.now())
 
     def judge(
         self, subject: str, readings: Sequence[Timed[CronReading]], settings: CronCheckSettings, now: float

@@ -56,7 +56,7 @@ class DriverState(NamedTuple):
 
 
 class Driver(Protocol):
-    """What makes the ticks of cron: a file in drivers/ (or in a plugin folder) that exports it as DRIVER.
+    """What makes the ticks of cron: a file in drivers/ (or in a plugin directory) that exports it as DRIVER.
 
     A driver writes where its host keeps such things (a crontab, a unit, the queue), and only what carries the token of
     the installation; what others wrote there stays as it is, byte for byte.
@@ -69,25 +69,25 @@ class Driver(Protocol):
     summary: str
     rank: int
 
-    def availability(self, scene: Context) -> Availability:
+    def availability(self, context: Context) -> Availability:
         """Whether it can be used here, and why. Looks, with deadlines; changes nothing and never raises."""
         ...
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """What `install` would do, for `--dry-run`. Changes nothing. Nothing to do is an empty sequence."""
         ...
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Do it, and return a line each for what was done. Doing it again does nothing.
 
         Raise ResilError if it could not be done; then nothing is left half done.
         """
         ...
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Undo it, and return a line each for what was done. Nothing there to undo is no error."""
         ...
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Whether what `install` made is still there and will tick again. Looks, with deadlines; never raises."""
         ...

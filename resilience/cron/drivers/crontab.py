@@ -37,15 +37,15 @@ class Crontab:
 
     name = "crontab"
 
-    def read(self, scene: Context) -> str | None:
+    def read(self, context: Context) -> str | None:
         """As programs.Program.read."""
         for _ in range(_READS):
-            listed = self._list(scene)
+            listed = self._list(context)
             if listed is None or r"\r" not in listed:
                 return listed
             # Debian's `crontab -l` lists a carriage return as the two characters `\r`. Written back, that would be what
             # the line runs. `crontab -e` hands the file itself to an editor; ours writes it to standard output.
-            done = programs.ask(scene, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+            done = programs.ask(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
             if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
                 return done.stdout
         raise programs.NoAnswer(
@@ -53,8 +53,8 @@ class Crontab:
             hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
         )
 
-    def _list(self, scene: Context) -> str | None:
-        done = programs.ask(scene, ["crontab", "-l"])
+    def _list(self, context: Context) -> str | None:
+        done = programs.ask(context, ["crontab", "-l"])
         if done.returncode == 0:
             return without_header(done.stdout)
         text = (done.stderr or done.stdout).lower()
@@ -70,18 +70,18 @@ class Crontab:
             )
         raise programs.NoAnswer(f"crontab -l failed: {said}", transient=True)
 
-    def write(self, table: str, scene: Context) -> None:
+    def write(self, table: str, context: Context) -> None:
         """As programs.Program.write."""
-        done = programs.ask(scene, ["crontab", "-"], stdin=table)
+        done = programs.ask(context, ["crontab", "-"], stdin=table)
         if done.returncode != 0:
             raise ResilError(
                 f"crontab refused the table, and the old one stays: {programs.said(done)}",
                 hint="is a line of yours wrong, or the disk with /var/spool full? Look: crontab -l",
             )
 
-    def remove(self, scene: Context) -> None:
+    def remove(self, context: Context) -> None:
         """As programs.Program.remove."""
-        done = programs.ask(scene, ["crontab", "-r"])
+        done = programs.ask(context, ["crontab", "-r"])
         if done.returncode != 0 and "no crontab for" not in done.stderr.lower():
             raise ResilError(f"crontab -r failed, and the table stays: {programs.said(done)}")
 
@@ -105,15 +105,15 @@ class CrontabDriver:
     proc: Path = Path("/proc")
     pid_files: tuple[str, ...] = PID_FILES
 
-    def availability(self, scene: Context) -> Availability:
+    def availability(self, context: Context) -> Availability:
         """Whether crontab serves this person, and a daemon reads what it writes."""
         try:
-            self.program.read(scene)
+            self.program.read(context)
         except ResilError as error:
             return Availability(False, error.message, error.hint)
-        if str(scene.project).startswith("/afs/"):
+        if str(context.project).startswith("/afs/"):
             return Availability(False, "the project lies in AFS, where cron has no token", "move it, or use slurm")
-        host = scene.world.host.name
+        host = context.system.host.name
         if daemon := find_daemon(self.proc, self.pid_files):
             return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
         if hides_processes(self.proc):
@@ -126,57 +126,57 @@ class CrontabDriver:
         reason = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
         return Availability(False, reason, "an administrator starts it: systemctl enable --now cron (or crond)")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """The lines, unless they stand there."""
-        wrong_host(installation, scene, "crontab")
-        lines = table_lines(installation, scene)
+        wrong_host(installation, context, "crontab")
+        lines = table_lines(installation, context)
         steps = []
-        script = script_text(installation, scene)
-        if script and _content(script_file(scene)) != script:
-            steps.append(Step(f"write {script_file(scene)}", script))
-        table = self.program.read(scene) or ""
-        if with_ours(table, lines, {installation.token} | tokens_of(table, scene.state_dir)) != table:
-            what = f"write these lines into the crontab of {scene.world.host.user} on {scene.world.host.name}"
+        script = script_text(installation, context)
+        if script and _content(script_file(context)) != script:
+            steps.append(Step(f"write {script_file(context)}", script))
+        table = self.program.read(context) or ""
+        if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) != table:
+            what = f"write these lines into the crontab of {context.system.host.user} on {context.system.host.name}"
             steps.append(Step(f"{what}, before all others", "\n".join(lines)))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        wrong_host(installation, scene, "crontab")
-        lines = table_lines(installation, scene)
-        output_file(scene, "crontab")
+        wrong_host(installation, context, "crontab")
+        lines = table_lines(installation, context)
+        output_file(context, "crontab")
         mine = {installation.token}
-        script = script_text(installation, scene)
+        script = script_text(installation, context)
         try:
-            if script and _content(script_file(scene)) != script:
-                write_atomic(Path(script_file(scene)), script, mode=0o700)
+            if script and _content(script_file(context)) != script:
+                write_atomic(Path(script_file(context)), script, mode=0o700)
             done = programs.change(
-                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, scene.state_dir)), scene
+                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
             )
         except ResilError:
-            programs.give_up(self.program, lambda table: without_ours(table, mine), scene)
+            programs.give_up(self.program, lambda table: without_ours(table, mine), context)
             raise
-        where = f"the crontab of {scene.world.host.user} on {scene.world.host.name}"
+        where = f"the crontab of {context.system.host.user} on {context.system.host.name}"
         return (f"wrote a line into {where}: it ticks every minute",) if done else ()
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Take the lines out."""
-        wrong_host(installation, scene, "crontab")
+        wrong_host(installation, context, "crontab")
         done = programs.change(
             self.program,
-            lambda table: without_ours(table, {installation.token} | tokens_of(table, scene.state_dir)),
-            scene,
+            lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
+            context,
         )
         with suppress(OSError):
-            Path(script_file(scene)).unlink(missing_ok=True)
-        where = f"the crontab of {scene.world.host.user} on {scene.world.host.name}"
+            Path(script_file(context)).unlink(missing_ok=True)
+        where = f"the crontab of {context.system.host.user} on {context.system.host.name}"
         return (f"took our lines out of {where}",) if done else ()
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Whether the line is there, and a daemon to read it."""
         try:
-            wrong_host(installation, scene, "crontab")
-            table = self.program.read(scene) or ""
+            wrong_host(installation, context, "crontab")
+            table = self.program.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         found = table_state(table, installation, f"the crontab of {installation.by} on {installation.host}")
@@ -189,42 +189,42 @@ class CrontabDriver:
                 f"the line is in the crontab of {installation.by}, but no cron daemon runs on {installation.host}",
                 hint="an administrator starts it; until then: resil cron install --backend slurm --replace",
             )
-        now = scene.world.clock.now()
-        said = last_words(scene, "crontab")
+        now = context.system.clock.now()
+        said = last_words(context, "crontab")
         return found._replace(next_tick=now - now % 60 + 60, hint=f"the last tick failed: {said}" if said else "")
 
 
-def table_lines(installation: Installation, scene: Context) -> tuple[str, ...]:
+def table_lines(installation: Installation, context: Context) -> tuple[str, ...]:
     """Our lines. Raise ResilError if cron could not read them. Pure.
 
     The whole command is one word for /bin/sh: a `SHELL=/bin/csh` that somebody writes above it later does no harm. cron
     makes a line break of each `%` that has no backslash before it (crontab(5)). Where the command is too long for cron
     (a module system's LD_LIBRARY_PATH), it stands in a script beside the heartbeat, and the line calls that.
     """
-    inner = _command(installation, scene)
+    inner = _command(installation, context)
     if not _fits(inner):
-        script = script_file(scene)
+        script = script_file(context)
         inner = f": {mark(installation.token)}; exec /bin/sh {shlex.quote(script)}"
         if not _fits(inner):
             raise ResilError(f"the path {script} is too long for a crontab", hint="choose another state_dir")
-    return headline(installation, scene.state_dir), f"* * * * * {_as_cron_reads(inner)}"
+    return headline(installation, context.state_dir), f"* * * * * {_as_cron_reads(inner)}"
 
 
-def script_text(installation: Installation, scene: Context) -> str:
+def script_text(installation: Installation, context: Context) -> str:
     """The script that the line calls; empty: the line needs none. Pure."""
-    inner = _command(installation, scene)
-    return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, scene.state_dir)}\n{inner}\n"
+    inner = _command(installation, context)
+    return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, context.state_dir)}\n{inner}\n"
 
 
-def script_file(scene: Context) -> str:
+def script_file(context: Context) -> str:
     """Where that script lies."""
-    return str(Path(output_file(scene, "crontab", make=False)).with_suffix(".sh"))
+    return str(Path(output_file(context, "crontab", make=False)).with_suffix(".sh"))
 
 
-def _command(installation: Installation, scene: Context) -> str:
+def _command(installation: Installation, context: Context) -> str:
     refuse_unwritable(installation, where="a crontab", bad=_BAD)
     words = tick_words(installation, "tick", "--driver", "crontab")
-    return shell_command(installation, words, output=output_file(scene, "crontab", make=False))
+    return shell_command(installation, words, output=output_file(context, "crontab", make=False))
 
 
 def _as_cron_reads(inner: str) -> str:

@@ -37,9 +37,9 @@ class Scrontab:
 
     name = "scrontab"
 
-    def read(self, scene: Context) -> str | None:
+    def read(self, context: Context) -> str | None:
         """As programs.Program.read."""
-        done = programs.ask(scene, ["scrontab", "-l"], timeout_s=scene.scheduler_deadline_s)
+        done = programs.ask(context, ["scrontab", "-l"], timeout_s=context.scheduler_deadline_s)
         if done.returncode == 0:
             return done.stdout
         # Recorded from 24.11 and 26.05: `no crontab for alice` (standard output);
@@ -57,23 +57,23 @@ class Scrontab:
             transient=True,
         )
 
-    def write(self, table: str, scene: Context) -> None:
+    def write(self, table: str, context: Context) -> None:
         """As programs.Program.write."""
         with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
             file.write(table.encode("utf-8", "surrogateescape"))
             file.flush()
             # The first scrontab (20.11.0) knew no FILE and would start an editor: this one fails at once.
             editor = {"VISUAL": "false", "EDITOR": "false"}
-            done = programs.ask(scene, ["scrontab", file.name], timeout_s=scene.scheduler_deadline_s, env=editor)
+            done = programs.ask(context, ["scrontab", file.name], timeout_s=context.scheduler_deadline_s, env=editor)
         if done.returncode != 0:
             raise ResilError(
                 f"scrontab refused the table, and the old one stays: {programs.said(done)}",
                 hint="is a line of yours wrong, or a limit reached? Options of our job: [cron] sbatch in resil.toml",
             )
 
-    def remove(self, scene: Context) -> None:
+    def remove(self, context: Context) -> None:
         """As programs.Program.remove."""
-        done = programs.ask(scene, ["scrontab", "-r"], timeout_s=scene.scheduler_deadline_s)
+        done = programs.ask(context, ["scrontab", "-r"], timeout_s=context.scheduler_deadline_s)
         if done.returncode != 0:
             raise ResilError(f"scrontab -r failed, and the table stays: {programs.said(done)}")
 
@@ -90,12 +90,12 @@ class ScrontabDriver:
 
     program: Scrontab = _SCRONTAB
 
-    def availability(self, scene: Context) -> Availability:
+    def availability(self, context: Context) -> Availability:
         """Whether the cluster has it enabled."""
         try:
-            self.program.read(scene)
+            self.program.read(context)
         except programs.NotForUs as error:
-            if _is_enabled(scene):
+            if _is_enabled(context):
                 reason = f"the cluster has scrontab enabled, but: {error.message}"
                 return Availability(
                     False, reason, "is the program installed elsewhere, on a login node? Add it to PATH"
@@ -105,65 +105,65 @@ class ScrontabDriver:
             return Availability(False, error.message, error.hint)
         return Availability(True, "scrontab is enabled on this cluster")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """The lines, unless they stand there."""
-        wrong_person(installation, scene, "scrontab")
-        lines = table_lines(installation, settings, scene)
-        table = self.program.read(scene) or ""
-        if with_ours(table, lines, {installation.token} | tokens_of(table, scene.state_dir)) == table:
+        wrong_person(installation, context, "scrontab")
+        lines = table_lines(installation, settings, context)
+        table = self.program.read(context) or ""
+        if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) == table:
             return ()
-        what = f"write these lines into the scrontab of {scene.world.host.user}, before all others"
+        what = f"write these lines into the scrontab of {context.system.host.user}, before all others"
         more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
         return (Step(what + more, "\n".join(lines)),)
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        wrong_person(installation, scene, "scrontab")
-        lines = table_lines(installation, settings, scene)
-        output_file(scene, "scrontab")
+        wrong_person(installation, context, "scrontab")
+        lines = table_lines(installation, settings, context)
+        output_file(context, "scrontab")
         mine = {installation.token}
         try:
             done = programs.change(
-                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, scene.state_dir)), scene
+                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
             )
         except ResilError:
-            programs.give_up(self.program, lambda table: without_ours(table, mine), scene)
+            programs.give_up(self.program, lambda table: without_ours(table, mine), context)
             raise
         how = f"every {pause_minutes(settings.pulse_s)} min" if installation.mode == "pulse" else "a daemon, always"
-        return (f"wrote an entry into the scrontab of {scene.world.host.user}: {how}",) if done else ()
+        return (f"wrote an entry into the scrontab of {context.system.host.user}: {how}",) if done else ()
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Take the lines out; SLURM removes the waiting job, and lets a running one end."""
-        wrong_person(installation, scene, "scrontab")
+        wrong_person(installation, context, "scrontab")
         done = programs.change(
             self.program,
-            lambda table: without_ours(table, {installation.token} | tokens_of(table, scene.state_dir)),
-            scene,
+            lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
+            context,
         )
-        return (f"took our entry out of the scrontab of {scene.world.host.user}",) if done else ()
+        return (f"took our entry out of the scrontab of {context.system.host.user}",) if done else ()
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Whether the entry is there and enabled."""
         try:
-            wrong_person(installation, scene, "scrontab")
-            table = self.program.read(scene) or ""
+            wrong_person(installation, context, "scrontab")
+            table = self.program.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         found = table_state(table, installation, f"the scrontab of {installation.by}")
         if found.liveness is not Liveness.ALIVE:
             return found
-        if said := last_words(scene, "scrontab"):
+        if said := last_words(context, "scrontab"):
             found = found._replace(hint=f"the last tick failed: {said}")
         if installation.mode != "pulse":
             return found
-        now, pause_s = scene.world.clock.now(), 60 * pause_minutes(settings.pulse_s)
+        now, pause_s = context.system.clock.now(), 60 * pause_minutes(settings.pulse_s)
         return found._replace(next_tick=now - now % pause_s + pause_s)
 
 
-def _is_enabled(scene: Context) -> bool:
+def _is_enabled(context: Context) -> bool:
     """Whether slurm.conf says so: `ScronParameters         = enable` (`(null)`: it does not)."""
     try:
-        done = programs.ask(scene, ["scontrol", "show", "config"])
+        done = programs.ask(context, ["scontrol", "show", "config"])
     except ResilError:
         return False
     return re.search(r"^ScronParameters\s*=.*\benable\b", done.stdout, re.MULTILINE) is not None
@@ -178,7 +178,7 @@ def pause_minutes(pulse_s: float) -> int:
     return max(divisor for divisor in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60) if divisor <= minutes)
 
 
-def table_lines(installation: Installation, settings: CronSettings, scene: Context) -> tuple[str, ...]:
+def table_lines(installation: Installation, settings: CronSettings, context: Context) -> tuple[str, ...]:
     """Our lines. Raise ResilError if scrontab could not read them. Pure.
 
     The `#SCRON` line is for the entry that follows (scrontab(1)); its words are split at blanks, and cannot be quoted
@@ -187,7 +187,7 @@ def table_lines(installation: Installation, settings: CronSettings, scene: Conte
     refuse_unwritable(installation, where="a scrontab", bad=_BAD)
     is_pulse = installation.mode == "pulse"
     limit_s = settings.pulse_limit_s if is_pulse else settings.time_limit_s
-    output = output_file(scene, "scrontab", make=False).replace("%", "%%")
+    output = output_file(context, "scrontab", make=False).replace("%", "%%")
     options = [
         f"--job-name={unit_name(installation)}",
         f"--comment={mark(installation.token)}",
@@ -207,7 +207,7 @@ def table_lines(installation: Installation, settings: CronSettings, scene: Conte
     command = shell_command(installation, tick_words(installation, *words), is_clean=False)
     minutes = pause_minutes(settings.pulse_s)
     when = "* * * * *" if not is_pulse or minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *"
-    return headline(installation, scene.state_dir), f"#SCRON {' '.join(options)}", f"{when} {command}"
+    return headline(installation, context.state_dir), f"#SCRON {' '.join(options)}", f"{when} {command}"
 
 
 DRIVER = ScrontabDriver()

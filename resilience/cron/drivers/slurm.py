@@ -19,14 +19,14 @@ from resilience.cron.drivers._slurm.script import (
     time_limit_s,
 )
 from resilience.cron.records import Installation
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError, SchedulerError
 from resilience.job import Job, Liveness
 from resilience.pending_reason import explain_reason
 from resilience.quantities import format_duration
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 
 REASON_WITHIN_S = 3.0
 """So long `install` waits to hear why its first job does not start: SLURM looks at new jobs within a second or two."""
@@ -45,10 +45,10 @@ class SlurmDriver:
     summary: str = "a chain of small jobs in the queue"
     rank: int = 40
 
-    def availability(self, scene: Context) -> Availability:
+    def availability(self, context: Context) -> Availability:
         """Whether the queue answers."""
         try:
-            scheduler = scene.scheduler()
+            scheduler = context.scheduler()
             scheduler.jobs(names=["resil-cron"])
         except ResilError as error:
             return Availability(False, error.message, error.hint)
@@ -56,12 +56,12 @@ class SlurmDriver:
             return Availability(True, "no SLURM is installed here: the embedded scheduler's queue makes the ticks")
         return Availability(True, "squeue answers")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """The files, and the jobs that are missing."""
-        keeper = _keeper(installation, settings, scene)
+        keeper = _keeper(installation, settings, context)
         steps = [
             Step(f"write {path}", text)
-            for path, (text, _) in _files(installation, settings, scene).items()
+            for path, (text, _) in _files(installation, settings, context).items()
             if _content(path) != text
         ]
         for wish in keeper.plan(keeper.look()).submit:
@@ -69,16 +69,16 @@ class SlurmDriver:
             steps.append(Step("queue a job of the chain", " ".join(words)))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the files and queue the first jobs."""
-        keeper = _keeper(installation, settings, scene)
+        keeper = _keeper(installation, settings, context)
         sbatch_options(keeper.name, settings, mode_of(installation, settings))  # refused before anything is written
         done = []
-        files = _files(installation, settings, scene)
+        files = _files(installation, settings, context)
         fresh = [path for path in files if _content(path) is None]
         for path, (text, mode) in files.items():
             if _content(path) != text:
-                make_folder(path.parent, mode=keeper.folder.folder_mode)
+                make_directory(path.parent, mode=keeper.directory.directory_mode)
                 write_atomic(path, text, mode=mode)
                 done.append(f"wrote {path}")
         kept = keeper.keep()
@@ -128,32 +128,32 @@ class SlurmDriver:
                 return
             keeper.clock.sleep(0.2)
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Cancel the chain's jobs that wait, and have the one that runs leave as soon as nothing of it runs.
 
         That one knows by itself: it looks whether it is stopped, or another installation counts.
         """
-        keeper = _keeper(installation, settings, scene)
+        keeper = _keeper(installation, settings, context)
         cancelled = keeper.cancel_all(running=False)
         done = [f"cancelled {_jobs(cancelled)}, which waited"] if cancelled else []
         if told := keeper.tell_to_leave():
             done.append(f"told {_jobs(told)} to end with what runs now, and without a successor")
         for name in (REVIVE, SCRIPT):
-            path = keeper.folder.path / name
+            path = keeper.directory.path / name
             if path.exists():
                 path.unlink(missing_ok=True)
                 done.append(f"removed {path}")
         return done
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Which job ticks until when, and how many wait behind it."""
         try:
-            keeper = _keeper(installation, settings, scene)
+            keeper = _keeper(installation, settings, context)
             jobs = sorted(keeper.jobs(), key=lambda job: job.id.array)
             if not jobs and not keeper.is_mine:
                 reason = f"no job of {installation.by}'s scheduler is seen; a site may hide others' jobs (PrivateData)"
                 return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or look at the last tick")
-            return _judge(jobs, installation, settings, scene.world.clock.now())
+            return _judge(jobs, installation, settings, context.system.clock.now())
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, f"the queue could not be looked at: {error.message}", hint=error.hint)
         except Exception as error:
@@ -217,37 +217,37 @@ def _rhythm(installation: Installation, settings: CronSettings) -> str:
     return f"one runs for up to {limit} and ticks, {SUCCESSORS} wait behind it"
 
 
-def _keeper(installation: Installation, settings: CronSettings, scene: Context) -> Keeper:
-    folder = CronFolder(scene.state_dir, scene.group)
-    world = scene.world
-    return Keeper(folder, installation, settings, scene.scheduler(), world.clock, me=world.host.user)
+def _keeper(installation: Installation, settings: CronSettings, context: Context) -> Keeper:
+    directory = CronDirectory(context.state_dir, context.group)
+    system = context.system
+    return Keeper(directory, installation, settings, context.scheduler(), system.clock, me=system.host.user)
 
 
-def _files(installation: Installation, settings: CronSettings, scene: Context) -> dict[Path, tuple[str, int]]:
+def _files(installation: Installation, settings: CronSettings, context: Context) -> dict[Path, tuple[str, int]]:
     """The files that `install` writes, with their text and mode."""
-    folder = CronFolder(scene.state_dir, scene.group)
-    environ = scene.world.environ
-    scheduler = scene.scheduler()
+    directory = CronDirectory(context.state_dir, context.group)
+    environ = context.system.environ
+    scheduler = context.scheduler()
     script = render_script(
         installation,
         settings,
-        state=str(folder.path),
-        config=str(scene.project / "resil.toml") if scene.has_settings else "",
+        state=str(directory.path),
+        config=str(context.project / "resil.toml") if context.has_settings else "",
         scheduler=scheduler.name,
         environ=environ,
-        tool_folders=tuple(_tool_folders(environ.get("PATH"))),
-        shared=bool(scene.group),
+        tool_directories=tuple(_tool_directories(environ.get("PATH"))),
+        shared=bool(context.group),
         spool=str(getattr(scheduler, "spool", "")),
     )
     # Only the owner may write what runs with the owner's rights, whoever may operate the project.
-    mode = 0o750 if scene.group else 0o700
+    mode = 0o750 if context.group else 0o700
     return {
-        folder.path / SCRIPT: (script, mode),
-        folder.path / REVIVE: (render_revive(str(folder.path)), mode),
+        directory.path / SCRIPT: (script, mode),
+        directory.path / REVIVE: (render_revive(str(directory.path)), mode),
     }
 
 
-def _tool_folders(path: str | None) -> Iterator[str]:
+def _tool_directories(path: str | None) -> Iterator[str]:
     for program in ("sbatch", "squeue"):
         found = shutil.which(program, path=path)
         if found is not None:

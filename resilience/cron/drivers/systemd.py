@@ -19,7 +19,7 @@ from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import make_folder, read_regular, write_atomic
+from resilience.system.files import make_directory, read_regular, write_atomic
 from resilience.system.process import Completed
 
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL"}
@@ -34,7 +34,7 @@ class SystemdDriver:
 
     Attributes:
         linger: where a file for each person lies whose manager runs without a login (loginctl(1) enable-linger).
-        runtime: where the folders of running managers lie.
+        runtime: where the directories of running managers lie.
     """
 
     summary = "a systemd timer of your own on this machine"
@@ -43,17 +43,17 @@ class SystemdDriver:
     linger: Path = Path("/var/lib/systemd/linger")
     runtime: Path = Path("/run/user")
 
-    def availability(self, scene: Context) -> Availability:
+    def availability(self, context: Context) -> Availability:
         """Whether this person's manager answers, and stays when they log out."""
-        host = scene.world.host
+        host = context.system.host
         try:
-            done = self._ask(scene, "is-system-running")
+            done = self._ask(context, "is-system-running")
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         if done.stdout.strip() not in _RUNNING:
             said = programs.said(done)
             return Availability(False, f"no systemd manager of {host.user} answers on {host.name}: {said}")
-        lingers = self._lingers(scene)
+        lingers = self._lingers(context)
         if lingers is None:
             return Availability(False, f"whether the systemd manager of {host.user} outlives a logout cannot be told")
         if not lingers:
@@ -64,53 +64,53 @@ class SystemdDriver:
             )
         return Availability(True, f"the systemd manager of {host.user} runs on {host.name}, and linger is on")
 
-    def plan(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[Step]:
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """The units that are not there as they should be, and the command that starts the timer."""
-        wrong_host(installation, scene, "systemd manager")
-        steps = [Step(f"write {path}", text) for path, text in self._missing(installation, scene).items()]
-        if steps or not self._is_active(installation, scene):
+        wrong_host(installation, context, "systemd manager")
+        steps = [Step(f"write {path}", text) for path, text in self._missing(installation, context).items()]
+        if steps or not self._is_active(installation, context):
             steps.append(Step("have the timer run now and after each boot", self._enable_line(installation)))
-        if forgotten := self._forgotten(installation, scene):
+        if forgotten := self._forgotten(installation, context):
             steps.append(Step("take out an older timer of this project", "\n".join(map(str, forgotten))))
         return steps
 
-    def install(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the units, and start the timer."""
-        wrong_host(installation, scene, "systemd manager")
-        missing = self._missing(installation, scene)
-        if not missing and self._is_active(installation, scene):
-            return self._take_out(self._forgotten(installation, scene), scene)
+        wrong_host(installation, context, "systemd manager")
+        missing = self._missing(installation, context)
+        if not missing and self._is_active(installation, context):
+            return self._take_out(self._forgotten(installation, context), context)
         before = {path: _content(path) for path in missing}
         try:
             for path, text in missing.items():
-                make_folder(path.parent, mode=0o755)
+                make_directory(path.parent, mode=0o755)
                 write_atomic(path, text, mode=0o600)
-            self._tell(scene, "daemon-reload")
-            self._tell(scene, "enable", "--now", self._timer(installation))
+            self._tell(context, "daemon-reload")
+            self._tell(context, "enable", "--now", self._timer(installation))
         except ResilError:
-            self._give_up(before, installation, scene)
+            self._give_up(before, installation, context)
             raise
-        where = f"{scene.world.host.user}'s systemd manager on {scene.world.host.name}"
+        where = f"{context.system.host.user}'s systemd manager on {context.system.host.name}"
         return (
             *(f"wrote {path}" for path in missing),
             f"started {self._timer(installation)} in {where}: it ticks every minute",
-            *self._take_out(self._forgotten(installation, scene), scene),
+            *self._take_out(self._forgotten(installation, context), context),
         )
 
-    def uninstall(self, installation: Installation, settings: CronSettings, scene: Context) -> Sequence[str]:
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Stop the timer, and remove the units. What a tick started goes on."""
-        wrong_host(installation, scene, "systemd manager")
-        there = [path for path in self._paths(installation, scene) if _content(path) is not None]
+        wrong_host(installation, context, "systemd manager")
+        there = [path for path in self._paths(installation, context) if _content(path) is not None]
         for path in there:
             self._refuse_foreign(path, installation)
-        return self._take_out([*there, *self._forgotten(installation, scene)], scene)
+        return self._take_out([*there, *self._forgotten(installation, context)], context)
 
-    def state(self, installation: Installation, settings: CronSettings, scene: Context) -> DriverState:
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """What the manager says of the timer."""
         name = self._timer(installation)
         try:
-            wrong_host(installation, scene, "systemd manager")
-            found = self._show(installation, scene)
+            wrong_host(installation, context, "systemd manager")
+            found = self._show(installation, context)
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         again = "put it back: resil cron install"
@@ -120,8 +120,8 @@ class SystemdDriver:
             )
         if found.get("ActiveState") != "active":
             return DriverState(Liveness.GONE, f"{name} is {found.get('ActiveState')}", hint=again)
-        now = scene.world.clock.now()
-        hint = "" if self._lingers(scene) is not False else f"linger is off: loginctl enable-linger {installation.by}"
+        now = context.system.clock.now()
+        hint = "" if self._lingers(context) is not False else f"linger is off: loginctl enable-linger {installation.by}"
         return DriverState(Liveness.ALIVE, f"{name} is active on {installation.host}", now - now % 60 + 60, hint)
 
     # ---- what is written ------------------------------------------------------------------------------------------
@@ -129,19 +129,19 @@ class SystemdDriver:
     def _timer(self, installation: Installation) -> str:
         return f"{unit_name(installation)}.timer"
 
-    def _paths(self, installation: Installation, scene: Context) -> tuple[Path, Path]:
-        folder = scene.world.config_home / "systemd" / "user"
+    def _paths(self, installation: Installation, context: Context) -> tuple[Path, Path]:
+        directory = context.system.config_home / "systemd" / "user"
         name = unit_name(installation)
-        return folder / f"{name}.service", folder / f"{name}.timer"
+        return directory / f"{name}.service", directory / f"{name}.timer"
 
-    def _missing(self, installation: Installation, scene: Context) -> dict[Path, str]:
+    def _missing(self, installation: Installation, context: Context) -> dict[Path, str]:
         """The units that are not there as they should be. Raise ResilError if somebody else's lie in their place."""
         refuse_unwritable(installation, where="a unit of systemd", bad=_BAD)
-        service, timer = self._paths(installation, scene)
+        service, timer = self._paths(installation, context)
         words = tick_words(installation, "tick", "--no-wait", "--driver", "systemd")
         texts = {
-            service: service_text(installation, words, scene),
-            timer: timer_text(installation, service.name, scene),
+            service: service_text(installation, words, context),
+            timer: timer_text(installation, service.name, context),
         }
         for path in texts:
             self._refuse_foreign(path, installation)
@@ -149,29 +149,29 @@ class SystemdDriver:
             if not _is_text(text):
                 raise ResilError(
                     f"{path.name} would have bytes that are no UTF-8 text, which systemd does not read",
-                    hint="rename the folder, or use another backend",
+                    hint="rename the directory, or use another backend",
                 )
         return {path: text for path, text in texts.items() if _content(path) != text}
 
-    def _forgotten(self, installation: Installation, scene: Context) -> list[Path]:
+    def _forgotten(self, installation: Installation, context: Context) -> list[Path]:
         """The units of this project that another installation made, which nobody remembers any more."""
-        folder, found = self._paths(installation, scene)[0].parent, []
+        directory, found = self._paths(installation, context)[0].parent, []
         with suppress(OSError):
-            for name in sorted(os.listdir(folder)):  # noqa: PTH208 - names only
+            for name in sorted(os.listdir(directory)):  # noqa: PTH208 - names only
                 if name.startswith("resil-cron-") and name.endswith((".service", ".timer")):
                     with suppress(ResilError):
-                        if tokens_of(_content(folder / name) or "", scene.state_dir) - {installation.token}:
-                            found.append(folder / name)
+                        if tokens_of(_content(directory / name) or "", context.state_dir) - {installation.token}:
+                            found.append(directory / name)
         return found
 
-    def _take_out(self, paths: Sequence[Path], scene: Context) -> tuple[str, ...]:
+    def _take_out(self, paths: Sequence[Path], context: Context) -> tuple[str, ...]:
         timers = [f"{stem}.timer" for stem in dict.fromkeys(path.stem for path in paths)]
         if not timers:
             return ()
-        self._tell(scene, "disable", "--now", *timers)
+        self._tell(context, "disable", "--now", *timers)
         for path in paths:
             _unlink(path)
-        self._tell(scene, "daemon-reload")
+        self._tell(context, "daemon-reload")
         return (f"stopped {', '.join(timers)}", *(f"removed {path}" for path in paths))
 
     def _refuse_foreign(self, path: Path, installation: Installation) -> None:
@@ -181,10 +181,10 @@ class SystemdDriver:
         if not content.startswith(f"# {mark(installation.token)} "):
             raise ResilError(f"{path} is there, and resil did not write it", hint="move it away")
 
-    def _give_up(self, before: Mapping[Path, str | None], installation: Installation, scene: Context) -> None:
+    def _give_up(self, before: Mapping[Path, str | None], installation: Installation, context: Context) -> None:
         """Bring back what lay there, after a failure."""
         with suppress(ResilError):
-            self._ask(scene, "disable", "--now", self._timer(installation))
+            self._ask(context, "disable", "--now", self._timer(installation))
         for path, content in before.items():
             with suppress(ResilError):
                 if content is None:
@@ -192,22 +192,22 @@ class SystemdDriver:
                 else:
                     write_atomic(path, content)
         with suppress(ResilError):
-            self._ask(scene, "daemon-reload")
+            self._ask(context, "daemon-reload")
 
     # ---- the manager ----------------------------------------------------------------------------------------------
 
     def _enable_line(self, installation: Installation) -> str:
         return f"systemctl --user daemon-reload && systemctl --user enable --now {self._timer(installation)}"
 
-    def _ask(self, scene: Context, *words: str) -> Completed:
+    def _ask(self, context: Context, *words: str) -> Completed:
         """Run systemctl. A login without PAM (ssh to some nodes) lacks the variable that leads to the manager."""
-        environ = dict(scene.world.environ)
-        own = self.runtime / str(scene.world.host.uid)
+        environ = dict(context.system.environ)
+        own = self.runtime / str(context.system.host.uid)
         if "XDG_RUNTIME_DIR" not in environ and own.is_dir():
             environ["XDG_RUNTIME_DIR"] = str(own)
-        world = scene.world
+        system = context.system
         try:
-            return world.runner.run(
+            return system.runner.run(
                 ["systemctl", "--user", "--no-pager", *words],
                 timeout_s=programs.READ_S,
                 env={**environ, "LC_ALL": "C"},
@@ -215,32 +215,32 @@ class SystemdDriver:
         except ResilError as error:
             raise programs.NoAnswer(error.message, hint=error.hint, transient=error.transient) from error
 
-    def _tell(self, scene: Context, *words: str) -> None:
-        done = self._ask(scene, *words)
+    def _tell(self, context: Context, *words: str) -> None:
+        done = self._ask(context, *words)
         if done.returncode != 0:
             raise ResilError(
                 f"systemctl --user {' '.join(words)} failed: {programs.said(done)}",
                 hint="does your systemd manager run? systemctl --user status",
             )
 
-    def _show(self, installation: Installation, scene: Context) -> dict[str, str]:
-        done = self._ask(scene, "show", self._timer(installation), "--property=LoadState,ActiveState")
+    def _show(self, installation: Installation, context: Context) -> dict[str, str]:
+        done = self._ask(context, "show", self._timer(installation), "--property=LoadState,ActiveState")
         if done.returncode != 0 or any(word in done.stderr.lower() for word in _NO_BUS):
             raise programs.NoAnswer(f"your systemd manager does not answer: {programs.said(done)}", transient=True)
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
-    def _is_active(self, installation: Installation, scene: Context) -> bool:
-        found = self._show(installation, scene)
+    def _is_active(self, installation: Installation, context: Context) -> bool:
+        found = self._show(installation, context)
         return found.get("LoadState") == "loaded" and found.get("ActiveState") == "active"
 
-    def _lingers(self, scene: Context) -> bool | None:
+    def _lingers(self, context: Context) -> bool | None:
         """Whether the manager outlives a logout. None: it cannot be told."""
-        user = scene.world.host.user
+        user = context.system.host.user
         with suppress(OSError):
             if user in os.listdir(self.linger):  # noqa: PTH208 - names only
                 return True
         with suppress(ResilError):
-            done = programs.ask(scene, ["loginctl", "show-user", user, "--property=Linger"])
+            done = programs.ask(context, ["loginctl", "show-user", user, "--property=Linger"])
             if done.returncode == 0 and done.stdout.startswith("Linger="):
                 return done.stdout.strip() == "Linger=yes"
         return False if self.linger.is_dir() else None

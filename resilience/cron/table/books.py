@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.history import add
 from resilience.cron.table.leftovers import end_session
 from resilience.cron.table.running import Here, Mark, here, look, marks, remove_mark
@@ -13,7 +13,7 @@ from resilience.errors import StateDirectoryError
 from resilience.job import Liveness
 
 
-def settle(folder: CronFolder, *, now: float, at: Here | None = None) -> tuple[RunRecord, ...]:
+def settle(directory: CronDirectory, *, now: float, at: Here | None = None) -> tuple[RunRecord, ...]:
     """Close the books of runs whose supervisor died: write CUT_SHORT (or the end that could not be written before) into
     the history, end what is left of them on this host, remove the mark, and return what was written.
 
@@ -22,16 +22,16 @@ def settle(folder: CronFolder, *, now: float, at: Here | None = None) -> tuple[R
     """
     found = []
     at = at or here()
-    for mark in marks(folder):
+    for mark in marks(directory):
         if mark.end is not None:
             record = mark.end
         else:
-            state, reason = look(folder, mark, now=now, at=at)
+            state, reason = look(directory, mark, now=now, at=at)
             if state is not Liveness.GONE:
                 continue
             if (mark.host, mark.boot, mark.namespace) == at:
                 end_session(mark.pid)
-            known = next((run for run in folder.history(mark.key) if run.slot == mark.slot), None)
+            known = next((run for run in directory.history(mark.key) if run.slot == mark.slot), None)
             if known is not None and known.outcome is not Outcome.RUNNING:  # it died between line and mark
                 record = known
             else:
@@ -39,17 +39,17 @@ def settle(folder: CronFolder, *, now: float, at: Here | None = None) -> tuple[R
                     name=mark.name, slot=mark.slot, outcome=Outcome.CUT_SHORT, time=now, started=mark.started,
                     host=mark.host, pid=mark.pid, summary=f"its supervisor died: {reason}",
                 )  # fmt: skip
-        add(folder, mark.key, record)
-        if remove_mark(folder, mark):
+        add(directory, mark.key, record)
+        if remove_mark(directory, mark):
             found.append(record)
     return tuple(found)
 
 
-def close_book(folder: CronFolder, mark: Mark, record: RunRecord) -> RunRecord:
+def close_book(directory: CronDirectory, mark: Mark, record: RunRecord) -> RunRecord:
     """Write the end of a run that nobody else can write any more; return it, with a note where that cannot be done."""
     try:
-        add(folder, mark.key, record)
-        remove_mark(folder, mark)
+        add(directory, mark.key, record)
+        remove_mark(directory, mark)
     except StateDirectoryError as error:
         return with_note(record, f"not in the history yet: {error}")
     return record

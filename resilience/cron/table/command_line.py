@@ -104,7 +104,7 @@ def _shell_syntax(text: str) -> str:
             quote = character
         elif character == "~":
             if before.isspace():
-                return "a `~` for the home folder"
+                return "a `~` for the home directory"
         elif character == "#":
             if before.isspace():
                 return "a comment behind the command (`#`)"

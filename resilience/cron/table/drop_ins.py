@@ -24,7 +24,7 @@ SCHEDULES = {
     "cron.weekly": "@weekly",
     "cron.monthly": "@monthly",
 }
-"""When what lies in a folder runs."""
+"""When what lies in a directory runs."""
 
 HEAD_BYTES = 4096
 """So much of a file is looked at: its first line, and options among its first lines."""
@@ -34,7 +34,7 @@ HEAD_LINES = 30
 SUBMITTED = (".slurm", ".sbatch")
 
 LONGEST_NAME = 200
-"""Of folder and file together: what is remembered of an entry lies in files called so, with some letters more."""
+"""Of directory and file together: what is remembered of an entry lies in files called so, with some letters more."""
 
 _RUN_PARTS = r"[A-Za-z0-9_-]+"  # run-parts(8): "the names must consist entirely of ..."
 _JOB_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
@@ -43,7 +43,7 @@ _LEFTOVERS = r".*(~|,|\.(bak|orig|old|rej|save|sw[a-p]|tmp|dpkg-[a-z]+|ucf-[a-z]
 _SWAP = r"\..*\.sw[a-p]"
 _OFF = r".*\.(off|disabled)"
 _TYPES = {
-    stat.S_IFDIR: "a folder",
+    stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
@@ -52,11 +52,11 @@ _TYPES = {
 
 
 class Found(NamedTuple):
-    """One name in a folder of drop-ins, and what was seen there.
+    """One name in a directory of drop-ins, and what was seen there.
 
     Attributes:
         name: the file's name.
-        folder: the folder's name: `cron.hourly`.
+        directory: the directory's name: `cron.hourly`.
         path: absolute.
         place: for people: `cron/cron.hourly/backup`.
         mode: of what the name leads to, as in stat(2).
@@ -68,7 +68,7 @@ class Found(NamedTuple):
     """
 
     name: str
-    folder: str
+    directory: str
     path: str
     place: str
     mode: int = 0
@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 
 def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
-    """Say what a name in a folder of drop-ins means."""
+    """Say what a name in a directory of drop-ins means."""
 
     def ignore(reason: str, hint: str = "", *, is_fault: bool = False) -> Ignored:
         return Ignored(found.place, reason, hint, is_fault)
@@ -115,9 +115,9 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
     except UsageError as error:
         return ignore(error.message, error.hint, is_fault=True)
     return Entry(
-        name=f"{found.folder}/{found.name}",
+        name=f"{found.directory}/{found.name}",
         place=found.place,
-        schedule=SCHEDULES[found.folder],
+        schedule=SCHEDULES[found.directory],
         kind=kind,
         argv=(found.path,),
         path=found.path,
@@ -126,7 +126,7 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
 
 
 def leave_out_twins(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
-    """Of `watch` and `watch.slurm` in one folder, which are the same thing, only the job is kept.
+    """Of `watch` and `watch.slurm` in one directory, which are the same thing, only the job is kept.
 
     A drop-in ships as both, and both together would do everything twice.
     """
@@ -155,7 +155,7 @@ def _judge_name(found: Found) -> Ignored | None:
         return Ignored(place, "it is what an editor or a package left behind")
     if re.fullmatch(_PAPERS, name):
         return Ignored(place, "it is for people to read")
-    if len(f"{found.folder}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
+    if len(f"{found.directory}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         return Ignored(place, f"its name is longer than {LONGEST_NAME} characters", "rename it", True)
     if name in {f"*{suffix}" for suffix in SUBMITTED}:
         return Ignored(place, "its name is a pattern that a shell found nothing for", f"rm {_quoted(found.path)}")

@@ -73,16 +73,19 @@ def judge_end(
     return End(outcome, code, "; ".join(words))
 
 
-def why_not_started(program: str, number: int, *, facts: Mapping[str, str], folder: str = "") -> tuple[str, str]:
+def why_not_started(program: str, number: int, *, facts: Mapping[str, str], directory: str = "") -> tuple[str, str]:
     """Given the kernel's error number, return why a program could not be started, and what to try.
 
-    `facts` is what was found out about it (launch.py): `interpreter`, the first line's; `noexec`: the mount; `folder`.
-    Sources: execve(2), fork(2).
+    `facts` is what was found out about it (launch.py): `interpreter`, the first line's; `noexec`: the mount;
+    `directory`. Sources: execve(2), fork(2).
     """
     reason = errno.errorcode.get(number, str(number))
     interpreter = facts.get("interpreter", "")
-    if folder:
-        return f"cannot enter {folder}: {_words(number)}", "the working folder of a drop-in is the project's folder"
+    if directory:
+        return (
+            f"cannot enter {directory}: {_words(number)}",
+            "the working directory of a drop-in is the project's directory",
+        )
     if number == errno.ENOENT and interpreter.endswith("\r"):
         return (
             f"cannot run {program}: its lines end as on Windows, so its interpreter would be {interpreter!r}",

@@ -6,7 +6,7 @@
 | SHELL | `/bin/sh` |
 | LANG | as the scheduler has it; `C.UTF-8` where it has none |
 | TZ, LC_ALL | as the scheduler has them; absent where it has none |
-| PATH | the folder of `resil`, the folders of `sbatch` and `squeue`, and `/usr/local/bin:/usr/bin:/bin` |
+| PATH | the directory of `resil`, the directories of `sbatch` and `squeue`, and `/usr/local/bin:/usr/bin:/bin` |
 | XDG_* | as the scheduler has them: where settings and caches lie |
 | SLURM_CONF, SLURM_JWT, SBATCH_ACCOUNT ... | as the scheduler has them: how to reach SLURM, and where jobs go |
 | RESIL_SECTION__KEY, RESIL_PLUGINS | as the scheduler has them: settings, plugins |
@@ -20,7 +20,7 @@
 | RESIL_PYTHON | the interpreter that runs `resil`, absolute |
 | RESIL_CRON_ENTRY, RESIL_CRON_SLOT | the entry's name, and the slot in seconds since the epoch |
 
-Nothing else: no token of a login shell, no SLURM_JOB_ID of the job that the scheduler runs in. Working folder: the
+Nothing else: no token of a login shell, no SLURM_JOB_ID of the job that the scheduler runs in. Working directory: the
 project's. Standard input: /dev/null. umask: 077, and 007 where a group operates the project.
 """
 
@@ -58,13 +58,14 @@ def environment_of(
     user: str,
     config: Path,
     python: str,
-    resil_folder: str,
-    tool_folders: Sequence[str] = (),
+    resil_directory: str,
+    tool_directories: Sequence[str] = (),
     keep: Iterable[str] = (),
 ) -> dict[str, str]:
     """Given an entry and a slot, return what its run sees: the table above.
 
-    `environ` is the scheduler's own; `tool_folders` are those of sbatch and squeue; `keep` names variables that pass as
+    `environ` is the scheduler's own; `tool_directories` are those of sbatch and squeue; `keep` names variables that
+    pass as
     well: those that [channel.*] settings name with `*_variable`. For instance, a scheduler in a job of SLURM gives no
     SLURM_JOB_ID on: an `sbatch` in the drop-in would take that for its own.
     """
@@ -76,7 +77,7 @@ def environment_of(
         "LOGNAME": user,
         "USER": user,
         "SHELL": "/bin/sh",
-        "PATH": short_path((resil_folder, *tool_folders)),
+        "PATH": short_path((resil_directory, *tool_directories)),
     }
     found |= {name: value for name, value in entry.environment.items() if name not in _NOT_CHANGED}
     found |= {
@@ -88,13 +89,13 @@ def environment_of(
     return {name: value for name, value in found.items() if _NAME.fullmatch(name) and "\0" not in value}
 
 
-def short_path(folders: Iterable[str]) -> str:
-    """Given folders that are needed, return the PATH of those and the system's.
+def short_path(directories: Iterable[str]) -> str:
+    """Given directories that are needed, return the PATH of those and the system's.
 
     The system's come last, even where they are among the given ones (`pip install --user` gives `/usr/bin`): another
     SLURM may be installed there, beside the one whose `sbatch` the person finds first.
     """
-    own = (folder for folder in folders if folder and folder not in SYSTEM_PATH)
+    own = (directory for directory in directories if directory and directory not in SYSTEM_PATH)
     return ":".join(dict.fromkeys((*own, *SYSTEM_PATH)))
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
 from resilience.system.files import explain_os_error, write_atomic
 
@@ -33,11 +33,11 @@ _LOOK_AT_BYTES = 65536
 _AGAIN = 3
 
 
-def add(folder: CronFolder, key: str, run: RunRecord) -> None:
+def add(directory: CronDirectory, key: str, run: RunRecord) -> None:
     """Add a line to an entry's history, and see to it that it stands there. Raise StateDirectoryError if it cannot."""
-    path = folder.path / "history" / f"{key}.jsonl"
+    path = directory.path / "history" / f"{key}.jsonl"
     for _ in range(_AGAIN):
-        folder.record(key, run)
+        directory.record(key, run)
         if _stands(path, run):
             return
 
@@ -57,12 +57,12 @@ def _stands(path: Path, run: RunRecord) -> bool:
         raise explain_os_error(error, "read", path) from error
 
 
-def shorten(folder: CronFolder, key: str, *, most: int = MOST_LINES, kept: int = KEPT_LINES) -> int:
+def shorten(directory: CronDirectory, key: str, *, most: int = MOST_LINES, kept: int = KEPT_LINES) -> int:
     """Where an entry's history has more than `most` lines, keep the newest `kept`; return how many went.
 
     RUNNING lines of slots that have ended go first. Raise StateDirectoryError if it cannot be written.
     """
-    path = folder.path / "history" / f"{key}.jsonl"
+    path = directory.path / "history" / f"{key}.jsonl"
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -77,11 +77,11 @@ def shorten(folder: CronFolder, key: str, *, most: int = MOST_LINES, kept: int =
         if len(lines) <= most:
             return 0
         left = _without_superseded(lines)[-kept:]
-        write_atomic(path, b"".join(left), mode=folder.file_mode)
+        write_atomic(path, b"".join(left), mode=directory.file_mode)
         late = _rest(descriptor, len(old))  # added to the old file while the new one was written
         for line in late.splitlines():
             with suppress(ValueError, KeyError, TypeError):
-                add(folder, key, RunRecord.from_json(json.loads(line)))
+                add(directory, key, RunRecord.from_json(json.loads(line)))
         return len(lines) - len(left)
     except OSError as error:
         raise explain_os_error(error, "read", path) from error

@@ -49,14 +49,14 @@ def launch(
     argv: Sequence[str],
     environment: Mapping[str, str],
     *,
-    folder: Path,
+    directory: Path,
     umask: int,
     refuse: Callable[[], Ignored | None],
 ) -> Launched:
     """Start a program; both descriptors do not block. Raise OSError if no process could be started.
 
     `refuse` is asked in the new process, right before it becomes the program. Between the two, the file could still be
-    exchanged by who may write in its folder: by nobody but whom the policy trusts.
+    exchanged by who may write in its directory: by nobody but whom the policy trusts.
     """
     output, writes = os.pipe2(os.O_CLOEXEC)
     trouble, tells = os.pipe2(os.O_CLOEXEC)
@@ -70,7 +70,7 @@ def launch(
             os.close(descriptor)
         raise
     if pid == 0:
-        _become(argv, environment, folder, umask, refuse, writes, tells, parent)
+        _become(argv, environment, directory, umask, refuse, writes, tells, parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writes)
     os.close(tells)
@@ -87,7 +87,7 @@ def explain(raw: bytes, program: str) -> tuple[str, str]:
         told: dict[str, Any] = json.loads(raw)
         if "reason" in told:
             return str(told["reason"]), str(told["hint"])
-        return why_not_started(program, int(told["errno"]), facts=told["facts"], folder=told["folder"])
+        return why_not_started(program, int(told["errno"]), facts=told["facts"], directory=told["directory"])
     except (ValueError, KeyError, TypeError):
         return f"cannot run {program}", ""
 
@@ -123,7 +123,7 @@ def reset_signals() -> None:
 def _become(
     argv: Sequence[str],
     environment: Mapping[str, str],
-    folder: Path,
+    directory: Path,
     umask: int,
     refuse: Callable[[], Ignored | None],
     writes: int,
@@ -142,7 +142,7 @@ def _become(
         os.dup2(nowhere, 0)
         os.dup2(writes, 1)
         os.dup2(writes, 2)
-        told = _try(argv, environment, folder, refuse)
+        told = _try(argv, environment, directory, refuse)
         os.write(tells, json.dumps(told).encode()[:4096])
     except BaseException as error:  # nothing may run on here: this is a copy of the scheduler
         with suppress(BaseException):
@@ -152,13 +152,13 @@ def _become(
 
 
 def _try(
-    argv: Sequence[str], environment: Mapping[str, str], folder: Path, refuse: Callable[[], Ignored | None]
+    argv: Sequence[str], environment: Mapping[str, str], directory: Path, refuse: Callable[[], Ignored | None]
 ) -> dict[str, Any]:
     """Become the program, or return why not."""
     try:
-        os.chdir(folder)
+        os.chdir(directory)
     except OSError as error:
-        return {"errno": error.errno, "facts": {}, "folder": str(folder)}
+        return {"errno": error.errno, "facts": {}, "directory": str(directory)}
     refusal = refuse()
     if refusal is not None:
         return {"reason": refusal.reason[:1500], "hint": refusal.hint[:1500]}
@@ -170,7 +170,7 @@ def _try(
             if error.errno == errno.ETXTBSY and time.monotonic() < end:
                 time.sleep(0.05)
                 continue
-            return {"errno": error.errno, "facts": _facts(argv[0]), "folder": ""}
+            return {"errno": error.errno, "facts": _facts(argv[0]), "directory": ""}
         except ValueError as error:  # a NUL byte
             return {"reason": f"cannot run {argv[0]!r}: {error}", "hint": ""}
 

@@ -1,4 +1,4 @@
-"""Where a symbolic link leads, and through whose folders."""
+"""Where a symbolic link leads, and through whose directories."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MOST_LINKS = 40
 
 
 class Walk(NamedTuple):
-    """A path without links, and the folders on the way.
+    """A path without links, and the directories on the way.
 
     Attributes:
         path: where it leads.
-        strict: folders that hold a link of the way, or what it leads to: who writes there chooses where it leads.
+        strict: directories that hold a link of the way, or what it leads to: who writes there chooses where it leads.
         passed: all others that were gone through, outermost first.
     """
 
@@ -32,9 +32,9 @@ class Walk(NamedTuple):
 
 
 def follow(path: Path) -> Walk:
-    """Follow all links of a path, as the kernel does, and note the folders that decide where it leads.
+    """Follow all links of a path, as the kernel does, and note the directories that decide where it leads.
 
-    Raise OSError if it leads nowhere (ENOENT), in a circle (ELOOP), through a folder closed to us
+    Raise OSError if it leads nowhere (ENOENT), in a circle (ELOOP), through a directory closed to us
     (EACCES), or through a file (ENOTDIR).
     """
     real = Path("/")
@@ -66,11 +66,11 @@ def follow(path: Path) -> Walk:
             target += "."  # it has to be a directory: path_resolution(7)
         rest += [word for word in reversed(target.split("/")) if word]
     strict[real.parent] = None
-    return Walk(real, tuple(strict), tuple(folder for folder in passed if folder not in strict))
+    return Walk(real, tuple(strict), tuple(directory for directory in passed if directory not in strict))
 
 
 def facts_of(path: Path, info: os.stat_result | None = None) -> Facts:
-    """What the policy wants to know of a file or folder. Raise OSError."""
+    """What the policy wants to know of a file or directory. Raise OSError."""
     info = info or path.stat()
     facts = Facts(path=str(path), mode=info.st_mode, uid=info.st_uid, gid=info.st_gid)
     if (

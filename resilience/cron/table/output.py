@@ -7,25 +7,25 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
-from resilience.system.files import explain_os_error, make_folder
+from resilience.system.files import explain_os_error, make_directory
 
 _NAME = re.compile(r"(\d+)(?:-(\d+))?\.txt")
 _AT_MOST = 100
 """No slot is run more often than this."""
 
 
-def output_folder(folder: CronFolder, key: str) -> Path:
+def output_directory(directory: CronDirectory, key: str) -> Path:
     """Where an entry's outputs lie; it need not exist."""
-    return folder.path / "output" / key
+    return directory.path / "output" / key
 
 
 class OutputFile:
     """The file of one run's output. It is made when there is something to write, so that silent runs take no inode."""
 
-    def __init__(self, folder: CronFolder, key: str, slot: int) -> None:
-        self._folder, self._key, self._slot = folder, key, slot
+    def __init__(self, directory: CronDirectory, key: str, slot: int) -> None:
+        self._directory, self._key, self._slot = directory, key, slot
         self._descriptor = -1
         self._hole = ""
         self.path: Path | None = None
@@ -41,7 +41,7 @@ class OutputFile:
             return
         if self._hole:
             content = f"\n... words are missing here: {self._hole} ...\n".encode("utf-8", "replace") + content
-        place = self.path or output_folder(self._folder, self._key)
+        place = self.path or output_directory(self._directory, self._key)
         try:
             if self._descriptor < 0:
                 self._open()
@@ -63,24 +63,24 @@ class OutputFile:
                 raise explain_os_error(error, "write", self.path or Path(self.name)) from error
 
     def _open(self) -> None:
-        folder = output_folder(self._folder, self._key)
-        make_folder(folder, mode=self._folder.folder_mode)
+        directory = output_directory(self._directory, self._key)
+        make_directory(directory, mode=self._directory.directory_mode)
         for number in range(1, _AT_MOST):  # a slot that was cut short may run again: its words are kept beside
-            path = folder / (f"{self._slot}.txt" if number == 1 else f"{self._slot}-{number}.txt")
+            path = directory / (f"{self._slot}.txt" if number == 1 else f"{self._slot}-{number}.txt")
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
-                self._descriptor = os.open(path, flags, self._folder.file_mode)
+                self._descriptor = os.open(path, flags, self._directory.file_mode)
             except FileExistsError:
                 continue
             self.path = path
-            os.fchmod(self._descriptor, self._folder.file_mode)
+            os.fchmod(self._descriptor, self._directory.file_mode)
             return
-        raise StateDirectoryError(f"{folder} holds too many outputs of slot {self._slot}", hint="resil cron prune")
+        raise StateDirectoryError(f"{directory} holds too many outputs of slot {self._slot}", hint="resil cron prune")
 
 
-def outputs(folder: CronFolder, key: str) -> tuple[str, ...]:
+def outputs(directory: CronDirectory, key: str) -> tuple[str, ...]:
     """The names of the kept outputs of an entry, oldest slot first. Raise StateDirectoryError if it cannot be read."""
-    path = output_folder(folder, key)
+    path = output_directory(directory, key)
     try:
         names = os.listdir(path)  # noqa: PTH208 - names only
     except (FileNotFoundError, NotADirectoryError):
@@ -91,16 +91,16 @@ def outputs(folder: CronFolder, key: str) -> tuple[str, ...]:
     return tuple(name for _, _, name in sorted(found))
 
 
-def prune(folder: CronFolder, key: str, keep_runs: int, *, running: frozenset[int] = frozenset()) -> int:
+def prune(directory: CronDirectory, key: str, keep_runs: int, *, running: frozenset[int] = frozenset()) -> int:
     """Remove all outputs of an entry but the newest `keep_runs`, and those of slots that run; return how many.
 
-    Raise StateDirectoryError if the folder cannot be read. What cannot be removed is left.
+    Raise StateDirectoryError if the directory cannot be read. What cannot be removed is left.
     """
-    names, removed = outputs(folder, key), 0
+    names, removed = outputs(directory, key), 0
     for name in names[: max(0, len(names) - keep_runs)]:
         match = _NAME.fullmatch(name)
         if match is not None and int(match[1]) not in running:
             with suppress(OSError):
-                (output_folder(folder, key) / name).unlink()
+                (output_directory(directory, key) / name).unlink()
                 removed += 1
     return removed

@@ -1,9 +1,9 @@
 """Whose files may run with the owner's rights. Pure: judges facts of stat(2).
 
-Whoever can write a drop-in, its folder, or a folder above it chooses what runs as the owner of the project; so the rule
-is sshd's for authorized_keys (StrictModes): these belong to the owner or to root, and nobody else can write them. Where
-a Unix group may operate the project, members of the group may too, by the rule of the switches: the file's group is
-that group, and its folder is setgid and closed to others, so that only members can have made it.
+Whoever can write a drop-in, its directory, or a directory above it chooses what runs as the owner of the project; so
+the rule is sshd's for authorized_keys (StrictModes): these belong to the owner or to root, and nobody else can write
+them. Where a Unix group may operate the project, members of the group may too, by the rule of the switches: the file's
+group is that group, and its directory is setgid and closed to others, so that only members can have made it.
 
 That leaves nothing to gain between this look and the start of the program: who could exchange the file was trusted
 already. Whoever starts it looks once more all the same, because a slot may come an hour after the table was read.
@@ -24,7 +24,7 @@ def _nobody_else(_: int) -> bool:
 
 
 class Facts(NamedTuple):
-    """What stat(2) says of a file or a folder.
+    """What stat(2) says of a file or a directory.
 
     Attributes:
         path: for people, and for the command that corrects it.
@@ -70,29 +70,31 @@ class Policy(NamedTuple):
     is_private: Callable[[int], bool] = _nobody_else
     name_of: Callable[[int], str] = str
 
-    def judge_folder(self, folder: Facts) -> Refusal | None:
-        """Say why nothing in a folder may run; None: it may."""
-        return self._writable(folder, "folder") or self._owner(folder, "folder", is_shared=self._is_shared(folder))
+    def judge_directory(self, directory: Facts) -> Refusal | None:
+        """Say why nothing in a directory may run; None: it may."""
+        return self._writable(directory, "directory") or self._owner(
+            directory, "directory", is_shared=self._is_shared(directory)
+        )
 
-    def judge_file(self, file: Facts, folder: Facts) -> Refusal | None:
-        """Say why a file may not run, in a folder that passed; None: it may."""
-        is_shared = self._is_shared(folder) and file.gid == self.gid
+    def judge_file(self, file: Facts, directory: Facts) -> Refusal | None:
+        """Say why a file may not run, in a directory that passed; None: it may."""
+        is_shared = self._is_shared(directory) and file.gid == self.gid
         return self._writable(file, "file") or self._owner(file, "file", is_shared=is_shared)
 
-    def judge_above(self, folder: Facts) -> Refusal | None:
-        """Say why a folder far above a link's target makes it unsafe: others can exchange what lies in it.
+    def judge_above(self, directory: Facts) -> Refusal | None:
+        """Say why a directory far above a link's target makes it unsafe: others can exchange what lies in it.
 
-        As far as one's own home goes one lives with who owns what lies above it; a folder that everybody can write in
-        is safe only with the sticky bit, by which nobody renames another one's folder.
+        As far as one's own home goes one lives with who owns what lies above it; a directory that everybody can write
+        in is safe only with the sticky bit, by which nobody renames another one's directory.
         """
-        if folder.mode & stat.S_IWOTH and not folder.mode & stat.S_ISVTX:
-            return _world_writable(folder, "folder")
+        if directory.mode & stat.S_IWOTH and not directory.mode & stat.S_ISVTX:
+            return _world_writable(directory, "directory")
         return None
 
-    def _is_shared(self, folder: Facts) -> bool:
-        """Whether only the owner, root and members of the group can have put something into a folder."""
-        is_setgid = bool(folder.mode & stat.S_ISGID)
-        return self.gid is not None and folder.gid == self.gid and is_setgid and not folder.mode & stat.S_IWOTH
+    def _is_shared(self, directory: Facts) -> bool:
+        """Whether only the owner, root and members of the group can have put something into a directory."""
+        is_setgid = bool(directory.mode & stat.S_ISGID)
+        return self.gid is not None and directory.gid == self.gid and is_setgid and not directory.mode & stat.S_IWOTH
 
     def _writable(self, what: Facts, kind: str) -> Refusal | None:
         if what.mode & stat.S_IWOTH:
@@ -125,7 +127,7 @@ class Policy(NamedTuple):
             )
         else:
             reason = f"{owner}, and is not safely the group's ({self.group})"
-            hint = f"chgrp {self.group} it, and its folder too: chmod g+s,o-w"
+            hint = f"chgrp {self.group} it, and its directory too: chmod g+s,o-w"
         return Refusal(reason, hint)
 
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from resilience.base.processes import is_alive, is_there, pid_space, start_ticks
 from resilience.cron.records import RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
 from resilience.job import Liveness
 from resilience.quantities import format_duration
-from resilience.system.files import explain_os_error, make_folder, read_regular, write_atomic
+from resilience.system.files import explain_os_error, make_directory, read_regular, write_atomic
 
 REFRESH_S = 300.0
 """A supervisor touches its mark so often."""
@@ -84,9 +84,9 @@ def here() -> Here:
     return Here(os.uname().nodename, *pid_space())
 
 
-def marks(folder: CronFolder) -> tuple[Mark, ...]:
+def marks(directory: CronDirectory) -> tuple[Mark, ...]:
     """All marks, oldest slot first. Raise StateDirectoryError if they cannot be read."""
-    place = folder.path / "running"
+    place = directory.path / "running"
     try:
         names = os.listdir(place)  # noqa: PTH208 - names only
     except FileNotFoundError:
@@ -97,19 +97,19 @@ def marks(folder: CronFolder) -> tuple[Mark, ...]:
     return tuple(sorted(found, key=lambda mark: (mark.slot, mark.key)))
 
 
-def write_mark(folder: CronFolder, mark: Mark) -> None:
+def write_mark(directory: CronDirectory, mark: Mark) -> None:
     """Say that a run is under way. Raise StateDirectoryError if it cannot be written."""
-    place = folder.path / "running"
-    make_folder(place, mode=folder.folder_mode)
-    write_atomic(place / mark.file_name, _line(mark), mode=folder.file_mode)
+    place = directory.path / "running"
+    make_directory(place, mode=directory.directory_mode)
+    write_atomic(place / mark.file_name, _line(mark), mode=directory.file_mode)
 
 
-def write_end(folder: CronFolder, mark: Mark, end: RunRecord) -> None:
+def write_end(directory: CronDirectory, mark: Mark, end: RunRecord) -> None:
     """Write into the mark's own block what became of the run: where there is no room for a line of the history.
 
     Raise StateDirectoryError if it cannot be written.
     """
-    path = folder.path / "running" / mark.file_name
+    path = directory.path / "running" / mark.file_name
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -121,20 +121,20 @@ def write_end(folder: CronFolder, mark: Mark, end: RunRecord) -> None:
         raise explain_os_error(error, "write", path) from error
 
 
-def touch_mark(folder: CronFolder, mark: Mark) -> None:
+def touch_mark(directory: CronDirectory, mark: Mark) -> None:
     """Show other hosts that the run is still watched over."""
     with suppress(OSError):
-        os.utime(folder.path / "running" / mark.file_name)
+        os.utime(directory.path / "running" / mark.file_name)
 
 
-def remove_mark(folder: CronFolder, mark: Mark) -> bool:
+def remove_mark(directory: CronDirectory, mark: Mark) -> bool:
     """The run is over; return whether the mark was there."""
     try:
-        (folder.path / "running" / mark.file_name).unlink()
+        (directory.path / "running" / mark.file_name).unlink()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise explain_os_error(error, "remove", folder.path / "running" / mark.file_name) from error
+        raise explain_os_error(error, "remove", directory.path / "running" / mark.file_name) from error
     return True
 
 
@@ -159,15 +159,15 @@ def liveness(mark: Mark, *, now: float, at: Here, touched: float | None = None) 
     return Liveness.GONE, f"{who}: its time was over {format_duration(now - last)} ago"
 
 
-def is_running(folder: CronFolder, key: str, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
+def is_running(directory: CronDirectory, key: str, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
     """Whether any run of an entry is under way: the most alive of its marks, with one sentence.
 
     Raise StateDirectoryError if the marks cannot be read.
     """
     found = Liveness.GONE, "nothing of it runs"
-    for mark in marks(folder):
+    for mark in marks(directory):
         if mark.key == key and mark.end is None:
-            state, reason = look(folder, mark, now=now, at=at)
+            state, reason = look(directory, mark, now=now, at=at)
             if state is Liveness.ALIVE:
                 return state, reason
             if state is Liveness.UNKNOWN:
@@ -175,12 +175,12 @@ def is_running(folder: CronFolder, key: str, *, now: float, at: Here | None = No
     return found
 
 
-def look(folder: CronFolder, mark: Mark, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
+def look(directory: CronDirectory, mark: Mark, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
     """As `liveness`, with a look at when the mark was touched."""
     touched = None
     if mark.until is None:
         with suppress(OSError):
-            touched = (folder.path / "running" / mark.file_name).stat().st_mtime
+            touched = (directory.path / "running" / mark.file_name).stat().st_mtime
     return liveness(mark, now=now, at=at or here(), touched=touched)
 
 

@@ -1,4 +1,4 @@
-"""What lies beside the crontab and the folders of drop-ins, and what somebody may have meant by it. Pure."""
+"""What lies beside the crontab and the directories of drop-ins, and what somebody may have meant by it. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _LINES = {"cron.d": "crontab", "crontabs": "crontab"}
 
 
 def judge_stranger(name: str, place: str, mode: int | None) -> Ignored | None:
-    """Say what something in the cron folder is that is neither the crontab nor a folder of drop-ins; None: nothing.
+    """Say what something in the cron directory is that is neither the crontab nor a directory of drop-ins; None:
+    nothing.
 
     `mode` is that of what the name leads to, as in stat(2); None: it leads to nothing.
     """
@@ -25,13 +26,13 @@ def judge_stranger(name: str, place: str, mode: int | None) -> Ignored | None:
     if meant and (stat.S_ISDIR(mode) or meant == "crontab"):
         if meant == "crontab":
             return Ignored(place, "lines are read from the file `crontab` only", "did you mean crontab?", True)
-        folders = ", ".join(SCHEDULES)
-        return Ignored(place, f"there is no such folder; there are {folders}", f"did you mean {meant}?", True)
+        directories = ", ".join(SCHEDULES)
+        return Ignored(place, f"there is no such directory; there are {directories}", f"did you mean {meant}?", True)
     if stat.S_ISDIR(mode):
-        return Ignored(place, "it is a folder that nothing runs from")
+        return Ignored(place, "it is a directory that nothing runs from")
     if stat.S_ISREG(mode) and (name.endswith(SUBMITTED) or mode & 0o100) and "*" not in name:
         hint = f"move it, for instance: mv {place} {PurePath(place).parent}/cron.hourly/"
-        return Ignored(place, "it lies beside the folders that things run from", hint, True)
+        return Ignored(place, "it lies beside the directories that things run from", hint, True)
     return Ignored(place, "it is nothing that runs")
 
 

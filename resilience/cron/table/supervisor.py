@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from resilience.base.processes import start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.books import close_book, with_note
 from resilience.cron.table.ended import why_not_started
 from resilience.cron.table.leftovers import end_session
@@ -29,7 +29,7 @@ from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.child import fork
-from resilience.system.world import Clock, SystemClock
+from resilience.system.ports import Clock, SystemClock
 
 NAP_S = 0.5
 """While somebody waits, whoever wants it to end is asked so often."""
@@ -73,7 +73,7 @@ class Supervised:
 
     def __init__(
         self,
-        folder: CronFolder,
+        directory: CronDirectory,
         settings: CronSettings,
         *,
         project: Path,
@@ -86,7 +86,7 @@ class Supervised:
         """`environment` gives what an entry's run sees (environment.py: `environment_of`); `refuse` is asked again in
         the last moment before it runs, in its own process; `secrets` must stand in no output, those read in this
         process besides."""
-        self._folder, self._settings, self._project = folder, settings, project
+        self._directory, self._settings, self._project = directory, settings, project
         self._environment, self._refuse, self._secrets = environment, refuse, tuple(secrets)
         self._clock: Clock = clock or SystemClock()
         self._at = at or here()
@@ -131,9 +131,9 @@ class Supervised:
         began = [run.mark.started for run in self._runs if run.entry.key == entry.key]
         with suppress(StateDirectoryError):  # `start` says so
             now = self._clock.now()
-            others = [mark for mark in marks(self._folder) if mark.key == entry.key and mark.end is None]
+            others = [mark for mark in marks(self._directory) if mark.key == entry.key and mark.end is None]
             is_gone = Liveness.GONE
-            began += [m.started for m in others if look(self._folder, m, now=now, at=self._at)[0] is not is_gone]
+            began += [m.started for m in others if look(self._directory, m, now=now, at=self._at)[0] is not is_gone]
         return any(start <= moment for moment in began)
 
     def poll(self) -> tuple[RunRecord, ...]:
@@ -180,12 +180,14 @@ class Supervised:
         """The runs that this one must end before it begins; or why it must not begin."""
         own = [run.mark for run in self._runs if run.entry.key == entry.key]
         try:
-            others = [mark for mark in marks(self._folder) if mark.key == entry.key and mark.end is None]
+            others = [mark for mark in marks(self._directory) if mark.key == entry.key and mark.end is None]
         except StateDirectoryError as error:
             return (), f"it cannot be seen whether an earlier run is under way: {error}"
         states = [(mark, Liveness.ALIVE, "it is our own") for mark in own]
         pids = {mark.pid for mark in own}
-        states += [(mark, *look(self._folder, mark, now=now, at=self._at)) for mark in others if mark.pid not in pids]
+        states += [
+            (mark, *look(self._directory, mark, now=now, at=self._at)) for mark in others if mark.pid not in pids
+        ]
         alive = [(mark, state, reason) for mark, state, reason in states if state is not Liveness.GONE]
         for mark, state, _reason in alive:
             who = f"process {mark.pid} on {mark.host}"
@@ -200,7 +202,7 @@ class Supervised:
         return Order(
             entry=entry,
             slot=slot,
-            folder=self._folder,
+            directory=self._directory,
             project=self._project,
             environment=dict(self._environment(entry, slot)),
             secrets=self._secrets,
@@ -269,7 +271,9 @@ class Supervised:
         end_session(run.record.pid)
         fault = next((line for line in run.heard.split(b"\n") if line.startswith(b'{"fault"')), b"")
         why = f"a bug of its supervisor: {json.loads(fault)['fault']}" if fault else f"its supervisor {end}"
-        return close_book(self._folder, run.mark, _ended(run.record, Outcome.CUT_SHORT, why, time_=self._clock.now()))
+        return close_book(
+            self._directory, run.mark, _ended(run.record, Outcome.CUT_SHORT, why, time_=self._clock.now())
+        )
 
     def _forget(self, run: _Run) -> None:
         os.close(run.news)

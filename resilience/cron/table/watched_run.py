@@ -21,7 +21,7 @@ from typing import NamedTuple, NoReturn
 
 from resilience.base.processes import is_same, start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.bounded import Bounded, Secrets
 from resilience.cron.table.ended import Cause, End, judge_end, why_not_started
 from resilience.cron.table.environment import secrets_of
@@ -39,7 +39,7 @@ from resilience.cron.table.output import OutputFile, prune
 from resilience.cron.table.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
 from resilience.cron.table.scribe import Scribe, Task
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, Watch, Watched, Wishes
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 
 PATIENCE_S = 10.0
 """The scheduler hears of an end at the latest so long after it, even if it cannot be written down."""
@@ -56,8 +56,8 @@ class Order(NamedTuple):
 
     Attributes:
         entry, slot: what is run.
-        folder: where it is written down.
-        project: the working folder.
+        directory: where it is written down.
+        project: the working directory.
         environment: of the program.
         secrets: what must stand in no output.
         output_bytes, keep_runs: as in CronSettings.
@@ -70,7 +70,7 @@ class Order(NamedTuple):
 
     entry: Entry
     slot: int
-    folder: CronFolder
+    directory: CronDirectory
     project: Path
     environment: Mapping[str, str]
     secrets: tuple[str, ...]
@@ -104,9 +104,9 @@ def live(order: Order, news: int, asked: int) -> NoReturn:
             os.open(os.devnull, os.O_RDWR)
         close_all([news, asked])
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what the scheduler had not flushed is its own
-        os.umask(0o007 if order.folder.group else 0o077)
+        os.umask(0o007 if order.directory.group else 0o077)
         with suppress(OSError):
-            os.chdir("/")  # a folder that is unmounted, or hangs, is nothing to us
+            os.chdir("/")  # a directory that is unmounted, or hangs, is nothing to us
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         WatchedRun(order, news, asked).live()
         code = 0
@@ -122,7 +122,7 @@ class WatchedRun:
 
     def __init__(self, order: Order, news: int, asked: int) -> None:
         self._order, self._news, self._asked = order, news, asked
-        self._entry, self._folder = order.entry, order.folder
+        self._entry, self._directory = order.entry, order.directory
         self._wishes = Wishes()
         self._program: Launched | None = None
         now = order.clock.now()
@@ -133,7 +133,7 @@ class WatchedRun:
         )  # fmt: skip
         self._secrets = Secrets((*order.secrets, *secrets_of(order.environment)))
         self._words = Bounded(order.output_bytes, self._secrets)
-        self._file = OutputFile(order.folder, self._entry.key, order.slot)
+        self._file = OutputFile(order.directory, self._entry.key, order.slot)
         self._started: float | None = None
         self._notes: list[str] = []
         self._scribe = Scribe()
@@ -151,7 +151,7 @@ class WatchedRun:
         of it."""
 
         def sign() -> None:
-            write_mark(self._folder, self._mark)
+            write_mark(self._directory, self._mark)
             self._order.signed_on()
 
         task = self._scribe.do("say that it runs", sign)
@@ -188,8 +188,8 @@ class WatchedRun:
             self._program = launch(
                 self._entry.argv,
                 self._order.environment,
-                folder=self._order.project,
-                umask=0o007 if self._folder.group else 0o077,
+                directory=self._order.project,
+                umask=0o007 if self._directory.group else 0o077,
                 refuse=lambda: self._order.refuse(self._entry),
             )
         except OSError as error:
@@ -213,7 +213,7 @@ class WatchedRun:
                 spill = self._scribe.do("keep its output", partial(self._file.append, words))
             if now - touched >= REFRESH_S:
                 touched = now
-                self._scribe.do("touch its mark", partial(touch_mark, self._folder, self._mark))
+                self._scribe.do("touch its mark", partial(touch_mark, self._directory, self._mark))
 
         seen = Watch(self._program, options.timeout_s, self._words, self._wishes).keep(each_second)
         if seen.trouble:
@@ -265,14 +265,14 @@ class WatchedRun:
 
     def _write_end(self, record: RunRecord) -> None:
         try:
-            add(self._folder, self._entry.key, record)
+            add(self._directory, self._entry.key, record)
         except Exception:
-            write_end(self._folder, self._mark, record)  # the next tick writes it into the history
+            write_end(self._directory, self._mark, record)  # the next tick writes it into the history
             raise
-        remove_mark(self._folder, self._mark)
+        remove_mark(self._directory, self._mark)
         self._order.signed_on()
 
     def _prune(self) -> None:
-        shorten(self._folder, self._entry.key)
-        runs = frozenset(mark.slot for mark in marks(self._folder) if mark.key == self._entry.key)
-        prune(self._folder, self._entry.key, self._order.keep_runs, running=runs)
+        shorten(self._directory, self._entry.key)
+        runs = frozenset(mark.slot for mark in marks(self._directory) if mark.key == self._entry.key)
+        prune(self._directory, self._entry.key, self._order.keep_runs, running=runs)

@@ -42,7 +42,7 @@ def offset_of(zone: str) -> Offset:
     try:
         info = ZoneInfo(zone)
     except (OSError, ValueError, LookupError, UnicodeError) as error:
-        # LookupError: no such file. OSError: a folder (`America`). ValueError: `../etc`, or a file that is no zone.
+        # LookupError: no such file. OSError: a directory (`America`). ValueError: `../etc`, or a file that is no zone.
         raise ZoneError(f"there is no time zone {zone!r}", hint=_hint(zone)) from error
     epoch, second = datetime(1970, 1, 1, tzinfo=UTC), timedelta(seconds=1)
 

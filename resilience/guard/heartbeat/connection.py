@@ -1,6 +1,6 @@
 """A rank's line to the process beside its node's ranks (`process.py`), and how that process is started.
 
-The name of the socket is abstract (unix(7)): nothing lies in a folder, nothing is left behind. Whoever may start the
+The name of the socket is abstract (unix(7)): nothing lies in a directory, nothing is left behind. Whoever may start the
 process binds the name first; binding is atomic, so that there is one process per node and launch. Both ends ask the
 kernel who the other is (SO_PEERCRED). No method waits longer than about a second, and none raises.
 """

@@ -244,12 +244,12 @@ class Files:
 def look_again(path: str) -> None:
     """Make an NFS client forget that a file was not there: it believes that for up to a minute (nfs(5), acdirmax).
 
-    It asks the server again about a folder in which it has written itself.
+    It asks the server again about a directory in which it has written itself.
     """
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.{os.urandom(6).hex()}.tmp")
+    directory, name = os.path.split(path)
+    beside = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
     with contextlib.suppress(OSError):
-        os.mkdir(folder, 0o700)
+        os.mkdir(directory, 0o700)
     with contextlib.suppress(OSError):
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         os.unlink(beside)

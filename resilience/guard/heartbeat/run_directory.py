@@ -129,27 +129,27 @@ class RunDirectoryWriter:
     def _write_beats(self, beats: Mapping[int, RankBeat] | None) -> bool:
         if beats is None:
             return False
-        folder = subfolder(self._run_dir, layout.BEATS)
+        directory = subfolder(self._run_dir, layout.BEATS)
         if not self._has_tidied:
             self._has_tidied = True
-            remove_stale(folder, time.time())
+            remove_stale(directory, time.time())
         text = compose(self._attempt, self._host, beats, time.time())
-        replace_file(os.path.join(folder, file_name(self._job_id, self._host)), text, mode=file_mode(self._run_dir))
+        replace_file(os.path.join(directory, file_name(self._job_id, self._host)), text, mode=file_mode(self._run_dir))
         return True
 
 
-def is_for_group(folder: str) -> bool:
-    """Whether a folder is open to a group. Raise OSError if it cannot be looked at."""
-    return os.stat(folder).st_mode & GROUP_FOLDER == GROUP_FOLDER
+def is_for_group(directory: str) -> bool:
+    """Whether a directory is open to a group. Raise OSError if it cannot be looked at."""
+    return os.stat(directory).st_mode & GROUP_FOLDER == GROUP_FOLDER
 
 
-def file_mode(folder: str) -> int:
+def file_mode(directory: str) -> int:
     """The mode of files in a run directory: 0660 where a group operates it, else 0600. Raise OSError."""
-    return 0o660 if is_for_group(folder) else 0o600
+    return 0o660 if is_for_group(directory) else 0o600
 
 
 def subfolder(run_dir: str, name: str) -> str:
-    """A folder of the run directory, made where it is missing; the run directory itself never is. Raise OSError."""
+    """A directory of the run directory, made where it is missing; the run directory itself never is. Raise OSError."""
     path = os.path.join(run_dir, name)
     try:
         os.mkdir(path, 0o700)
@@ -171,13 +171,13 @@ def read_learned(run_dir: str, rank: int) -> str | None:
 
 def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
     """Which request for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
-    folder = open_directory(os.path.join(run_dir, layout.SWITCHES))
+    directory = open_directory(os.path.join(run_dir, layout.SWITCHES))
     try:
-        info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=folder, follow_symlinks=False)
+        info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None
     finally:
-        os.close(folder)
+        os.close(directory)
     return info.st_ino, info.st_mtime_ns
 
 
@@ -210,7 +210,7 @@ def as_line(record: Mapping[str, Any]) -> bytes:
 def append_journal(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None:
     """Add lines to a rank's journal, all or none, and wait until they are on the disk. Raise OSError.
 
-    Opened anew each time: the run directory may have gone and come back. A link, a FIFO or a folder of that name is
+    Opened anew each time: the run directory may have gone and come back. A link, a FIFO or a directory of that name is
     refused.
     """
     path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.jsonl")

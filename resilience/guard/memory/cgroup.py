@@ -20,10 +20,10 @@ MOST_SEARCHED = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """A memory cgroup: its folder, its path as people see it (in /proc/self/cgroup), its version."""
+class Cgroup:
+    """A memory cgroup: its directory, its path as people see it (in /proc/self/cgroup), its version."""
 
-    folder: str
+    directory: str
     path: str
     version: int
 
@@ -110,7 +110,7 @@ def below(path: str, root: str) -> str | None:
     return "/" + "/".join(parts[len(above) :])
 
 
-def find_folders(root: str = "/", pid: int | None = None) -> list[Folder]:
+def find_directories(root: str = "/", pid: int | None = None) -> list[Cgroup]:
     """The memory cgroups of this process, its own first, then all above that can be seen from here.
 
     Version 1 goes first where both are mounted (hybrid), because then its hierarchy holds the memory controller. An
@@ -155,21 +155,21 @@ class CgroupMemory:
         limit_bytes: what holds now; None for no limit. Renewed by `read_limit`.
     """
 
-    def __init__(self, folder: Folder, *, with_swap: bool = False) -> None:
+    def __init__(self, cgroup: Cgroup, *, with_swap: bool = False) -> None:
         """Raise OSError if it has no memory files: the root has none, and a leaf without the controller has none."""
-        self.folder = folder
+        self.cgroup = cgroup
         self.with_swap = with_swap
-        self.whose = whose(folder.path) + (" (memory and swap together)" if with_swap else "")
+        self.whose = whose(cgroup.path) + (" (memory and swap together)" if with_swap else "")
         self.limit_bytes: int | None = None
-        if folder.version == 2:
+        if cgroup.version == 2:
             names, usage = ["memory.max", "memory.high"], "memory.current"
         else:
             names, usage = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
             if with_swap:
                 names, usage = ["memory.memsw.limit_in_bytes"], "memory.memsw.usage_in_bytes"
-        self._limits = [os.path.join(folder.folder, name) for name in names]
-        self._usage = os.path.join(folder.folder, usage)
-        self._stat = os.path.join(folder.folder, "memory.stat")
+        self._limits = [os.path.join(cgroup.directory, name) for name in names]
+        self._usage = os.path.join(cgroup.directory, usage)
+        self._stat = os.path.join(cgroup.directory, "memory.stat")
         self.read_limit()
         self.raw_bytes()
 
@@ -189,34 +189,34 @@ class CgroupMemory:
 
     def stat(self) -> Stat:
         """What memory.stat says now."""
-        return parse_stat(read_text(self._stat), self.folder.version)
+        return parse_stat(read_text(self._stat), self.cgroup.version)
 
 
-def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[Folder]:
+def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[Cgroup]:
     point = os.path.join(root, mount.point.lstrip("/")).rstrip("/")
     inside = below(path, mount.root)
     if inside is None or not os.path.exists(os.path.join(point, inside.lstrip("/"), "cgroup.procs")):
         inside = _search(point, pid)
         if inside is None:
-            return [Folder(point, mount.root, version)] if _is_above(mount.root, path) else []
+            return [Cgroup(point, mount.root, version)] if _is_above(mount.root, path) else []
     # Named as the mount names it: /proc/self/cgroup may count from somewhere in the middle, and `..` is no name.
     parts, outside = _parts(inside), [part for part in _parts(mount.root) if part != ".."]
     return [
-        Folder(os.path.join(point, *parts[:length]), "/" + "/".join(outside + parts[:length]), version)
+        Cgroup(os.path.join(point, *parts[:length]), "/" + "/".join(outside + parts[:length]), version)
         for length in range(len(parts), -1, -1)
     ]
 
 
 def _search(point: str, pid: int) -> str | None:
     """Where in a mounted tree this process is, found by its number, when it cannot be told by names."""
-    for looked, (folder, folders, files) in enumerate(os.walk(point)):
+    for looked, (directory, directories, files) in enumerate(os.walk(point)):
         if looked >= MOST_SEARCHED:
             return None
-        folders.sort()
+        directories.sort()
         if "cgroup.procs" in files:
             try:
-                if str(pid) in read_text(os.path.join(folder, "cgroup.procs")).split():
-                    return folder[len(point) :] or "/"
+                if str(pid) in read_text(os.path.join(directory, "cgroup.procs")).split():
+                    return directory[len(point) :] or "/"
             except OSError:
                 continue
     return None

@@ -6,7 +6,7 @@ import contextlib
 import os
 from dataclasses import dataclass
 
-from resilience.guard.memory.cgroup import CgroupMemory, find_folders, read_text
+from resilience.guard.memory.cgroup import CgroupMemory, find_directories, read_text
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:
@@ -49,13 +49,13 @@ def family_bytes(pid: int, root: str = "/") -> int:
 
     Only for where neither a cgroup nor meminfo tells. Raise OSError without /proc.
     """
-    folder = os.path.join(root, "proc")
+    directory = os.path.join(root, "proc")
     parents: dict[int, int] = {}
     pages: dict[int, int] = {}
-    for name in os.listdir(folder):
+    for name in os.listdir(directory):
         if name.isdigit():
             try:
-                with open(os.path.join(folder, name, "stat"), encoding="utf-8", errors="replace") as file:
+                with open(os.path.join(directory, name, "stat"), encoding="utf-8", errors="replace") as file:
                     parents[int(name)], pages[int(name)] = parse_process(file.read())
             except (OSError, ValueError):
                 continue  # it has ended meanwhile
@@ -172,13 +172,13 @@ class MemoryLimits:
     def _find(self) -> None:
         self._cgroups = []
         try:
-            folders = find_folders(self._root)
+            directories = find_directories(self._root)
         except OSError:
             return
-        for folder in folders:
-            for with_swap in (False, True) if folder.version == 1 else (False,):
+        for directory in directories:
+            for with_swap in (False, True) if directory.version == 1 else (False,):
                 try:
-                    self._cgroups.append(CgroupMemory(folder, with_swap=with_swap))
+                    self._cgroups.append(CgroupMemory(directory, with_swap=with_swap))
                 except (OSError, ValueError):
                     continue  # the root has no such files, and without swap accounting there are none for swap
 
@@ -188,7 +188,7 @@ class MemoryLimits:
         How much is used there is not told: at least what the outermost cgroup uses that is seen.
         """
         for with_swap in (False, True):
-            chain = [cgroup for cgroup in self._cgroups if cgroup.folder.version == 1 and cgroup.with_swap == with_swap]
+            chain = [cgroup for cgroup in self._cgroups if cgroup.cgroup.version == 1 and cgroup.with_swap == with_swap]
             if not chain:
                 continue
             try:
@@ -199,4 +199,4 @@ class MemoryLimits:
             seen = min((cgroup.limit_bytes for cgroup in chain if cgroup.limit_bytes is not None), default=None)
             if above is not None and (seen is None or above < seen):
                 chain[-1].limit_bytes = above
-                chain[-1].whose = f"a cgroup above {chain[-1].folder.path}"
+                chain[-1].whose = f"a cgroup above {chain[-1].cgroup.path}"

@@ -21,12 +21,12 @@ def built_in_triggers(
     """
     found: list[Trigger] = []
     if place.run_dir:
-        from resilience.guard.switch_folder import SwitchFolder
+        from resilience.guard.switch_directory import SwitchDirectory
         from resilience.guard.triggers.finished import FinishedRun
         from resilience.guard.triggers.superseded import Superseded
         from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile
 
-        switches = SwitchFolder(place, settings, recorder)
+        switches = SwitchDirectory(place, settings, recorder)
         if not without_rank_0:
             found.append(FinishedRun(place, recorder))
         found.append(StopFile(switches))

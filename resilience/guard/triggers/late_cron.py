@@ -38,7 +38,7 @@ class LateCron(BuiltInTrigger):
     def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
-        self._folder = os.path.join(os.path.dirname(place.run_dir.rstrip("/")), ".cron")
+        self._directory = os.path.join(os.path.dirname(place.run_dir.rstrip("/")), ".cron")
         self._looked = time.monotonic()
         self._late = 0
         self._has_told = False
@@ -55,7 +55,7 @@ class LateCron(BuiltInTrigger):
             self._look(time.time())
 
     def _look(self, now: float) -> None:
-        record = _read(os.path.join(self._folder, "heartbeat"))
+        record = _read(os.path.join(self._directory, "heartbeat"))
         if record is None:
             return
         from resilience import cron_late
@@ -75,9 +75,9 @@ class LateCron(BuiltInTrigger):
     def _is_awaited(self, record: dict[str, Any], last: float) -> bool:
         from resilience.cron_late import is_awaited
 
-        if os.path.lexists(os.path.join(self._folder, "stop")):
+        if os.path.lexists(os.path.join(self._directory, "stop")):
             return False
-        installation = _read(os.path.join(self._folder, "driver.json"))
+        installation = _read(os.path.join(self._directory, "driver.json"))
         if installation is not None and float(installation.get("time", 0.0)) > last:
             return False  # installed anew: its first tick is not this one
         driver, is_last = str(record.get("driver", "")), bool(record.get("is_last"))
@@ -100,8 +100,8 @@ class LateCron(BuiltInTrigger):
 
         place = self._place
         note = {"time": now, "last_tick": last, "run": place.run, "host": place.host, "job_id": place.job_id}
-        folder = subfolder(self._folder, "notes")
-        replace_file(os.path.join(folder, "late"), json.dumps(note) + "\n", mode=file_mode(folder))
+        directory = subfolder(self._directory, "notes")
+        replace_file(os.path.join(directory, "late"), json.dumps(note) + "\n", mode=file_mode(directory))
 
     def _is_well(self, last: float) -> None:
         self._late = 0
@@ -110,7 +110,7 @@ class LateCron(BuiltInTrigger):
             self._recorder.event("cron_again", last_tick=last)
             self._recorder.say("the scheduler of cron ticks again")
             with contextlib.suppress(OSError):  # nobody has read it: there is nothing to tell any more
-                os.unlink(os.path.join(self._folder, "notes", "late"))
+                os.unlink(os.path.join(self._directory, "notes", "late"))
 
 
 def _read(path: str) -> dict[str, Any] | None:

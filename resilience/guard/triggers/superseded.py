@@ -26,7 +26,7 @@ class Superseded(BuiltInTrigger):
     and heartbeat agreed that we are gone. A newer attempt of another job alone means nothing: somebody queued the run
     a second time, and that copy waits for us. Where only the scheduler could tell, our batch shell asks it.
 
-    Costs a look at the folder and at two names in it. Numbers that are judged for good are not looked at again.
+    Costs a look at the directory and at two names in it. Numbers that are judged for good are not looked at again.
     """
 
     name = "superseded"
@@ -36,7 +36,7 @@ class Superseded(BuiltInTrigger):
     def __init__(self, place: RankInfo, recorder: Recorder) -> None:
         self._place = place
         self._recorder = recorder
-        self._folder = os.path.join(place.run_dir, layout.ATTEMPTS)
+        self._directory = os.path.join(place.run_dir, layout.ATTEMPTS)
         self._next = place.attempt + 1
         self._asked: Request | None = None
 
@@ -46,24 +46,26 @@ class Superseded(BuiltInTrigger):
             return None
         try:
             # Opening it makes an NFS client ask its server, see `open_directory`.
-            folder = open_directory(self._folder)
+            directory = open_directory(self._directory)
             try:
-                self._asked = self._was_given_up(folder) or self._newer(folder)
+                self._asked = self._was_given_up(directory) or self._newer(directory)
             finally:
-                os.close(folder)
+                os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
             return None  # the run directory is gone; whoever looks for switches says so
         except (OSError, ImportError) as error:  # ImportError: the Python installation is gone
-            self._recorder.warn(f"cannot look for newer attempts in {self._folder}: {error}", key=f"attempts {error}")
+            self._recorder.warn(
+                f"cannot look for newer attempts in {self._directory}: {error}", key=f"attempts {error}"
+            )
         return self._asked
 
-    def _newer(self, folder: int) -> Request | None:
+    def _newer(self, directory: int) -> Request | None:
         number = self._next
         while True:
-            read = self._read(layout.attempt_file(number), folder)
+            read = self._read(layout.attempt_file(number), directory)
             if read is None:
                 return None
-            if read.get("job_id") == self._place.job_id and not self._is_over(number, folder):
+            if read.get("job_id") == self._place.job_id and not self._is_over(number, directory):
                 label = read.get("label") or read["job_id"]
                 host = f" on {read['host']}" if read.get("host") else ""
                 return self._stop(f"attempt {number} of job {label} has begun{host}")
@@ -71,8 +73,8 @@ class Superseded(BuiltInTrigger):
                 self._next = number + 1
             number += 1
 
-    def _was_given_up(self, folder: int) -> Request | None:
-        read = self._read(layout.attempt_end_file(self._place.attempt), folder)
+    def _was_given_up(self, directory: int) -> Request | None:
+        read = self._read(layout.attempt_end_file(self._place.attempt), directory)
         if read is None or read.get("end") != LOST:
             return None
         return self._stop(f"attempt {read.get('seen_by', 'of another job')} has begun, taking this job for lost")
@@ -81,11 +83,11 @@ class Superseded(BuiltInTrigger):
         why = f"{why}: this attempt {self._place.attempt} stops without saving"
         return Request(self.name, why, save=False, discard=True)
 
-    def _read(self, name: str, folder: int) -> dict[str, str] | None:
+    def _read(self, name: str, directory: int) -> dict[str, str] | None:
         """The fields of a file; None when there is nothing. What is no regular file has no fields."""
         try:
-            info = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            read = None if kind_of(info) else read_regular(name, directory=folder)
+            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            read = None if kind_of(info) else read_regular(name, directory=directory)
         except FileNotFoundError:
             return None
         if read is None:
@@ -94,9 +96,9 @@ class Superseded(BuiltInTrigger):
 
         return parse_fields(read[0])
 
-    def _is_over(self, number: int, folder: int) -> bool:
+    def _is_over(self, number: int, directory: int) -> bool:
         try:
-            os.stat(layout.attempt_end_file(number), dir_fd=folder, follow_symlinks=False)
+            os.stat(layout.attempt_end_file(number), dir_fd=directory, follow_symlinks=False)
         except FileNotFoundError:
             return False
         return True

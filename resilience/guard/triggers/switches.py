@@ -9,14 +9,14 @@ import time
 from resilience import layout
 from resilience.base.files import read_regular
 from resilience.guard.decision import FAILED, SKIPPED, BuiltInTrigger, Request
-from resilience.guard.switch_folder import called
+from resilience.guard.switch_directory import called
 from resilience.switch import describe_age
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from resilience.guard.switch_folder import FoundSwitch, SwitchFolder
+    from resilience.guard.switch_directory import FoundSwitch, SwitchDirectory
     from resilience.switch import Switch
 
 PAUSE_S = 60.0
@@ -30,9 +30,9 @@ class _SwitchFile(BuiltInTrigger):
     ranks = "first"
     shared = True
 
-    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
-        self._folder = folder
-        self._recorder = folder.recorder
+    def __init__(self, directory: SwitchDirectory, *, now: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._recorder = directory.recorder
         self._now = now
         self._is_first_look = True
 
@@ -55,20 +55,20 @@ class KillSwitch(_SwitchFile):
 
     name = layout.KILL_SWITCH
 
-    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
-        super().__init__(folder, now=now)
+    def __init__(self, directory: SwitchDirectory, *, now: Callable[[], float] = time.time) -> None:
+        super().__init__(directory, now=now)
         self._asked: tuple[int, int, int] | None = None
 
     def poll(self) -> Request | None:
         """Look whether it is thrown. One that lay there before the job is named with its age, and how to clear it."""
-        found = self._folder.look(self.name)
+        found = self._directory.look(self.name)
         is_first_look, self._is_first_look = self._is_first_look, False
         if found is None or found.identity == self._asked:
             return None
         self._asked = found.identity
         self._note(found)
         if is_first_look:
-            run = self._folder.run
+            run = self._directory.run
             ago = describe_age(self._now() - found.switch.when)
             self._recorder.warn(
                 f"the kill switch of run {run} was thrown{ago} by {found.switch.who}, before this training started; "
@@ -88,13 +88,13 @@ class SaveSwitch(_SwitchFile):
 
     def __init__(
         self,
-        folder: SwitchFolder,
+        directory: SwitchDirectory,
         *,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         pause_s: float = PAUSE_S,
     ) -> None:
-        super().__init__(folder, now=now)
+        super().__init__(directory, now=now)
         self._monotonic = monotonic
         self._first_pause_s = pause_s
         self._pause_s = pause_s
@@ -106,7 +106,7 @@ class SaveSwitch(_SwitchFile):
 
     def poll(self) -> Request | None:
         """Look whether it is thrown, and not obeyed yet."""
-        found = self._folder.look(self.name)
+        found = self._directory.look(self.name)
         if found is None:
             return None
         if found.identity == self._spent:
@@ -133,7 +133,7 @@ class SaveSwitch(_SwitchFile):
             self._failed = found.identity
             self._recorder.warn(
                 f"the save failed that the save switch of {found.switch.who} asks for: the switch stays, and is tried "
-                f"again in {self._pause_s:g} s. To give it up: resil clear {self._folder.run}"
+                f"again in {self._pause_s:g} s. To give it up: resil clear {self._directory.run}"
             )
             self._wait()
             return
@@ -143,7 +143,7 @@ class SaveSwitch(_SwitchFile):
     def _remove(self, found: FoundSwitch) -> None:
         """Take a switch away that was obeyed; where that cannot be, remember it, say so once, and try again later."""
         try:
-            self._folder.remove(found)
+            self._directory.remove(found)
         except OSError as error:
             if found.identity != self._spent:
                 self._spent = found.identity
@@ -168,14 +168,14 @@ class StopFile(_SwitchFile):
 
     name = "stop"
 
-    def __init__(self, folder: SwitchFolder, *, now: Callable[[], float] = time.time) -> None:
-        super().__init__(folder, now=now)
-        self._file = layout.STOP_PREFIX + folder.place.job_id
+    def __init__(self, directory: SwitchDirectory, *, now: Callable[[], float] = time.time) -> None:
+        super().__init__(directory, now=now)
+        self._file = layout.STOP_PREFIX + directory.place.job_id
         self._asked: tuple[int, int, int] | None = None
 
     def poll(self) -> Request | None:
         """Look whether it is there."""
-        found = self._folder.look(self._file, ours_too=True)
+        found = self._directory.look(self._file, ours_too=True)
         if found is None or found.identity == self._asked:
             return None
         self._asked = found.identity
@@ -188,7 +188,7 @@ class StopFile(_SwitchFile):
 
     def _attempt_began(self) -> float | None:
         """When this attempt began, in seconds since the epoch, by the batch shell's clock; None when nothing tells."""
-        place = self._folder.place
+        place = self._directory.place
         if not place.attempt:
             return None
         from resilience.switch import parse_fields

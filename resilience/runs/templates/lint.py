@@ -36,7 +36,7 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFacts:
-    """What the lint knows of the world. The defaults mean: not known, and nothing is said about it.
+    """What the lint knows of the system. The defaults mean: not known, and nothing is said about it.
 
     Attributes:
         run: the run's name.
@@ -46,7 +46,7 @@ class LintFacts:
         max_array_size: MaxArraySize of the cluster; the largest index is one less.
         measured_save_s: how long the slowest save of this run took.
         stop_after_s: when the attempt is to end without a time limit ([guard] stop_after); 0: not at all.
-        missing_directories: folders of output files that do not exist.
+        missing_directories: directories of output files that do not exist.
         signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
         sbatch_environment: names of the `SBATCH_*` variables that are set.
     """
@@ -220,19 +220,19 @@ def _name(case: _Case) -> Iterator[LintFinding]:
 
 
 def _directories(case: _Case) -> Iterator[LintFinding]:
-    for folder in case.facts.missing_directories:
-        yield _refuse(f"the folder {folder} for the output does not exist: SLURM fails such a job without a word",
-                      f"mkdir -p {folder}")  # fmt: skip
+    for directory in case.facts.missing_directories:
+        yield _refuse(f"the directory {directory} for the output does not exist: SLURM fails such a job without a word",
+                      f"mkdir -p {directory}")  # fmt: skip
     if case.facts.state_dir_is_node_local:
         yield _warn(
             f"the state directory {case.facts.state_dir} is on this machine's own disk: other nodes see another",
-            "set state_dir in resil.toml to a folder on the shared file system",
+            "set state_dir in resil.toml to a directory on the shared file system",
         )
     owner = case.facts.run_dir_owner
     if owner and case.facts.run and owner != case.facts.run:
         yield _refuse(
             f"the run directory already belongs to the run {owner!r}, not to {case.facts.run!r}",
-            "two runs in one folder would obey each other's switches: choose another name or state_dir",
+            "two runs in one directory would obey each other's switches: choose another name or state_dir",
         )
 
 

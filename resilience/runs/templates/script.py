@@ -17,7 +17,7 @@ from resilience.errors import TemplateError
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
-from resilience.system.files import own_folder, shipped_folder
+from resilience.system.files import own_directory, shipped_directory
 
 if TYPE_CHECKING:  # Jinja2 costs 40 ms at start; it is imported when something is rendered
     from jinja2 import Environment
@@ -60,12 +60,13 @@ class TemplateLibrary:
     """Templates from several directories; those of an earlier one win.
 
     Attributes:
-        folders: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are empty.
+        directories: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are
+            empty.
         cache: where compiled templates are saved, which is three quarters of rendering; None for nowhere. They are run
             as code: no other user may write there.
     """
 
-    folders: Sequence[tuple[str, Path]]
+    directories: Sequence[tuple[str, Path]]
     cache: Path | None = None
 
     def list(self) -> tuple[TemplateInfo, ...]:
@@ -74,8 +75,8 @@ class TemplateLibrary:
         Raise TemplateError if one cannot be read.
         """
         found: dict[str, list[TemplateInfo]] = {}
-        for origin, folder in self.folders:
-            for path in sorted(folder.glob(f"*{SUFFIX}")):
+        for origin, directory in self.directories:
+            for path in sorted(directory.glob(f"*{SUFFIX}")):
                 name = path.name.removesuffix(SUFFIX)
                 if not name.startswith("_") and name != BASE:
                     same = found.setdefault(name, [])
@@ -113,24 +114,24 @@ class TemplateLibrary:
         requested, _, bare = file_name.rpartition("/")
         if not bare or bare in (".", ".."):
             return None
-        for origin, folder in self.folders:
-            if requested in ("", origin) and (folder / bare).is_file():
-                return folder / bare
+        for origin, directory in self.directories:
+            if requested in ("", origin) and (directory / bare).is_file():
+                return directory / bare
         return None
 
 
 def template_library(project: Project) -> TemplateLibrary:
     """The templates of a project: its own win over the user's, and those over the shipped ones."""
-    shipped = shipped_folder(TEMPLATES)
-    folders = [
+    shipped = shipped_directory(TEMPLATES)
+    directories = [
         ("project", project.loaded.project / TEMPLATES),
-        ("user", project.world.config_home / "resil" / TEMPLATES),
+        ("user", project.system.config_home / "resil" / TEMPLATES),
         ("shipped", shipped),
     ]
-    # In a clone of resil itself the project's folder is the shipped one.
+    # In a clone of resil itself the project's directory is the shipped one.
     return TemplateLibrary(
-        [(name, path) for name, path in folders if name == "shipped" or path != shipped],
-        own_folder(project.world.cache_home / "resil" / "templates"),
+        [(name, path) for name, path in directories if name == "shipped" or path != shipped],
+        own_directory(project.system.cache_home / "resil" / "templates"),
     )
 
 
@@ -433,9 +434,9 @@ def _undefined(error: Exception, library: TemplateLibrary) -> TemplateError:
 
 def _place(error: BaseException, library: TemplateLibrary) -> tuple[str | None, int]:
     """File and line of a template in which an exception arose: Jinja puts them into the traceback."""
-    folders = {str(folder) for _, folder in library.folders}
+    directories = {str(directory) for _, directory in library.directories}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if str(Path(frame.filename).parent) in folders:
+        if str(Path(frame.filename).parent) in directories:
             return frame.filename, frame.lineno or 0
     return None, 0
 

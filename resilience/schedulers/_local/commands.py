@@ -21,8 +21,8 @@ from resilience.schedulers._local.options import SBATCH, Syntax, words
 from resilience.schedulers._local.submit import parse_begin, parse_time_limit_s
 from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
+from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from resilience.system.world import SystemClock
 
 _COMPACT = {
     JobState.PENDING: "PD", JobState.RUNNING: "R", JobState.COMPLETING: "CG", JobState.COMPLETED: "CD",

@@ -25,7 +25,7 @@ from resilience.schedulers._local.records import Entry, Task
 from resilience.schedulers._local.rules import Due
 from resilience.schedulers._local.shim import write_shims
 from resilience.schedulers._local.spool import Spool, take_lock
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 
 LOCK_S = 10.0
 _BUSY_POLL_S = 0.1

@@ -34,7 +34,7 @@ from resilience.schedulers._local.rules import Exit
 from resilience.schedulers._local.spool import Spool, read_pid
 from resilience.schedulers._local.submit import default_output, expand_pattern
 from resilience.system.files import write_atomic
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 
 EXIT_FILE = "exit.json"
 BATCH_FILE = "batch"

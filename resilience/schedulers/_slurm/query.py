@@ -15,8 +15,8 @@ from resilience.schedulers._slurm import records
 from resilience.schedulers._slurm.accounting import HISTORY_COLUMNS
 from resilience.schedulers._slurm.errors import complains, diagnose, runner_error
 from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR, RowFilter, scan_jobs
+from resilience.system.ports import Clock, Runner
 from resilience.system.process import CommandFailed, Completed
-from resilience.system.world import Clock, Runner
 
 _QUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in QUEUE_COLUMNS) + ROW_END
 

@@ -15,8 +15,8 @@ from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUn
 from resilience.job import Job, JobId
 from resilience.schedulers._slurm.errors import Diagnosis, Meaning, diagnose, quote
 from resilience.submission import Submission, Submitted, split_comment
+from resilience.system.ports import Clock
 from resilience.system.process import Completed
-from resilience.system.world import Clock
 
 LOOK_APART_S = 2.5
 """Between two looks that shall confirm each other: a controller that goes on works through what it had taken in."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Check(Protocol):
-    """One watchdog: a file in checks/ (or in a plugin folder) that exports it as CHECK.
+    """One watchdog: a file in checks/ (or in a plugin directory) that exports it as CHECK.
 
     `Settings` and `Reading` are frozen dataclasses. The fields of `Settings` are the keys of its table in resil.toml
     ([watch.NAME]) and the options of `resil watch NAME`; its docstring's Attributes are their help. The fields of
@@ -38,7 +38,7 @@ class Check(Protocol):
     argument: str
     example: str
 
-    def targets(self, settings: Any, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: Any, context: Context) -> Sequence[Target]:
         """The targets to probe. Must not touch anything that may hang: that is for `probe`.
 
         Raise UsageError or SettingsError for settings that cannot be meant. No target is an empty sequence.
@@ -46,7 +46,7 @@ class Check(Protocol):
         ...
 
     def probe(
-        self, target: Target, settings: Any, scene: Context, before: Mapping[str, Timed[Any]]
+        self, target: Target, settings: Any, context: Context, before: Mapping[str, Timed[Any]]
     ) -> Mapping[str, Any]:
         """Return a Reading for each subject of a target. The only I/O; runs in a child process with a deadline.
 

@@ -14,8 +14,8 @@ class InodesSettings:
 
     Attributes:
         paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
-            to the current folder. Default: the file systems of the project, the state directory, home, $SCRATCH, $WORK
-            and the like, /dev/shm and /tmp.
+            to the current directory. Default: the file systems of the project, the state directory, home, $SCRATCH,
+            $WORK and the like, /dev/shm and /tmp.
         warn_percent: warn when more than this is used. Default: 85%, where no free number is asked for. Percents and
             free numbers may both be set: any that is crossed counts.
         crit_percent: critical when more than this is used. Default: 95%, as above.
@@ -31,12 +31,12 @@ class InodesSettings:
         percent_regex: the same for the percentage, where it prints no numbers.
         command_max_age_s: how old the figures of that command may be.
         quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
-        du: whether `du --inodes` counts the folder: slow, and hard on a parallel file system.
+        du: whether `du --inodes` counts the directory: slow, and hard on a parallel file system.
         du_limit: the limit that du's total is compared with.
         du_every_s: how often du counts anew.
         du_deadline_s: how long du may take.
-        checkpoints: folder of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
-        checkpoint_files: how many files and folders one checkpoint has. Default: counted there.
+        checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
+        checkpoint_files: how many files and directories one checkpoint has. Default: counted there.
         checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
     """
 

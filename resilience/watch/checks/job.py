@@ -28,20 +28,20 @@ class JobCheck:
     argument = "names"
     example = "resil watch job gpt 'tr11-*' --users bob"
 
-    def targets(self, settings: JobSettings, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: JobSettings, context: Context) -> Sequence[Target]:
         """Each queue, which is queried once for all subjects. Only the probe touches the run directories."""
         check_settings(settings)
         for name in settings.names:
             parse_requested(name)
-        deadline_s = deadline_of(settings, scene)
-        return tuple(Target(_target(scene, cluster), deadline_s=deadline_s) for cluster in settings.clusters or ("",))
+        deadline_s = deadline_of(settings, context)
+        return tuple(Target(_target(context, cluster), deadline_s=deadline_s) for cluster in settings.clusters or ("",))
 
     def probe(
-        self, target: Target, settings: JobSettings, scene: Context, before: Mapping[str, Timed[JobReading]]
+        self, target: Target, settings: JobSettings, context: Context, before: Mapping[str, Timed[JobReading]]
     ) -> Mapping[str, JobReading]:
         """Read the runs' files and the queue, and confirm which jobs are gone."""
-        asked = (one for one in settings.clusters if _target(scene, one) == target.name)
-        return probe_queues(settings, scene, before, next(asked, ""))
+        asked = (one for one in settings.clusters if _target(context, one) == target.name)
+        return probe_queues(settings, context, before, next(asked, ""))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
@@ -50,8 +50,8 @@ class JobCheck:
         return judge(subject, readings[-1].reading, settings, now)
 
 
-def _target(scene: Context, cluster: str) -> str:
-    return queue_subject(queue_name(scene.scheduler().name, cluster))
+def _target(context: Context, cluster: str) -> str:
+    return queue_subject(queue_name(context.scheduler().name, cluster))
 
 
 CHECK = JobCheck()

@@ -47,22 +47,22 @@ class LogCheck:
     argument = "paths"
     example = "resil watch log 'logs/*.out'"
 
-    def targets(self, settings: LogSettings, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: LogSettings, context: Context) -> Sequence[Target]:
         """One for each file system that the logs lie on: ten thousand logs need one child, and a dead mount stops only
         its own. Without paths, the state directory."""
         check_settings(settings)
-        return [Target(name, subjects) for name, subjects in _groups(settings, scene).items()]
+        return [Target(name, subjects) for name, subjects in _groups(settings, context).items()]
 
     def probe(
-        self, target: Target, settings: LogSettings, scene: Context, before: Mapping[str, Timed[LogReading]]
+        self, target: Target, settings: LogSettings, context: Context, before: Mapping[str, Timed[LogReading]]
     ) -> Mapping[str, LogReading]:
         """Read what is new in the logs of one file system, or of the runs of the state directory."""
-        clock = scene.world.clock
+        clock = context.system.clock
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
         with no_collection(), _bounded(own) as arm:
-            return _look(target, settings, scene, known, LogReader(settings, moment, own, arm))
+            return _look(target, settings, context, known, LogReader(settings, moment, own, arm))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -118,15 +118,15 @@ def compiled(text: str) -> re.Pattern[bytes]:
     return pattern
 
 
-def _groups(settings: LogSettings, scene: Context) -> dict[str, tuple[str, ...]]:
+def _groups(settings: LogSettings, context: Context) -> dict[str, tuple[str, ...]]:
     """The subjects of each target, by its name: the file system, or the state directory."""
     if not settings.paths:
-        return {str(scene.state_dir): (str(scene.state_dir),)}
+        return {str(context.state_dir): (str(context.state_dir),)}
     mounts = current_mounts()
     groups: dict[str, list[str]] = {}
     for text in settings.paths:
-        subject = _subject(text, scene)
-        mount = mount_of(scene.state_dir if _may_be_run(text) else Path(subject), mounts)
+        subject = _subject(text, context)
+        mount = mount_of(context.state_dir if _may_be_run(text) else Path(subject), mounts)
         groups.setdefault(mount.point if mount is not None else "/", []).append(subject)
     return {name: tuple(dict.fromkeys(subjects)) for name, subjects in groups.items()}
 
@@ -136,34 +136,34 @@ def _may_be_run(text: str) -> bool:
     return not set(text) & set("/.*?[~$")
 
 
-def _subject(text: str, scene: Context) -> str:
+def _subject(text: str, context: Context) -> str:
     """What findings about it are about: the name of a run as it is, a path whole, without looking."""
-    return text if _may_be_run(text) else _places(text, scene)[0]
+    return text if _may_be_run(text) else _places(text, context)[0]
 
 
-def _places(text: str, scene: Context) -> tuple[str, ...]:
+def _places(text: str, context: Context) -> tuple[str, ...]:
     """Where a path may lie: what stands in a settings file is relative to its project; typed, perhaps to here."""
-    environ = scene.world.environ
+    environ = context.system.environ
     whole = Template(text).safe_substitute(environ)
     if whole.startswith("~/") or whole == "~":
-        whole = f"{scene.world.host.home}{whole[1:]}"
-    folders = (str(scene.project), str(scene.world.cwd))
-    return tuple(dict.fromkeys(os.path.abspath(os.path.join(folder, whole)) for folder in folders))
+        whole = f"{context.system.host.home}{whole[1:]}"
+    directories = (str(context.project), str(context.system.cwd))
+    return tuple(dict.fromkeys(os.path.abspath(os.path.join(directory, whole)) for directory in directories))
 
 
 def _look(
-    target: Target, settings: LogSettings, scene: Context, known: Mapping[str, LogReading], reader: LogReader
+    target: Target, settings: LogSettings, context: Context, known: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     if not settings.paths:
-        return _look_at_all_runs(scene, known, reader)
+        return _look_at_all_runs(context, known, reader)
     readings: dict[str, LogReading] = {}
     for text in settings.paths:
-        subject = _subject(text, scene)
+        subject = _subject(text, context)
         if subject not in target.subjects:
             continue
-        places = _places(text, scene)
+        places = _places(text, context)
         if _may_be_run(text) and not any(map(os.path.lexists, places)):
-            directory = RunDirectory(scene.state_dir / text, scene.group)
+            directory = RunDirectory(context.state_dir / text, context.group)
             if os.path.exists(directory.path / layout.RUN_FILE):
                 readings |= probe_runs([directory], known, reader, named=True)
                 continue
@@ -171,8 +171,8 @@ def _look(
     return readings
 
 
-def _look_at_all_runs(scene: Context, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
-    directories = scene.runs()
+def _look_at_all_runs(context: Context, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
+    directories = context.runs()
     readings = probe_runs(directories, known, reader)
     there = {directory.run for directory in directories}
     for run, before in known.items():
@@ -182,8 +182,8 @@ def _look_at_all_runs(scene: Context, known: Mapping[str, LogReading], reader: L
             over = "it is no longer there, or was over long ago"
             readings[run] = LogReading(run=run, over=over, clock=reader.moment)
     awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
-    said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {scene.state_dir}"
-    return readings | {str(scene.state_dir): LogReading(nothing=said, notes=("none",), clock=reader.moment)}
+    said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {context.state_dir}"
+    return readings | {str(context.state_dir): LogReading(nothing=said, notes=("none",), clock=reader.moment)}
 
 
 @contextmanager

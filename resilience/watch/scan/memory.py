@@ -2,7 +2,7 @@
 
 The file is a line of JSON that says what follows, then the columns as they lie in memory, then the names. Nothing in it
 is executed when it is read; a checksum tells damage. It can be made again, so a damaged one is quarantined. Snapshots
-hold the sums of folders at earlier times, so that growth can be computed; few, and the older the fewer.
+hold the sums of directories at earlier times, so that growth can be computed; few, and the older the fewer.
 
 A memory lies in the first directory that answers and takes it. A scan often looks for what fills a home directory, and
 the memory lies right there: the disk may be full, read-only, or hang. So each access is a child with a deadline, and a
@@ -26,7 +26,7 @@ from typing import Any
 
 from resilience.errors import StateDirectoryError
 from resilience.system.child import run_apart
-from resilience.system.files import make_folder, own_folder, write_atomic
+from resilience.system.files import make_directory, own_directory, write_atomic
 from resilience.watch.scan.tree import MOST_HOT, NUMBERS, Hot, Totals, Tree, grow
 
 EVERY_S = 600
@@ -42,14 +42,14 @@ MOST_SNAPSHOT_FOLDERS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the largest folders added up to at one time.
+    """What the largest directories added up to at one time.
 
     Attributes:
         time: seconds since the epoch.
-        sums: path from the root -> (blocks of 512 bytes, files and folders); a folder that was not read to its end is
-            not among them.
+        sums: path from the root -> (blocks of 512 bytes, files and directories); a directory that was not read to its
+            end is not among them.
         holes: paths that were not read: nothing is known of what lay below them.
-        whole: whether every folder that there was is in one of the two.
+        whole: whether every directory that there was is in one of the two.
     """
 
     time: float
@@ -59,15 +59,15 @@ class Snapshot:
 
 
 def snapshot(tree: Tree, totals: Totals, time: float, most: int = MOST_SNAPSHOT_FOLDERS) -> Snapshot:
-    """Take down what each folder adds up to; of very many only the largest, by bytes and by count. Pure."""
+    """Take down what each directory adds up to; of very many only the largest, by bytes and by count. Pure."""
     paths = tree.paths
     rows = [row for row, missing in enumerate(totals.missing) if not missing]
     whole = len(rows) <= most
     if not whole:
         by_blocks = sorted(rows, key=totals.blocks.__getitem__)[-most // 2 :]
-        by_count = sorted(rows, key=lambda row: totals.files[row] + totals.folders[row])[-most // 2 :]
+        by_count = sorted(rows, key=lambda row: totals.files[row] + totals.directories[row])[-most // 2 :]
         rows = sorted({*by_blocks, *by_count})
-    sums = {paths[row]: (totals.blocks[row], totals.files[row] + totals.folders[row]) for row in rows}
+    sums = {paths[row]: (totals.blocks[row], totals.files[row] + totals.directories[row]) for row in rows}
     holes = [paths[row] for row, missing in enumerate(totals.missing) if missing]
     leaves = [path for row, path in enumerate(holes) if row + 1 == len(holes) or not _is_below(holes[row + 1], path)]
     return Snapshot(time, sums, tuple(leaves[:most]), whole and len(leaves) <= most)
@@ -104,7 +104,7 @@ def baseline(times: Sequence[float], now: float) -> int | None:
 
 FORMAT = "resil scan 1"
 MOST_FOLDERS = 1_000_000
-"""Folders remembered of one root, those nearest to it: about 100 bytes each. Those further down are read again."""
+"""Directories remembered of one root, those nearest to it: about 100 bytes each. Those further down are read again."""
 
 MOST_BYTES = 512 * 2**20
 MOST_CACHES = 64
@@ -141,9 +141,9 @@ class Remembered:
         self._snapshots.append(_write_snapshot(taken))
 
 
-def cache_file(folder: Path, root: bytes) -> Path:
+def cache_file(directory: Path, root: bytes) -> Path:
     """Where the scan of a root is remembered. Pure."""
-    return folder / f"{hashlib.sha256(root).hexdigest()[:24]}.scan"
+    return directory / f"{hashlib.sha256(root).hexdigest()[:24]}.scan"
 
 
 def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
@@ -151,7 +151,7 @@ def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
 
     Not synchronised with the disk: after a power cut it may be damaged, which is seen, and then it is made again.
     """
-    make_folder(path.parent, mode=0o700)
+    make_directory(path.parent, mode=0o700)
     kept = tree if len(tree) <= MOST_FOLDERS else _nearest(tree, MOST_FOLDERS)
     columns = [getattr(kept, name).tobytes() for name in NUMBERS]
     names = b"\0".join(kept.names)
@@ -194,10 +194,10 @@ def recall(path: Path, root: bytes) -> Remembered:
         )
 
 
-def tidy(folder: Path, most: int = MOST_CACHES) -> None:
+def tidy(directory: Path, most: int = MOST_CACHES) -> None:
     """Forget the roots that nobody has scanned for longest, when there are too many."""
     with contextlib.suppress(OSError):
-        files = sorted(folder.glob("*.scan"), key=lambda file: file.lstat().st_mtime)
+        files = sorted(directory.glob("*.scan"), key=lambda file: file.lstat().st_mtime)
         for file in files[:-most]:
             file.unlink(missing_ok=True)
 
@@ -208,7 +208,7 @@ def _understand(raw: bytes, root: bytes) -> Remembered:
     if head["format"] != FORMAT:
         raise ValueError(f"its format is {str(head['format'])[:40]!r}, not {FORMAT!r}")
     if head["root"] != _text(root) or head["order"] != sys.byteorder:
-        raise ValueError("it belongs to another folder or machine")
+        raise ValueError("it belongs to another directory or machine")
     if zlib.crc32(content) != head["check"]:
         raise ValueError("its checksum is wrong")
     parts: list[bytes] = []
@@ -250,7 +250,7 @@ def _hottest(tree: Tree) -> dict[int, tuple[Hot, ...]]:
 
 
 def _nearest(tree: Tree, most: int) -> Tree:
-    """The folders nearest to the root; the cut-off ones below them are rows that nobody has read. Pure."""
+    """The directories nearest to the root; the cut-off ones below them are rows that nobody has read. Pure."""
     kept = sorted(tree.records(), key=lambda record: record.path.count(b"/"))[: most // 2]
     return grow({record.path: record for record in kept})
 
@@ -285,7 +285,7 @@ def _raw(name: str) -> bytes:
 
 LOOK_S = 5.0
 KEEP_S = 120.0
-"""A million folders are 100 MB, and the home folder may be a slow one."""
+"""A million directories are 100 MB, and the home directory may be a slow one."""
 
 
 class ScanMemory:
@@ -295,12 +295,12 @@ class ScanMemory:
         notes: what people should know of it.
     """
 
-    def __init__(self, folder: Path | None, spare: Path | None, root: bytes) -> None:
-        """`folder` is where it belongs; `spare` is this node's, and must be nobody else's."""
+    def __init__(self, directory: Path | None, fallback: Path | None, root: bytes) -> None:
+        """`directory` is where it belongs; `fallback` is this node's, and must be nobody else's."""
         self.notes: list[str] = []
         self._root = root
-        self._spare = cache_file(spare, root) if spare is not None else None
-        home = [cache_file(folder, root)] if folder is not None else []
+        self._spare = cache_file(fallback, root) if fallback is not None else None
+        home = [cache_file(directory, root)] if directory is not None else []
         self._files = home + ([self._spare] if self._spare is not None else [])
 
     def recall(self, look_s: float = LOOK_S) -> Remembered:
@@ -320,7 +320,7 @@ class ScanMemory:
         return known
 
     def keep(self, tree: Tree, known: Remembered) -> None:
-        """Write it to the first folder that takes it."""
+        """Write it to the first directory that takes it."""
         said: list[str] = []
         for file in self._files:
             ((_, answer),) = run_apart({0: (partial(self._write, file, tree, known), KEEP_S)})
@@ -342,7 +342,7 @@ class ScanMemory:
             return 0.0
 
     def _write(self, file: Path, tree: Tree, known: Remembered) -> None:
-        if file == self._spare and (own_folder(file.parent.parent) is None or own_folder(file.parent) is None):
-            raise StateDirectoryError(f"{file.parent} cannot be made a folder of our own")
+        if file == self._spare and (own_directory(file.parent.parent) is None or own_directory(file.parent) is None):
+            raise StateDirectoryError(f"{file.parent} cannot be made a directory of our own")
         remember(file, self._root, tree, known)
         tidy(file.parent)

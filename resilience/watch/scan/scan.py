@@ -41,12 +41,12 @@ class Progress:
     """How far a scan has come.
 
     Attributes:
-        folders: read or verified.
-        looks: files and folders looked at.
-        expected: folders that there were last time; 0 when nobody has looked before.
+        directories: read or verified.
+        looks: files and directories looked at.
+        expected: directories that there were last time; 0 when nobody has looked before.
     """
 
-    folders: int
+    directories: int
     looks: int
     expected: int
 
@@ -55,7 +55,7 @@ class ScanState:
     """What one scan has found until now."""
 
     def __init__(
-        self, folder: bytes, tree: Tree | None, now: float, full_pass_s: float, tell: Callable[[Progress], None]
+        self, directory: bytes, tree: Tree | None, now: float, full_pass_s: float, tell: Callable[[Progress], None]
     ) -> None:
         self.tree, self.now, self.full_pass_s, self.tell = tree, now, full_pass_s, tell
         self.records: dict[bytes, Record] = {}
@@ -73,7 +73,7 @@ class ScanState:
             self.rows = [row for row in range(len(tree)) if row not in unsure] if unsure else range(len(tree))
             if unsure:
                 known = [known[row] for row in self.rows]
-        self.assignment = Assignment(folder, int(now), known, paths.__contains__)
+        self.assignment = Assignment(directory, int(now), known, paths.__contains__)
 
     def found(
         self, records: Sequence[tuple[Any, ...]], verified: Sequence[tuple[int, int, list[int]]], looks: int
@@ -122,7 +122,7 @@ class ScanState:
                 return
 
     def _read(self, pool: WorkerPool, wanted: list[bytes]) -> None:
-        """Have folders read, and what lies below them; once more what a worker took with it when it hung."""
+        """Have directories read, and what lies below them; once more what a worker took with it when it hung."""
         lost = len(pool.abandoned)
         while wanted:
             pool.run(wanted[::-1])  # the last is taken first
@@ -155,7 +155,7 @@ def _hangs(path: bytes, stuck: Sequence[bytes]) -> bool:
 
 
 def _merge(before: Record | None, record: Record) -> Record:
-    """What is known of a folder after it was read again: its last full reading is better than a part. Pure."""
+    """What is known of a directory after it was read again: its last full reading is better than a part. Pure."""
     if before is None or before.state not in (READ, PARTIAL) or record.state not in (PARTIAL, STUCK):
         return record
     if record.state == PARTIAL and record.files >= before.files:
@@ -164,7 +164,7 @@ def _merge(before: Record | None, record: Record) -> Record:
 
 
 FULL_PASS_S = 86400.0
-"""Each folder is read at least that often: files that grow in place do not change their folder's mtime."""
+"""Each directory is read at least that often: files that grow in place do not change their directory's mtime."""
 
 STALL_S = 30.0
 """A look that takes longer than this hangs; less where the deadline is short."""
@@ -175,22 +175,22 @@ class Scan:
     """What a scan found.
 
     Attributes:
-        root: the folder, as it was asked for.
+        root: the directory, as it was asked for.
         real: the same without symbolic links; empty if it could not be opened.
-        tree: the folders; one row of nothing if the root could not be looked at.
+        tree: the directories; one row of nothing if the root could not be looked at.
         totals: what they add up to.
         time: when, in seconds since the epoch.
         took_s: how long it took.
         error: why nothing at all could be seen; empty otherwise.
         before: what to compare with, or None.
-        read: folders read in this scan.
-        verified: folders that were as an earlier scan had found them.
-        unverified: folders of which nobody could see in time whether they are as they were.
-        looks: how many files and folders were looked at.
+        read: directories read in this scan.
+        verified: directories that were as an earlier scan had found them.
+        unverified: directories of which nobody could see in time whether they are as they were.
+        looks: how many files and directories were looked at.
         oldest: when the oldest of the figures was read, in seconds since the epoch.
         interrupted: whether a person ended it.
         out_of_time: whether the deadline did.
-        pace: how it went about it, in words; empty for few folders.
+        pace: how it went about it, in words; empty for few directories.
         notes: what else people should know.
     """
 
@@ -214,12 +214,12 @@ class Scan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every folder was seen, those apart that may not be read."""
+        """Whether every directory was seen, those apart that may not be read."""
         return not self.error and not self.unverified and not self.unfinished
 
     @property
     def unfinished(self) -> int:
-        """Folders that were not read to their end, for want of time or of an answer."""
+        """Directories that were not read to their end, for want of time or of an answer."""
         return sum(state not in (READ, ELSEWHERE) and not trouble for state, trouble in self._ends())
 
     def _ends(self) -> Iterator[tuple[int, int]]:
@@ -231,29 +231,29 @@ def scan(
     memory: Path | None,
     *,
     now: float,
-    spare: Path | None = None,
+    fallback: Path | None = None,
     deadline_s: float | None = None,
     full_pass_s: float = FULL_PASS_S,
     tell: Callable[[Progress], None] = lambda _: None,
     cores: int | None = None,
     pace: Pace | None = None,
 ) -> Scan:
-    """Add up what lies in a folder and below.
+    """Add up what lies in a directory and below.
 
     Allocated blocks, as du counts; a file with several names counts once; symbolic links are not followed; other file
-    systems are not entered. `memory` is the folder of what is remembered between scans; None: nothing is. `spare`, a
-    folder on this node, takes that where `memory` does not.
+    systems are not entered. `memory` is the directory of what is remembered between scans; None: nothing is.
+    `fallback`, a directory on this node, takes that where `memory` does not.
 
     This process itself touches nothing below `root`: it comes back at the deadline even if the file system never
     answers. Ctrl-C, SIGTERM and SIGHUP end it early. In all cases what was found is remembered, and the next scan goes
     on from there.
     """
     began = time.monotonic()
-    folder = os.fsencode(root)
-    kept = ScanMemory(memory, spare, folder)
+    directory = os.fsencode(root)
+    kept = ScanMemory(memory, fallback, directory)
     known = kept.recall(LOOK_S if deadline_s is None else min(LOOK_S, max(1.0, deadline_s / 5)))
     deadline = None if deadline_s is None else began + deadline_s
-    state = ScanState(folder, known.tree, now, full_pass_s, tell)
+    state = ScanState(directory, known.tree, now, full_pass_s, tell)
     pool = WorkerPool(
         state.assignment,
         state.found,
@@ -328,7 +328,7 @@ def _why(pool: WorkerPool, tree: Tree) -> str:
     if number == errno.ENOENT:
         return "it does not exist"
     if number == errno.ENOTDIR:
-        return "it is a file, not a folder"
+        return "it is a file, not a directory"
     if number:
         return os.strerror(number)
     if tree.read_at[0] == 0 and len(tree) == 1 and not pool.interrupted:

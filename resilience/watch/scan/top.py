@@ -1,4 +1,4 @@
-"""`resil watch fs --top`: which folders hold most and which grow fastest, chosen so that the list tells something."""
+"""`resil watch fs --top`: the directories that hold most and those that grow fastest, without the trivial ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.system.spare_folder import spare_place
+from resilience.system.fallback_directory import fallback_path
 from resilience.watch.scan.memory import Snapshot
 from resilience.watch.scan.scan import Progress, Scan, scan
 from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.system.world import World
+    from resilience.system.ports import System
 
 NEARLY_ALL = 0.95
-"""A folder that holds this part of the one it lies in stands for it: `runs/gpt/checkpoints` says more than `runs`."""
+"""A directory with this share of its parent is shown in its place: `runs/gpt/checkpoints` says more than `runs`."""
 
 MOST_OF_IT = 0.9
 HALF = 0.5
@@ -30,16 +30,16 @@ CHECKPOINT_FOLDER = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|ite
 
 
 @dataclass(frozen=True, slots=True)
-class TopFolder:
+class TopDirectory:
     """One line of the list.
 
     Attributes:
         path: from the root of the scan; empty for the root itself.
         bytes: allocated, with all below.
-        files: with all below; everything that is no folder.
-        folders: with all below, itself included.
+        files: with all below; everything that is no directory.
+        directories: with all below, itself included.
         share: of the whole, 0 to 1, by what the list is sorted by.
-        rest: the same of what does not lie in another folder of the list.
+        rest: the same of what does not lie in another directory of the list.
         newest: the newest change, seconds since the epoch.
         owners: login names with their part of the bytes, most first.
         grew_bytes, grew_inodes: since the scan that this one is compared with; None if that is not known.
@@ -49,7 +49,7 @@ class TopFolder:
     path: bytes
     bytes: int
     files: int
-    folders: int
+    directories: int
     share: float
     rest: float
     newest: int
@@ -61,26 +61,26 @@ class TopFolder:
 
 @dataclass(frozen=True, slots=True)
 class TopReport:
-    """What is to be said about one folder that was scanned.
+    """What is to be said about one directory that was scanned.
 
     Attributes:
         scan: where the figures are from.
         largest: by bytes or inodes, most first.
         growing: those that grew, fastest first.
-        checkpoint_bytes, checkpoint_folders: what checkpoints take, and in how many folders.
+        checkpoint_bytes, checkpoint_directories: what checkpoints take, and in how many directories.
         since_s: how long ago the scan was that growth is measured from; None if there was none.
         owners: whether files of several people lie there.
-        unread: folders not read to their end.
-        stuck: folders that do not answer.
-        unreadable: (path, errno) of folders that may not be read, or are broken.
+        unread: directories not read to their end.
+        stuck: directories that do not answer.
+        unreadable: (path, errno) of directories that may not be read, or are broken.
         elsewhere: where other file systems begin.
     """
 
     scan: Scan
-    largest: tuple[TopFolder, ...] = ()
-    growing: tuple[TopFolder, ...] = ()
+    largest: tuple[TopDirectory, ...] = ()
+    growing: tuple[TopDirectory, ...] = ()
     checkpoint_bytes: int = 0
-    checkpoint_folders: int = 0
+    checkpoint_directories: int = 0
     since_s: float | None = None
     owners: bool = False
     unread: tuple[bytes, ...] = ()
@@ -89,20 +89,20 @@ class TopReport:
     elsewhere: tuple[bytes, ...] = ()
 
 
-def scan_folder(world: World, root: Path, deadline_s: float | None, tell: Callable[[Progress], None]) -> Scan:
-    """Scan a folder, and remember it among what this person's account remembers, else on this node."""
-    memory = world.cache_home / "resil" / "scan"
-    spare = spare_place(world, memory)
-    return scan(root, memory, spare=spare, now=world.clock.now(), deadline_s=deadline_s, tell=tell)
+def scan_directory(system: System, root: Path, deadline_s: float | None, tell: Callable[[Progress], None]) -> Scan:
+    """Scan a directory, and remember it among what this person's account remembers, else on this node."""
+    memory = system.cache_home / "resil" / "scan"
+    fallback = fallback_path(system, memory)
+    return scan(root, memory, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, tell=tell)
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:
-    """Say which folders matter. `by`: "bytes" or "inodes". Pure, but for what `login_name` asks."""
+    """Say which directories matter. `by`: "bytes" or "inodes". Pure, but for what `login_name` asks."""
     if found.error:
         return TopReport(found)
     tree, totals = found.tree, found.totals
     bytes_of = [count * BLOCK_BYTES for count in totals.blocks]
-    inodes_of = [files + folders for files, folders in zip(totals.files, totals.folders, strict=True)]
+    inodes_of = [files + directories for files, directories in zip(totals.files, totals.directories, strict=True)]
     weights = bytes_of if by == "bytes" else inodes_of
     children = tree.below()
     before = found.before
@@ -111,13 +111,13 @@ def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str
     several = len({uid for uid in tree.uid if uid >= 0}) > 1
     ends = tree.ends() if several else []
 
-    def line(row: int, rest: float) -> TopFolder:
+    def line(row: int, rest: float) -> TopDirectory:
         whole = weights[0] or 1
-        return TopFolder(
+        return TopDirectory(
             path=tree.paths[row],
             bytes=bytes_of[row],
             files=totals.files[row],
-            folders=totals.folders[row],
+            directories=totals.directories[row],
             share=weights[row] / whole,
             rest=rest / whole,
             newest=totals.newest[row],
@@ -130,13 +130,13 @@ def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str
     gains = gross(tree, grew[by], children)
     growing = [row for row in choose(gains, children, limit) if (grew[by][row] or 0) > 0]
     growing.sort(key=lambda row: -(grew[by][row] or 0))
-    checkpoint_bytes, checkpoint_folders = checkpoints(tree, totals.blocks)
+    checkpoint_bytes, checkpoint_directories = checkpoints(tree, totals.blocks)
     return TopReport(
         found,
         largest=tuple(line(row, rest) for row, rest in choose(weights, children, limit).items()),
         growing=tuple(line(row, 0.0) for row in growing),
         checkpoint_bytes=checkpoint_bytes,
-        checkpoint_folders=checkpoint_folders,
+        checkpoint_directories=checkpoint_directories,
         since_s=None if before is None else found.time - before.time,
         owners=several,
         unread=_in_state(tree, UNREAD, PARTIAL),
@@ -147,12 +147,12 @@ def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str
 
 
 def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: int) -> dict[int, float]:
-    """Given what each folder holds, return the rows that tell most: row -> what lies in none of the others. Pure.
+    """Given what each directory holds, return the rows that tell most: row -> what lies in none of the others. Pure.
 
-    It begins with the root and replaces, largest first, a folder by those in it while they say more: by the one that
-    holds nearly everything of it, or by several that hold at least half of it. A folder of a thousand equal ones stays
-    one line. A folder stays besides those below it if much of it lies in none of them. Lines that are left go to the
-    largest of those passed over.
+    It begins with the root and replaces, largest first, a directory by those in it while they say more: by the one that
+    holds nearly everything of it, or by several that hold at least half of it. A directory of a thousand equal ones
+    stays one line. A directory stays besides those below it if much of it lies in none of them. Lines that are left go
+    to the largest of those passed over.
     """
     if not weights or weights[0] <= 0 or limit < 1:
         return {}
@@ -202,10 +202,10 @@ def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: i
 def growth(
     tree: Tree, sums: Sequence[int], missing: Sequence[int], before: Snapshot | None, which: int, unit: int
 ) -> list[int | None]:
-    """By row, how much more a folder holds than it did before; None where that is not known. Pure.
+    """By row, how much more a directory holds than it did before; None where that is not known. Pure.
 
-    `which`: 0 for blocks, 1 for inodes; `unit`: what one of them counts. A folder that was not there before grew by all
-    that it holds; one of which the earlier scan had not come to the end did not.
+    `which`: 0 for blocks, 1 for inodes; `unit`: what one of them counts. A directory that was not there before grew by
+    all that it holds; one of which the earlier scan had not come to the end did not.
     """
     if before is None:
         return [None] * len(tree)
@@ -229,7 +229,7 @@ def growth(
 
 
 def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[int]]) -> list[float]:
-    """By row, what was added below, whatever was deleted elsewhere: so that folders can be chosen by it. Pure."""
+    """By row, what was added below, whatever was deleted elsewhere: so that directories can be chosen by it. Pure."""
     gains = [0.0] * len(tree)
     for row in range(len(tree) - 1, -1, -1):
         gain = grew[row]
@@ -240,20 +240,20 @@ def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[in
 
 
 def checkpoints(tree: Tree, blocks: Sequence[int]) -> tuple[int, int]:
-    """Bytes and folders of checkpoints, known by the names of their folders or files. Pure."""
+    """Bytes and directories of checkpoints, known by the names of their directories or files. Pure."""
     ends = tree.ends()
-    total = folders = row = 0
+    total = directories = row = 0
     while row < len(tree):
         if row and blocks[row] and CHECKPOINT_FOLDER.fullmatch(tree.names[row]):
             total += blocks[row]
-            folders += 1
+            directories += 1
             row = ends[row]
             continue
         if tree.checkpoint_blocks[row]:
             total += tree.checkpoint_blocks[row]
-            folders += 1
+            directories += 1
         row += 1
-    return total * BLOCK_BYTES, folders
+    return total * BLOCK_BYTES, directories
 
 
 def _owners(tree: Tree, row: int, end: int, login_name: Callable[[int], str]) -> tuple[tuple[str, float], ...]:
@@ -270,15 +270,16 @@ def _in_state(tree: Tree, *states: int) -> tuple[bytes, ...]:
     return tuple(tree.paths[row] for row, state in enumerate(tree.state) if state in states)
 
 
-def folders_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
-    """The folders that a person means, each once, as the watchdogs of file systems understand them; none: the project.
+def directories_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
+    """The directories that a person means, each once, as the watchdogs of file systems understand them; none: the
+    project.
 
     Raise UsageError for a path that cannot be meant. Nothing is touched.
     """
     from resilience.watch.places import named_places
 
-    world, base = project.world, project.loaded.project
-    places = named_places(paths, base=base, home=world.host.home, environ=world.environ)
+    system, base = project.system, project.loaded.project
+    places = named_places(paths, base=base, home=system.host.home, environ=system.environ)
     return tuple(Path(place.path) for place in places) or (base,)
 
 

@@ -1,4 +1,4 @@
-"""The folders of a scan as columns, each folder before those below it, and what they add up to. Pure."""
+"""The directories of a scan as columns, each directory before those below it, and what they add up to. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 READ, UNREAD, PARTIAL, UNREADABLE, ELSEWHERE, STUCK = range(6)
-"""What became of a folder: read to its end; not yet read; a part was read before the deadline; may not be read, or is
-broken; another file system or mount begins there; whoever looked did not come back."""
+"""What became of a directory: read to its end; not yet read; a part was read before the deadline; may not be read, or
+is broken; another file system or mount begins there; whoever looked did not come back."""
 
 UNTRUSTED = -1
-"""An mtime that equals none: the folder was changing while it was read, so it must be read again."""
+"""An mtime that equals none: the directory was changing while it was read, so it must be read again."""
 
 BLOCK_BYTES = 512
 """The unit of st_blocks, whatever the file system's own (stat(2), inode(7))."""
 
 
 MOST_HOT = 500
-"""Files that are looked at again at each scan, of all folders together."""
+"""Files that are looked at again at each scan, of all directories together."""
 
 
 class Hot(NamedTuple):
-    """A file that may grow in place, which its folder's mtime would not tell: looked at again at each scan.
+    """A file that may grow in place, which its directory's mtime would not tell: looked at again at each scan.
 
     Attributes:
-        name: its name in the folder.
+        name: its name in the directory.
         blocks: allocated, of 512 bytes.
         mtime: whole seconds since the epoch.
     """
@@ -38,23 +38,23 @@ class Hot(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One folder: itself and the files that lie in it, without the folders below.
+    """One directory: itself and the files that lie in it, without the directories below.
 
     Attributes:
         path: from the root of the scan, with slashes; empty for the root.
         state: READ, UNREAD, ...
-        inode: the folder's own.
-        mtime_ns: of the folder when it was read; UNTRUSTED when it was changing.
+        inode: the directory's own.
+        mtime_ns: of the directory when it was read; UNTRUSTED when it was changing.
         read_at: when it was read, whole seconds since the epoch; 0 for never.
-        blocks: allocated to the folder and its files, of 512 bytes each.
-        files: everything in it that is no folder.
-        newest: the newest mtime among the files and the folder, whole seconds since the epoch.
-        uid: whose files hold most of the blocks; the folder's owner if it holds none.
+        blocks: allocated to the directory and its files, of 512 bytes each.
+        files: everything in it that is no directory.
+        newest: the newest mtime among the files and the directory, whole seconds since the epoch.
+        uid: whose files hold most of the blocks; the directory's owner if it holds none.
         checkpoint_blocks: allocated to files that are checkpoints by their name.
         trouble: the errno that kept it from being read, or 0.
         links: (inode, blocks) of each file here that has several names.
         hot: files that may grow in place.
-        children: names of the folders in it, sorted.
+        children: names of the directories in it, sorted.
     """
 
     path: bytes
@@ -84,7 +84,7 @@ class Record(NamedTuple):
 
 
 def joined(parent: bytes, name: bytes) -> bytes:
-    """The path of a folder in a folder. Pure."""
+    """The path of a directory in a directory. Pure."""
     return parent + b"/" + name if parent else name
 
 
@@ -108,11 +108,11 @@ _WHOLE = frozenset({READ, ELSEWHERE})
 
 @dataclass(slots=True)
 class Tree:
-    """One row for each folder; row 0 is the root, and the folders below row i come right after it.
+    """One row for each directory; row 0 is the root, and the directories below row i come right after it.
 
     Attributes:
-        names: of each folder in its parent; empty for the root.
-        parent: row of the folder that it lies in; -1 for the root.
+        names: of each directory in its parent; empty for the root.
+        parent: row of the directory that it lies in; -1 for the root.
         links: by row, (inode, blocks) of files with several names.
         hot: by row, files that may grow in place.
 
@@ -145,7 +145,7 @@ class Tree:
 
     @property
     def paths(self) -> list[bytes]:
-        """The path of each folder from the root of the scan."""
+        """The path of each directory from the root of the scan."""
         if not self._paths:
             paths = [b""]
             for name, parent in zip(self.names[1:], self.parent[1:], strict=True):
@@ -155,7 +155,7 @@ class Tree:
         return self._paths
 
     def below(self) -> list[list[int]]:
-        """For each row, the rows of the folders right in it."""
+        """For each row, the rows of the directories right in it."""
         children: list[list[int]] = [[] for _ in self.names]
         for row in range(1, len(self.names)):
             children[self.parent[row]].append(row)
@@ -181,7 +181,7 @@ class Tree:
             )  # fmt: skip
 
     def totals(self) -> Totals:
-        """What each folder adds up to with all below it; a file with several names counts once, at its first."""
+        """What each directory adds up to with all below it; a file with several names counts once, at its first."""
         blocks, files = list(self.blocks), list(self.files)
         seen: set[int] = set()
         for row in sorted(self.links):
@@ -191,7 +191,7 @@ class Tree:
                     files[row] -= 1
                 seen.add(inode)
         own_files = list(files)
-        folders = [1] * len(self.names)
+        directories = [1] * len(self.names)
         newest = list(self.newest)
         missing = [int(state not in _WHOLE) for state in self.state]
         parent = list(self.parent)
@@ -199,31 +199,31 @@ class Tree:
             above = parent[row]
             blocks[above] += blocks[row]
             files[above] += files[row]
-            folders[above] += folders[row]
+            directories[above] += directories[row]
             if newest[row] > newest[above]:
                 newest[above] = newest[row]
             if missing[row]:
                 missing[above] += missing[row]
-        return Totals(blocks, files, own_files, folders, newest, missing)
+        return Totals(blocks, files, own_files, directories, newest, missing)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """By row, what a folder adds up to with all below it.
+    """By row, what a directory adds up to with all below it.
 
     Attributes:
         blocks: of 512 bytes.
-        files: everything that is no folder.
-        own_files: those right in the folder.
-        folders: itself included.
+        files: everything that is no directory.
+        own_files: those right in the directory.
+        directories: itself included.
         newest: the newest change, whole seconds since the epoch.
-        missing: folders that were not read to their end: above zero, the others are lower bounds.
+        missing: directories that were not read to their end: above zero, the others are lower bounds.
     """
 
     blocks: list[int]
     files: list[int]
     own_files: list[int]
-    folders: list[int]
+    directories: list[int]
     newest: list[int]
     missing: list[int]
 
@@ -245,10 +245,10 @@ def tree_of(rows: Sequence[Record], parents: Sequence[int]) -> Tree:
 
 
 def grow(records: Mapping[bytes, Record]) -> Tree:
-    """Put records in order: each folder is followed by what lies below it, by name. Pure.
+    """Put records in order: each directory is followed by what lies below it, by name. Pure.
 
-    A folder that its parent names and nobody has read is a row that says so. One that vanished meanwhile is left out,
-    and so is one that was met already under another path: a loop of mounts is not walked round.
+    A directory that its parent names and nobody has read is a row that says so. One that vanished meanwhile is left
+    out, and so is one that was met already under another path: a loop of mounts is not walked round.
     """
     rows: list[Record] = []
     parents: list[int] = []
@@ -269,7 +269,7 @@ def grow(records: Mapping[bytes, Record]) -> Tree:
 
 
 def due(tree: Tree, now: float, full_pass_s: float) -> list[int]:
-    """The rows whose folders must be read again though they seem unchanged: the full pass has come to them. Pure."""
+    """The rows whose directories are due to be read again although they seem unchanged: the full pass. Pure."""
     before = now - full_pass_s
     return [row for row, read_at in enumerate(tree.read_at) if read_at <= before or read_at > now + full_pass_s]
 

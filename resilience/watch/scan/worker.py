@@ -1,12 +1,12 @@
-"""One worker of a scan: a forked child that reads folders, and can be left behind when it hangs in the kernel.
+"""One worker of a scan: a forked child that reads directories, and can be left behind when it hangs in the kernel.
 
 It takes jobs from a pipe and writes records to another: a length, and plain values as marshal writes them. A job is the
-path of a folder to read with all that is below it and not known yet, or a range of known folders to verify. On a
+path of a directory to read with all that is below it and not known yet, or a range of known directories to verify. On a
 network file system each stat waits for a server, and Python does not: there one worker has many threads.
 
 Workers note where they are on a page of shared memory, the board, and read there whether to stop or to share. That
-needs no system call and no lock, so it costs next to nothing at each folder; and it can be read while the worker that
-wrote it hangs in the kernel.
+needs no system call and no lock, so it costs next to nothing at each directory; and it can be read while the worker
+that wrote it hangs in the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.watch.scan.folder import RECENT_S, SEGMENT_BYTES, Stats, look, look_at_all, read_folder, status_of
+from resilience.watch.scan.directory import RECENT_S, SEGMENT_BYTES, Stats, look, look_at_all, read_directory, status_of
 from resilience.watch.scan.tree import ELSEWHERE, MOST_HOT, PARTIAL, STUCK, Hot, Record, joined
 
 _SLOT_BYTES = 4096
@@ -67,11 +67,11 @@ class Board:
         _HEAD.pack_into(self._memory, start, count, len(told))
 
     def verify(self, slot: int, number: int) -> None:
-        """Note which of the known folders is about to be verified: shorter to write than its path."""
+        """Note which of the known directories is about to be verified: shorter to write than its path."""
         _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), number, _NUMBERED)
 
     def tick(self, slot: int, count: int) -> None:
-        """Note that it goes on in the same folder."""
+        """Note that it goes on in the same directory."""
         self._memory[_SLOT_BYTES * (slot + 1) : _SLOT_BYTES * (slot + 1) + 8] = count.to_bytes(8, "little")
 
     def set_idle(self, slot: int, count: int) -> None:
@@ -79,7 +79,7 @@ class Board:
         _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), count, _IDLE)
 
     def where(self, slot: int) -> tuple[int, bytes | int | None]:
-        """The count, and what is being looked at: a path (its first LONGEST bytes), the number of a known folder, or
+        """The count, and what is being looked at: a path (its first LONGEST bytes), the number of a known directory, or
         None for resting."""
         start = _SLOT_BYTES * (slot + 1)
         count, length = _HEAD.unpack_from(self._memory, start)
@@ -165,7 +165,7 @@ SAMPLE, SAMPLED_AT_ONCE = 200, 20
 
 
 Known = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
-"""What an earlier scan knows of one folder: its path from the root, its inode, its mtime in ns, and (name, blocks,
+"""What an earlier scan knows of one directory: its path from the root, its inode, its mtime in ns, and (name, blocks,
 mtime in s) of files in it that may have grown in place. Plain tuples: there are many, and most are only compared."""
 
 
@@ -174,14 +174,14 @@ class Assignment:
     """What all workers of one scan know from the start.
 
     Attributes:
-        folder: the root, as a path.
+        directory: the root, as a path.
         now: seconds since the epoch, as the scan tells it.
-        known: the folders of an earlier scan, for jobs that verify.
-        is_known: whether a folder below need not be read again because an earlier scan has.
-        stuck: folders at which workers of this scan hang; those that start later keep away from them.
+        known: the directories of an earlier scan, for jobs that verify.
+        is_known: whether a directory below need not be read again because an earlier scan has.
+        stuck: directories at which workers of this scan hang; those that start later keep away from them.
     """
 
-    folder: bytes
+    directory: bytes
     now: int
     known: Sequence[Known] = ()
     is_known: Callable[[bytes], bool] = lambda path: False
@@ -213,7 +213,7 @@ class Worker:
         """Take jobs until there are no more, or until told to stop."""
         self.board.enter(self.slot, b"", 0)
         try:
-            self.root = os.open(self.assignment.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.root = os.open(self.assignment.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
             self.device = os.fstat(self.root).st_dev
         except OSError as error:
             self._say(("closed", error.errno))
@@ -221,7 +221,7 @@ class Worker:
         try:
             real = os.fsencode(os.readlink(f"/proc/self/fd/{self.root}"))  # noqa: PTH115 - bytes, whatever they are
         except OSError:  # a container without /proc
-            real = os.path.realpath(self.assignment.folder)
+            real = os.path.realpath(self.assignment.directory)
         self.barriers = mounts_below(real)
         self._say(("opened", real))
         self.board.set_idle(self.slot, 1)
@@ -284,7 +284,7 @@ class Worker:
 
         if self.sample_left > 0:
             stats = self._timed(stats)
-        record = read_folder(
+        record = read_directory(
             self.root,
             path,
             device=self.device,
@@ -338,7 +338,7 @@ class Worker:
             self._say(("pace", look_s))
 
     def _verify(self, begin: int, end: int, slot: int) -> None:
-        """Look whether known folders are as they were: their mtime tells, and of files that may grow their own."""
+        """Look whether known directories are as they were: their mtime tells, and of files that may grow their own."""
         known, root, board = self.assignment.known, self.root, self.board
         look, verify = os.stat, board.verify
         changed = []
@@ -411,7 +411,7 @@ def taken(items: list[Any]) -> list[Any]:
 
 
 def mounts_below(root: bytes) -> frozenset[bytes]:
-    """Where something else is mounted below a folder: paths from there. Asks the kernel, and touches no file system."""
+    """The mount points below a directory, relative to it. Asks the kernel, and touches no file system."""
     from resilience.base.mounts import current_mounts
 
     above = root.rstrip(b"/") + b"/"
@@ -460,13 +460,13 @@ def _close_all_but(*kept: int) -> None:
 
 
 PIECE = 32
-"""Entries of a large folder that one thread looks at before it takes the next."""
+"""Entries of a large directory that one thread looks at before it takes the next."""
 
 POLL_S = 0.005
 
 
 class Large:
-    """The entries of a folder, cut into pieces that several threads look at."""
+    """The entries of a directory, cut into pieces that several threads look at."""
 
     def __init__(self, entries: Sequence[os.DirEntry[str]]) -> None:
         self.entries = entries

@@ -1,4 +1,4 @@
-"""What tests of channels share: a world, and a certificate."""
+"""What tests of channels share: a system, and a certificate."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.servers import HAS_OPENSSL, NO_OPENSSL, Certificate, make_certificate
-from tests.fakes import make_world
+from tests.fakes import make_system
 
 
 @pytest.fixture
-def world(tmp_path: Path, canary: str) -> World:
-    """A world whose environment holds the planted secret."""
-    return make_world(tmp_path, {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "RESIL_CANARY": canary})
+def system(tmp_path: Path, canary: str) -> System:
+    """A system whose environment holds the planted secret."""
+    return make_system(tmp_path, {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "RESIL_CANARY": canary})
 
 
 @pytest.fixture(scope="session")

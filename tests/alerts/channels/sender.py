@@ -10,7 +10,7 @@ import pytest
 
 from resilience.alerts.alert import Alert
 from resilience.errors import DeliveryError, SettingsError
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import an_alert
 
 
@@ -21,18 +21,18 @@ class Sender:
     channel: Any
 
     def send(
-        self, settings: Any, world: World, alert: Alert | None = None, thread: Mapping[str, str] | None = None
+        self, settings: Any, system: System, alert: Alert | None = None, thread: Mapping[str, str] | None = None
     ) -> dict[str, str]:
         """Check the settings, compose and send; return what the channel remembers, its answer included."""
         self.channel.check(settings)
         return dict(
-            self.channel.send(self.channel.compose(alert or an_alert(), settings, thread or {}), settings, world)
+            self.channel.send(self.channel.compose(alert or an_alert(), settings, thread or {}), settings, system)
         )
 
-    def refused(self, settings: Any, world: World, thread: Mapping[str, str] | None = None) -> DeliveryError:
+    def refused(self, settings: Any, system: System, thread: Mapping[str, str] | None = None) -> DeliveryError:
         """Send what is not taken; return the error."""
         with pytest.raises(DeliveryError) as caught:
-            self.send(settings, world, thread=thread)
+            self.send(settings, system, thread=thread)
         return caught.value
 
     def objection(self, settings: Any) -> str:

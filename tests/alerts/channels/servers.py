@@ -43,9 +43,9 @@ class Certificate:
         return context
 
 
-def make_certificate(folder: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificate:
+def make_certificate(directory: Path, names: str = "DNS:localhost,IP:127.0.0.1", days: int = 2) -> Certificate:
     """Make one with the openssl program."""
-    made = Certificate(folder / "cert.pem", folder / "key.pem")
+    made = Certificate(directory / "cert.pem", directory / "key.pem")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
          "-keyout", str(made.key), "-out", str(made.file), "-days", str(days), "-subj", "/CN=resil test",

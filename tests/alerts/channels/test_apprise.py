@@ -15,7 +15,7 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import apprise
 from resilience.alerts.channels.apprise import CHANNEL, AppriseSettings
 from resilience.errors import DeliveryError, SettingsError
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import serving, silent, takes_at_most
@@ -32,16 +32,18 @@ SENDER = Sender(CHANNEL)
 send, refused = SENDER.send, SENDER.refused
 
 
-def at(httpserver: HTTPServer, folder: Path, canary: str) -> AppriseSettings:
+def at(httpserver: HTTPServer, directory: Path, canary: str) -> AppriseSettings:
     """Two addresses on the server, with the canary as a password in them."""
     where = f"json://ada:{canary}@127.0.0.1:{httpserver.port}"
-    return AppriseSettings(urls_file=str(plant(folder, "urls", f"# mine\n{where}/one\n\n{where}/two")))
+    return AppriseSettings(urls_file=str(plant(directory, "urls", f"# mine\n{where}/one\n\n{where}/two")))
 
 
 @needs_apprise
-def test_all_addresses_of_the_file_are_told(httpserver: HTTPServer, world: World, tmp_path: Path, canary: str) -> None:
+def test_all_addresses_of_the_file_are_told(
+    httpserver: HTTPServer, system: System, tmp_path: Path, canary: str
+) -> None:
     httpserver.expect_request(re.compile("/(one|two)/?")).respond_with_data("ok")
-    answer = send(at(httpserver, tmp_path, canary), world)["answer"]
+    answer = send(at(httpserver, tmp_path, canary), system)["answer"]
     assert "2 services took it" in answer
     sent = [json.loads(request.get_data()) for request, _ in httpserver.log]
     assert {body["title"].partition(" used")[0] for body in sent} == {"[resil] CRITICAL: /scratch: 98%"}
@@ -50,33 +52,33 @@ def test_all_addresses_of_the_file_are_told(httpserver: HTTPServer, world: World
 
 @needs_apprise
 def test_one_address_that_fails_is_told_without_its_password(
-    httpserver: HTTPServer, world: World, tmp_path: Path, canary: str, caplog: pytest.LogCaptureFixture
+    httpserver: HTTPServer, system: System, tmp_path: Path, canary: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
     httpserver.expect_request(re.compile("/one/?")).respond_with_data("ok")
     httpserver.expect_request(re.compile("/two/?")).respond_with_data(f"no {canary}", status=500)
-    error = refused(at(httpserver, tmp_path, canary), world)
+    error = refused(at(httpserver, tmp_path, canary), system)
     assert error.transient and "could not deliver" in error.message
     assert canary not in repr(vars(error)) and canary not in caplog.text
 
 
 @needs_apprise
-def test_an_address_that_nobody_knows_is_named_by_its_line(world: World, tmp_path: Path, canary: str) -> None:
+def test_an_address_that_nobody_knows_is_named_by_its_line(system: System, tmp_path: Path, canary: str) -> None:
     settings = AppriseSettings(urls_file=str(plant(tmp_path, "urls", f"nobody://{canary}")))
-    error = refused(settings, world)
+    error = refused(settings, system)
     assert "line 1" in error.message and canary not in error.message and not error.transient
 
 
 @needs_apprise
-def test_a_service_that_never_answers_costs_no_more_than_its_time(world: World, tmp_path: Path) -> None:
+def test_a_service_that_never_answers_costs_no_more_than_its_time(system: System, tmp_path: Path) -> None:
     with serving(silent) as port, takes_at_most(5):
         urls = plant(tmp_path, "urls", f"json://127.0.0.1:{port}/x?rto=1&cto=1")
-        error = refused(AppriseSettings(urls_file=str(urls), timeout_s=0.5), world)
+        error = refused(AppriseSettings(urls_file=str(urls), timeout_s=0.5), system)
     assert error.transient and "0.5 s" in error.message
 
 
 def test_without_apprise_it_is_said_how_to_get_it(
-    world: World, monkeypatch: pytest.MonkeyPatch, canary_file: Path
+    system: System, monkeypatch: pytest.MonkeyPatch, canary_file: Path
 ) -> None:
     monkeypatch.setattr(apprise, "is_installed", lambda: False)
     settings = AppriseSettings(urls_file=str(canary_file))
@@ -84,7 +86,7 @@ def test_without_apprise_it_is_said_how_to_get_it(
         CHANNEL.check(settings)
     assert "not installed" in caught.value.message and caught.value.hint == "pip install 'resil[apprise]'"
     with pytest.raises(DeliveryError, match="not installed"):
-        CHANNEL.send(CHANNEL.compose(an_alert(), settings, {}), settings, world)
+        CHANNEL.send(CHANNEL.compose(an_alert(), settings, {}), settings, system)
 
 
 @pytest.mark.parametrize(

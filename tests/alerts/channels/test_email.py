@@ -19,7 +19,7 @@ from resilience.alerts.channels._email_smtp import PARTIAL_TRIES
 from resilience.alerts.channels.email import CHANNEL, EmailSettings, envelope_address, port_of, tls_of
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import a_notice, an_alert, hostile, resolved
 from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import (
@@ -43,10 +43,10 @@ refused = SENDER.refused
 
 
 def send(
-    settings: EmailSettings, world: World, alert: Alert | None = None, thread: Mapping[str, str] | None = None
+    settings: EmailSettings, system: System, alert: Alert | None = None, thread: Mapping[str, str] | None = None
 ) -> str:
     """Deliver an alert and return the answer."""
-    return SENDER.send(settings, world, alert, thread)["answer"]
+    return SENDER.send(settings, system, alert, thread)["answer"]
 
 
 @contextmanager
@@ -57,12 +57,12 @@ def served(mailbox: Mailbox, server: Mapping[str, Any] | None = None, **changes:
 
 
 def deliver(
-    world: World, alert: Alert | None = None, server: Mapping[str, Any] | None = None, **changes: Any
+    system: System, alert: Alert | None = None, server: Mapping[str, Any] | None = None, **changes: Any
 ) -> Mailbox:
     """The mailbox of a real server after an alert."""
     mailbox = Mailbox()
     with served(mailbox, server, **changes) as settings:
-        send(settings, world, alert)
+        send(settings, system, alert)
     return mailbox
 
 
@@ -89,10 +89,10 @@ def body_of(message: email.message.EmailMessage, kind: str) -> str:
     return str(part.get_content())
 
 
-def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(world: World) -> None:
+def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(system: System) -> None:
     mailbox = Mailbox()
     with served(mailbox) as settings:
-        answer = send(settings, world)
+        answer = send(settings, system)
     message = received(mailbox)
     assert message["Subject"] == "[resil] CRITICAL: /scratch: 98% used, 3.1 days left at 18.4 TB a day (3f9a1c)"
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
@@ -129,8 +129,8 @@ def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
     assert mail.headers["Message-ID"].count("<") == 1
 
 
-def test_a_job_name_cannot_add_a_header_or_a_recipient(world: World) -> None:
-    mailbox = deliver(world, hostile("gpt\r\nBcc: eve@example.org\r\nX-Evil: 1\r\n\r\nbody"))
+def test_a_job_name_cannot_add_a_header_or_a_recipient(system: System) -> None:
+    mailbox = deliver(system, hostile("gpt\r\nBcc: eve@example.org\r\nX-Evil: 1\r\n\r\nbody"))
     message = received(mailbox)
     assert "Bcc" not in message and "X-Evil" not in message
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org", "bob@example.org"]
@@ -144,55 +144,55 @@ def test_html_is_escaped_and_styled_inline() -> None:
     assert "<style" not in html and "background" not in html  # dark mode keeps its own
 
 
-def test_a_mail_of_megabytes_is_cut_and_says_so(world: World) -> None:
+def test_a_mail_of_megabytes_is_cut_and_says_so(system: System) -> None:
     with takes_at_most(10):
-        mailbox = deliver(world, an_alert(*(a_notice(f"{n}", evidence=("y" * 10_000_000,) * 3) for n in range(40))))
+        mailbox = deliver(system, an_alert(*(a_notice(f"{n}", evidence=("y" * 10_000_000,) * 3) for n in range(40))))
     content = mailbox.envelopes[0].content
     assert content is not None and len(content) < 1_500_000
     assert "more)" in body_of(received(mailbox), "plain") and "And 15 more" in body_of(received(mailbox), "plain")
 
 
-def test_starttls_and_a_password_deliver(world: World, certificate: Certificate, canary: str) -> None:
+def test_starttls_and_a_password_deliver(system: System, certificate: Certificate, canary: str) -> None:
     mailbox = Mailbox()
     server = {"tls_context": certificate.server_context(), "require_starttls": True, "password": canary}
     with served(mailbox, server, **by_password(certificate)) as settings:
-        assert "took it" in send(settings, world)
+        assert "took it" in send(settings, system)
     assert mailbox.logins == [("ada", canary)]
     assert len(mailbox.envelopes) == 1
 
 
-def test_implicit_tls_delivers(world: World, certificate: Certificate) -> None:
+def test_implicit_tls_delivers(system: System, certificate: Certificate) -> None:
     server = {"implicit": certificate.server_context()}
-    assert len(deliver(world, None, server, tls="implicit", ca_file=str(certificate.file)).envelopes) == 1
+    assert len(deliver(system, None, server, tls="implicit", ca_file=str(certificate.file)).envelopes) == 1
 
 
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])
 def test_a_certificate_that_nobody_signed_is_refused_and_nothing_is_sent(
-    world: World, certificate: Certificate, tls: str
+    system: System, certificate: Certificate, tls: str
 ) -> None:
     mailbox = Mailbox()
     server = {"tls_context" if tls == "starttls" else "implicit": certificate.server_context()}
     with served(mailbox, server, tls=tls) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
     assert "certificate" in error.message and "ca_file" in error.hint
     assert not mailbox.envelopes
 
 
-def test_a_certificate_for_another_host_is_refused(world: World, tmp_path: Path, certificate: Certificate) -> None:
+def test_a_certificate_for_another_host_is_refused(system: System, tmp_path: Path, certificate: Certificate) -> None:
     other = make_certificate(tmp_path, names="DNS:mail.example.org")
     server = {"tls_context": other.server_context()}
     with served(Mailbox(), server, tls="starttls", ca_file=str(other.file)) as settings:
-        assert "certificate" in refused(settings, world).message
+        assert "certificate" in refused(settings, system).message
 
 
-def test_a_wrong_password_is_permanent_and_is_not_shown(world: World, certificate: Certificate, canary: str) -> None:
+def test_a_wrong_password_is_permanent_and_is_not_shown(system: System, certificate: Certificate, canary: str) -> None:
     server = {"tls_context": certificate.server_context(), "password": "another"}
     with served(Mailbox(), server, **by_password(certificate)) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
     assert not error.transient and "535" in error.message and canary not in error.message + error.hint
 
 
-def test_a_server_that_quotes_the_password_does_not_make_us_show_it(world: World, canary: str) -> None:
+def test_a_server_that_quotes_the_password_does_not_make_us_show_it(system: System, canary: str) -> None:
     import base64
 
     def quotes(connection: object, stop: object) -> None:
@@ -211,7 +211,7 @@ def test_a_server_that_quotes_the_password_does_not_make_us_show_it(world: World
 
     settings = replace(TO, host="127.0.0.1", username="ada", password_variable="RESIL_CANARY")
     with serving(quotes) as port:
-        error = refused(replace(settings, port=port), world)
+        error = refused(replace(settings, port=port), system)
     coded = base64.b64encode(f"\0ada\0{canary}".encode()).decode()
     assert "535" in error.message and "REDACTED" in error.message
     assert canary not in repr(vars(error)) and coded not in repr(vars(error))
@@ -239,60 +239,60 @@ REFUSALS: dict[str, tuple[Mailbox, dict[str, Any], bool, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_is_as_lasting_as_the_server_says_and_says_what_to_do(world: World, name: str) -> None:
+def test_a_refusal_is_as_lasting_as_the_server_says_and_says_what_to_do(system: System, name: str) -> None:
     mailbox, changes, transient, message, hint = REFUSALS[name]
     with served(mailbox, **changes) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
     assert error.transient is transient
     assert message in error.message and hint in error.hint
     assert len(mailbox.envelopes) == ("after the mail was sent" in name)
 
 
-def test_greylisting_ends_with_a_delivery(world: World) -> None:
+def test_greylisting_ends_with_a_delivery(system: System) -> None:
     mailbox = all_refused("451 later")
     with served(mailbox) as settings:
-        assert refused(settings, world).transient
+        assert refused(settings, system).transient
         mailbox.refuse.clear()
-        send(settings, world)
+        send(settings, system)
     assert len(mailbox.envelopes) == 1
 
 
-def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(world: World) -> None:
+def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "550 bob has left"})
     with served(mailbox) as settings:
-        answer = send(settings, world)
+        answer = send(settings, system)
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
     assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
 
 
-def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(world: World) -> None:
+def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
     with served(mailbox) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
         assert error.transient and "took it for ada@example.org, and not for bob" in error.message
-        again = refused(settings, world, error.memory)
+        again = refused(settings, system, error.memory)
         mailbox.refuse.clear()
-        answer = send(settings, world, thread=again.memory)
+        answer = send(settings, system, thread=again.memory)
     assert [envelope.rcpt_tos for envelope in mailbox.envelopes] == [["ada@example.org"], ["bob@example.org"]]
     assert "took it for bob@example.org" in answer
 
 
-def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(world: World) -> None:
+def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
     memory: dict[str, str] = {}
     with served(mailbox) as settings:
         for _ in range(PARTIAL_TRIES):
-            memory = refused(settings, world, memory).memory
-        answer = send(settings, world, thread=memory)
+            memory = refused(settings, system, memory).memory
+        answer = send(settings, system, thread=memory)
     assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
 
 
-def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(world: World) -> None:
+def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(system: System) -> None:
     mailbox = Mailbox(drop_after_data=True)
     with served(mailbox) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
         mailbox.drop_after_data = False
-        send(settings, world)
+        send(settings, system)
     assert error.transient and "may come twice" in error.message
     assert received(mailbox, 0)["Message-ID"] == received(mailbox, 1)["Message-ID"]
 
@@ -308,21 +308,21 @@ def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_a
     ids=["silent", "a tarpit of lines", "a line without end", "hangs up"],
 )
 @pytest.mark.parametrize("tls", ["none", "implicit"])
-def test_a_bad_server_costs_no_more_than_its_time(world: World, handler: object, said: str, tls: str) -> None:
+def test_a_bad_server_costs_no_more_than_its_time(system: System, handler: object, said: str, tls: str) -> None:
     with serving(handler) as port, takes_at_most(5):  # type: ignore[arg-type]
-        error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls, timeout_s=0.3), world)
+        error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls, timeout_s=0.3), system)
     assert error.transient
     if tls == "none" and handler is not hangs_up:
         assert said in error.message
 
 
-def test_a_name_that_nobody_knows_is_transient(world: World) -> None:
+def test_a_name_that_nobody_knows_is_transient(system: System) -> None:
     with takes_at_most(6):
-        error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), world)
+        error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), system)
     assert error.transient
 
 
-def test_an_ipv6_server_delivers(world: World) -> None:
+def test_an_ipv6_server_delivers(system: System) -> None:
     import socket
 
     try:
@@ -330,20 +330,20 @@ def test_an_ipv6_server_delivers(world: World) -> None:
     except OSError as error:
         pytest.skip(f"no IPv6 loopback here: {error}")
     settings = replace(TO, host="[::1]", port=free_port())
-    assert "::1" in refused(settings, world).message  # nothing listens there; the address was understood
+    assert "::1" in refused(settings, system).message  # nothing listens there; the address was understood
 
 
-def test_an_address_that_is_not_ascii_needs_a_server_that_says_so(world: World) -> None:
+def test_an_address_that_is_not_ascii_needs_a_server_that_says_so(system: System) -> None:
     to = ("jürgen@münchen.example",)
     with served(Mailbox(), {"enable_SMTPUTF8": False}, to=to) as settings:
-        error = refused(settings, world)
+        error = refused(settings, system)
     assert not error.transient and "SMTPUTF8" in error.message
-    mailbox = deliver(world, None, {"enable_SMTPUTF8": True}, to=to)
+    mailbox = deliver(system, None, {"enable_SMTPUTF8": True}, to=to)
     assert mailbox.envelopes[0].rcpt_tos == ["jürgen@xn--mnchen-3ya.example"]
 
 
-def test_a_domain_that_is_not_ascii_is_written_as_servers_want_it(world: World) -> None:
-    mailbox = deliver(world, to=("Jürgen, Dr. <j@münchen.example>",))
+def test_a_domain_that_is_not_ascii_is_written_as_servers_want_it(system: System) -> None:
+    mailbox = deliver(system, to=("Jürgen, Dr. <j@münchen.example>",))
     assert mailbox.envelopes[0].rcpt_tos == ["j@xn--mnchen-3ya.example"]
     assert received(mailbox)["To"].addresses[0].display_name == "Jürgen, Dr."
 
@@ -360,9 +360,9 @@ def sendmail(tmp_path: Path, code: int = 0, more: str = "") -> tuple[str, ...]:
 
 
 def test_sendmail_gets_the_mail_on_its_standard_input_and_no_secret_in_its_environment(
-    world: World, tmp_path: Path, canary: str
+    system: System, tmp_path: Path, canary: str
 ) -> None:
-    answer = send(replace(TO, sendmail=sendmail(tmp_path)), world)
+    answer = send(replace(TO, sendmail=sendmail(tmp_path)), system)
     message = message_from_string((tmp_path / "stdin").read_text(), policy=policy.default)
     assert message["Subject"].startswith("[resil] CRITICAL")
     argv = (tmp_path / "argv").read_text().split()
@@ -374,21 +374,21 @@ def test_sendmail_gets_the_mail_on_its_standard_input_and_no_secret_in_its_envir
 
 @pytest.mark.parametrize(("code", "transient"), [(75, True), (1, True), (67, False), (64, False)])
 def test_sendmail_says_by_its_exit_code_whether_it_helps_to_try_again(
-    world: World, tmp_path: Path, code: int, transient: bool
+    system: System, tmp_path: Path, code: int, transient: bool
 ) -> None:
-    error = refused(replace(TO, sendmail=sendmail(tmp_path, code, "echo 'queue is full' >&2")), world)
+    error = refused(replace(TO, sendmail=sendmail(tmp_path, code, "echo 'queue is full' >&2")), system)
     assert error.transient is transient and "queue is full" in error.message
 
 
-def test_a_sendmail_that_hangs_is_killed_in_time(world: World, tmp_path: Path) -> None:
+def test_a_sendmail_that_hangs_is_killed_in_time(system: System, tmp_path: Path) -> None:
     with takes_at_most(5):
-        error = refused(replace(TO, sendmail=sendmail(tmp_path, 0, "sleep 60"), timeout_s=0.3), world)
+        error = refused(replace(TO, sendmail=sendmail(tmp_path, 0, "sleep 60"), timeout_s=0.3), system)
     assert error.transient and "0.3 s" in error.message
 
 
-def test_without_a_sender_this_account_is_the_sender(world: World, tmp_path: Path) -> None:
-    send(replace(TO, sender="", sendmail=sendmail(tmp_path)), world)
-    assert f"From: {world.host.user}@login1" in (tmp_path / "stdin").read_text()
+def test_without_a_sender_this_account_is_the_sender(system: System, tmp_path: Path) -> None:
+    send(replace(TO, sender="", sendmail=sendmail(tmp_path)), system)
+    assert f"From: {system.host.user}@login1" in (tmp_path / "stdin").read_text()
 
 
 @pytest.mark.parametrize(
@@ -433,11 +433,11 @@ def test_ports_and_tls_are_what_people_expect(given: dict[str, object], tls: str
     assert (tls_of(settings), port_of(settings)) == (tls, port)
 
 
-def test_a_ca_file_that_is_none_is_a_fault_of_the_settings(world: World, tmp_path: Path) -> None:
+def test_a_ca_file_that_is_none_is_a_fault_of_the_settings(system: System, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
     for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(SettingsError, match="ca_file"):
-            send(replace(TO, host="127.0.0.1", port=1, tls="starttls", ca_file=str(file)), world)
+            send(replace(TO, host="127.0.0.1", port=1, tls="starttls", ca_file=str(file)), system)
 
 
 def test_addresses_are_read_as_people_write_them() -> None:
@@ -454,9 +454,9 @@ def test_a_mail_can_be_read_before_it_is_sent() -> None:
     assert "Subject: [resil] CRITICAL" in CHANNEL.compose(an_alert(), TO, {}).as_string()
 
 
-def test_a_subject_that_is_not_ascii_arrives_as_it_was(world: World) -> None:
+def test_a_subject_that_is_not_ascii_arrives_as_it_was(system: System) -> None:
     alert = an_alert(a_notice(subject="/größe/日本", summary="voll 🔥, " + "ä" * 90))
-    mailbox = deliver(world, alert, {"enable_SMTPUTF8": False})
+    mailbox = deliver(system, alert, {"enable_SMTPUTF8": False})
     message = received(mailbox)
     assert message["Subject"] == CHANNEL.compose(alert, TO, {}).subject
     assert "日本" in message["Subject"] and "voll 🔥" in body_of(message, "plain")

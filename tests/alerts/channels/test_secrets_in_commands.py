@@ -18,9 +18,9 @@ def project(tmp_path: Path, canary: str) -> Path:
     """A project all of whose channels have a secret and nobody to talk to."""
     dead = f"http://127.0.0.1:{free_port()}"
     token, hook = plant(tmp_path, "token", canary), plant(tmp_path, "hook", f"{dead}/services/{canary}")
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "resil.toml").write_text(f'''
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "resil.toml").write_text(f'''
 [run]
 name = "gpt"
 state_dir = "{tmp_path}/state"
@@ -60,7 +60,7 @@ paths = ["/"]
 crit_percent = "0.001%"
 warn_percent = "0.001%"
 ''')
-    return folder
+    return directory
 
 
 @pytest.mark.parametrize(

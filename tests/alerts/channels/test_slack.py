@@ -20,7 +20,7 @@ from resilience.alerts.channels._slack_blocks import escaped, mention_of
 from resilience.alerts.channels.slack import CHANNEL, SlackMessage, SlackSettings
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_notice, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import drips, says, serving, silent, takes_at_most
@@ -138,7 +138,7 @@ class Hook:
     """A webhook on the server, with the canary in its address."""
 
     server: HTTPServer
-    world: World
+    system: System
     canary: str
     settings = SlackSettings(webhook_variable="HOOK", timeout_s=3)
 
@@ -147,18 +147,18 @@ class Hook:
 
     def refused(self, response: Response) -> DeliveryError:
         self.answers(response)
-        return refused(self.settings, self.world)
+        return refused(self.settings, self.system)
 
 
 @pytest.fixture
-def hook(httpserver: HTTPServer, world: World, canary: str) -> Hook:
+def hook(httpserver: HTTPServer, system: System, canary: str) -> Hook:
     url = httpserver.url_for(f"/services/T0/B0/{canary}")
-    return Hook(httpserver, replace(world, environ={**world.environ, "HOOK": url}), canary)
+    return Hook(httpserver, replace(system, environ={**system.environ, "HOOK": url}), canary)
 
 
 def test_a_webhook_takes_the_message(hook: Hook) -> None:
     hook.answers(Response("ok"))
-    answer = send(hook.settings, hook.world)["answer"]
+    answer = send(hook.settings, hook.system)["answer"]
     sent = hook.server.log[0][0].get_json()
     assert sent["text"].startswith("🔴 CRITICAL: /scratch") and sent["attachments"][0]["blocks"]
     assert "answered 200: ok" in answer and hook.canary not in answer
@@ -212,14 +212,14 @@ def test_a_redirect_is_not_followed(hook: Hook) -> None:
     [silent, drips(b"HTTP/1.1 200 OK\r\n"), says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))],
     ids=["black hole", "a slow drip", "a header without end"],
 )
-def test_a_bad_server_costs_no_more_than_its_time(world: World, canary: str, handler: Any, way: str) -> None:
+def test_a_bad_server_costs_no_more_than_its_time(system: System, canary: str, handler: Any, way: str) -> None:
     with serving(handler) as port, takes_at_most(5):
         if way == "webhook":
             settings = SlackSettings(webhook_variable="HOOK", timeout_s=0.3)
-            world = replace(world, environ={"HOOK": f"http://127.0.0.1:{port}/services/{canary}"})
+            system = replace(system, environ={"HOOK": f"http://127.0.0.1:{port}/services/{canary}"})
         else:
             settings = replace(BOT, base_url=f"http://127.0.0.1:{port}/api/", timeout_s=0.3)
-        error = refused(settings, world)
+        error = refused(settings, system)
     assert error.transient and "did not answer within 0.3 s" in error.message
 
 
@@ -247,17 +247,17 @@ def api(httpserver: HTTPServer) -> Api:
     return Api(httpserver)
 
 
-def bot_refused(httpserver: HTTPServer, world: World, response: Response) -> DeliveryError:
+def bot_refused(httpserver: HTTPServer, system: System, response: Response) -> DeliveryError:
     """The error of a bot to which the API answers this."""
     httpserver.expect_request("/api/chat.postMessage").respond_with_response(response)
-    return refused(replace(BOT, base_url=httpserver.url_for("/api/")), world)
+    return refused(replace(BOT, base_url=httpserver.url_for("/api/")), system)
 
 
-def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api, world: World, canary: str) -> None:
-    first = send(api.settings, world)
-    worse = send(api.settings, world, an_alert(id="x-2", reason=Reason.WORSE), first)
-    reminded = send(api.settings, world, an_alert(id="x-3", reason=Reason.REMINDER), worse)
-    over = send(api.settings, world, resolved(), reminded)
+def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api, system: System, canary: str) -> None:
+    first = send(api.settings, system)
+    worse = send(api.settings, system, an_alert(id="x-2", reason=Reason.WORSE), first)
+    reminded = send(api.settings, system, an_alert(id="x-3", reason=Reason.REMINDER), worse)
+    over = send(api.settings, system, resolved(), reminded)
     assert [method for method, _ in api.calls] == [
         "chat.postMessage", "chat.postMessage", "chat.update", "chat.postMessage", "chat.postMessage", "chat.update",
     ]  # fmt: skip
@@ -271,15 +271,15 @@ def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api,
     assert api.authorizations == {f"Bearer {canary}"}
 
 
-def test_a_first_message_that_cannot_be_redrawn_does_not_send_the_reply_again(api: Api, world: World) -> None:
-    first = send(api.settings, world)
+def test_a_first_message_that_cannot_be_redrawn_does_not_send_the_reply_again(api: Api, system: System) -> None:
+    first = send(api.settings, system)
     api.answers["chat.update"] = {"ok": False, "error": "message_not_found"}
-    over = send(api.settings, world, resolved(), first)
+    over = send(api.settings, system, resolved(), first)
     assert "message_not_found" in over["answer"]
 
 
-def test_another_channel_in_the_settings_begins_a_new_thread(api: Api, world: World) -> None:
-    first = send(api.settings, world)
+def test_another_channel_in_the_settings_begins_a_new_thread(api: Api, system: System) -> None:
+    first = send(api.settings, system)
     message = CHANNEL.compose(resolved(), replace(api.settings, channel="C2"), first)
     assert message == SlackMessage(content=message.content)
 
@@ -289,28 +289,32 @@ def test_another_channel_in_the_settings_begins_a_new_thread(api: Api, world: Wo
     [("invalid_auth", False), ("channel_not_found", False), ("msg_too_long", False), ("ratelimited", True),
      ("internal_error", True)],
 )  # fmt: skip
-def test_an_ok_false_is_as_lasting_as_its_code(api: Api, world: World, code: str, transient: bool, canary: str) -> None:
+def test_an_ok_false_is_as_lasting_as_its_code(
+    api: Api, system: System, code: str, transient: bool, canary: str
+) -> None:
     api.answers["chat.postMessage"] = {"ok": False, "error": code, "echo": canary}
-    error = refused(api.settings, world)
+    error = refused(api.settings, system)
     assert error.transient is transient and code in error.message
     assert canary not in repr(vars(error)) and error.__context__ is None
 
 
 @pytest.mark.parametrize(("wait", "wait_s"), [("12", 12.0), ("86400", 300.0), (None, None)])
-def test_a_bots_rate_limit_is_respected(httpserver: HTTPServer, world: World, wait: str | None, wait_s: float) -> None:
+def test_a_bots_rate_limit_is_respected(
+    httpserver: HTTPServer, system: System, wait: str | None, wait_s: float
+) -> None:
     headers = {"Retry-After": wait} if wait else {}
     answer = Response('{"ok": false, "error": "ratelimited"}', status=429, headers=headers)
-    error = bot_refused(httpserver, world, answer)
+    error = bot_refused(httpserver, system, answer)
     assert error.transient and error.retry_after_s == wait_s
 
 
-def test_a_redirect_does_not_get_the_token(httpserver: HTTPServer, world: World) -> None:
-    bot_refused(httpserver, world, Response(status=302, headers={"Location": httpserver.url_for("/thief")}))
+def test_a_redirect_does_not_get_the_token(httpserver: HTTPServer, system: System) -> None:
+    bot_refused(httpserver, system, Response(status=302, headers={"Location": httpserver.url_for("/thief")}))
     assert [request.path for request, _ in httpserver.log] == ["/api/chat.postMessage"]
 
 
-def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, world: World) -> None:
-    error = bot_refused(httpserver, world, Response("<html>please log in</html>"))
+def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, system: System) -> None:
+    error = bot_refused(httpserver, system, Response("<html>please log in</html>"))
     assert error.transient and "not Slack's" in error.message
 
 
@@ -335,8 +339,8 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: 
     assert word in said and 'secret"' not in said and "xoxb" not in said and "hooks.slack" not in said
 
 
-def test_a_webhook_in_the_clear_to_another_machine_is_refused(world: World, canary: str) -> None:
-    world = replace(world, environ={"HOOK": f"http://hooks.example.org/{canary}"})
+def test_a_webhook_in_the_clear_to_another_machine_is_refused(system: System, canary: str) -> None:
+    system = replace(system, environ={"HOOK": f"http://hooks.example.org/{canary}"})
     with pytest.raises(SettingsError) as caught:
-        send(SlackSettings(webhook_variable="HOOK"), world)
+        send(SlackSettings(webhook_variable="HOOK"), system)
     assert "plain http to hooks.example.org" in caught.value.message and canary not in caught.value.message

@@ -17,7 +17,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channels.webhook import CHANNEL, WebhookSettings
 from resilience.errors import SettingsError
 from resilience.finding import Verdict
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_notice, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import (
@@ -60,9 +60,9 @@ def to(port: int, scheme: str = "http", **fields: Any) -> WebhookSettings:
 # What each service is sent
 
 
-def test_generic_is_the_alert_itself_with_a_headline(httpserver: HTTPServer, world: World) -> None:
+def test_generic_is_the_alert_itself_with_a_headline(httpserver: HTTPServer, system: System) -> None:
     httpserver.expect_request("/alerts", method="POST").respond_with_json({"id": 7}, status=201)
-    answer = send(WebhookSettings(url=httpserver.url_for("/alerts")), world)["answer"]
+    answer = send(WebhookSettings(url=httpserver.url_for("/alerts")), system)["answer"]
     request = httpserver.log[0][0]
     assert request.content_type == "application/json"
     assert request.get_json()["headline"].startswith("CRITICAL: /scratch: 98%")
@@ -100,12 +100,12 @@ def test_the_page_of_a_digest_is_ended_by_the_end_of_its_first_incident() -> Non
 
 
 def test_one_message_about_several_ends_closes_the_page_of_each(
-    httpserver: HTTPServer, world: World, canary: str
+    httpserver: HTTPServer, system: System, canary: str
 ) -> None:
     httpserver.expect_request("/v2").respond_with_json({"status": "success"}, status=202)
     settings = WebhookSettings(preset="pagerduty", url=httpserver.url_for("/v2"), secret_variable="RESIL_CANARY")
     ends = [a_notice(episode, reason=Reason.RESOLVED, verdict=Verdict.OK) for episode in ("aaaaaa", "bbbbbb")]
-    send(settings, world, an_alert(*ends, reason=Reason.RESOLVED, thread="the-group"))
+    send(settings, system, an_alert(*ends, reason=Reason.RESOLVED, thread="the-group"))
     sent = [asked.get_json() for asked, _ in httpserver.log]
     assert {event["dedup_key"] for event in sent} == {"resil-the-group", "resil-aaaaaa", "resil-bbbbbb"}
     assert {event["event_action"] for event in sent} == {"resolve"}
@@ -120,24 +120,24 @@ def test_an_acknowledged_page_pages_nobody_unless_it_got_worse() -> None:
 
 
 def test_pagerduty_gets_its_key_from_a_file_and_nothing_shows_it(
-    httpserver: HTTPServer, world: World, canary: str, canary_file: Path
+    httpserver: HTTPServer, system: System, canary: str, canary_file: Path
 ) -> None:
     httpserver.expect_request("/v2/enqueue").respond_with_data(f'{{"status":"success","key":"{canary}"}}', status=202)
     settings = WebhookSettings(preset="pagerduty", url=httpserver.url_for("/v2/enqueue"), secret_file=str(canary_file))
-    answer = send(settings, world)
+    answer = send(settings, system)
     assert httpserver.log[0][0].get_json()["routing_key"] == canary
     assert canary not in repr(answer) and "202" in answer["answer"]
     assert canary not in CHANNEL.compose(an_alert(), settings, {}).payload
 
 
-def test_ntfy_gets_the_topic_from_the_address(httpserver: HTTPServer, world: World) -> None:
+def test_ntfy_gets_the_topic_from_the_address(httpserver: HTTPServer, system: System) -> None:
     httpserver.expect_request("/").respond_with_json({"id": "x"})
-    send(WebhookSettings(preset="ntfy", url=httpserver.url_for("/my-topic")), world)
+    send(WebhookSettings(preset="ntfy", url=httpserver.url_for("/my-topic")), system)
     sent = httpserver.log[0][0].get_json()
     assert sent["topic"] == "my-topic" and sent["priority"] == 5 and "98% used" in sent["message"]
     assert sent["sequence_id"] == payload(an_alert(), "ntfy")["sequence_id"]
     with pytest.raises(SettingsError, match="no topic"):
-        send(WebhookSettings(preset="ntfy", url=httpserver.url_for("/")), world)
+        send(WebhookSettings(preset="ntfy", url=httpserver.url_for("/")), system)
 
 
 def test_teams_gets_an_adaptive_card_of_plain_runs() -> None:
@@ -167,10 +167,10 @@ def test_every_service_gets_json_of_a_size_it_takes(preset: str, alert: Alert) -
     json.loads(message.payload)["dedup_key" if preset == "pagerduty" else next(iter(json.loads(message.payload)))]
 
 
-def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
+def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, url: str, system: System, canary: str) -> None:
     for preset in ("generic", "pagerduty"):
         settings = WebhookSettings(preset=preset, url=url, secret_variable="RESIL_CANARY")
-        send(settings, world, hostile("\0secret\0 {secret} {{ secret }} \\u0000secret\\u0000"))
+        send(settings, system, hostile("\0secret\0 {secret} {{ secret }} \\u0000secret\\u0000"))
     generic, page = (request.get_data(as_text=True) for request, _ in httpserver.log)
     assert canary not in generic and page.count(canary) == 1  # the routing key itself
 
@@ -188,9 +188,9 @@ def test_a_payload_of_ones_own_is_json_whatever_stands_in_the_alert(text: str) -
     assert set(payload(hostile(text), settings)) == {"text", "runs"}
 
 
-def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
+def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, url: str, system: System, canary: str) -> None:
     settings = own('{"a": {{ headline|tojson }}, "token": {{ secret }}}', url=url, secret_variable="RESIL_CANARY")
-    send(settings, world, an_alert(a_notice(subject="<&'>")))
+    send(settings, system, an_alert(a_notice(subject="<&'>")))
     sent = httpserver.log[0][0].get_json()
     assert sent["token"] == canary and "<&'>" in sent["a"]
 
@@ -216,9 +216,9 @@ def test_a_payload_that_cannot_work_is_refused_before_anything_happens(template:
 # Headers and secrets
 
 
-def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, world: World, canary: str) -> None:
+def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, system: System, canary: str) -> None:
     headers = {"Authorization": "Bearer {secret}", "X-Team": "ml"}
-    send(WebhookSettings(url=url, secret_variable="RESIL_CANARY", method="PUT", headers=headers), world)
+    send(WebhookSettings(url=url, secret_variable="RESIL_CANARY", method="PUT", headers=headers), system)
     request = httpserver.log[0][0]
     assert request.headers["Authorization"] == f"Bearer {canary}" and request.headers["X-Team"] == "ml"
     assert request.method == "PUT"
@@ -261,9 +261,9 @@ def test_plain_http_may_be_allowed() -> None:
     CHANNEL.check(WebhookSettings(url="http://localhost:8080/alerts"))
 
 
-def test_a_malformed_address_in_a_secret_file_is_told_without_it(world: World, canary: str) -> None:
+def test_a_malformed_address_in_a_secret_file_is_told_without_it(system: System, canary: str) -> None:
     with pytest.raises(SettingsError) as caught:  # the canary is no address at all
-        send(WebhookSettings(url_variable="RESIL_CANARY"), world)
+        send(WebhookSettings(url_variable="RESIL_CANARY"), system)
     assert "no web address" in caught.value.message and canary not in caught.value.message
 
 
@@ -285,19 +285,19 @@ def test_a_malformed_address_in_a_secret_file_is_told_without_it(world: World, c
     ],
 )
 def test_the_status_says_whether_and_when_to_try_again(
-    httpserver: HTTPServer, world: World, status: int, headers: dict[str, str], transient: bool, wait_s: float | None
+    httpserver: HTTPServer, system: System, status: int, headers: dict[str, str], transient: bool, wait_s: float | None
 ) -> None:
     httpserver.expect_request("/x").respond_with_response(Response("because", status=status, headers=headers))
-    error = refused(WebhookSettings(url=httpserver.url_for("/x")), world)
+    error = refused(WebhookSettings(url=httpserver.url_for("/x")), system)
     assert (error.transient, error.retry_after_s) == (transient, wait_s)
     assert f"answered {status}: because" in error.message
     assert len(httpserver.log) == 1
 
 
-def test_a_date_to_try_again_is_measured_by_the_servers_own_clock(world: World) -> None:
+def test_a_date_to_try_again_is_measured_by_the_servers_own_clock(system: System) -> None:
     dates = b"Date: Wed, 21 Oct 2015 07:28:00 GMT\r\nRetry-After: Wed, 21 Oct 2015 07:28:40 GMT"
     with serving(says(b"HTTP/1.1 429 Slow\r\n" + dates + b"\r\nContent-Length: 0\r\n\r\n")) as port:
-        assert refused(to(port), world).retry_after_s == 40.0
+        assert refused(to(port), system).retry_after_s == 40.0
 
 
 BOMB = gzip.compress(b"0" * 200_000_000, 1)
@@ -319,25 +319,25 @@ BAD_SERVERS: dict[str, tuple[Handler, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_SERVERS)
-def test_a_bad_server_costs_no_more_than_its_time_and_is_transient(world: World, name: str) -> None:
+def test_a_bad_server_costs_no_more_than_its_time_and_is_transient(system: System, name: str) -> None:
     handler, fields, said = BAD_SERVERS[name]
     with serving(handler) as port, takes_at_most(5):
-        error = refused(to(port, **fields), world)
+        error = refused(to(port, **fields), system)
     assert error.transient and said in error.message
 
 
-def test_a_closed_port_is_transient_and_said(world: World) -> None:
-    error = refused(to(free_port()), world)
+def test_a_closed_port_is_transient_and_said(system: System) -> None:
+    error = refused(to(free_port()), system)
     assert error.transient and "connection refused" in error.message
 
 
-def test_a_body_that_never_ends_does_not_undo_the_answer(world: World) -> None:
+def test_a_body_that_never_ends_does_not_undo_the_answer(system: System) -> None:
     endless = says(b"HTTP/1.1 200 OK\r\n\r\n", drips(b"y", 0.01))
     with serving(endless) as port, takes_at_most(5):
-        assert "answered 200" in send(to(port, timeout_s=0.5), world)["answer"]
+        assert "answered 200" in send(to(port, timeout_s=0.5), system)["answer"]
 
 
-def test_a_huge_body_is_not_read(world: World) -> None:
+def test_a_huge_body_is_not_read(system: System) -> None:
     sent = 0
 
     def pours(connection: socket.socket, stop: Any) -> None:
@@ -346,59 +346,59 @@ def test_a_huge_body_is_not_read(world: World) -> None:
             sent += connection.send(b"z" * 2**20)
 
     with serving(says(b"HTTP/1.1 500 No\r\n\r\n", pours)) as port, takes_at_most(5):
-        error = refused(to(port), world)
+        error = refused(to(port), system)
     assert error.transient and len(error.message) < 400 and sent < 50 * 2**20
 
 
-def test_a_name_that_nobody_knows_is_transient(world: World) -> None:
+def test_a_name_that_nobody_knows_is_transient(system: System) -> None:
     with takes_at_most(5):
-        error = refused(WebhookSettings(url="https://nowhere.invalid/x", timeout_s=3), world)
+        error = refused(WebhookSettings(url="https://nowhere.invalid/x", timeout_s=3), system)
     assert error.transient and "nowhere.invalid" in error.message
 
 
 def test_a_certificate_must_be_signed_and_for_this_host(
-    world: World, certificate: Certificate, tmp_path: Path, httpserver: HTTPServer
+    system: System, certificate: Certificate, tmp_path: Path, httpserver: HTTPServer
 ) -> None:
     other = make_certificate(tmp_path, names="DNS:example.org")
     answers = says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
     with serving(answers, certificate.server_context()) as port:
-        assert "certificate" in refused(to(port, "https"), world).message
-        assert "answered 200" in send(to(port, "https", ca_file=str(certificate.file)), world)["answer"]
+        assert "certificate" in refused(to(port, "https"), system).message
+        assert "answered 200" in send(to(port, "https", ca_file=str(certificate.file)), system)["answer"]
     with serving(answers, other.server_context()) as port:
-        assert "certificate" in refused(to(port, "https", ca_file=str(other.file)), world).message
+        assert "certificate" in refused(to(port, "https", ca_file=str(other.file)), system).message
 
 
-def test_nothing_in_the_environment_switches_checking_off(world: World, certificate: Certificate) -> None:
+def test_nothing_in_the_environment_switches_checking_off(system: System, certificate: Certificate) -> None:
     off = {"PYTHONHTTPSVERIFY": "0", "CURL_CA_BUNDLE": "", "REQUESTS_CA_BUNDLE": ""}
     with serving(says(b"HTTP/1.1 200 OK\r\n\r\n"), certificate.server_context()) as port:
-        assert "certificate" in refused(to(port, "https"), replace(world, environ=off)).message
+        assert "certificate" in refused(to(port, "https"), replace(system, environ=off)).message
 
 
-def test_a_tls_server_that_drips_costs_no_more_than_its_time(world: World, certificate: Certificate) -> None:
+def test_a_tls_server_that_drips_costs_no_more_than_its_time(system: System, certificate: Certificate) -> None:
     dripping = says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))
     with serving(dripping, certificate.server_context()) as port, takes_at_most(5):
-        error = refused(to(port, "https", timeout_s=0.3, ca_file=str(certificate.file)), world)
+        error = refused(to(port, "https", timeout_s=0.3, ca_file=str(certificate.file)), system)
     assert LATE in error.message
 
 
-def test_the_proxy_of_the_environment_is_asked(httpserver: HTTPServer, world: World, canary: str) -> None:
+def test_the_proxy_of_the_environment_is_asked(httpserver: HTTPServer, system: System, canary: str) -> None:
     httpserver.expect_request("/alerts").respond_with_data("from the proxy")
     proxy = httpserver.url_for("").rstrip("/").replace("http://", f"http://ada:{canary}@")
     settings = WebhookSettings(url="http://far.example/alerts", allow_http=True, timeout_s=3)
-    assert "from the proxy" in send(settings, replace(world, environ={"http_proxy": proxy}))["answer"]
+    assert "from the proxy" in send(settings, replace(system, environ={"http_proxy": proxy}))["answer"]
     dead = f"http://ada:{canary}@127.0.0.1:{free_port()}"
-    error = refused(settings, replace(world, environ={"http_proxy": dead}))
+    error = refused(settings, replace(system, environ={"http_proxy": dead}))
     assert error.transient and canary not in error.message
     https = replace(settings, url="https://far.example/alerts")
-    error = refused(https, replace(world, environ={"HTTPS_PROXY": dead}))
+    error = refused(https, replace(system, environ={"HTTPS_PROXY": dead}))
     assert error.transient and canary not in error.message
 
 
 def test_no_password_is_taken_from_netrc(
-    httpserver: HTTPServer, url: str, world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    httpserver: HTTPServer, url: str, system: System, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / ".netrc").write_text("machine localhost login ada password geheim\n")
     (tmp_path / ".netrc").chmod(0o600)
     monkeypatch.setenv("HOME", str(tmp_path))
-    send(WebhookSettings(url=url), world)
+    send(WebhookSettings(url=url), system)
     assert "Authorization" not in httpserver.log[0][0].headers

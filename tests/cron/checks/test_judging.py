@@ -128,6 +128,6 @@ def test_an_entry_that_ran_well_or_not_yet_is_well() -> None:
 
 
 def test_what_is_ignored_by_mistake_is_told_with_its_fix() -> None:
-    reading = CronReading(kind="ignored", summary="the folder is writable by everybody", hint="chmod o-w cron")
+    reading = CronReading(kind="ignored", summary="the directory is writable by everybody", hint="chmod o-w cron")
     finding = one(reading, subject="cron/cron.hourly/backup")
     assert (finding.verdict, finding.fault, finding.advice) == (Verdict.WARNING, "ignored", "chmod o-w cron")

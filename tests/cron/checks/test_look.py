@@ -10,7 +10,7 @@ import pytest
 from resilience.cron.checks._cron.look import look, look_at_scheduler
 from resilience.cron.checks._cron.words import SCHEDULER, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
 from resilience.watch.reading import Timed
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -20,198 +20,202 @@ SETTINGS = CronCheckSettings()
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CronFolder:
-    return CronFolder(tmp_path)
+def directory(tmp_path: Path) -> CronDirectory:
+    return CronDirectory(tmp_path)
 
 
-def beat(folder: CronFolder, driver: str = "foreground", ago_s: float = 30.0) -> None:
+def beat(directory: CronDirectory, driver: str = "foreground", ago_s: float = 30.0) -> None:
     time = NOW - ago_s
-    folder.beat(Heartbeat(time=time, expected=time + 60, alive_since=time - 600, ticks=10, driver=driver, host="n1"))
+    directory.beat(Heartbeat(time=time, expected=time + 60, alive_since=time - 600, ticks=10, driver=driver, host="n1"))
 
 
-def install(folder: CronFolder, driver: str = "crontab", ago_s: float = 600.0) -> None:
-    folder.install(
+def install(directory: CronDirectory, driver: str = "crontab", ago_s: float = 600.0) -> None:
+    directory.install(
         Installation(driver=driver, token="t", time=NOW - ago_s, by="ada", host="n1", project="/p", python="/py")
     )
 
 
-def ran(folder: CronFolder, slot: int, outcome: Outcome, name: str = "cron.hourly/backup", **fields: object) -> None:
+def ran(
+    directory: CronDirectory, slot: int, outcome: Outcome, name: str = "cron.hourly/backup", **fields: object
+) -> None:
     run = RunRecord(name=name, slot=slot, outcome=outcome, time=float(slot + 5), **fields)  # type: ignore[arg-type]
-    folder.record(name.replace("/", "+"), run)
+    directory.record(name.replace("/", "+"), run)
 
 
-def entry(folder: CronFolder, name: str = "cron.hourly/backup") -> CronReading:
-    return look(folder, SETTINGS, {}, NOW)[name]
+def entry(directory: CronDirectory, name: str = "cron.hourly/backup") -> CronReading:
+    return look(directory, SETTINGS, {}, NOW)[name]
 
 
-def test_where_nothing_was_ever_installed_there_is_nothing_to_look_at(folder: CronFolder) -> None:
-    assert look(folder, SETTINGS, {}, NOW) == {}
+def test_where_nothing_was_ever_installed_there_is_nothing_to_look_at(directory: CronDirectory) -> None:
+    assert look(directory, SETTINGS, {}, NOW) == {}
 
 
-def test_a_tick_is_seen_with_all_that_it_said(folder: CronFolder) -> None:
-    beat(folder)
-    reading = look(folder, SETTINGS, {}, NOW)[SCHEDULER]
+def test_a_tick_is_seen_with_all_that_it_said(directory: CronDirectory) -> None:
+    beat(directory)
+    reading = look(directory, SETTINGS, {}, NOW)[SCHEDULER]
     assert (reading.time, reading.ticks, reading.driver, reading.host) == (NOW - 30, 10, "foreground", "n1")
 
 
-def test_one_that_is_installed_and_has_not_ticked_is_looked_at_from_its_installation_on(folder: CronFolder) -> None:
-    install(folder, ago_s=600)
-    reading = look(folder, SETTINGS, {}, NOW)[SCHEDULER]
+def test_one_that_is_installed_and_has_not_ticked_is_looked_at_from_its_installation_on(
+    directory: CronDirectory,
+) -> None:
+    install(directory, ago_s=600)
+    reading = look(directory, SETTINGS, {}, NOW)[SCHEDULER]
     assert (reading.time, reading.ticks, reading.is_installed) == (NOW - 600, 0, True)
 
 
-def test_one_that_is_installed_anew_is_not_late_by_its_old_sign_of_life(folder: CronFolder) -> None:
-    beat(folder, "crontab", ago_s=86400)
-    install(folder, ago_s=10)
-    assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].time == NOW - 10
+def test_one_that_is_installed_anew_is_not_late_by_its_old_sign_of_life(directory: CronDirectory) -> None:
+    beat(directory, "crontab", ago_s=86400)
+    install(directory, ago_s=10)
+    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].time == NOW - 10
 
 
-def test_a_stop_is_seen_with_its_author(folder: CronFolder) -> None:
-    beat(folder)
-    folder.stop("ada", "maintenance", NOW - 7200)
-    said = look(folder, SETTINGS, {}, NOW)[SCHEDULER].stopped
+def test_a_stop_is_seen_with_its_author(directory: CronDirectory) -> None:
+    beat(directory)
+    directory.stop("ada", "maintenance", NOW - 7200)
+    said = look(directory, SETTINGS, {}, NOW)[SCHEDULER].stopped
     assert "ada" in said and "maintenance" in said and "2 h" in said
 
 
-def test_nobody_waits_for_a_driver_that_was_uninstalled(folder: CronFolder) -> None:
-    beat(folder, "crontab", ago_s=86400)
-    assert "uninstalled" in look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    beat(folder, "foreground", ago_s=86400)
-    assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert folder.expect_no_more("elsewhere", 1) is None, "another's scheduler"
-    assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert folder.expect_no_more() is not None
-    assert "ended on purpose" in look(folder, SETTINGS, {}, NOW)[SCHEDULER].nothing
+def test_nobody_waits_for_a_driver_that_was_uninstalled(directory: CronDirectory) -> None:
+    beat(directory, "crontab", ago_s=86400)
+    assert "uninstalled" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    beat(directory, "foreground", ago_s=86400)
+    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert directory.expect_no_more("elsewhere", 1) is None, "another's scheduler"
+    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert directory.expect_no_more() is not None
+    assert "ended on purpose" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"time": "x"}', '{"time": null, "expected": 1}'])
-def test_a_damaged_sign_of_life_is_seen_as_that(folder: CronFolder, content: str) -> None:
-    beat(folder)
-    (folder.path / "heartbeat").write_text(content)
-    assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
+def test_a_damaged_sign_of_life_is_seen_as_that(directory: CronDirectory, content: str) -> None:
+    beat(directory)
+    (directory.path / "heartbeat").write_text(content)
+    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
 def test_what_keeps_the_chain_of_jobs_from_going_on_is_trouble_of_the_scheduler_and_no_entry(
-    folder: CronFolder,
+    directory: CronDirectory,
 ) -> None:
-    install(folder, "slurm", ago_s=600)
-    beat(folder, "slurm")
+    install(directory, "slurm", ago_s=600)
+    beat(directory, "slurm")
     slot = int(NOW) - 100
-    ran(folder, slot, Outcome.REFUSED, name="scheduler", summary="a successor could not be queued: QOSMaxSubmitJob")
-    seen = look(folder, SETTINGS, {}, NOW)
+    ran(directory, slot, Outcome.REFUSED, name="scheduler", summary="a successor could not be queued: QOSMaxSubmitJob")
+    seen = look(directory, SETTINGS, {}, NOW)
     assert set(seen) == {SCHEDULER} and "QOSMaxSubmitJob" in seen[SCHEDULER].trouble
-    ran(folder, slot + 10, Outcome.DONE, name="scheduler", summary="the chain is whole again")
-    assert not look(folder, SETTINGS, {}, NOW)[SCHEDULER].trouble
+    ran(directory, slot + 10, Outcome.DONE, name="scheduler", summary="the chain is whole again")
+    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].trouble
 
 
-def test_a_folder_in_its_place_is_damage_as_well(folder: CronFolder) -> None:
-    (folder.path / "heartbeat").mkdir(parents=True)
-    assert look(folder, SETTINGS, {}, NOW)[SCHEDULER].damaged
+def test_a_directory_in_its_place_is_damage_as_well(directory: CronDirectory) -> None:
+    (directory.path / "heartbeat").mkdir(parents=True)
+    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
 @needs_root
-def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(folder: CronFolder) -> None:
-    beat(folder)
-    (folder.path / "heartbeat").chmod(0o600)
-    folder.path.chmod(0o755)
-    open_the_way(folder.path / "heartbeat")
+def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(directory: CronDirectory) -> None:
+    beat(directory)
+    (directory.path / "heartbeat").chmod(0o600)
+    directory.path.chmod(0o755)
+    open_the_way(directory.path / "heartbeat")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError):
-        look(folder, SETTINGS, {}, NOW)
+        look(directory, SETTINGS, {}, NOW)
 
 
-def test_a_node_that_slept_since_the_last_look_has_just_woken_up(folder: CronFolder) -> None:
-    beat(folder)
-    first = look_at_scheduler(folder, NOW)
+def test_a_node_that_slept_since_the_last_look_has_just_woken_up(directory: CronDirectory) -> None:
+    beat(directory)
+    first = look_at_scheduler(directory, NOW)
     assert first is not None and first.boot
     slept = CronReading(slept_s=first.slept_s - 3600, boot=first.boot, awake_since=first.awake_since)
-    again = look_at_scheduler(folder, NOW, slept)
+    again = look_at_scheduler(directory, NOW, slept)
     assert again is not None and again.awake_since == NOW
-    still = look_at_scheduler(folder, NOW + 60, again)
+    still = look_at_scheduler(directory, NOW + 60, again)
     assert still is not None and still.awake_since == NOW, "it is remembered when it woke up"
 
 
-def test_of_an_entry_the_last_run_that_ended_counts(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 100, Outcome.FAILED, exit_code=2, summary="no space")
-    ran(folder, 200, Outcome.RUNNING, started=201.0)
-    reading = entry(folder)
+def test_of_an_entry_the_last_run_that_ended_counts(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 100, Outcome.FAILED, exit_code=2, summary="no space")
+    ran(directory, 200, Outcome.RUNNING, started=201.0)
+    reading = entry(directory)
     assert (reading.outcome, reading.exit_code, reading.running_since) == ("failed", 2, 201.0)
-    ran(folder, 200, Outcome.DONE, exit_code=0)
-    assert (entry(folder).outcome, entry(folder).failures, entry(folder).running_since) == ("done", 0, 0.0)
+    ran(directory, 200, Outcome.DONE, exit_code=0)
+    assert (entry(directory).outcome, entry(directory).failures, entry(directory).running_since) == ("done", 0, 0.0)
 
 
-def test_failures_in_a_row_are_counted_back_to_the_last_good_run(folder: CronFolder) -> None:
-    beat(folder)
+def test_failures_in_a_row_are_counted_back_to_the_last_good_run(directory: CronDirectory) -> None:
+    beat(directory)
     for slot, outcome in enumerate(
         (Outcome.FAILED, Outcome.DONE, Outcome.TIMEOUT, Outcome.CUT_SHORT, Outcome.REFUSED), start=1
     ):
-        ran(folder, slot, outcome)
-    assert entry(folder).failures == 3
+        ran(directory, slot, outcome)
+    assert entry(directory).failures == 3
 
 
-def test_skips_in_a_row_are_counted_past_the_run_that_lasts(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 1, Outcome.DONE)
-    ran(folder, 2, Outcome.RUNNING, started=2.0)
-    ran(folder, 3, Outcome.SKIPPED, count=2)
-    ran(folder, 5, Outcome.SKIPPED)
-    assert entry(folder).skips == 3
-    ran(folder, 6, Outcome.DONE)
-    assert entry(folder).skips == 0
+def test_skips_in_a_row_are_counted_past_the_run_that_lasts(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 1, Outcome.DONE)
+    ran(directory, 2, Outcome.RUNNING, started=2.0)
+    ran(directory, 3, Outcome.SKIPPED, count=2)
+    ran(directory, 5, Outcome.SKIPPED)
+    assert entry(directory).skips == 3
+    ran(directory, 6, Outcome.DONE)
+    assert entry(directory).skips == 0
 
 
-def test_missed_slots_before_the_last_run_are_counted(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 1, Outcome.DONE)
-    ran(folder, 4, Outcome.MISSED, count=3)
-    ran(folder, 5, Outcome.DONE)
-    assert entry(folder).missed == 3
-    ran(folder, 6, Outcome.DONE)
-    assert entry(folder).missed == 0
+def test_missed_slots_before_the_last_run_are_counted(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 1, Outcome.DONE)
+    ran(directory, 4, Outcome.MISSED, count=3)
+    ran(directory, 5, Outcome.DONE)
+    assert entry(directory).missed == 3
+    ran(directory, 6, Outcome.DONE)
+    assert entry(directory).missed == 0
 
 
-def test_the_end_of_what_a_failed_run_wrote_is_evidence(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 100, Outcome.FAILED, output="100.txt")
-    output = folder.path / "output" / "cron.hourly+backup" / "100.txt"
+def test_the_end_of_what_a_failed_run_wrote_is_evidence(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 100, Outcome.FAILED, output="100.txt")
+    output = directory.path / "output" / "cron.hourly+backup" / "100.txt"
     output.parent.mkdir(parents=True)
     output.write_text("".join(f"line {n} {'x' * 500}\n" for n in range(1000)))
-    tail = entry(folder).tail
+    tail = entry(directory).tail
     assert tail[-1].startswith("line 999") and len(tail) <= 15 and all(len(line) <= 300 for line in tail)
 
 
-def test_an_output_that_is_a_link_or_gone_is_no_evidence_and_no_error(folder: CronFolder, tmp_path: Path) -> None:
-    beat(folder)
-    ran(folder, 100, Outcome.FAILED, output="100.txt")
-    assert entry(folder).tail == ()
-    output = folder.path / "output" / "cron.hourly+backup" / "100.txt"
+def test_an_output_that_is_a_link_or_gone_is_no_evidence_and_no_error(directory: CronDirectory, tmp_path: Path) -> None:
+    beat(directory)
+    ran(directory, 100, Outcome.FAILED, output="100.txt")
+    assert entry(directory).tail == ()
+    output = directory.path / "output" / "cron.hourly+backup" / "100.txt"
     output.parent.mkdir(parents=True)
     (tmp_path / "secret").write_text("secret\n")
     output.symlink_to(tmp_path / "secret")
-    assert entry(folder).tail == ()
+    assert entry(directory).tail == ()
 
 
-def test_an_entry_that_left_the_table_is_over(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 100, Outcome.FAILED)
-    (folder.path / "table.json").write_text(json.dumps({"entries": ["cron.daily/other"], "ignored": []}))
-    assert "not in the table" in entry(folder).nothing
+def test_an_entry_that_left_the_table_is_over(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 100, Outcome.FAILED)
+    (directory.path / "table.json").write_text(json.dumps({"entries": ["cron.daily/other"], "ignored": []}))
+    assert "not in the table" in entry(directory).nothing
 
 
-def test_what_is_ignored_by_mistake_is_seen_and_so_is_its_end(folder: CronFolder) -> None:
-    beat(folder)
+def test_what_is_ignored_by_mistake_is_seen_and_so_is_its_end(directory: CronDirectory) -> None:
+    beat(directory)
     ignored = [["cron/cron.hourly/x", "everybody may write there", "chmod o-w"]]
-    (folder.path / "table.json").write_text(json.dumps({"entries": [], "ignored": ignored}))
-    seen = look(folder, SETTINGS, {}, NOW)
+    (directory.path / "table.json").write_text(json.dumps({"entries": [], "ignored": ignored}))
+    seen = look(directory, SETTINGS, {}, NOW)
     assert seen["cron/cron.hourly/x"].summary == "everybody may write there"
-    (folder.path / "table.json").write_text(json.dumps({"entries": [], "ignored": []}))
+    (directory.path / "table.json").write_text(json.dumps({"entries": [], "ignored": []}))
     before = {subject: Timed(NOW, reading) for subject, reading in seen.items()}
-    assert look(folder, SETTINGS, before, NOW)["cron/cron.hourly/x"].nothing
+    assert look(directory, SETTINGS, before, NOW)["cron/cron.hourly/x"].nothing
 
 
-def test_only_the_entries_that_were_named_are_looked_at(folder: CronFolder) -> None:
-    beat(folder)
-    ran(folder, 100, Outcome.DONE)
-    ran(folder, 100, Outcome.DONE, name="crontab/sync")
-    assert set(look(folder, CronCheckSettings(entries=("sync",)), {}, NOW)) == {"crontab/sync"}
-    assert set(look(folder, CronCheckSettings(entries=("cron.hourly/*",)), {}, NOW)) == {"cron.hourly/backup"}
+def test_only_the_entries_that_were_named_are_looked_at(directory: CronDirectory) -> None:
+    beat(directory)
+    ran(directory, 100, Outcome.DONE)
+    ran(directory, 100, Outcome.DONE, name="crontab/sync")
+    assert set(look(directory, CronCheckSettings(entries=("sync",)), {}, NOW)) == {"crontab/sync"}
+    assert set(look(directory, CronCheckSettings(entries=("cron.hourly/*",)), {}, NOW)) == {"cron.hourly/backup"}

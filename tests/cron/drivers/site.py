@@ -1,6 +1,6 @@
 """A machine with the programs that drivers use, as stand-ins that behave as recorded, and can be told to fail.
 
-Each stand-in runs `<folder>/<program>.fault` first, a piece of sh, when there is one.
+Each stand-in runs `<directory>/<program>.fault` first, a piece of sh, when there is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resilience.cron.records import Installation
 from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.submission import Submission, Submitted
-from resilience.watch.watchdogs import scene_of
+from resilience.watch.watchdogs import context_of
 from tests.fakes import ME, NOW, FakeScheduler, make_project
 
 # As Debian's: a carriage return is listed as the two characters `\\r`, and only an editor sees the file as it is.
@@ -67,22 +67,22 @@ class Site:
     """The machine, and projects on it.
 
     Attributes:
-        folder: where the stand-ins keep what they are told.
+        directory: where the stand-ins keep what they are told.
         queue: the scheduler of every project.
     """
 
-    def __init__(self, folder: Path, host: str = "login1") -> None:
-        self.folder, self.host = folder, host
-        self.bin = folder / "bin"
+    def __init__(self, directory: Path, host: str = "login1") -> None:
+        self.directory, self.host = directory, host
+        self.bin = directory / "bin"
         self.queue = Queue()
         if not self.bin.exists():
             self.bin.mkdir()
             for name, text in PROGRAMS.items():
                 self.write_program(name, text)
             self.write_program("scrontab", f'exec {sys.executable} -I -S {SCRONTAB} "$@"\n')
-            (folder / "manager").write_text("running\n")
-            (folder / "linger").mkdir()
-            (folder / "linger" / ME).touch()
+            (directory / "manager").write_text("running\n")
+            (directory / "linger").mkdir()
+            (directory / "linger" / ME).touch()
 
     def write_program(self, name: str, text: str) -> None:
         """Put a program of this name, a piece of sh, where it is found first."""
@@ -92,63 +92,63 @@ class Site:
 
     def break_program(self, name: str, fault: str) -> None:
         """Have a program do that first: `exit 1`, `exec sleep 1000` ..."""
-        (self.folder / f"{name}.fault").write_text(fault + "\n")
+        (self.directory / f"{name}.fault").write_text(fault + "\n")
 
     def mend(self, name: str) -> None:
         """It works again."""
-        (self.folder / f"{name}.fault").unlink()
+        (self.directory / f"{name}.fault").unlink()
 
     def environ(self) -> dict[str, str]:
         """What a person's shell has."""
         return {
             "PATH": f"{self.bin}:/usr/bin:/bin",
-            "HOME": str(self.folder / "home"),
+            "HOME": str(self.directory / "home"),
             "LOGNAME": ME,
-            "SITE": str(self.folder),
-            "XDG_CONFIG_HOME": str(self.folder / "config"),
+            "SITE": str(self.directory),
+            "XDG_CONFIG_HOME": str(self.directory / "config"),
         }
 
     def project(
         self, name: str = "one", settings: str = "", more: Mapping[str, str] | None = None, **ports: Any
     ) -> Project:
         """A project on this machine."""
-        parent = self.folder / name
+        parent = self.directory / name
         parent.mkdir(exist_ok=True)
         text = f'[run]\nname = "gpt"\n{settings}'
         return make_project(parent, self.queue, text, {**self.environ(), **(more or {})}, host=self.host, **ports)
 
-    def scene(self, name: str = "one") -> Context:
+    def context(self, name: str = "one") -> Context:
         """What a driver sees of a project."""
-        return scene_of(self.project(name))
+        return context_of(self.project(name))
 
     def table(self, name: str = "crontab") -> bytes | None:
         """The bytes of a person's table."""
-        path = self.folder / f"{name}.table"
+        path = self.directory / f"{name}.table"
         return path.read_bytes() if path.exists() else None
 
     def write_table(self, table: bytes, name: str = "crontab") -> None:
         """What a person's table had before."""
-        (self.folder / f"{name}.table").write_bytes(table)
+        (self.directory / f"{name}.table").write_bytes(table)
 
     def snapshot(self) -> dict[str, bytes]:
         """Every file outside the state directories: tables, units, the person's home."""
         return {
-            str(path.relative_to(self.folder)): path.read_bytes()
-            for path in sorted(self.folder.rglob("*"))
+            str(path.relative_to(self.directory)): path.read_bytes()
+            for path in sorted(self.directory.rglob("*"))
             if path.is_file() and ".resil" not in path.parts and path.name not in ("calls", "reloaded")
         }
 
 
-def an_installation(scene: Context, driver: str, token: str = "0123456789abcdef", mode: str = "") -> Installation:
+def an_installation(context: Context, driver: str, token: str = "0123456789abcdef", mode: str = "") -> Installation:
     """As `resil cron install` makes one."""
-    host = scene.world.host
+    host = context.system.host
     return Installation(
         driver=driver,
         token=token,
         time=NOW,
         by=host.user,
         host=host.name,
-        project=str(scene.project),
+        project=str(context.project),
         python=sys.executable,
         mode=mode,
         facts={"$PATH": "/usr/bin:/bin", "$HOME": str(host.home)},

@@ -21,12 +21,12 @@ from resilience.cron.drivers import crontab
 from resilience.cron.drivers._ticks.place import Elsewhere
 from resilience.cron.drivers.crontab import DRIVER, CrontabDriver, script_file, table_lines
 from resilience.cron.records import Heartbeat
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from tests.cron.drivers.real_cron import (
     OTHER,
     PROJECT,
@@ -68,21 +68,21 @@ def as_cron_runs(line: str) -> list[str]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_the_table_is_the_same_after_install_and_uninstall(site: Site, name: str) -> None:
-    scene = site.scene()
-    installation = an_installation(scene, "crontab")
+    context = site.context()
+    installation = an_installation(context, "crontab")
     site.write_table(TABLES[name])
-    assert DRIVER.install(installation, SETTINGS, scene)
+    assert DRIVER.install(installation, SETTINGS, context)
     assert (site.table() or b"").endswith(TABLES[name])
-    assert DRIVER.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
-    DRIVER.uninstall(installation, SETTINGS, scene)
+    assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
+    DRIVER.uninstall(installation, SETTINGS, context)
     assert (site.table() or b"") == TABLES[name]
 
 
 def test_where_there_was_no_table_there_is_none_afterwards(site: Site) -> None:
-    scene = site.scene()
-    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    context = site.context()
+    DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert site.table()
-    DRIVER.uninstall(an_installation(scene, "crontab"), SETTINGS, scene)
+    DRIVER.uninstall(an_installation(context, "crontab"), SETTINGS, context)
     assert site.table() is None
 
 
@@ -92,21 +92,21 @@ def test_a_real_crontab_has_the_same_bytes_afterwards(site: Site, name: str) -> 
     raw = TABLES[name].replace(b"\r\n\r\n", b"\r\n")  # cron takes a carriage return on a line of its own for an entry
     raw = b"".join(raw.splitlines(keepends=True)[:9990]) if "thousand" in name else raw
     with a_user_with_a_crontab(OTHER) as user:
-        scene = site.scene()
-        host = scene.world.host._replace(user=OTHER)
-        scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
+        context = site.context()
+        host = context.system.host._replace(user=OTHER)
+        context = context._replace(system=replace(context.system, runner=user, environ={}, host=host))
         table = raw.decode("utf-8", "surrogateescape")
         if table.strip():
             done = user.run(["crontab", "-"], timeout_s=60, stdin=table)
             assert raw_table(OTHER) == raw, done
-        installation = an_installation(scene, "crontab")
-        assert DRIVER.install(installation, SETTINGS, scene)
-        assert DRIVER.install(installation, SETTINGS, scene) == ()
+        installation = an_installation(context, "crontab")
+        assert DRIVER.install(installation, SETTINGS, context)
+        assert DRIVER.install(installation, SETTINGS, context) == ()
         expected = raw if table.strip() else b""
         assert raw_table(OTHER).endswith(expected) and raw_table(OTHER).count(installation.token.encode()) == (
             2 + expected.count(installation.token.encode())
         )
-        DRIVER.uninstall(installation, SETTINGS, scene)
+        DRIVER.uninstall(installation, SETTINGS, context)
         assert raw_table(OTHER) == expected
 
 
@@ -117,28 +117,28 @@ def test_a_real_crontab_that_is_full_says_so_and_stays(site: Site) -> None:
         if user.run(["crontab", "-"], timeout_s=60, stdin=f"{full}# one more\n").returncode == 0:
             pytest.skip("this crontab takes more than 10,000 lines")
         user.run(["crontab", "-"], timeout_s=60, stdin=full)
-        scene = site.scene()
-        host = scene.world.host._replace(user=OTHER)
-        scene = scene._replace(world=replace(scene.world, runner=user, environ={}, host=host))
+        context = site.context()
+        host = context.system.host._replace(user=OTHER)
+        context = context._replace(system=replace(context.system, runner=user, environ={}, host=host))
         with pytest.raises(ResilError, match="crontab is too long"):
-            DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+            DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
         assert raw_table(OTHER) == full.encode()
 
 
 def test_carriage_returns_that_cannot_be_read_as_they_are_keep_us_away(site: Site) -> None:
     site.write_table(b"* * * * * true\r\n")
     site.break_program("crontab", '[ "$1" = -e ] && exit 1')
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="carriage returns"):
-        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert site.table() == b"* * * * * true\r\n"
 
 
 def test_two_characters_that_look_like_a_carriage_return_stay_two(site: Site) -> None:
     before = b"0 3 * * * printf 'a\\r\\n'\n"
     site.write_table(before)
-    scene = site.scene()
-    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    context = site.context()
+    DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert (site.table() or b"").endswith(before)
 
 
@@ -149,36 +149,36 @@ def test_what_somebody_else_writes_at_the_same_moment_is_kept(site: Site) -> Non
         'if [ "$1" = - ] && [ ! -e "$SITE/once" ]; then cat >/dev/null; touch "$SITE/once"\n'
         'printf "0 3 * * * mine\\n7 7 * * * theirs\\n" >"$SITE/crontab.table"; exit 0; fi',
     )
-    scene = site.scene()
-    assert DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+    context = site.context()
+    assert DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert (site.table() or b"").endswith(b"0 3 * * * mine\n7 7 * * * theirs\n")
-    assert DRIVER.state(an_installation(scene, "crontab"), SETTINGS, scene).liveness is Liveness.ALIVE
+    assert DRIVER.state(an_installation(context, "crontab"), SETTINGS, context).liveness is Liveness.ALIVE
 
 
 def test_a_table_that_never_holds_still_is_an_error_and_not_a_loop(site: Site) -> None:
     site.break_program(
         "crontab", 'if [ "$1" = - ]; then cat >/dev/null; echo "# $$" >"$SITE/crontab.table"; exit 0; fi'
     )
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="changes faster"):
-        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
 
 
 def test_many_that_install_at_once_lose_no_line(site: Site) -> None:
     site.write_table(b"0 3 * * * mine\n")
-    scenes = [site.scene(f"p{number}") for number in range(6)]
-    made = [an_installation(scene, "crontab", f"{number:016x}") for number, scene in enumerate(scenes)]
+    contexts = [site.context(f"p{number}") for number in range(6)]
+    made = [an_installation(context, "crontab", f"{number:016x}") for number, context in enumerate(contexts)]
     errors: list[BaseException] = []
 
     def work(number: int) -> None:
         try:
             for _ in range(2):
-                DRIVER.install(made[number], SETTINGS, real_clock(scenes[number]))
+                DRIVER.install(made[number], SETTINGS, real_clock(contexts[number]))
         except BaseException as error:
             errors.append(error)
 
-    def real_clock(scene: Context) -> Context:
-        return scene._replace(world=replace(scene.world, clock=SystemClock()))
+    def real_clock(context: Context) -> Context:
+        return context._replace(system=replace(context.system, clock=SystemClock()))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for thread in threads:
@@ -195,9 +195,9 @@ def test_a_table_that_crontab_refuses_stays_as_it_was(site: Site) -> None:
     site.break_program(
         "crontab", '[ "$1" = - ] && { echo \'"-":7: bad minute\' >&2; echo "errors in crontab file" >&2; exit 1; }'
     )
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="bad minute; errors in crontab file"):
-        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert site.table() == b"0 3 * * * mine\n"
 
 
@@ -209,10 +209,10 @@ def test_a_line_that_was_written_and_cannot_be_seen_is_taken_out_again(site: Sit
         '[ "$1" = - ] && touch "$SITE/written"\n'
         '[ "$1" = -l ] && [ -e "$SITE/written" ] && { rm "$SITE/written"; echo boom >&2; exit 1; }',
     )
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="boom"):
-        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
-    (site.folder / "crontab.fault").unlink()
+        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
+    (site.directory / "crontab.fault").unlink()
     assert site.table() == b"0 3 * * * mine\n"
 
 
@@ -229,15 +229,17 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
     site.break_program("crontab", f"echo {shlex.quote(said)} >&2; exit 1")
-    found = DRIVER.availability(site.scene())
+    found = DRIVER.availability(site.context())
     assert not found.is_available and said.split("\n")[0] in found.reason and SAID[said] in found.hint
-    assert DRIVER.state(an_installation(site.scene(), "crontab"), SETTINGS, site.scene()).liveness is Liveness.UNKNOWN
+    assert (
+        DRIVER.state(an_installation(site.context(), "crontab"), SETTINGS, site.context()).liveness is Liveness.UNKNOWN
+    )
 
 
 @pytest.mark.parametrize("said", ["no crontab for alice", "crontab: can't open 'alice': No such file or directory"])
 def test_no_table_is_no_trouble(site: Site, said: str) -> None:
     site.break_program("crontab", f'[ "$1" = -l ] && {{ echo {shlex.quote(said)} >&2; exit 1; }}')
-    assert DRIVER.availability(site.scene()).is_available
+    assert DRIVER.availability(site.context()).is_available
 
 
 def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
@@ -245,57 +247,59 @@ def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
     (tmp_path / "proc" / "1").mkdir(parents=True)
     (tmp_path / "proc" / "1" / "comm").write_text("init\n")
     driver = CrontabDriver(proc=tmp_path / "proc", pid_files=())
-    found = driver.availability(site.scene())
+    found = driver.availability(site.context())
     assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
-    site.write_table("\n".join(table_lines(an_installation(site.scene(), "crontab"), site.scene())).encode() + b"\n")
-    state = driver.state(an_installation(site.scene(), "crontab"), SETTINGS, site.scene())
+    site.write_table(
+        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())).encode() + b"\n"
+    )
+    state = driver.state(an_installation(site.context(), "crontab"), SETTINGS, site.context())
     assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
     (tmp_path / "proc" / "77").mkdir()
     (tmp_path / "proc" / "77" / "comm").write_text("crond\n")
-    assert driver.availability(site.scene()).is_available
+    assert driver.availability(site.context()).is_available
 
 
 def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "proc").mkdir()
     hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
-    assert "cannot be seen" in hidden.availability(site.scene()).reason
+    assert "cannot be seen" in hidden.availability(site.context()).reason
     (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
-    assert hidden.availability(site.scene()).is_available
+    assert hidden.availability(site.context()).is_available
     (tmp_path / "crond.pid").write_text(f"{2**22 + 1}\n")
-    assert not hidden.availability(site.scene()).is_available, "the daemon that wrote it has ended"
+    assert not hidden.availability(site.context()).is_available, "the daemon that wrote it has ended"
 
 
 def test_a_project_in_afs_is_not_for_cron_which_has_no_token(site: Site) -> None:
-    found = DRIVER.availability(site.scene()._replace(project=Path("/afs/cern.ch/user/a/alice")))
+    found = DRIVER.availability(site.context()._replace(project=Path("/afs/cern.ch/user/a/alice")))
     assert not found.is_available and "AFS" in found.reason
 
 
 def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> None:
-    scene = site.scene()
-    there = replace(an_installation(scene, "crontab"), host="login2")
-    state = DRIVER.state(there, SETTINGS, scene)
+    context = site.context()
+    there = replace(an_installation(context, "crontab"), host="login2")
+    state = DRIVER.state(there, SETTINGS, context)
     assert state.liveness is Liveness.UNKNOWN and "login2" in state.summary and "ssh login2" in state.hint
     for act in (DRIVER.install, DRIVER.uninstall, DRIVER.plan):
         with pytest.raises(Elsewhere, match="login2"):
-            act(there, SETTINGS, scene)
-    hers = replace(an_installation(scene, "crontab"), by="carol")
+            act(there, SETTINGS, context)
+    hers = replace(an_installation(context, "crontab"), by="carol")
     with pytest.raises(Elsewhere, match="carol"):
-        DRIVER.uninstall(hers, SETTINGS, scene)
+        DRIVER.uninstall(hers, SETTINGS, context)
 
 
 def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> None:
-    scene = site.scene()
-    installation = an_installation(scene, "crontab")
-    DRIVER.install(installation, SETTINGS, scene)
+    context = site.context()
+    installation = an_installation(context, "crontab")
+    DRIVER.install(installation, SETTINGS, context)
     lines = (site.table() or b"").decode().split("\n")
     site.write_table("\n".join([lines[0], f"#{lines[1]}", "0 3 * * * mine", ""]).encode())
-    state = DRIVER.state(installation, SETTINGS, scene)
+    state = DRIVER.state(installation, SETTINGS, context)
     assert (
         state.liveness is Liveness.GONE and "commented it out" in state.summary and "resil cron install" in state.hint
     )
-    assert DRIVER.install(installation, SETTINGS, scene)
-    assert DRIVER.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
+    assert DRIVER.install(installation, SETTINGS, context)
+    assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
     assert site.table() == "\n".join([*lines[:2], "0 3 * * * mine", ""]).encode()
 
 
@@ -303,10 +307,10 @@ def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> 
 
 
 @contextmanager
-def a_python_that_says_what_it_was_told(folder: Path) -> Iterator[Path]:
-    folder.mkdir(parents=True)
-    python = folder / "python"
-    told = folder / "told.json"
+def a_python_that_says_what_it_was_told(directory: Path) -> Iterator[Path]:
+    directory.mkdir(parents=True)
+    python = directory / "python"
+    told = directory / "told.json"
     python.write_text(
         f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
         f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
@@ -317,15 +321,15 @@ def a_python_that_says_what_it_was_told(folder: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("odd", ["plain", "with a blank", "100%", "it's", 'say "hi"', "$HOME `id` !x ;#&|*?", "süß"])
 def test_the_command_arrives_word_for_word_whatever_the_paths_are_called(site: Site, odd: str) -> None:
-    scene = site.scene(odd)
-    with a_python_that_says_what_it_was_told(site.folder / f"venv {odd}") as python:
+    context = site.context(odd)
+    with a_python_that_says_what_it_was_told(site.directory / f"venv {odd}") as python:
         facts = {
             "$PATH": "/usr/bin:/bin",
-            "$RESIL_CONFIG": f"{scene.project}/resil.toml",
+            "$RESIL_CONFIG": f"{context.project}/resil.toml",
             "$RESIL_RUN__NAME": f"a {odd}",
         }
-        installation = replace(an_installation(scene, "crontab"), python=str(python), facts=facts)
-        DRIVER.install(installation, SETTINGS, scene)
+        installation = replace(an_installation(context, "crontab"), python=str(python), facts=facts)
+        DRIVER.install(installation, SETTINGS, context)
         line = (site.table() or b"").decode().split("\n")[1]
         foreign = {"PATH": "/nowhere", "HOME": "/x", "PYTHONPATH": "/x", "MAILTO": "x", "SHELL": "/bin/csh"}
         done = subprocess.run(as_cron_runs(line), env=foreign, cwd="/", capture_output=True, timeout=60)
@@ -335,31 +339,31 @@ def test_the_command_arrives_word_for_word_whatever_the_paths_are_called(site: S
     assert {key: value for key, value in environ.items() if key != "LC_CTYPE"} == {
         name[1:]: value for name, value in facts.items()
     }
-    assert cwd == str(scene.project)
-    assert (scene.state_dir / ".cron" / "driver" / "crontab.out").read_text() == "on standard output\n"
+    assert cwd == str(context.project)
+    assert (context.state_dir / ".cron" / "driver" / "crontab.out").read_text() == "on standard output\n"
 
 
 def test_a_tick_that_cannot_start_is_silent_and_its_words_are_kept(site: Site) -> None:
-    scene = site.scene()
-    installation = replace(an_installation(scene, "crontab"), python="/gone/python")
-    DRIVER.install(installation, SETTINGS, scene)
+    context = site.context()
+    installation = replace(an_installation(context, "crontab"), python="/gone/python")
+    DRIVER.install(installation, SETTINGS, context)
     line = (site.table() or b"").decode().split("\n")[1]
     done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
     assert (done.stdout, done.stderr) == (b"", b"") and done.returncode != 0
-    assert "/gone/python" in (scene.state_dir / ".cron" / "driver" / "crontab.out").read_text()
+    assert "/gone/python" in (context.state_dir / ".cron" / "driver" / "crontab.out").read_text()
 
 
 def test_what_the_last_tick_said_before_it_failed_is_found(site: Site) -> None:
-    scene = site.scene()
-    installation = replace(an_installation(scene, "crontab"), python="/gone/python")
-    DRIVER.install(installation, SETTINGS, scene)
-    assert DRIVER.state(installation, SETTINGS, scene).hint == ""
+    context = site.context()
+    installation = replace(an_installation(context, "crontab"), python="/gone/python")
+    DRIVER.install(installation, SETTINGS, context)
+    assert DRIVER.state(installation, SETTINGS, context).hint == ""
     line = (site.table() or b"").decode().split("\n")[1]
     subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
-    state = DRIVER.state(installation, SETTINGS, scene)
+    state = DRIVER.state(installation, SETTINGS, context)
     assert state.liveness is Liveness.ALIVE and "/gone/python" in state.hint
-    CronFolder(scene.state_dir).beat(Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW))
-    assert DRIVER.state(installation, SETTINGS, scene).hint == "", "a later tick was well"
+    CronDirectory(context.state_dir).beat(Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW))
+    assert DRIVER.state(installation, SETTINGS, context).hint == "", "a later tick was well"
 
 
 def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) -> None:
@@ -371,52 +375,52 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
         '# DO NOT EDIT THIS FILE - edit the master and reinstall.' \\
         '# (- installed on Fri Nov 20)' '# (Cron version V5)'""",
     )
-    scene = site.scene()
+    context = site.context()
     for _ in range(3):
-        DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
+        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
         assert b"DO NOT EDIT" not in (site.table() or b"")
-        DRIVER.uninstall(an_installation(scene, "crontab"), SETTINGS, scene)
+        DRIVER.uninstall(an_installation(context, "crontab"), SETTINGS, context)
         assert site.table() == b"0 3 * * * mine\n"
 
 
 def test_without_the_state_directory_nothing_runs_and_nobody_is_mailed(site: Site) -> None:
-    scene = site.scene()
-    with a_python_that_says_what_it_was_told(site.folder / "venv") as python:
-        line = table_lines(replace(an_installation(scene, "crontab"), python=str(python)), scene)[1]
+    context = site.context()
+    with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
+        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[1]
         done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert (done.stdout, done.stderr) == (b"", b"") and not (python.parent / "told.json").exists()
 
 
 def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> None:
-    scene = site.scene()
-    with a_python_that_says_what_it_was_told(site.folder / "venv") as python:
+    context = site.context()
+    with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
         facts = {"$LD_LIBRARY_PATH": ":".join(f"/opt/module/{number}/lib" for number in range(100))}
-        installation = replace(an_installation(scene, "crontab"), python=str(python), facts=facts)
+        installation = replace(an_installation(context, "crontab"), python=str(python), facts=facts)
         assert [
-            step.text for step in DRIVER.plan(installation, SETTINGS, scene) if facts["$LD_LIBRARY_PATH"] in step.text
+            step.text for step in DRIVER.plan(installation, SETTINGS, context) if facts["$LD_LIBRARY_PATH"] in step.text
         ]
-        DRIVER.install(installation, SETTINGS, scene)
-        assert DRIVER.install(installation, SETTINGS, scene) == ()
+        DRIVER.install(installation, SETTINGS, context)
+        assert DRIVER.install(installation, SETTINGS, context) == ()
         line = (site.table() or b"").decode().split("\n")[1]
-        assert len(line) < 999 and Path(script_file(scene)).stat().st_mode & 0o777 == 0o700
+        assert len(line) < 999 and Path(script_file(context)).stat().st_mode & 0o777 == 0o700
         subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert json.loads((python.parent / "told.json").read_text())[1]["LD_LIBRARY_PATH"] == facts["$LD_LIBRARY_PATH"]
-    DRIVER.uninstall(installation, SETTINGS, scene)
-    assert not Path(script_file(scene)).exists()
+    DRIVER.uninstall(installation, SETTINGS, context)
+    assert not Path(script_file(context)).exists()
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
 def test_what_no_line_can_say_is_refused_before_anything_is_written(site: Site, bad: str) -> None:
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="cannot stand in a crontab"):
-        DRIVER.install(replace(an_installation(scene, "crontab"), project=f"/p/{bad}"), SETTINGS, scene)
+        DRIVER.install(replace(an_installation(context, "crontab"), project=f"/p/{bad}"), SETTINGS, context)
     assert site.table() is None
 
 
 def test_the_next_tick_is_the_next_full_minute(site: Site) -> None:
-    scene = site.scene()
-    DRIVER.install(an_installation(scene, "crontab"), SETTINGS, scene)
-    state = DRIVER.state(an_installation(scene, "crontab"), SETTINGS, scene)
+    context = site.context()
+    DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
+    state = DRIVER.state(an_installation(context, "crontab"), SETTINGS, context)
     assert state.next_tick is not None and state.next_tick % 60 == 0 and NOW < state.next_tick <= NOW + 60
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from resilience.cron.drivers import DriverState
 from resilience.cron.drivers.foreground import DRIVER, PATIENCE_S
 from resilience.cron.records import Heartbeat
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
@@ -19,10 +19,10 @@ from tests.fakes import NOW
 SETTINGS = CronSettings()
 
 
-def state(scene: Context, beat: Heartbeat | None = None) -> DriverState:
+def state(context: Context, beat: Heartbeat | None = None) -> DriverState:
     if beat is not None:
-        CronFolder(scene.state_dir).beat(beat)
-    return DRIVER.state(an_installation(scene, "foreground"), SETTINGS, scene)
+        CronDirectory(context.state_dir).beat(beat)
+    return DRIVER.state(an_installation(context, "foreground"), SETTINGS, context)
 
 
 def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:
@@ -31,38 +31,40 @@ def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:
 
 def test_it_says_what_to_leave_running_and_installs_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    scene = site.scene("a project")
-    (step,) = DRIVER.plan(an_installation(scene, "foreground"), SETTINGS, scene)
-    assert shlex.split(step.text)[-3:] == ["resilience", "cron", "run"] and str(scene.project) in shlex.split(step.text)
+    context = site.context("a project")
+    (step,) = DRIVER.plan(an_installation(context, "foreground"), SETTINGS, context)
+    assert shlex.split(step.text)[-3:] == ["resilience", "cron", "run"] and str(context.project) in shlex.split(
+        step.text
+    )
     before = site.snapshot()
-    assert DRIVER.install(an_installation(scene, "foreground"), SETTINGS, scene) == ()
+    assert DRIVER.install(an_installation(context, "foreground"), SETTINGS, context) == ()
     assert site.snapshot() == before
 
 
 def test_what_ticks_on_this_machine_is_looked_at_itself(tmp_path: Path) -> None:
-    scene = Site(tmp_path).scene()
-    found = state(scene)
+    context = Site(tmp_path).context()
+    found = state(context)
     assert found.liveness is Liveness.GONE and "resil" in found.hint
-    found = state(scene, a_beat("login1", os.getpid()))
+    found = state(context, a_beat("login1", os.getpid()))
     assert found.liveness is Liveness.ALIVE and found.next_tick == NOW + 60
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    found = state(scene, a_beat("login1", child))
+    found = state(context, a_beat("login1", child))
     assert found.liveness is Liveness.GONE and "has ended" in found.summary and "cron run" in found.hint
 
 
 def test_what_ticks_elsewhere_is_alive_while_it_is_in_time_and_never_dead(tmp_path: Path) -> None:
-    scene = Site(tmp_path).scene()
-    assert state(scene, a_beat("n17", 4711)).liveness is Liveness.ALIVE
-    assert state(scene, a_beat("n17", 4711, NOW - PATIENCE_S)).liveness is Liveness.ALIVE
-    found = state(scene, a_beat("n17", 4711, NOW - PATIENCE_S - 1))
+    context = Site(tmp_path).context()
+    assert state(context, a_beat("n17", 4711)).liveness is Liveness.ALIVE
+    assert state(context, a_beat("n17", 4711, NOW - PATIENCE_S)).liveness is Liveness.ALIVE
+    found = state(context, a_beat("n17", 4711, NOW - PATIENCE_S - 1))
     assert found.liveness is Liveness.UNKNOWN and "n17" in found.summary
 
 
 def test_a_heartbeat_that_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    scene = Site(tmp_path).scene()
-    state(scene, a_beat("login1", os.getpid()))
-    (scene.state_dir / ".cron" / "heartbeat").write_text("[")
-    assert state(scene).liveness is Liveness.UNKNOWN
+    context = Site(tmp_path).context()
+    state(context, a_beat("login1", os.getpid()))
+    (context.state_dir / ".cron" / "heartbeat").write_text("[")
+    assert state(context).liveness is Liveness.UNKNOWN

@@ -19,8 +19,8 @@ from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.world import SystemClock
-from resilience.watch.watchdogs import scene_of
+from resilience.system.ports import SystemClock
+from resilience.watch.watchdogs import context_of
 from tests.cron.drivers.site import SCRONTAB, Site, an_installation
 from tests.fakes import make_project
 
@@ -43,14 +43,14 @@ def site(tmp_path: Path) -> Site:
 
 
 def installed(site: Site, settings: CronSettings = DAEMON) -> Installation:
-    scene = site.scene()
-    installation = an_installation(scene, "scrontab", mode=settings.mode)
-    DRIVER.install(installation, settings, scene)
+    context = site.context()
+    installation = an_installation(context, "scrontab", mode=settings.mode)
+    DRIVER.install(installation, settings, context)
     return installation
 
 
 def jobs(site: Site) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((site.folder / "scrontab.jobs").read_text())["jobs"]
+    found: list[dict[str, Any]] = json.loads((site.directory / "scrontab.jobs").read_text())["jobs"]
     return found
 
 
@@ -67,8 +67,8 @@ def test_the_stand_in_answers_as_slurm_was_recorded_to(site: Site) -> None:
     me = site.environ()["LOGNAME"]
     assert (scrontab(site, "-l").stdout, scrontab(site, "-l").returncode) == (f"no crontab for {me}\n", 1)
     table = "#SCRON -J cronjob -t 1 -o /dev/null --mem=10\n* * * * * /bin/true\n@hourly  sleep 5\n"
-    (site.folder / "cron.txt").write_text(table)
-    assert scrontab(site, str(site.folder / "cron.txt")).returncode == 0
+    (site.directory / "cron.txt").write_text(table)
+    assert scrontab(site, str(site.directory / "cron.txt")).returncode == 0
     assert [(job["id"], job["name"], job["spec"]) for job in jobs(site)] == [
         (60, "cronjob", "* * * * *"),
         (61, "sleep", "@hourly"),
@@ -81,11 +81,11 @@ def test_the_stand_in_answers_as_slurm_was_recorded_to(site: Site) -> None:
         "#DISABLED: * * * * * /bin/true",
         "@hourly  sleep 5",
     ]
-    (site.folder / "bad.txt").write_text("* * * /bin/true\n")
-    bad = scrontab(site, str(site.folder / "bad.txt"))
+    (site.directory / "bad.txt").write_text("* * * /bin/true\n")
+    bad = scrontab(site, str(site.directory / "bad.txt"))
     assert bad.returncode == 1 and "something is broken" in bad.stderr and "errors in your crontab" in bad.stdout
     assert scrontab(site, "-r").returncode == 0 and jobs(site) == []
-    (site.folder / "scron_parameters").write_text("(null)")
+    (site.directory / "scron_parameters").write_text("(null)")
     off = scrontab(site, "-l")
     assert (off.stderr, off.returncode) == ("scrontab: fatal: scrontab is disabled on this cluster\n", 1)
 
@@ -101,7 +101,7 @@ def test_the_table_is_the_same_after_install_and_uninstall(site: Site, name: str
     (ours, *theirs) = jobs(site)
     assert ours["comment"] == mark(installation.token) and "mem" not in ours["options"]
     assert all("mem" not in job["options"] or job["name"] != ours["name"] for job in theirs)
-    DRIVER.uninstall(installation, DAEMON, site.scene())
+    DRIVER.uninstall(installation, DAEMON, site.context())
     assert (site.table("scrontab") or b"") == TABLES[name]
 
 
@@ -152,34 +152,34 @@ def test_options_of_sbatch_go_along_and_those_that_are_ours_are_refused(site: Si
     assert (options["partition"], options["account"], options["exclusive"]) == ("cpu", "abc", "")
     for bad in ({"job-name": "x"}, {"time": "1"}, {"constraint": "a b"}):
         with pytest.raises(ResilError, match=next(iter(bad))):
-            table_lines(an_installation(site.scene(), "scrontab"), CronSettings(sbatch=bad), site.scene())
+            table_lines(an_installation(site.context(), "scrontab"), CronSettings(sbatch=bad), site.context())
 
 
 def test_the_script_of_the_job_arrives_word_for_word(site: Site) -> None:
     """A `%` is nothing special in a scrontab, and the project may be called as it likes."""
-    scene = site.scene('it\'s 100% a \\ "project"')
-    told = site.folder / "told.json"
-    python = site.folder / "a python"
+    context = site.context('it\'s 100% a \\ "project"')
+    told = site.directory / "told.json"
+    python = site.directory / "a python"
     python.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
         f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
     )
     python.chmod(0o755)
-    installation = replace(an_installation(scene, "scrontab", mode="pulse"), python=str(python))
-    DRIVER.install(installation, PULSE, scene)
-    script = site.folder / "script"
+    installation = replace(an_installation(context, "scrontab", mode="pulse"), python=str(python))
+    DRIVER.install(installation, PULSE, context)
+    script = site.directory / "script"
     script.write_text(jobs(site)[0]["script"])
     environ = {"SLURM_JOB_ID": "60", "PYTHONPATH": "/x", "PATH": "/usr/bin:/bin"}
     subprocess.run(["/bin/sh", str(script)], env=environ, timeout=60, check=True)
     words, seen, cwd = json.loads(told.read_text())
-    assert words[-4:] == ["cron", "tick", "--driver", "scrontab"] and cwd == str(scene.project)
+    assert words[-4:] == ["cron", "tick", "--driver", "scrontab"] and cwd == str(context.project)
     assert seen["SLURM_JOB_ID"] == "60" and "PYTHONPATH" not in seen
     assert jobs(site)[0]["options"]["output"] == "/dev/null", "an option cannot have a blank in it"
 
 
 def test_its_output_lies_beside_the_heartbeat_and_a_percent_sign_is_none_of_sbatchs(site: Site) -> None:
-    DRIVER.install(an_installation(site.scene("100%j"), "scrontab"), DAEMON, site.scene("100%j"))
-    state = site.scene("100%j").state_dir
+    DRIVER.install(an_installation(site.context("100%j"), "scrontab"), DAEMON, site.context("100%j"))
+    state = site.context("100%j").state_dir
     assert jobs(site)[0]["options"]["output"] == f"{state}/.cron/driver/scrontab.out".replace("%", "%%")
 
 
@@ -189,67 +189,69 @@ def test_its_output_lies_beside_the_heartbeat_and_a_percent_sign_is_none_of_sbat
 def test_a_cancelled_job_disables_the_entry_and_that_is_seen_and_undone(site: Site) -> None:
     site.write_table(b"@hourly sleep 5\n", "scrontab")
     installation = installed(site)
-    assert DRIVER.state(installation, DAEMON, site.scene()).liveness is Liveness.ALIVE
+    assert DRIVER.state(installation, DAEMON, site.context()).liveness is Liveness.ALIVE
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
-    state = DRIVER.state(installation, DAEMON, site.scene())
+    state = DRIVER.state(installation, DAEMON, site.context())
     assert state.liveness is Liveness.GONE and "its job was cancelled" in state.summary
     assert "resil cron install" in state.hint
-    assert DRIVER.plan(installation, DAEMON, site.scene())
-    assert DRIVER.install(installation, DAEMON, site.scene())
-    assert DRIVER.state(installation, DAEMON, site.scene()).liveness is Liveness.ALIVE
-    DRIVER.uninstall(installation, DAEMON, site.scene())
+    assert DRIVER.plan(installation, DAEMON, site.context())
+    assert DRIVER.install(installation, DAEMON, site.context())
+    assert DRIVER.state(installation, DAEMON, site.context()).liveness is Liveness.ALIVE
+    DRIVER.uninstall(installation, DAEMON, site.context())
     assert site.table("scrontab") == b"@hourly sleep 5\n"
 
 
 def test_a_disabled_entry_can_be_taken_out(site: Site) -> None:
     installation = installed(site)
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
-    DRIVER.uninstall(installation, DAEMON, site.scene())
+    DRIVER.uninstall(installation, DAEMON, site.context())
     assert site.table("scrontab") is None
 
 
 def test_somebody_elses_disabled_entry_stays_disabled(site: Site) -> None:
     site.write_table(b"@hourly sleep 5\n", "scrontab")
-    scene = site.scene()
-    (site.folder / "all").write_bytes(site.table("scrontab") or b"")
-    scrontab(site, str(site.folder / "all"))
+    context = site.context()
+    (site.directory / "all").write_bytes(site.table("scrontab") or b"")
+    scrontab(site, str(site.directory / "all"))
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
-    DRIVER.install(an_installation(scene, "scrontab"), DAEMON, scene)
-    assert [job["name"] for job in jobs(site)] == [unit_name(an_installation(scene, "scrontab"))]
+    DRIVER.install(an_installation(context, "scrontab"), DAEMON, context)
+    assert [job["name"] for job in jobs(site)] == [unit_name(an_installation(context, "scrontab"))]
     assert scrontab(site, "-l").stdout.endswith("#DISABLED: @hourly sleep 5\n")
 
 
 def test_it_is_available_only_where_the_cluster_has_it_enabled(site: Site) -> None:
-    assert DRIVER.availability(site.scene()).is_available
-    (site.folder / "scron_parameters").write_text("(null)")
-    found = DRIVER.availability(site.scene())
+    assert DRIVER.availability(site.context()).is_available
+    (site.directory / "scron_parameters").write_text("(null)")
+    found = DRIVER.availability(site.context())
     assert not found.is_available and "disabled on this cluster" in found.reason
     assert "ScronParameters=enable" in found.hint
-    assert DRIVER.state(an_installation(site.scene(), "scrontab"), DAEMON, site.scene()).liveness is Liveness.UNKNOWN
+    assert (
+        DRIVER.state(an_installation(site.context(), "scrontab"), DAEMON, site.context()).liveness is Liveness.UNKNOWN
+    )
 
 
 def test_where_only_the_program_is_missing_it_is_said(site: Site) -> None:
     (site.bin / "scrontab").unlink()
     site.write_program("scontrol", "echo 'ScronParameters         = (null)'\n")
-    found = DRIVER.availability(site.scene())
+    found = DRIVER.availability(site.context())
     assert not found.is_available and "cannot run scrontab" in found.reason and "enabled" not in found.reason
     site.write_program(
         "scontrol", "printf 'SchedulerType = x\\nScronParameters         = enable,explicit_scancel\\n'\n"
     )
-    assert "the cluster has scrontab enabled" in DRIVER.availability(site.scene()).reason
+    assert "the cluster has scrontab enabled" in DRIVER.availability(site.context()).reason
 
 
 def test_a_controller_that_is_down_is_unknown_and_nothing_is_written(site: Site) -> None:
     site.write_table(TABLES["the recorded one"], "scrontab")
-    installation = an_installation(site.scene(), "scrontab")
+    installation = an_installation(site.context(), "scrontab")
     site.break_program(
         "scrontab",
         "echo 'scrontab: fatal: slurm_request_crontab failed: Unable to contact slurm controller' >&2; exit 1",
     )
-    assert "Unable to contact" in DRIVER.availability(site.scene()).reason
+    assert "Unable to contact" in DRIVER.availability(site.context()).reason
     for act in (DRIVER.install, DRIVER.uninstall, DRIVER.plan):
         with pytest.raises(ResilError, match="Unable to contact"):
-            act(installation, DAEMON, site.scene())
+            act(installation, DAEMON, site.context())
     assert site.table("scrontab") == TABLES["the recorded one"]
 
 
@@ -262,10 +264,10 @@ def test_a_table_that_is_refused_stays_as_it_was(site: Site) -> None:
 
 def test_the_next_pulse_is_known(site: Site) -> None:
     installation = installed(site, PULSE)
-    scene = site.scene()
-    state = DRIVER.state(installation, PULSE, scene)
+    context = site.context()
+    state = DRIVER.state(installation, PULSE, context)
     assert state.next_tick is not None and state.next_tick % 900 == 0
-    assert 0 < state.next_tick - scene.world.clock.now() <= 900
+    assert 0 < state.next_tick - context.system.clock.now() <= 900
 
 
 # ---- live -----------------------------------------------------------------------------------------------------------
@@ -282,13 +284,13 @@ def live() -> str:
 
 @pytest.mark.skipif(bool(live()), reason=live())
 def test_a_live_scrontab_has_the_same_bytes_afterwards(tmp_path: Path) -> None:
-    scene = scene_of(make_project(tmp_path, environ=dict(os.environ), clock=SystemClock()))
-    before = DRIVER.program.read(scene)
-    installation = an_installation(scene, "scrontab", mode="pulse")
-    assert DRIVER.install(installation, PULSE, scene)
+    context = context_of(make_project(tmp_path, environ=dict(os.environ), clock=SystemClock()))
+    before = DRIVER.program.read(context)
+    installation = an_installation(context, "scrontab", mode="pulse")
+    assert DRIVER.install(installation, PULSE, context)
     try:
-        assert DRIVER.state(installation, PULSE, scene).liveness is Liveness.ALIVE
-        assert DRIVER.install(installation, PULSE, scene) == ()
+        assert DRIVER.state(installation, PULSE, context).liveness is Liveness.ALIVE
+        assert DRIVER.install(installation, PULSE, context) == ()
     finally:
-        DRIVER.uninstall(installation, PULSE, scene)
-    assert DRIVER.program.read(scene) == before
+        DRIVER.uninstall(installation, PULSE, context)
+    assert DRIVER.program.read(context) == before

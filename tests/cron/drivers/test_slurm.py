@@ -15,16 +15,16 @@ from resilience.cron.drivers._slurm.keeper import token_in
 from resilience.cron.drivers.slurm import DRIVER, _judge
 from resilience.cron.install import install, uninstall
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import SchedulerError
 from resilience.job import Job, JobId, JobState, Liveness
 from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
-from resilience.system.world import World
+from resilience.system.ports import System
 from tests.cron.drivers.test_slurm_keeper import INSTALLED, Queue
-from tests.fakes import DOWN, NOW, make_world
+from tests.fakes import DOWN, NOW, make_system
 from tests.schedulers import spooled
 from tests.schedulers.spooled import Lab, until
 
@@ -49,19 +49,19 @@ class Site:
     mode: str
 
     def __post_init__(self) -> None:
-        self.folder = self.lab.folder / self.mode
-        (self.folder / "cron").mkdir(parents=True)
-        (self.folder / "cron" / "crontab").write_text("@every 1s /bin/true # resil: name=beat catch_up=none\n")
-        (self.folder / "resil.toml").write_text(SETTINGS.format(mode=self.mode))
+        self.directory = self.lab.directory / self.mode
+        (self.directory / "cron").mkdir(parents=True)
+        (self.directory / "cron" / "crontab").write_text("@every 1s /bin/true # resil: name=beat catch_up=none\n")
+        (self.directory / "resil.toml").write_text(SETTINGS.format(mode=self.mode))
 
     @property
     def project(self) -> Project:
-        world = World(environ=self.lab.environ, cwd=self.folder)
-        return Project(world, load(world))
+        system = System(environ=self.lab.environ, cwd=self.directory)
+        return Project(system, load(system))
 
     @property
-    def cron(self) -> CronFolder:
-        return CronFolder(self.folder / ".resil")
+    def cron(self) -> CronDirectory:
+        return CronDirectory(self.directory / ".resil")
 
     def ran(self) -> list[RunRecord]:
         return [run for run in self.cron.history("crontab+beat") if run.outcome is Outcome.DONE]
@@ -162,12 +162,12 @@ def test_an_end_that_is_not_today_is_said_with_its_date() -> None:
     assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", _judge((tomorrow,), INSTALLED, CronSettings(), NOW).summary)
 
 
-def scene(tmp_path: Path, queue: Queue) -> Context:
-    return Context(make_world(tmp_path), tmp_path, tmp_path / ".resil", "x", "", lambda *_, **__: queue)
+def context(tmp_path: Path, queue: Queue) -> Context:
+    return Context(make_system(tmp_path), tmp_path, tmp_path / ".resil", "x", "", lambda *_, **__: queue)
 
 
 def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Path) -> None:
-    there = scene(tmp_path, Queue(trouble=DOWN))
+    there = context(tmp_path, Queue(trouble=DOWN))
     assert DRIVER.state(INSTALLED, CronSettings(), there).liveness is Liveness.UNKNOWN
     assert not DRIVER.availability(there).is_available
 
@@ -175,15 +175,15 @@ def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Pat
 def test_who_may_only_operate_the_project_sees_its_owners_jobs_and_never_takes_none_for_dead(tmp_path: Path) -> None:
     theirs = replace(INSTALLED, by="bob")
     queue = Queue()
-    there = scene(tmp_path, queue)
+    there = context(tmp_path, queue)
     assert DRIVER.state(theirs, CronSettings(), there).liveness is Liveness.UNKNOWN
     queue.records = [replace(RUNS, name=f"resil-cron-{INSTALLED.token[:8]}", user="bob")]
     assert DRIVER.state(theirs, CronSettings(), there).liveness is Liveness.ALIVE
 
 
 def test_a_refused_first_job_leaves_nothing_half_done(tmp_path: Path) -> None:
-    there = scene(tmp_path, Queue(refusals={1: SchedulerError("sbatch: no", hint="ask")}))
-    CronFolder(tmp_path / ".resil").install(INSTALLED)
+    there = context(tmp_path, Queue(refusals={1: SchedulerError("sbatch: no", hint="ask")}))
+    CronDirectory(tmp_path / ".resil").install(INSTALLED)
     with pytest.raises(SchedulerError, match="could not be queued: sbatch: no"):
         DRIVER.install(INSTALLED, CronSettings(), there)
     assert not (tmp_path / ".resil" / ".cron" / "revive.bash").exists()
@@ -191,8 +191,8 @@ def test_a_refused_first_job_leaves_nothing_half_done(tmp_path: Path) -> None:
 
 def test_a_refused_second_job_is_said_and_the_chain_begins(tmp_path: Path) -> None:
     queue = Queue(refusals={2: SchedulerError("sbatch: QOSMaxSubmitJobPerUserLimit")})
-    CronFolder(tmp_path / ".resil").install(INSTALLED)
-    done = DRIVER.install(INSTALLED, CronSettings(), scene(tmp_path, queue))
+    CronDirectory(tmp_path / ".resil").install(INSTALLED)
+    done = DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))
     assert any("QOSMaxSubmit" in line for line in done)
     assert any("queued job 101" in line for line in done)
 
@@ -206,16 +206,16 @@ def test_a_job_that_slurm_takes_and_will_never_start_is_refused(tmp_path: Path) 
             return tuple(replace(job, reason="PartitionTimeLimit") for job in found)
 
     queue = Taker()
-    CronFolder(tmp_path / ".resil").install(INSTALLED)
+    CronDirectory(tmp_path / ".resil").install(INSTALLED)
     with pytest.raises(SchedulerError, match="never start it") as refused:
-        DRIVER.install(INSTALLED, CronSettings(), scene(tmp_path, queue))
+        DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))
     assert "time_limit_s" in refused.value.hint
     assert not [job for job in queue.records if job.state.is_alive]
 
 
 def test_a_dry_run_shows_the_script_and_the_commands_and_changes_nothing(tmp_path: Path) -> None:
     queue = Queue()
-    steps = DRIVER.plan(INSTALLED, CronSettings(), scene(tmp_path, queue))
+    steps = DRIVER.plan(INSTALLED, CronSettings(), context(tmp_path, queue))
     assert "#!/bin/bash" in steps[0].text
     assert "--dependency=singleton" in steps[-1].text
     assert not queue.submissions

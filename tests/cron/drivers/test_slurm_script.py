@@ -25,11 +25,11 @@ from resilience.cron.drivers._slurm.script import (
     time_limit_s,
 )
 from resilience.cron.records import Installation
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import SettingsError
 from resilience.settings.cron_settings import CronSettings
 from tests.fakes import ME, NOW
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 # A queue in a file: a line `id state comment` for each job. `down` makes squeue fail, `full` makes sbatch refuse.
@@ -52,25 +52,25 @@ echo "$id"
 class Desk:
     """An installation whose commands of SLURM are two small scripts, and whose resil is another."""
 
-    folder: Path
+    directory: Path
     mode: str = "daemon"
     environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.bin = self.folder / "bin"
+        self.bin = self.directory / "bin"
         self.bin.mkdir()
         (self.bin / "queue").touch()
         for name, text in (("squeue", SQUEUE), ("sbatch", SBATCH)):
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
-        self.cron = CronFolder(self.folder / ".resil")
+        self.cron = CronDirectory(self.directory / ".resil")
         self.cron.install(self.installed)
         self.install()
 
     @property
     def installed(self) -> Installation:
         return Installation(
-            driver="slurm", token="abc0", time=NOW, by=ME, host="n1", project=str(self.folder),
+            driver="slurm", token="abc0", time=NOW, by=ME, host="n1", project=str(self.directory),
             python=str(self.bin / "python"), mode=self.mode,
         )  # fmt: skip
 
@@ -78,7 +78,7 @@ class Desk:
         (self.cron.path / "driver").mkdir(exist_ok=True)
         text = render_script(
             self.installed, CronSettings(time_limit_s=600, pulse_s=900), state=str(self.cron.path), config="",
-            scheduler="slurm", environ={"HOME": "/"}, tool_folders=(str(self.bin),),
+            scheduler="slurm", environ={"HOME": "/"}, tool_directories=(str(self.bin),),
         )  # fmt: skip
         (self.cron.path / "driver" / "job.bash").write_text(text)
         (self.cron.path / "revive.bash").write_text(render_revive(str(self.cron.path)))
@@ -90,7 +90,7 @@ class Desk:
     def start(self, *words: str, copy: str = "") -> subprocess.Popen[bytes]:
         path = copy or str(self.cron.path / "driver" / "job.bash")
         environ = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7", "SECRET": "hunter2", **self.environ}
-        with (self.folder / "said").open("wb") as said:
+        with (self.directory / "said").open("wb") as said:
             return subprocess.Popen(
                 ["/bin/bash", path, *words], env=environ, cwd="/", stdin=subprocess.DEVNULL, stdout=said, stderr=said
             )
@@ -101,7 +101,7 @@ class Desk:
             code = process.wait(100)
         finally:
             process.kill()
-        return code, (self.folder / "said").read_text()
+        return code, (self.directory / "said").read_text()
 
     def revive(self) -> tuple[int, str]:
         done = subprocess.run(
@@ -231,13 +231,34 @@ def test_a_job_that_finds_its_scheduler_stopped_ends_without_a_successor(desk: D
     assert desk.run()[0] == 0
     assert not desk.calls
     assert "no successor" in desk.output
-    assert not (desk.folder / "started").exists()
+    assert not (desk.directory / "started").exists()
 
 
-def test_a_stop_that_comes_while_python_fails_is_heard(desk: Desk) -> None:
+def test_a_stop_while_python_fails_ends_the_job_at_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)  # SHORT_S as shipped: a job that fails lasts a minute
     desk.python(f"touch {desk.cron.path}/stop; exit 1")
-    desk.run()
+    began = time.monotonic()
+    assert desk.run()[0] == 0
+    assert time.monotonic() - began < 30
     assert not desk.calls
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_scheduler_that_dies_of_the_signal_that_ends_it_has_not_failed(tmp_path: Path, number: signal.Signals) -> None:
+    """`resil cron stop` signals the job; Python may be past its last handler by then."""
+    desk = Desk(tmp_path)
+    desk.python("touch started; exec sleep 60")
+    job = desk.start()
+    deadline = time.monotonic() + 60
+    while not (desk.directory / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)  # until it waits
+    desk.cron.stop("bob", "", NOW)
+    job.send_signal(number)
+    assert job.wait(30) == 0
+    assert "stopped, or installed anew: no successor" in desk.output
+    assert not desk.cron.history("scheduler") and not desk.calls
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "lost=1"), ("lost=23", "lost=24"), ("lost=24", None)])
@@ -266,7 +287,7 @@ def test_where_the_state_directory_is_gone_an_hourly_job_looks_again_for_a_day(
 def test_a_state_directory_that_hangs_does_not_hang_the_chain(desk: Desk, tmp_path: Path) -> None:
     copy = tmp_path / "slurm_script"
     text = (desk.cron.path / "driver" / "job.bash").read_text()
-    with hung_folder(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         text = text.replace(f"state={desk.cron.path}", f"state={hung}/.cron")
         copy.write_text(text.replace("i < 600", "i < 30"))
         code, said = desk.run("lost=3", copy=str(copy))
@@ -406,7 +427,7 @@ def test_the_environment_is_where_jobs_go_and_how_alerts_leave_and_nothing_else(
 
 
 def test_any_path_stands_in_the_script_as_it_is(tmp_path: Path) -> None:
-    odd = tmp_path / 'it\'s a "$(touch oops)" folder\nwith a line'
+    odd = tmp_path / 'it\'s a "$(touch oops)" directory\nwith a line'
     odd.mkdir()
     desk = Desk(odd)
     desk.python("pwd; exit 0")

@@ -35,9 +35,9 @@ def driver(tmp_path: Path) -> SystemdDriver:
     return SystemdDriver(linger=tmp_path / "linger", runtime=tmp_path / "run")
 
 
-def units(scene: Context) -> tuple[Path, Path]:
-    folder, name = scene.world.config_home / "systemd" / "user", unit_name(an_installation(scene, "systemd"))
-    return folder / f"{name}.service", folder / f"{name}.timer"
+def units(context: Context) -> tuple[Path, Path]:
+    directory, name = context.system.config_home / "systemd" / "user", unit_name(an_installation(context, "systemd"))
+    return directory / f"{name}.service", directory / f"{name}.timer"
 
 
 def verify(path: Path) -> str:
@@ -61,16 +61,16 @@ ODD = ["plain", "it's a 100%h", 'say "hi" \\n back\\slash', "$HOME ${PATH} !x ;#
 @pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze is installed here")
 @pytest.mark.parametrize("odd", ODD)
 def test_systemd_itself_finds_nothing_wrong_with_the_units(site: Site, driver: SystemdDriver, odd: str) -> None:
-    scene = site.scene(odd)
-    python = site.folder / f"venv {odd}" / "python"
+    context = site.context(odd)
+    python = site.directory / f"venv {odd}" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\n")
     python.chmod(0o755)
-    facts = {"$PATH": "/usr/bin:/bin", "$RESIL_CONFIG": f"{scene.project}/resil.toml"}
-    driver.install(replace(an_installation(scene, "systemd"), python=str(python), facts=facts), SETTINGS, scene)
-    for path in units(scene):
+    facts = {"$PATH": "/usr/bin:/bin", "$RESIL_CONFIG": f"{context.project}/resil.toml"}
+    driver.install(replace(an_installation(context, "systemd"), python=str(python), facts=facts), SETTINGS, context)
+    for path in units(context):
         assert verify(path) == ""
-    service = units(scene)[0]
+    service = units(context)[0]
     service.write_text(service.read_text().replace("ExecStart=", "ExecStart=/gone/"))
     assert verify(service), "it does find what is wrong"
 
@@ -85,24 +85,24 @@ def test_each_word_is_read_as_it_was_meant(odd: str) -> None:
 
 
 def test_a_tick_ends_alone_and_what_it_started_goes_on(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
-    service, timer = (path.read_text() for path in units(scene))
+    context = site.context()
+    driver.install(an_installation(context, "systemd"), SETTINGS, context)
+    service, timer = (path.read_text() for path in units(context))
     assert "KillMode=process" in service and "--no-wait" in service and "Type=oneshot" in service
     parsed = configparser.RawConfigParser(strict=False)
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(timer)
     assert parsed["Timer"]["OnCalendar"] == "*-*-* *:*:00" and parsed["Timer"]["AccuracySec"] == "1s"
-    assert parsed["Timer"]["Unit"] == units(scene)[0].name and parsed["Install"]["WantedBy"] == "timers.target"
-    assert units(scene)[0].stat().st_mode & 0o777 == 0o600
+    assert parsed["Timer"]["Unit"] == units(context)[0].name and parsed["Install"]["WantedBy"] == "timers.target"
+    assert units(context)[0].stat().st_mode & 0o777 == 0o600
     assert "UnsetEnvironment=PYTHONHOME PYTHONPATH" in service
 
 
 def test_a_variable_that_the_interpreter_needs_is_not_unset(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    needs = replace(an_installation(scene, "systemd"), facts={"$PYTHONPATH": "/x"})
-    driver.install(needs, SETTINGS, scene)
-    text = units(scene)[0].read_text()
+    context = site.context()
+    needs = replace(an_installation(context, "systemd"), facts={"$PYTHONPATH": "/x"})
+    driver.install(needs, SETTINGS, context)
+    text = units(context)[0].read_text()
     assert 'Environment="PYTHONPATH=/x"' in text and "UnsetEnvironment=PYTHONHOME\n" in text
 
 
@@ -118,44 +118,44 @@ def test_the_timer_elapses_at_each_full_minute() -> None:
 def test_what_no_unit_can_say_is_refused_before_anything_is_written(
     site: Site, driver: SystemdDriver, bad: str
 ) -> None:
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match=r"line break|no UTF-8"):
-        driver.install(replace(an_installation(scene, "systemd"), project=f"/p/{bad}"), SETTINGS, scene)
-    assert not any(path.exists() for path in units(scene))
+        driver.install(replace(an_installation(context, "systemd"), project=f"/p/{bad}"), SETTINGS, context)
+    assert not any(path.exists() for path in units(context))
 
 
 # ---- nobody else's file ---------------------------------------------------------------------------------------------
 
 
 def test_a_unit_of_somebody_elses_is_never_touched(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    service = units(scene)[0]
+    context = site.context()
+    service = units(context)[0]
     service.parent.mkdir(parents=True)
     service.write_text("[Service]\nExecStart=/bin/true\n")
-    installation = an_installation(scene, "systemd")
+    installation = an_installation(context, "systemd")
     for act in (driver.plan, driver.install, driver.uninstall):
         with pytest.raises(ResilError, match="resil did not write it"):
-            act(installation, SETTINGS, scene)
-    assert service.read_text() == "[Service]\nExecStart=/bin/true\n" and not units(scene)[1].exists()
+            act(installation, SETTINGS, context)
+    assert service.read_text() == "[Service]\nExecStart=/bin/true\n" and not units(context)[1].exists()
 
 
 def test_a_manager_that_will_not_leaves_nothing_half_done(site: Site, driver: SystemdDriver) -> None:
     site.break_program("systemctl", '[ "$3" = enable ] && { echo "Failed to enable unit: Access denied" >&2; exit 1; }')
-    scene = site.scene()
+    context = site.context()
     with pytest.raises(ResilError, match="Access denied"):
-        driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
-    assert not any(path.exists() for path in units(scene))
+        driver.install(an_installation(context, "systemd"), SETTINGS, context)
+    assert not any(path.exists() for path in units(context))
 
 
 def test_a_failed_change_brings_the_older_units_back(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
-    before = [path.read_text() for path in units(scene)]
+    context = site.context()
+    driver.install(an_installation(context, "systemd"), SETTINGS, context)
+    before = [path.read_text() for path in units(context)]
     site.break_program("systemctl", '[ "$3" = daemon-reload ] && [ ! -e "$SITE/x" ] && { touch "$SITE/x"; exit 1; }')
-    newer = replace(an_installation(scene, "systemd"), python="/new/python")
+    newer = replace(an_installation(context, "systemd"), python="/new/python")
     with pytest.raises(ResilError, match="daemon-reload failed"):
-        driver.install(newer, SETTINGS, scene)
-    assert [path.read_text() for path in units(scene)] == before
+        driver.install(newer, SETTINGS, context)
+    assert [path.read_text() for path in units(context)] == before
 
 
 # ---- whether it can be used -----------------------------------------------------------------------------------------
@@ -163,80 +163,80 @@ def test_a_failed_change_brings_the_older_units_back(site: Site, driver: Systemd
 
 @pytest.mark.parametrize("state", ["running", "degraded", "starting"])
 def test_a_manager_that_answers_and_lingers_will_do(site: Site, driver: SystemdDriver, state: str) -> None:
-    (site.folder / "manager").write_text(f"{state}\n")
-    assert driver.availability(site.scene()).is_available
+    (site.directory / "manager").write_text(f"{state}\n")
+    assert driver.availability(site.context()).is_available
 
 
 def test_without_linger_the_ticks_would_end_with_the_login(site: Site, driver: SystemdDriver) -> None:
-    (site.folder / "linger" / ME).unlink()
-    found = driver.availability(site.scene())
+    (site.directory / "linger" / ME).unlink()
+    found = driver.availability(site.context())
     assert not found.is_available and "linger is off" in found.reason and "enable-linger" in found.hint
     site.break_program("loginctl", "echo Linger=yes; exit 0")
-    assert driver.availability(site.scene()).is_available
+    assert driver.availability(site.context()).is_available
 
 
 def test_whether_it_lingers_may_not_be_told(site: Site) -> None:
-    driver = SystemdDriver(linger=site.folder / "gone", runtime=site.folder / "run")
-    found = driver.availability(site.scene())
+    driver = SystemdDriver(linger=site.directory / "gone", runtime=site.directory / "run")
+    found = driver.availability(site.context())
     assert not found.is_available and "cannot be told" in found.reason
 
 
 def test_no_manager_no_ticks(site: Site, driver: SystemdDriver) -> None:
-    (site.folder / "manager").unlink()
-    found = driver.availability(site.scene())
+    (site.directory / "manager").unlink()
+    found = driver.availability(site.context())
     assert not found.is_available and "offline" in found.reason
-    state = driver.state(an_installation(site.scene(), "systemd"), SETTINGS, site.scene())
+    state = driver.state(an_installation(site.context(), "systemd"), SETTINGS, site.context())
     assert state.liveness is Liveness.UNKNOWN and "No medium found" in state.summary
 
 
 def test_the_way_to_the_manager_is_found_where_the_login_does_not_say_it(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    own = site.folder / "run" / str(scene.world.host.uid)
+    context = site.context()
+    own = site.directory / "run" / str(context.system.host.uid)
     own.mkdir(parents=True)
     site.break_program("systemctl", 'echo "$XDG_RUNTIME_DIR" >"$SITE/seen"')
-    driver.availability(scene)
-    assert (site.folder / "seen").read_text().strip() == str(own)
+    driver.availability(context)
+    assert (site.directory / "seen").read_text().strip() == str(own)
 
 
 def test_a_timer_that_somebody_stopped_is_gone_and_comes_back(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    installation = an_installation(scene, "systemd")
-    driver.install(installation, SETTINGS, scene)
-    (site.folder / f"active.{units(scene)[1].name}").unlink()
-    state = driver.state(installation, SETTINGS, scene)
+    context = site.context()
+    installation = an_installation(context, "systemd")
+    driver.install(installation, SETTINGS, context)
+    (site.directory / f"active.{units(context)[1].name}").unlink()
+    state = driver.state(installation, SETTINGS, context)
     assert state.liveness is Liveness.GONE and "inactive" in state.summary
-    (step,) = driver.plan(installation, SETTINGS, scene)
+    (step,) = driver.plan(installation, SETTINGS, context)
     assert "enable --now" in step.text
-    assert driver.install(installation, SETTINGS, scene)
-    assert driver.state(installation, SETTINGS, scene).liveness is Liveness.ALIVE
+    assert driver.install(installation, SETTINGS, context)
+    assert driver.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
 
 
 def test_a_timer_that_nobody_remembers_is_taken_out_with_the_next(site: Site, driver: SystemdDriver) -> None:
-    scene, other = site.scene(), site.scene("two")
-    driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
+    context, other = site.context(), site.context("two")
+    driver.install(an_installation(context, "systemd"), SETTINGS, context)
     driver.install(an_installation(other, "systemd", "aaaaaaaaaaaaaaaa"), SETTINGS, other)
-    newer = an_installation(scene, "systemd", "fedcba9876543210")
-    assert driver.state(newer, SETTINGS, scene).liveness is Liveness.GONE
-    assert any("older timer" in step.what for step in driver.plan(newer, SETTINGS, scene))
-    assert driver.install(newer, SETTINGS, scene)
-    assert driver.state(newer, SETTINGS, scene).liveness is Liveness.ALIVE
-    assert not any(path.exists() for path in units(scene)), "of the older one nothing is left"
-    assert driver.uninstall(newer, SETTINGS, scene)
-    left = sorted(path.name for path in units(scene)[0].parent.glob("resil-cron-*"))
+    newer = an_installation(context, "systemd", "fedcba9876543210")
+    assert driver.state(newer, SETTINGS, context).liveness is Liveness.GONE
+    assert any("older timer" in step.what for step in driver.plan(newer, SETTINGS, context))
+    assert driver.install(newer, SETTINGS, context)
+    assert driver.state(newer, SETTINGS, context).liveness is Liveness.ALIVE
+    assert not any(path.exists() for path in units(context)), "of the older one nothing is left"
+    assert driver.uninstall(newer, SETTINGS, context)
+    left = sorted(path.name for path in units(context)[0].parent.glob("resil-cron-*"))
     assert left == ["resil-cron-aaaaaaaa.service", "resil-cron-aaaaaaaa.timer"], "and of others everything"
 
 
 def test_linger_that_was_switched_off_later_is_said(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    driver.install(an_installation(scene, "systemd"), SETTINGS, scene)
-    assert driver.state(an_installation(scene, "systemd"), SETTINGS, scene).hint == ""
-    (site.folder / "linger" / ME).unlink()
-    assert "enable-linger" in driver.state(an_installation(scene, "systemd"), SETTINGS, scene).hint
+    context = site.context()
+    driver.install(an_installation(context, "systemd"), SETTINGS, context)
+    assert driver.state(an_installation(context, "systemd"), SETTINGS, context).hint == ""
+    (site.directory / "linger" / ME).unlink()
+    assert "enable-linger" in driver.state(an_installation(context, "systemd"), SETTINGS, context).hint
 
 
 def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site, driver: SystemdDriver) -> None:
-    scene = site.scene()
-    there = replace(an_installation(scene, "systemd"), host="login2")
-    assert driver.state(there, SETTINGS, scene).liveness is Liveness.UNKNOWN
+    context = site.context()
+    there = replace(an_installation(context, "systemd"), host="login2")
+    assert driver.state(there, SETTINGS, context).liveness is Liveness.UNKNOWN
     with pytest.raises(Elsewhere, match="login2"):
-        driver.uninstall(there, SETTINGS, scene)
+        driver.uninstall(there, SETTINGS, context)

@@ -6,11 +6,11 @@ import os
 import threading
 from pathlib import Path
 
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
 from resilience.cron.table.running import here
 from resilience.cron.table.watched_run import Order, live
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from tests.cron.table.runs import SLOT, entry
 
 watched_run.LAST_S = 1.0
@@ -25,7 +25,7 @@ def supervise(project: str) -> None:
     setattr(threading.Thread, "start", _no_room)  # noqa: B010 - a plain assignment is refused by type checkers
     order = Order(
         entry=entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3"), slot=SLOT,
-        folder=CronFolder(Path(project, "state")), project=Path(project), environment={"PATH": "/usr/bin:/bin"},
+        directory=CronDirectory(Path(project, "state")), project=Path(project), environment={"PATH": "/usr/bin:/bin"},
         secrets=(), output_bytes=65536, keep_runs=3, refuse=lambda _: None, replace=(), at=here(), clock=SystemClock(),
     )  # fmt: skip
     _, news = os.pipe()

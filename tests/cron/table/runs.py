@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_program
-from resilience.cron.table.output import output_folder
+from resilience.cron.table.output import output_directory
 from resilience.cron.table.supervisor import Supervised
 from resilience.settings.cron_settings import CronSettings
 
@@ -29,18 +29,18 @@ class Runs:
     """A project with its scheduler.
 
     Attributes:
-        project: its folder.
-        folder: its cron folder in the state directory.
+        project: its directory.
+        directory: its cron directory in the state directory.
         supervised: its runs.
     """
 
     def __init__(self, project: Path, state: Path | None = None, *, group: str = "", **options: Any) -> None:
         self.project = project
-        self.folder = CronFolder(state or project / "state", group)
+        self.directory = CronDirectory(state or project / "state", group)
         self.environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(project)}
         self.refused: Ignored | None = None
         self.supervised = Supervised(
-            self.folder,
+            self.directory,
             CronSettings(**{"output_bytes": 65536.0, **options}),
             project=project,
             environment=self._environment,
@@ -76,11 +76,11 @@ class Runs:
         """What is kept of a run's output."""
         if not record.output:
             return b""
-        return (output_folder(self.folder, record.name.replace("/", "+")) / record.output).read_bytes()
+        return (output_directory(self.directory, record.name.replace("/", "+")) / record.output).read_bytes()
 
     def history(self, name: str = "crontab/it") -> tuple[RunRecord, ...]:
         """What became of its slots."""
-        return self.folder.history(name.replace("/", "+"))
+        return self.directory.history(name.replace("/", "+"))
 
     def left(self, word: str) -> list[int]:
         """The living processes of this project's runs whose command line has a word."""
@@ -98,7 +98,7 @@ class Runs:
     def marks(self) -> list[str]:
         """The names of the marks of what runs."""
         with suppress(FileNotFoundError):
-            return sorted(path.name for path in (self.folder.path / "running").iterdir() if path.name[0] != ".")
+            return sorted(path.name for path in (self.directory.path / "running").iterdir() if path.name[0] != ".")
         return []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.books import close_book, settle
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from resilience.errors import StateDirectoryError
@@ -27,16 +27,16 @@ def a_mark(slot: int, pid: int = DEAD) -> Mark:
 
 
 def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
+    directory = CronDirectory(tmp_path)
     for slot in range(40):
-        write_mark(folder, a_mark(slot))
+        write_mark(directory, a_mark(slot))
     reading, writing = os.pipe()
     pids = []
     for _ in range(2):
         pid = fork()
         if pid == 0:
             try:
-                os.write(writing, b"%d\n" % len(settle(folder, now=NOW)))
+                os.write(writing, b"%d\n" % len(settle(directory, now=NOW)))
             finally:
                 os._exit(0)
         pids.append(pid)
@@ -45,23 +45,23 @@ def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
     with os.fdopen(reading) as told:
         assert sum(map(int, told.read().split())) == 40
-    assert marks(folder) == ()
-    assert [run.outcome for run in folder.history("crontab+it")] == [Outcome.CUT_SHORT] * 40
+    assert marks(directory) == ()
+    assert [run.outcome for run in directory.history("crontab+it")] == [Outcome.CUT_SHORT] * 40
 
 
 def test_a_disk_that_takes_nothing_leaves_the_mark_for_the_next_tick(tmp_path: Path) -> None:
     record = RunRecord(name="crontab/it", slot=1, outcome=Outcome.CUT_SHORT, time=NOW, summary="died")
     with small_disk(tmp_path / "disk") as disk:
-        folder = CronFolder(disk)
-        write_mark(folder, a_mark(1))
+        directory = CronDirectory(disk)
+        write_mark(directory, a_mark(1))
         ballast = fill(disk)
         with pytest.raises(StateDirectoryError, match="No space left"):
-            settle(folder, now=NOW)
-        noted = close_book(folder, a_mark(1), record)
+            settle(directory, now=NOW)
+        noted = close_book(directory, a_mark(1), record)
         assert noted.summary.startswith("died; not in the history yet: ")
         ballast.unlink()
         make_read_only(disk, True)
         with pytest.raises(StateDirectoryError, match="Read-only"):
-            settle(folder, now=NOW)
+            settle(directory, now=NOW)
         make_read_only(disk, False)
-        assert [run.slot for run in settle(folder, now=NOW)] == [1]
+        assert [run.slot for run in settle(directory, now=NOW)] == [1]

@@ -47,7 +47,7 @@ def test_without_a_shell_a_command_is_words(text: str, words: tuple[str, ...]) -
         ("rm *.log", "`*`"),
         ("rm log?", "`?`"),
         ("rm log[0-9]", "`[`"),
-        ("ls ~/x", "a `~` for the home folder"),
+        ("ls ~/x", "a `~` for the home directory"),
         ("cp a{,.bak}", "`{...}`"),
         ("echo {1..3}", "`{...}`"),
         ("(a)", "`(`"),

@@ -150,7 +150,7 @@ BAD_LINES = [
     (b"0 0 * * * root /bin/x", "a column for the user"),
     (b"0 0 * * * mail%body", "`%`"),
     (b"0 0 * * * a 'b", "quotes do not match"),
-    (b"hello world", "there are 2 words"),
+    (b"hello system", "there are 2 words"),
     (b"A-B=c", "'A-B' is no name of a variable"),
     (b"=c", "there is one word"),
     (b"A='b", "quotes around the value of A do not match"),

@@ -23,7 +23,7 @@ def found(name: str = "backup", **seen: object) -> Found:
     assert isinstance(head, bytes)
     base = Found(
         name=name,
-        folder="cron.hourly",
+        directory="cron.hourly",
         path=f"/p/cron/cron.hourly/{name}",
         place=f"cron/cron.hourly/{name}",
         mode=stat.S_IFREG | 0o755,
@@ -76,7 +76,7 @@ def test_of_a_program_and_a_job_of_one_name_the_job_runs_and_the_other_is_told()
     assert told.reason == "x.slurm beside it is submitted instead"
 
 
-def test_every_folder_has_a_schedule() -> None:
+def test_every_directory_has_a_schedule() -> None:
     day = 1767225600  # Thursday, 2026-01-01 00:00 UTC
     gaps = {name: parse_schedule(text, "UTC").next_after(day) for name, text in SCHEDULES.items()}
     assert {name: (slot or 0) - day for name, slot in gaps.items()} == {
@@ -183,7 +183,7 @@ def test_what_run_parts_takes_is_what_we_take(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "reason"),
     [
-        (stat.S_IFDIR | 0o755, "a folder"),
+        (stat.S_IFDIR | 0o755, "a directory"),
         (stat.S_IFIFO | 0o777, "a FIFO"),
         (stat.S_IFSOCK | 0o777, "a socket"),
         (stat.S_IFCHR | 0o777, "a device"),

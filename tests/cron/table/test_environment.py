@@ -40,7 +40,7 @@ def see(environ: Mapping[str, str], own: Mapping[str, str] = NOTHING, keep: tupl
     )  # fmt: skip
     return environment_of(
         entry, 1_800_000_000, environ=environ, home=Path("/home/ada"), user="ada", config=Path("/p/resil.toml"),
-        python="/v/bin/python", resil_folder="/v/bin", tool_folders=("/opt/slurm/bin", "/usr/bin"), keep=keep,
+        python="/v/bin/python", resil_directory="/v/bin", tool_directories=("/opt/slurm/bin", "/usr/bin"), keep=keep,
     )  # fmt: skip
 
 

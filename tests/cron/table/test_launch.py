@@ -77,17 +77,17 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
-def test_a_project_folder_that_is_gone_is_told(runs: Runs) -> None:
+def test_a_project_directory_that_is_gone_is_told(runs: Runs) -> None:
     runs.supervised._project = runs.project / "moved"
     record = runs.sh("true")
     assert record.outcome is Outcome.REFUSED and "cannot enter" in record.summary and "moved" in record.summary
 
 
 def test_what_the_policy_refuses_in_the_last_moment_does_not_run(runs: Runs) -> None:
-    runs.refused = Ignored("cron/it", "its folder is writable by everybody", "chmod o-w cron")
+    runs.refused = Ignored("cron/it", "its directory is writable by everybody", "chmod o-w cron")
     record = runs.sh("echo ran > ran")
     assert record.outcome is Outcome.REFUSED
-    assert record.summary == "its folder is writable by everybody (chmod o-w cron)"
+    assert record.summary == "its directory is writable by everybody (chmod o-w cron)"
     assert not (runs.project / "ran").exists()
 
 

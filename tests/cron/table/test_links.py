@@ -1,4 +1,4 @@
-"""A link leads where the kernel says it does, and every folder that could turn it is named."""
+"""A link leads where the kernel says it does, and every directory that could turn it is named."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def test_a_path_without_links_leads_to_itself(tmp_path: Path) -> None:
     assert set(walk.passed) == set(here.parents) - {here.parent}
 
 
-def test_every_folder_that_holds_a_link_is_named(tmp_path: Path) -> None:
+def test_every_directory_that_holds_a_link_is_named(tmp_path: Path) -> None:
     top = tmp_path.resolve()
     for name in ("a", "b", "c/d"):
         (top / name).mkdir(parents=True)
     (top / "c/d/file").touch()
-    (top / "b/folder").symlink_to("../c/d")
-    (top / "a/link").symlink_to(top / "b/folder/file")
+    (top / "b/directory").symlink_to("../c/d")
+    (top / "a/link").symlink_to(top / "b/directory/file")
     walk = follow(top / "a/link")
     assert walk.path == top / "c/d/file"
     assert set(walk.strict) == {top / "a", top / "b", top / "c/d"}
@@ -54,17 +54,17 @@ def test_as_many_links_are_followed_as_by_the_kernel(tmp_path: Path) -> None:
 def test_a_maze_of_links_leads_where_the_kernel_says(tmp_path: Path) -> None:
     draw = random.Random(5)
     top = tmp_path.resolve()
-    folders = [top]
+    directories = [top]
     for number in range(12):
-        folders.append(draw.choice(folders) / f"d{number}")
-        folders[-1].mkdir()
-    files = [draw.choice(folders) / f"f{number}" for number in range(8)]
+        directories.append(draw.choice(directories) / f"d{number}")
+        directories[-1].mkdir()
+    files = [draw.choice(directories) / f"f{number}" for number in range(8)]
     for path in files:
         path.touch()
     links: list[Path] = []
     for number in range(60):
-        link = draw.choice(folders) / f"l{number}"
-        target = draw.choice([*folders, *files, *links, top / "nowhere", link])
+        link = draw.choice(directories) / f"l{number}"
+        target = draw.choice([*directories, *files, *links, top / "nowhere", link])
         shape = draw.choice(
             ["{absolute}", "{relative}", "./{relative}", "{relative}/", "//{absolute}", "{relative}/../{name}"]
         )

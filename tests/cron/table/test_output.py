@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.state_folder import CronFolder
-from resilience.cron.table.output import OutputFile, output_folder, outputs, prune
+from resilience.cron.state_directory import CronDirectory
+from resilience.cron.table.output import OutputFile, output_directory, outputs, prune
 from resilience.errors import StateDirectoryError
 from tests.guard.disks import fill, small_disk
 
@@ -16,18 +16,18 @@ KEY = "cron.hourly+backup"
 
 
 def test_a_silent_run_takes_no_file(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
-    file = OutputFile(folder, KEY, 100)
+    directory = CronDirectory(tmp_path)
+    file = OutputFile(directory, KEY, 100)
     file.append(b"")
     file.close()
-    assert (file.name, outputs(folder, KEY), folder.path.exists()) == ("", (), False)
+    assert (file.name, outputs(directory, KEY), directory.path.exists()) == ("", (), False)
 
 
 @pytest.mark.parametrize(("group", "mode"), [("", 0o600), ("team", 0o660)])
 def test_an_output_is_for_those_who_operate_the_project(tmp_path: Path, group: str, mode: int) -> None:
     before = os.umask(0)
     try:
-        file = OutputFile(CronFolder(tmp_path, group), KEY, 100)
+        file = OutputFile(CronDirectory(tmp_path, group), KEY, 100)
         file.append(b"one\n")
         file.append(b"two\n")
         file.close()
@@ -38,36 +38,36 @@ def test_an_output_is_for_those_who_operate_the_project(tmp_path: Path, group: s
 
 
 def test_a_slot_that_runs_again_keeps_the_words_of_both(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
+    directory = CronDirectory(tmp_path)
     for word in (b"first", b"second", b"third"):
-        OutputFile(folder, KEY, 100).append(word)
-    OutputFile(folder, KEY, 99).append(b"older")
-    assert outputs(folder, KEY) == ("99.txt", "100.txt", "100-2.txt", "100-3.txt")
-    assert (output_folder(folder, KEY) / "100-2.txt").read_bytes() == b"second"
+        OutputFile(directory, KEY, 100).append(word)
+    OutputFile(directory, KEY, 99).append(b"older")
+    assert outputs(directory, KEY) == ("99.txt", "100.txt", "100-2.txt", "100-3.txt")
+    assert (output_directory(directory, KEY) / "100-2.txt").read_bytes() == b"second"
 
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
-    output_folder(folder, KEY).mkdir(parents=True)
-    (output_folder(folder, KEY) / "100.txt").symlink_to(tmp_path / "elsewhere")
-    OutputFile(folder, KEY, 100).append(b"words")
+    directory = CronDirectory(tmp_path)
+    output_directory(directory, KEY).mkdir(parents=True)
+    (output_directory(directory, KEY) / "100.txt").symlink_to(tmp_path / "elsewhere")
+    OutputFile(directory, KEY, 100).append(b"words")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_newest_are_kept_and_those_that_run_and_nothing_else_is_touched(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
+    directory = CronDirectory(tmp_path)
     for slot in (9, 100, 20, 1000, 300):
-        OutputFile(folder, KEY, slot).append(b"x")
-    (output_folder(folder, KEY) / "notes").write_text("mine")
-    assert prune(folder, KEY, 2, running=frozenset({20})) == 2
-    assert outputs(folder, KEY) == ("20.txt", "300.txt", "1000.txt")
-    assert (output_folder(folder, KEY) / "notes").exists()
-    assert prune(folder, "cron.hourly+other", 2) == 0
+        OutputFile(directory, KEY, slot).append(b"x")
+    (output_directory(directory, KEY) / "notes").write_text("mine")
+    assert prune(directory, KEY, 2, running=frozenset({20})) == 2
+    assert outputs(directory, KEY) == ("20.txt", "300.txt", "1000.txt")
+    assert (output_directory(directory, KEY) / "notes").exists()
+    assert prune(directory, "cron.hourly+other", 2) == 0
 
 
 def test_words_that_a_full_disk_did_not_take_are_said_to_be_missing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "128k") as disk:
-        file = OutputFile(CronFolder(disk), KEY, 100)
+        file = OutputFile(CronDirectory(disk), KEY, 100)
         file.append(b"begin\n")
         ballast = fill(disk)
         with pytest.raises(StateDirectoryError, match="No space left"):

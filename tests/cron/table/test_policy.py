@@ -12,7 +12,7 @@ ME, OTHER, ROOT = 1000, 1001, 0
 MINE, TEAM, USERS = 1000, 5000, 100
 
 
-def folder(mode: int = 0o755, uid: int = ME, gid: int = MINE) -> Facts:
+def directory(mode: int = 0o755, uid: int = ME, gid: int = MINE) -> Facts:
     return Facts(path="/p/cron", mode=stat.S_IFDIR | mode, uid=uid, gid=gid)
 
 
@@ -26,14 +26,16 @@ SHARED = Policy(
 )
 
 
-@pytest.mark.parametrize("facts", [folder(), folder(0o700), folder(0o775), folder(uid=ROOT, gid=0), folder(0o2775)])
-def test_ones_own_folder_and_roots_pass(facts: Facts) -> None:
-    assert PRIVATE.judge_folder(facts) is None
+@pytest.mark.parametrize(
+    "facts", [directory(), directory(0o700), directory(0o775), directory(uid=ROOT, gid=0), directory(0o2775)]
+)
+def test_ones_own_directory_and_roots_pass(facts: Facts) -> None:
+    assert PRIVATE.judge_directory(facts) is None
 
 
 @pytest.mark.parametrize("facts", [file(), file(0o500), file(0o775), file(uid=ROOT, gid=0), file(0o775, ROOT, 0)])
 def test_ones_own_file_and_roots_pass(facts: Facts) -> None:
-    assert PRIVATE.judge_file(facts, folder()) is None
+    assert PRIVATE.judge_file(facts, directory()) is None
 
 
 @pytest.mark.parametrize("policy", [PRIVATE, SHARED])
@@ -43,8 +45,8 @@ def test_what_everybody_can_write_is_refused_with_the_fix_and_sticky_is_no_excus
     policy: Policy, mode: int, uid: int
 ) -> None:
     for refusal in (
-        policy.judge_folder(folder(mode, uid, TEAM)),
-        policy.judge_file(file(mode & 0o777, uid, TEAM), folder(0o2770, ME, TEAM)),
+        policy.judge_directory(directory(mode, uid, TEAM)),
+        policy.judge_file(file(mode & 0o777, uid, TEAM), directory(0o2770, ME, TEAM)),
     ):
         assert refusal is not None
         assert "can be written by everybody" in refusal.reason
@@ -53,45 +55,48 @@ def test_what_everybody_can_write_is_refused_with_the_fix_and_sticky_is_no_excus
 
 @pytest.mark.parametrize("mode", [0o775, 0o770, 0o720])
 def test_what_a_group_of_others_can_write_is_refused_where_no_group_operates_the_project(mode: int) -> None:
-    for refusal in (PRIVATE.judge_folder(folder(mode, ME, USERS)), PRIVATE.judge_file(file(mode, ME, USERS), folder())):
+    for refusal in (
+        PRIVATE.judge_directory(directory(mode, ME, USERS)),
+        PRIVATE.judge_file(file(mode, ME, USERS), directory()),
+    ):
         assert refusal is not None
         assert "can be written by its group" in refusal.reason
         assert refusal.hint.startswith("chmod g-w /") or refusal.hint == "chmod g-w '/p/cron/x y'"
 
 
 def test_the_group_of_one_project_operates_no_other() -> None:
-    assert SHARED.judge_folder(folder(0o2770, ME, TEAM)) is None
-    refusal = SHARED.judge_folder(folder(0o2770, ME, USERS))
+    assert SHARED.judge_directory(directory(0o2770, ME, TEAM)) is None
+    refusal = SHARED.judge_directory(directory(0o2770, ME, USERS))
     assert refusal is not None
     assert "by its group" in refusal.reason
 
 
-def test_another_ones_file_or_folder_is_refused() -> None:
-    refusal = PRIVATE.judge_file(file(uid=OTHER), folder())
+def test_another_ones_file_or_directory_is_refused() -> None:
+    refusal = PRIVATE.judge_file(file(uid=OTHER), directory())
     assert refusal is not None
     assert refusal.reason == "the file /p/cron/x y belongs to eve, and would run with the rights of me"
     assert "copy" in refusal.hint
-    refusal = PRIVATE.judge_folder(folder(uid=OTHER))
+    refusal = PRIVATE.judge_directory(directory(uid=OTHER))
     assert refusal is not None
-    assert "the folder /p/cron belongs to eve" in refusal.reason
+    assert "the directory /p/cron belongs to eve" in refusal.reason
 
 
 def test_a_members_file_runs_where_the_group_operates_the_project() -> None:
-    shared = folder(0o2770, ME, TEAM)
+    shared = directory(0o2770, ME, TEAM)
     assert SHARED.judge_file(file(0o770, OTHER, TEAM), shared) is None
-    assert SHARED.judge_folder(folder(0o2770, OTHER, TEAM)) is None
+    assert SHARED.judge_directory(directory(0o2770, OTHER, TEAM)) is None
 
 
 @pytest.mark.parametrize(
-    ("of_file", "of_folder"),
+    ("of_file", "of_directory"),
     [
-        (file(0o770, OTHER, TEAM), folder(0o770, ME, TEAM)),  # not setgid: the group of a file says nothing
-        (file(0o750, OTHER, USERS), folder(0o2770, ME, TEAM)),  # another group's file
-        (file(0o750, OTHER, TEAM), folder(0o2755, ME, MINE)),  # another group's folder
+        (file(0o770, OTHER, TEAM), directory(0o770, ME, TEAM)),  # not setgid: the group of a file says nothing
+        (file(0o750, OTHER, USERS), directory(0o2770, ME, TEAM)),  # another group's file
+        (file(0o750, OTHER, TEAM), directory(0o2755, ME, MINE)),  # another group's directory
     ],
 )
-def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_folder: Facts) -> None:
-    refusal = SHARED.judge_file(of_file, of_folder)
+def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_directory: Facts) -> None:
+    refusal = SHARED.judge_file(of_file, of_directory)
     assert refusal is not None
     assert "belongs to eve, and is not safely the group's (team)" in refusal.reason
     assert "chgrp team" in refusal.hint
@@ -99,13 +104,13 @@ def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_folder: Fac
 
 
 def test_whom_an_access_list_lets_write_is_judged_too() -> None:
-    assert PRIVATE.judge_file(file(0o775)._replace(users=(ME, ROOT), groups=(MINE, 0)), folder()) is None
-    assert SHARED.judge_folder(folder(0o2770, ME, TEAM)._replace(groups=(TEAM,))) is None
+    assert PRIVATE.judge_file(file(0o775)._replace(users=(ME, ROOT), groups=(MINE, 0)), directory()) is None
+    assert SHARED.judge_directory(directory(0o2770, ME, TEAM)._replace(groups=(TEAM,))) is None
     for facts, who in (
         (file(0o775)._replace(users=(OTHER,)), "eve"),
         (file(0o775)._replace(groups=(TEAM,)), "group 5000"),
     ):
-        refusal = PRIVATE.judge_file(facts, folder())
+        refusal = PRIVATE.judge_file(facts, directory())
         assert refusal is not None
         assert f"can be written by {who}, says its access list" in refusal.reason
         assert refusal.hint == "setfacl -b '/p/cron/x y'"
@@ -113,14 +118,14 @@ def test_whom_an_access_list_lets_write_is_judged_too() -> None:
 
 def test_root_runs_what_belongs_to_root_alone() -> None:
     policy = Policy(uid=ROOT, name_of={ROOT: "root", ME: "me"}.__getitem__)
-    assert policy.judge_file(file(uid=ROOT, gid=0), folder(uid=ROOT, gid=0)) is None
-    assert policy.judge_file(file(), folder(uid=ROOT, gid=0)) is not None
-    assert policy.judge_folder(folder()) is not None
+    assert policy.judge_file(file(uid=ROOT, gid=0), directory(uid=ROOT, gid=0)) is None
+    assert policy.judge_file(file(), directory(uid=ROOT, gid=0)) is not None
+    assert policy.judge_directory(directory()) is not None
 
 
 def test_far_above_only_what_everybody_can_exchange_is_refused() -> None:
-    assert PRIVATE.judge_above(folder(0o1777, ROOT)) is None
-    assert PRIVATE.judge_above(folder(0o2770, OTHER, USERS)) is None
-    refusal = PRIVATE.judge_above(folder(0o777, ROOT))
+    assert PRIVATE.judge_above(directory(0o1777, ROOT)) is None
+    assert PRIVATE.judge_above(directory(0o2770, OTHER, USERS)) is None
+    refusal = PRIVATE.judge_above(directory(0o777, ROOT))
     assert refusal is not None
     assert refusal.hint == "chmod o-w /p/cron"

@@ -10,7 +10,7 @@ import pytest
 
 from resilience.base.processes import start_ticks
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.running import (
     LAPSE_S,
     SKEW_S,
@@ -40,23 +40,23 @@ def a_mark(pid: int = 0, *, at: Here | None = None, ticks: int | None = None, un
 
 
 def test_a_mark_is_read_as_it_was_written_oldest_slot_first(tmp_path: Path) -> None:
-    folder = CronFolder(tmp_path)
-    assert marks(folder) == ()
+    directory = CronDirectory(tmp_path)
+    assert marks(directory) == ()
     newer, older = a_mark()._replace(slot=3000), a_mark()._replace(slot=200, until=None)
     for mark in (newer, older):
-        write_mark(folder, mark)
-    assert marks(folder) == (older, newer)
-    assert remove_mark(folder, newer) is True
-    assert remove_mark(folder, newer) is False
-    assert marks(folder) == (older,)
+        write_mark(directory, mark)
+    assert marks(directory) == (older, newer)
+    assert remove_mark(directory, newer) is True
+    assert remove_mark(directory, newer) is False
+    assert marks(directory) == (older,)
 
 
 def test_a_living_supervisor_of_this_host_is_alive_whatever_its_time(tmp_path: Path) -> None:
     assert liveness(a_mark(until=NOW - 1e6), now=NOW, at=here())[0] is Liveness.ALIVE
-    folder = CronFolder(tmp_path)
-    write_mark(folder, a_mark())
-    assert is_running(folder, KEY, now=NOW)[0] is Liveness.ALIVE
-    assert is_running(folder, "cron.hourly+other", now=NOW)[0] is Liveness.GONE
+    directory = CronDirectory(tmp_path)
+    write_mark(directory, a_mark())
+    assert is_running(directory, KEY, now=NOW)[0] is Liveness.ALIVE
+    assert is_running(directory, "cron.hourly+other", now=NOW)[0] is Liveness.GONE
 
 
 def test_a_dead_one_is_gone_and_so_is_its_number_given_to_another() -> None:
@@ -91,32 +91,32 @@ def test_what_cannot_be_seen_is_unknown_until_its_time_is_over(at: Here) -> None
 
 
 def test_what_may_run_for_ever_elsewhere_is_believed_as_long_as_its_mark_is_touched(tmp_path: Path) -> None:
-    folder, mark = CronFolder(tmp_path), a_mark(at=here()._replace(host="n2"), until=None)
-    write_mark(folder, mark)
-    os.utime(folder.path / "running" / mark.file_name, (NOW, NOW))
-    assert is_running(folder, KEY, now=NOW + LAPSE_S - 1)[0] is Liveness.UNKNOWN
-    assert is_running(folder, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
+    directory, mark = CronDirectory(tmp_path), a_mark(at=here()._replace(host="n2"), until=None)
+    write_mark(directory, mark)
+    os.utime(directory.path / "running" / mark.file_name, (NOW, NOW))
+    assert is_running(directory, KEY, now=NOW + LAPSE_S - 1)[0] is Liveness.UNKNOWN
+    assert is_running(directory, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": 1}', b"\xff\0"])
 def test_a_damaged_mark_is_believed_for_a_while_and_known_by_its_name(tmp_path: Path, content: bytes) -> None:
-    folder = CronFolder(tmp_path)
-    write_mark(folder, a_mark())
-    path = folder.path / "running" / f"{KEY}@1000"
+    directory = CronDirectory(tmp_path)
+    write_mark(directory, a_mark())
+    path = directory.path / "running" / f"{KEY}@1000"
     path.write_bytes(content)
     os.utime(path, (NOW, NOW))
-    (mark,) = marks(folder)
+    (mark,) = marks(directory)
     assert (mark.name, mark.key, mark.slot) == ("cron.hourly/backup", KEY, 1000)
-    assert is_running(folder, KEY, now=NOW)[0] is Liveness.UNKNOWN
-    assert is_running(folder, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
+    assert is_running(directory, KEY, now=NOW)[0] is Liveness.UNKNOWN
+    assert is_running(directory, KEY, now=NOW + LAPSE_S + 1)[0] is Liveness.GONE
 
 
 def test_the_end_of_a_run_fits_into_its_mark_when_the_disk_is_full(tmp_path: Path) -> None:
     end = RunRecord(name="cron.hourly/backup", slot=1000, outcome=Outcome.FAILED, time=NOW, summary="é" * 199)
     with small_disk(tmp_path / "disk") as disk:
-        folder = CronFolder(disk)
-        write_mark(folder, a_mark())
+        directory = CronDirectory(disk)
+        write_mark(directory, a_mark())
         fill(disk)
-        write_end(folder, a_mark(), end)
-        (mark,) = marks(folder)
+        write_end(directory, a_mark(), end)
+        (mark,) = marks(directory)
     assert mark == a_mark()._replace(end=end)

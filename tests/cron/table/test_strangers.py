@@ -1,4 +1,4 @@
-"""What lies beside the crontab and the folders of drop-ins is told; a slip of the finger is a fault."""
+"""What lies beside the crontab and the directories of drop-ins is told; a slip of the finger is a fault."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG
         ("cron.fortnightly", "cron."),
     ],
 )
-def test_a_folder_whose_name_nearly_means_something_is_a_fault(name: str, meant: str) -> None:
+def test_a_directory_whose_name_nearly_means_something_is_a_fault(name: str, meant: str) -> None:
     told = judge_stranger(name, f"cron/{name}", FOLDER)
     assert told is not None
     assert told.is_fault
@@ -35,10 +35,10 @@ def test_a_folder_whose_name_nearly_means_something_is_a_fault(name: str, meant:
 
 
 @pytest.mark.parametrize("name", ["lib", "slurm", "scripts", "data", "early", "day", "old", "friendly"])
-def test_any_other_folder_is_no_fault(name: str) -> None:
+def test_any_other_directory_is_no_fault(name: str) -> None:
     told = judge_stranger(name, f"cron/{name}", FOLDER)
     assert told is not None
-    assert (told.is_fault, told.reason) == (False, "it is a folder that nothing runs from")
+    assert (told.is_fault, told.reason) == (False, "it is a directory that nothing runs from")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_another_name_for_the_crontab_is_a_fault(name: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), [("backup", PROGRAM), ("x.slurm", FILE), ("x.sbatch", FILE)])
-def test_what_was_dropped_beside_the_folders_is_a_fault(name: str, mode: int) -> None:
+def test_what_was_dropped_beside_the_directories_is_a_fault(name: str, mode: int) -> None:
     told = judge_stranger(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (True, f"move it, for instance: mv cron/{name} cron/cron.hourly/")

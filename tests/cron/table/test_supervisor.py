@@ -28,11 +28,11 @@ def test_a_run_under_way_is_marked_and_its_end_removes_the_mark(runs: Runs) -> N
     record = runs.start(entry("/bin/sh", "-c", "echo up > up; while [ ! -e go ]; do sleep 0.02; done"))
     wait_for(runs.project / "up")
     assert record.outcome is Outcome.RUNNING and list(runs.supervised.running) == [record]
-    (mark,) = marks(runs.folder)
+    (mark,) = marks(runs.directory)
     assert (mark.name, mark.slot, mark.pid) == ("crontab/it", SLOT, record.pid)
     assert (mark.host, mark.boot, mark.namespace) == here()
     assert mark.until is not None and mark.until > before + 3600
-    assert settle(runs.folder, now=time.time()) == ()  # it lives: nobody's books are closed
+    assert settle(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
     (runs.project / "go").write_text("")
     (end,) = runs.ends()
     assert (end.outcome, end.slot, end.pid) == (Outcome.DONE, SLOT, record.pid)
@@ -50,7 +50,7 @@ def test_many_at_once_end_each_in_its_own_way(runs: Runs) -> None:
 def test_who_may_take_for_ever_has_no_timeout(runs: Runs) -> None:
     runs.start(entry("sleep", "0.5", timeout_s=0.0))
     until_true(lambda: bool(runs.marks()), "its mark")
-    assert marks(runs.folder)[0].until is None
+    assert marks(runs.directory)[0].until is None
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
@@ -107,10 +107,10 @@ time.sleep(600)
 """
 
 
-def a_scheduler(folder: Path, *argv: str) -> tuple[subprocess.Popen[str], int]:
+def a_scheduler(directory: Path, *argv: str) -> tuple[subprocess.Popen[str], int]:
     """Another scheduler of the project, with a run; and the number of that one's supervisor."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _SCHEDULER, str(folder), *argv], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", _SCHEDULER, str(directory), *argv], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
@@ -122,7 +122,7 @@ def test_a_run_outlives_its_scheduler_and_its_end_is_written_down(runs: Runs) ->
     wait_for(runs.project / "up")
     scheduler.kill()
     scheduler.communicate()
-    assert settle(runs.folder, now=time.time()) == ()  # its supervisor lives
+    assert settle(runs.directory, now=time.time()) == ()  # its supervisor lives
     (runs.project / "go").write_text("")
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
@@ -161,10 +161,10 @@ def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(ru
     until_true(lambda: not is_alive(watcher), "the supervisor is dead")
     program = int((runs.project / "up").read_text())
     until_true(lambda: not is_alive(program), "nobody watches over it: so it does not go on")
-    (record,) = settle(runs.folder, now=time.time())
+    (record,) = settle(runs.directory, now=time.time())
     assert (record.outcome, record.slot, record.pid) == (Outcome.CUT_SHORT, SLOT, watcher)
     assert record.summary.startswith("its supervisor died: process")
-    assert settle(runs.folder, now=time.time()) == ()
+    assert settle(runs.directory, now=time.time()) == ()
     assert runs.history() == (record,)
     until_true(lambda: runs.left("87616") == [], "none of it is left")
 
@@ -173,8 +173,8 @@ def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(run
     record = runs.sh("echo fine")
     gone = subprocess.Popen(["true"])
     gone.wait()
-    write_mark(runs.folder, Mark("crontab/it", "crontab+it", SLOT, *here(), gone.pid, 1, record.time, None))
-    assert settle(runs.folder, now=time.time()) == (record,)
+    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *here(), gone.pid, 1, record.time, None))
+    assert settle(runs.directory, now=time.time()) == (record,)
     assert (runs.history(), runs.marks()) == ((record,), [])
 
 
@@ -240,14 +240,14 @@ def test_the_newer_run_replaces_the_earlier_one(runs: Runs, whose: str) -> None:
 
 def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
     far = here()._replace(host="n2")
-    write_mark(runs.folder, Mark("crontab/it", "crontab+it", SLOT, *far, 77, 1, time.time(), time.time() + 100))
+    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *far, 77, 1, time.time(), time.time() + 100))
     for overlap in (Overlap.SKIP, Overlap.REPLACE):
         record = runs.start(entry("true", overlap=overlap), SLOT + 60)
         assert record.outcome is Outcome.SKIPPED and "process 77 on n2" in record.summary
     assert runs.start(entry("true", overlap=Overlap.ALLOW), SLOT + 60).outcome is Outcome.RUNNING
     runs.ends()
-    assert settle(runs.folder, now=time.time()) == ()
-    (record,) = settle(runs.folder, now=time.time() + 1000)
+    assert settle(runs.directory, now=time.time()) == ()
+    (record,) = settle(runs.directory, now=time.time() + 1000)
     assert (record.outcome, record.host) == (Outcome.CUT_SHORT, "n2")
 
 
@@ -255,11 +255,11 @@ def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     now = time.time()
-    write_mark(runs.folder, Mark("crontab/it", "crontab+it", SLOT - 60, *here(), gone.pid, 1, now, now + 999))
+    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 60, *here(), gone.pid, 1, now, now + 999))
     rebooted = here()._replace(boot="an earlier one")
-    write_mark(runs.folder, Mark("crontab/it", "crontab+it", SLOT - 30, *rebooted, os.getpid(), 1, now, now + 999))
+    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 30, *rebooted, os.getpid(), 1, now, now + 999))
     assert runs.sh("echo ran").outcome is Outcome.DONE
-    assert [record.outcome for record in settle(runs.folder, now=now)] == [Outcome.CUT_SHORT] * 2
+    assert [record.outcome for record in settle(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
 
 
 def test_a_supervisor_that_says_nothing_is_told_of_in_the_end(runs: Runs) -> None:

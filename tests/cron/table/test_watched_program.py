@@ -60,7 +60,7 @@ def test_a_program_sees_nothing_of_the_scheduler(runs: Runs) -> None:
 
 
 def test_a_program_of_a_group_shares_what_it_makes(runs: Runs) -> None:
-    runs.folder.group = "team"
+    runs.directory.group = "team"
     assert runs.words(runs.sh("umask")) == b"0007\n"
 
 
@@ -192,7 +192,7 @@ def test_two_million_lines_cost_neither_memory_nor_disk(runs: Runs) -> None:
 
 def test_while_it_writes_memory_and_file_are_bounded(runs: Runs) -> None:
     started = runs.start(entry("/bin/sh", "-c", "yes 'a line as programs write them'", timeout_s=1.5))
-    file, largest_kib, largest_bytes = runs.folder.path / "output" / "crontab+it" / f"{SLOT_NAME}.txt", 0, 0
+    file, largest_kib, largest_bytes = runs.directory.path / "output" / "crontab+it" / f"{SLOT_NAME}.txt", 0, 0
     begin_kib = memory_kib(started.pid)
     until = time.monotonic() + 1.2
     while time.monotonic() < until:

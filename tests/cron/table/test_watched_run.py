@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Outcome, Overlap
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
 from resilience.cron.table.books import settle
 from resilience.cron.table.running import marks
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 from tests.system.writer import writer
 
 __all__ = ["quick", "runs"]
@@ -35,7 +35,7 @@ def test_only_the_newest_outputs_are_kept(tmp_path: Path, quick: None) -> None:
     runs = Runs(tmp_path, keep_runs=3)
     for slot in range(SLOT, SLOT + 6):
         runs.sh(f"echo {slot}", slot=slot)
-    names = sorted(path.name for path in (runs.folder.path / "output" / "crontab+it").iterdir())
+    names = sorted(path.name for path in (runs.directory.path / "output" / "crontab+it").iterdir())
     assert names == [f"{slot}.txt" for slot in range(SLOT + 3, SLOT + 6)]
     until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "all reaped")
 
@@ -56,7 +56,7 @@ def test_a_full_disk_hides_no_end(tmp_path: Path, quick: None) -> None:
         assert "not in the history yet" in record.summary
         assert runs.history() == () and len(runs.marks()) == 1
         ballast.unlink()
-        (settled,) = settle(runs.folder, now=time.time())
+        (settled,) = settle(runs.directory, now=time.time())
         assert (settled.outcome, settled.exit_code, settled.slot) == (Outcome.FAILED, 3, SLOT)
         assert (runs.history(), runs.marks()) == ((settled,), [])
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
@@ -81,7 +81,7 @@ def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
     monkeypatch.setattr(watched_run, "LAST_S", 0.5)
     monkeypatch.setattr(watched_run, "_SIGN_ON_S", 0.5)
     (tmp_path / "project").mkdir()
-    with hung_folder(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         runs = Runs(tmp_path / "project", hung)
         runs.supervised.start(entry("/bin/sh", "-c", "echo alive", overlap=Overlap.ALLOW), SLOT)
         runs.supervised.start(entry("/bin/sh", "-c", "sleep 87619", overlap=Overlap.ALLOW, timeout_s=0.3), SLOT + 1)
@@ -106,7 +106,7 @@ def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: P
         assert "not in the history yet" in record.summary and "Read-only" in record.summary
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
         make_read_only(disk, False)
-        assert [run.outcome for run in settle(runs.folder, now=time.time())] == [Outcome.CUT_SHORT]
+        assert [run.outcome for run in settle(runs.directory, now=time.time())] == [Outcome.CUT_SHORT]
 
 
 CHANGES = {
@@ -127,13 +127,13 @@ def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(
             project.mkdir()
             code = process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
             assert code in (-signal.SIGKILL, 0)  # it may do with fewer waits than the last time
-            folder = CronFolder(project / "state")
-            settle(folder, now=time.time())
-            if marks(folder):  # it may have been killed between the file and its content
-                settle(folder, now=time.time() + 1e6)
-            assert marks(folder) == ()
+            directory = CronDirectory(project / "state")
+            settle(directory, now=time.time())
+            if marks(directory):  # it may have been killed between the file and its content
+                settle(directory, now=time.time() + 1e6)
+            assert marks(directory) == ()
             until_true(lambda project=project: processes_in(project) == [], "its program is gone")  # type: ignore[misc]
-            ends = folder.history("crontab+it")
+            ends = directory.history("crontab+it")
             assert len(ends) <= 1
             outcome = ends[0].outcome if ends else "nothing"
             assert ends or not (project / "ran").exists(), f"it ran and nobody knows ({name} {count})"
@@ -143,11 +143,11 @@ def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(
     assert set(seen) == {"nothing", Outcome.CUT_SHORT, Outcome.FAILED}, "before, within and after the run"
 
 
-def processes_in(folder: Path) -> list[str]:
-    """The living processes whose working folder this is."""
+def processes_in(directory: Path) -> list[str]:
+    """The living processes whose working directory this is."""
     found = []
     for path in Path("/proc").iterdir():
         with suppress(OSError):
-            if path.name.isdigit() and (path / "cwd").readlink() == folder:
+            if path.name.isdigit() and (path / "cwd").readlink() == directory:
                 found.append(path.name)
     return found

@@ -205,9 +205,9 @@ class Rank:
 class Pool:
     """Processes that have torch imported, used again and again."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._log = folder / "ranks.log"
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._log = directory / "ranks.log"
         self._idle: list[Rank] = []
         self._number = 0
         self._wanted = 0
@@ -240,7 +240,7 @@ class Pool:
         `before` names switches that are thrown before it starts. Raise TimeoutError, with what is known, on a hang.
         """
         self._number += 1
-        run = make_run(self._folder / f"run{self._number}")
+        run = make_run(self._directory / f"run{self._number}")
         for switch in before:
             (run / "switches" / switch).touch()
         self.prepare(plan.world + len(plan.dies))

@@ -38,10 +38,10 @@ def a_place(run: Path | None, **more: Any) -> RankInfo:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "agreement"
-    folder.mkdir(0o700)
-    return folder
+def directory(tmp_path: Path) -> Path:
+    directory = tmp_path / "agreement"
+    directory.mkdir(0o700)
+    return directory
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def put(path: Path, text: str) -> Path:
     return path
 
 
-def write(folder: Path, name: str, port: int = 4711, **fields: object) -> Path:
+def write(directory: Path, name: str, port: int = 4711, **fields: object) -> Path:
     """A good address file."""
-    return put(folder / name, json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
+    return put(directory / name, json.dumps({"host": "127.0.0.1", "port": port, "token": "abc", **fields}))
 
 
 def the_file(path: Path, **more: Any) -> AddressFile:
@@ -82,82 +82,84 @@ def the_file(path: Path, **more: Any) -> AddressFile:
     return AddressFile(path, place, Recorder(place))
 
 
-def sweep(folder: Path, **more: Any) -> list[str]:
-    the_file(folder / "12-2-0", **more)._remove_stale()
-    return sorted(path.name for path in folder.iterdir())
+def sweep(directory: Path, **more: Any) -> list[str]:
+    the_file(directory / "12-2-0", **more)._remove_stale()
+    return sorted(path.name for path in directory.iterdir())
 
 
-def test_files_of_earlier_starts_and_attempts_go_and_all_others_stay(folder: Path, dead_port: int) -> None:
+def test_files_of_earlier_starts_and_attempts_go_and_all_others_stay(directory: Path, dead_port: int) -> None:
     for name in ("12-0-0", "12-1-0", "12-2-0", "12-2-1", "12-3-0", "123-0-0", "2-1-0"):
-        write(folder, name, dead_port, node="n2", pid=1, attempt=5)
-    write(folder, "9-0-0", dead_port, node="n2", pid=1, attempt=4)
-    write(folder, "13-0-0", dead_port, node="n2", pid=1, attempt=6)
-    write(folder, "8-0-0", dead_port)  # whose it is nobody knows
-    assert sweep(folder) == ["12-2-0", "12-2-1", "12-3-0", "123-0-0", "13-0-0", "2-1-0", "8-0-0"]
+        write(directory, name, dead_port, node="n2", pid=1, attempt=5)
+    write(directory, "9-0-0", dead_port, node="n2", pid=1, attempt=4)
+    write(directory, "13-0-0", dead_port, node="n2", pid=1, attempt=6)
+    write(directory, "8-0-0", dead_port)  # whose it is nobody knows
+    assert sweep(directory) == ["12-2-0", "12-2-1", "12-3-0", "123-0-0", "13-0-0", "2-1-0", "8-0-0"]
 
 
-def test_no_file_is_swept_whose_rank_0_listens(folder: Path, listener: socket.socket, dead_pid: int) -> None:
+def test_no_file_is_swept_whose_rank_0_listens(directory: Path, listener: socket.socket, dead_pid: int) -> None:
     port = listener.getsockname()[1]
     names = [
-        write(folder, "12-0-0", port, node="n2", pid=1, attempt=1).name,
-        write(folder, "7-0-0", port, node="n1", pid=dead_pid, attempt=5).name,
-        write(folder, "8-0-0", port, node="n2", pid=1, attempt=5).name,
+        write(directory, "12-0-0", port, node="n2", pid=1, attempt=1).name,
+        write(directory, "7-0-0", port, node="n1", pid=dead_pid, attempt=5).name,
+        write(directory, "8-0-0", port, node="n2", pid=1, attempt=5).name,
     ]
-    os.utime(folder / "8-0-0", (0.0, 0.0))
-    assert sweep(folder) == names
+    os.utime(directory / "8-0-0", (0.0, 0.0))
+    assert sweep(directory) == names
 
 
-def test_of_our_own_node_a_file_without_process_and_listener_goes(folder: Path, dead_port: int, dead_pid: int) -> None:
-    write(folder, "0-0-dead", dead_port, node="n1", pid=dead_pid, attempt=0)
-    write(folder, "0-0-elsewhere", dead_port, node="n2", pid=dead_pid, attempt=0)
-    write(folder, "0-0-alive", dead_port, node="n1", pid=os.getpid(), attempt=0)
-    assert sweep(folder, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
+def test_of_our_own_node_a_file_without_process_and_listener_goes(
+    directory: Path, dead_port: int, dead_pid: int
+) -> None:
+    write(directory, "0-0-dead", dead_port, node="n1", pid=dead_pid, attempt=0)
+    write(directory, "0-0-elsewhere", dead_port, node="n2", pid=dead_pid, attempt=0)
+    write(directory, "0-0-alive", dead_port, node="n1", pid=os.getpid(), attempt=0)
+    assert sweep(directory, job_id="0", attempt=0) == ["0-0-alive", "0-0-elsewhere"]
 
 
-def test_after_a_week_the_file_of_another_node_goes_if_no_process_listens(folder: Path, dead_port: int) -> None:
+def test_after_a_week_the_file_of_another_node_goes_if_no_process_listens(directory: Path, dead_port: int) -> None:
     for name, seconds in (("7-0-0", OLD_S + 1), ("8-0-0", OLD_S - 3600)):
         when = time.time() - seconds
-        os.utime(write(folder, name, dead_port, node="n2", pid=1, attempt=5), (when, when))
-    assert sweep(folder) == ["8-0-0"]
+        os.utime(write(directory, name, dead_port, node="n2", pid=1, attempt=5), (when, when))
+    assert sweep(directory) == ["8-0-0"]
 
 
-def test_a_sweep_touches_only_private_regular_files(folder: Path, tmp_path: Path, dead_port: int) -> None:
+def test_a_sweep_touches_only_private_regular_files(directory: Path, tmp_path: Path, dead_port: int) -> None:
     victim = write(tmp_path, "victim", dead_port, node="n2", pid=1, attempt=1)
-    (folder / "12-0-0").symlink_to(victim)
-    os.mkfifo(folder / "12-0-1", 0o600)
-    (folder / "12-0-2").mkdir()
-    write(folder, "12-0-3", dead_port, node="n2", pid=1, attempt=1).chmod(0o644)
+    (directory / "12-0-0").symlink_to(victim)
+    os.mkfifo(directory / "12-0-1", 0o600)
+    (directory / "12-0-2").mkdir()
+    write(directory, "12-0-3", dead_port, node="n2", pid=1, attempt=1).chmod(0o644)
     for number, text in enumerate(["", "{", "[]", "[" * 50_000, '{"port": []}', '{"host": "127.0.0.1", "port": 1e99}']):
-        put(folder / f"12-1-{number}", text)
-    before = sorted(path.name for path in folder.iterdir())
-    assert sweep(folder) == before
-    assert victim.exists() and stat.S_ISFIFO((folder / "12-0-1").lstat().st_mode)
+        put(directory / f"12-1-{number}", text)
+    before = sorted(path.name for path in directory.iterdir())
+    assert sweep(directory) == before
+    assert victim.exists() and stat.S_ISFIFO((directory / "12-0-1").lstat().st_mode)
 
 
 @needs_root
-def test_a_file_of_another_user_stays(folder: Path, dead_port: int) -> None:
-    os.chown(write(folder, "12-0-0", dead_port, node="n1", pid=0, attempt=1), NOBODY, NOBODY)
-    assert sweep(folder) == ["12-0-0"]
+def test_a_file_of_another_user_stays(directory: Path, dead_port: int) -> None:
+    os.chown(write(directory, "12-0-0", dead_port, node="n1", pid=0, attempt=1), NOBODY, NOBODY)
+    assert sweep(directory) == ["12-0-0"]
 
 
-def test_the_temporary_file_of_a_killed_writer_goes_after_a_while(folder: Path) -> None:
+def test_the_temporary_file_of_a_killed_writer_goes_after_a_while(directory: Path) -> None:
     for name, when in ((".12-2-0.aa.tmp", time.time() - 3600), (".12-2-0.bb.tmp", time.time())):
-        (folder / name).touch(0o600)
-        os.utime(folder / name, (when, when))
-    assert sweep(folder) == [".12-2-0.bb.tmp"]
+        (directory / name).touch(0o600)
+        os.utime(directory / name, (when, when))
+    assert sweep(directory) == [".12-2-0.bb.tmp"]
 
 
-def test_a_sweep_ends_when_the_launch_does_and_minds_no_missing_folder(folder: Path, dead_port: int) -> None:
-    write(folder, "12-0-0", dead_port, node="n2", pid=1, attempt=1)
-    file = the_file(folder / "12-2-0")
+def test_a_sweep_ends_when_the_launch_does_and_minds_no_missing_directory(directory: Path, dead_port: int) -> None:
+    write(directory, "12-0-0", dead_port, node="n2", pid=1, attempt=1)
+    file = the_file(directory / "12-2-0")
     file.withdraw()
     file._remove_stale()
-    assert (folder / "12-0-0").exists()
-    the_file(folder / "none" / "12-2-0")._remove_stale()
+    assert (directory / "12-0-0").exists()
+    the_file(directory / "none" / "12-2-0")._remove_stale()
 
 
-def test_only_the_file_of_this_very_process_is_its_own(folder: Path) -> None:
-    path = folder / "12-2-0"
+def test_only_the_file_of_this_very_process_is_its_own(directory: Path) -> None:
+    path = directory / "12-2-0"
     the_file(path).publish(Address("127.0.0.1", 4711, "abc"))
     wait_until(path.exists)
     for node, pid in (("n2", os.getpid()), ("n1", 1)):
@@ -210,12 +212,12 @@ def test_a_file_of_another_user_or_in_the_directory_of_one_is_not_trusted(tmp_pa
     assert read_address(path) is None
 
 
-def test_a_folder_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "agreement"
-    folder.mkdir()
-    folder.chmod(0o777)
-    make_private_directory(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+def test_a_directory_of_ours_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
+    directory = tmp_path / "agreement"
+    directory.mkdir()
+    directory.chmod(0o777)
+    make_private_directory(directory)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
 # ---- real launches -------------------------------------------------------------------------------------------------

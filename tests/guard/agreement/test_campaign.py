@@ -16,13 +16,13 @@ SOAK_RUNS = 1000
 MOST_FAILURES = 3
 
 
-def run_seeds(folder: Path, seeds: list[int]) -> None:
+def run_seeds(directory: Path, seeds: list[int]) -> None:
     """Run them all; fail with the first few that went wrong, and how to run just these."""
     need_torch()
     failures: dict[int, str] = {}
     begin = time.monotonic()
     seen: Counter[str] = Counter()
-    with Pool(folder) as pool:
+    with Pool(directory) as pool:
         pool.prepare(9)  # eight, and one that takes the place of a rank that dies
         for seed in seeds:
             plan = draw(seed)

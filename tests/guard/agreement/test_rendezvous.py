@@ -36,7 +36,7 @@ from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 ADDRESS = Address("127.0.0.1", 4711, "abc")
 
 
-class Scene:
+class Context:
     """Ranks of one run, and what they say."""
 
     def __init__(self, run: Path | None, nodes: int = 1) -> None:
@@ -67,10 +67,10 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
-    scene = Scene(tmp_path / "run")
-    yield scene
-    scene.leave()
+def context(tmp_path: Path) -> Iterator[Context]:
+    context = Context(tmp_path / "run")
+    yield context
+    context.leave()
 
 
 def is_up(made: Agreement) -> bool:
@@ -81,31 +81,31 @@ def is_up(made: Agreement) -> bool:
 # ---- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_find_each_other_by_a_private_file_that_is_gone_after_the_launch(scene: Scene) -> None:
-    scene.meet(0)
-    other = scene.meet(1)
+def test_ranks_find_each_other_by_a_private_file_that_is_gone_after_the_launch(context: Context) -> None:
+    context.meet(0)
+    other = context.meet(1)
     wait_until(lambda: is_up(other))
-    path = address_file(scene.place(0))
+    path = address_file(context.place(0))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert json.loads(path.read_text())["host"] == "127.0.0.1"
-    scene.leave()
+    context.leave()
     assert list(path.parent.iterdir()) == []
-    assert scene.said == []
+    assert context.said == []
 
 
-def test_the_token_is_another_one_for_each_launch(scene: Scene) -> None:
-    path = address_file(scene.place(0))
-    scene.meet(0)
+def test_the_token_is_another_one_for_each_launch(context: Context) -> None:
+    path = address_file(context.place(0))
+    context.meet(0)
     wait_until(lambda: read_address(path) is not None)
     first = read_address(path)
-    scene.meet(0)
+    context.meet(0)
     wait_until(lambda: (found := read_address(path)) and first and found.token != first.token)
 
 
-def test_the_file_of_a_newer_launch_is_left_alone(scene: Scene) -> None:
-    path = address_file(scene.place(0))
-    old, new = (AddressFile(path, scene.place(0), scene.recorder()) for _ in range(2))
+def test_the_file_of_a_newer_launch_is_left_alone(context: Context) -> None:
+    path = address_file(context.place(0))
+    old, new = (AddressFile(path, context.place(0), context.recorder()) for _ in range(2))
     old.publish(ADDRESS)
     wait_until(lambda: read_address(path) is not None)
     new.publish(Address("127.0.0.1", 4712, "def"))
@@ -140,11 +140,11 @@ def test_a_directory_that_another_user_made_before_us_in_tmp_is_refused_and_name
     monkeypatch.setenv("TMPDIR", str(shared))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", None)
-    scene = Scene(None)
-    scene.meet(0)
-    wait_until(lambda: scene.said)
-    scene.leave()
-    (warning,) = scene.said
+    context = Context(None)
+    context.meet(0)
+    wait_until(lambda: context.said)
+    context.leave()
+    (warning,) = context.said
     assert "address could not be written" in warning and str(trap) in warning
     assert "belongs to another user" in warning or "not a directory" in warning
     assert list(loot.iterdir()) == [] and (kind != "directory" or list(trap.iterdir()) == [])
@@ -154,22 +154,22 @@ def test_a_directory_that_another_user_made_before_us_in_tmp_is_refused_and_name
 
 
 def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_module, "RETRY_S", 0.05)
-    in_the_way = Path(scene.run_dir, "agreement")
+    in_the_way = Path(context.run_dir, "agreement")
     in_the_way.parent.mkdir()
     in_the_way.touch()
-    first, other = scene.meet(0), scene.meet(1)
-    wait_until(lambda: scene.said)
-    assert "no rank can ask the others" in scene.said[0]
+    first, other = context.meet(0), context.meet(1)
+    wait_until(lambda: context.said)
+    assert "no rank can ask the others" in context.said[0]
     assert other.on_step() is not None  # the training goes on
     other.request(save())
     assert not is_up(other)
     in_the_way.unlink()
     wait_until(lambda: is_up(other))  # it was put right
-    wait_until(lambda: any(event.kind == "committed" for event in scene.news))
-    assert len(scene.said) == 1
+    wait_until(lambda: any(event.kind == "committed" for event in context.news))
+    assert len(context.said) == 1
     for made in (first, other):
         made._gate.count += 1
         assert made.on_step().save
@@ -177,14 +177,14 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
 
 
 def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
+    context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = threading.Event()
     monkeypatch.setattr(file_module, "replace_file", lambda *_, **__: hung.wait(60))
     monkeypatch.setattr(file_module, "REMOVE_S", 0.2)
-    first = scene.meet(0)
+    first = context.meet(0)
     assert first.on_step() is not None
-    scene.leave()
+    context.leave()
     assert not hung.is_set()
     hung.set()
 
@@ -193,9 +193,9 @@ def test_a_file_system_that_hangs_holds_up_neither_the_start_nor_the_end(
 
 
 def test_ranks_of_several_nodes_without_a_run_directory_are_warned_and_never_wait() -> None:
-    scene = Scene(None, nodes=2)
+    context = Context(None, nodes=2)
     for rank in (0, 1):
-        made = scene.meet(rank)
+        made = context.meet(rank)
         assert type(made) is Agreement
         made.request(save())
         decision = made.wait_for_start(60)
@@ -205,9 +205,9 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_warned_and_never_wai
         made.finish("saved", 0.1)
         made.resumed()
         made.after_fork_in_child()
-    scene.leave()
-    assert len(scene.said) == 2
-    assert "several nodes and there is no run directory" in scene.said[0]
+    context.leave()
+    assert len(context.said) == 2
+    assert "several nodes and there is no run directory" in context.said[0]
 
 
 @pytest.mark.parametrize(
@@ -229,12 +229,12 @@ def test_several_nodes_are_what_slurm_says_or_a_master_elsewhere(nodes: int, mas
 
 @pytest.mark.parametrize("interface", ["", "192.0.2.77"])
 def test_one_node_listens_on_loopback_only_and_names_an_interface_that_is_not_there(
-    scene: Scene, interface: str
+    context: Context, interface: str
 ) -> None:
-    with open_listener(scene.place(0), interface, scene.recorder()) as listener:
+    with open_listener(context.place(0), interface, context.recorder()) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    assert bool(scene.said) == bool(interface)
-    assert all("cannot listen on the interface '192.0.2.77'" in line for line in scene.said)
+    assert bool(context.said) == bool(interface)
+    assert all("cannot listen on the interface '192.0.2.77'" in line for line in context.said)
 
 
 def test_one_connection_per_rank_is_allowed_for() -> None:

@@ -183,5 +183,5 @@ def test_status_reads_the_slowest_ranks_step(tmp_path: Path) -> None:
     assert last_step(directory) == 55
 
 
-def test_a_host_never_leads_out_of_the_folder() -> None:
+def test_a_host_never_leads_out_of_the_directory() -> None:
     assert "/" not in file_name("12", "../../etc/passwd")

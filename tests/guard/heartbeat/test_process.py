@@ -27,7 +27,7 @@ from tests.guard.disks import fill, needs_fuse, small_disk
 from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node, a_node
-from tests.system.hung import hung_folder
+from tests.system.hung import hung_directory
 from tests.system.people import NOBODY, needs_root
 
 
@@ -113,7 +113,7 @@ def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_
     assert list((node.run / "agreement").iterdir()) == []
     left = {str(path.relative_to(node.run)) for path in node.run.rglob("*") if path.is_file()}
     assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
-    assert {path.name for path in launch.folder.iterdir()} <= {"stderr.0", "stderr.1", "steps.0", "steps.1"}
+    assert {path.name for path in launch.directory.iterdir()} <= {"stderr.0", "stderr.1", "steps.0", "steps.1"}
     assert {path for path in set(Path("/dev/shm").iterdir()) - shared if "resil" in path.name} == set()
 
 
@@ -352,18 +352,18 @@ def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believe
     assert second.ask(locate) is None
 
 
-def test_where_an_address_is_missing_the_folder_is_written_to_so_that_nfs_looks_again(node: Node) -> None:
+def test_where_an_address_is_missing_the_directory_is_written_to_so_that_nfs_looks_again(node: Node) -> None:
     node.start(0)
     second = node.start(1)
-    folder = node.run / "agreement"
-    wait_until(lambda: second.ask("writer.locate()") is None and folder.exists())
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    wait_until(lambda: not list(folder.iterdir()))
+    directory = node.run / "agreement"
+    wait_until(lambda: second.ask("writer.locate()") is None and directory.exists())
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    wait_until(lambda: not list(directory.iterdir()))
 
 
-@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660)])
-def test_the_beat_has_the_runs_mode(node: Node, folder: int, file: int) -> None:
-    node.run.chmod(folder)
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o2770, 0o660)])
+def test_the_beat_has_the_runs_mode(node: Node, directory: int, file: int) -> None:
+    node.run.chmod(directory)
     node.start(0)
     wait_until(lambda: node.beats())
     assert stat.S_IMODE((node.run / "beats" / "12.n1").stat().st_mode) == file
@@ -401,7 +401,7 @@ def test_a_run_directory_that_goes_and_comes_back_is_not_made_anew_by_us(node: N
 
 @needs_fuse
 def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
+    with hung_directory(tmp_path / "hung") as run, a_node(run) as node:
         first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
         ranks = [node.start(rank, first=first) for rank in range(2)]
         wait_until(lambda: ranks[1].ask("writer._line.maintain() or writer._line._is_welcome"))
@@ -416,7 +416,7 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
 
 @needs_fuse
 def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as run, a_node(run) as node:
+    with hung_directory(tmp_path / "hung") as run, a_node(run) as node:
         first = (
             "import threading; threading.Thread.start = lambda self: None\n"
             "connection.PROGRAM = connection.PROGRAM.replace("
@@ -581,7 +581,7 @@ def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) 
     wait_until(lambda: heard == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 
-def test_looking_again_makes_only_the_one_folder_and_leaves_no_file(run: Path) -> None:
+def test_looking_again_makes_only_the_one_directory_and_leaves_no_file(run: Path) -> None:
     look_again(str(run / "gone" / "deeper" / "file"))
     assert not (run / "gone").exists()
     look_again(str(run / "agreement" / "12"))

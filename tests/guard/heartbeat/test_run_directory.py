@@ -34,20 +34,22 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("folder", "file"), [(0o700, 0o600), (0o2770, 0o660), (0o770, 0o600), (0o2750, 0o600), (0o2775, 0o660)]
+    ("directory", "file"), [(0o700, 0o600), (0o2770, 0o660), (0o770, 0o600), (0o2750, 0o600), (0o2775, 0o660)]
 )
-def test_only_a_folder_made_for_a_group_gives_its_files_to_the_group(tmp_path: Path, folder: int, file: int) -> None:
-    tmp_path.chmod(folder)
+def test_only_a_directory_made_for_a_group_gives_its_files_to_the_group(
+    tmp_path: Path, directory: int, file: int
+) -> None:
+    tmp_path.chmod(directory)
     assert file_mode(str(tmp_path)) == file
     tmp_path.chmod(0o700)
 
 
-def test_a_missing_folder_is_made_with_the_runs_mode_but_never_the_run_itself(tmp_path: Path) -> None:
+def test_a_missing_directory_is_made_with_the_runs_mode_but_never_the_run_itself(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(FileNotFoundError):
         subfolder(str(run), "beats")
@@ -232,7 +234,7 @@ def test_a_read_only_disk_is_an_error_of_the_caller(tmp_path: Path) -> None:
         assert len(lines_of(disk)) == 2
 
 
-@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+@pytest.mark.parametrize("kind", ["link", "fifo", "directory"])
 def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> None:
     (tmp_path / "journal").mkdir()
     path = tmp_path / "journal" / "12.0.jsonl"
@@ -249,9 +251,9 @@ def test_nothing_but_a_regular_file_is_written_to(tmp_path: Path, kind: str) -> 
         assert (tmp_path / "victim").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize(("folder", "file"), [(0o700, 0o600), (0o2770, 0o660)])
-def test_a_journal_has_the_runs_mode(tmp_path: Path, folder: int, file: int) -> None:
-    tmp_path.chmod(folder)
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o2770, 0o660)])
+def test_a_journal_has_the_runs_mode(tmp_path: Path, directory: int, file: int) -> None:
+    tmp_path.chmod(directory)
     append_journal(str(tmp_path), "12", 0, [b"{}\n"])
     assert mode_of(tmp_path / "journal" / "12.0.jsonl") == file
     tmp_path.chmod(0o700)

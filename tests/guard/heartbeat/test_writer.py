@@ -28,7 +28,7 @@ from resilience.guard.settings import GuardSettings
 from tests.guard.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.guard.guards import QUIET, make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node
-from tests.system.hung import hung_folder, release
+from tests.system.hung import hung_directory, release
 
 
 class Alone:
@@ -105,7 +105,7 @@ def test_without_a_run_directory_nothing_is_written_and_nothing_said(tmp_path: P
     assert one.said == []
 
 
-def test_a_run_directory_made_by_hand_gets_the_folders_it_lacks(tmp_path: Path) -> None:
+def test_a_run_directory_made_by_hand_gets_the_directories_it_lacks(tmp_path: Path) -> None:
     one = Alone(tmp_path)
     one.recorder.event("start")
     one.writer.stop(5.0)
@@ -173,7 +173,7 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "FINISHED_S", 0.3)
-    with hung_folder(tmp_path / "hung") as run:
+    with hung_directory(tmp_path / "hung") as run:
         one = Alone(run)
         one.recorder.event("start")
         began = time.monotonic()
@@ -345,7 +345,7 @@ def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> Non
 
 @needs_fuse
 def test_a_run_directory_on_a_dead_file_system_slows_no_step_and_not_the_end(tmp_path: Path) -> None:
-    with hung_folder(tmp_path / "hung") as run:
+    with hung_directory(tmp_path / "hung") as run:
         said: list[str] = []
         guard = TrainingGuard.from_env({"RESIL_RUN_DIR": str(run), "RESIL_ATTEMPT": "3"}, say=said.append, **QUIET)
         with guard:

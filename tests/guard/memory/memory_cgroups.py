@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.guard.memory.cgroup import find_folders
+from resilience.guard.memory.cgroup import find_directories
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "memory"
 MIB = 2**20
@@ -26,7 +26,7 @@ def count_descriptors() -> int:
 
 @dataclass
 class Machine:
-    """A folder that looks like `/`, as far as memory goes."""
+    """A directory that looks like `/`, as far as memory goes."""
 
     root: Path
 
@@ -41,9 +41,9 @@ class Machine:
         )
         return self
 
-    def cgroup(self, folder: str, *, version: int, used: int, limit: int | None, **more: str) -> Path:
-        """A cgroup below the mount's folder; `more` are further files, with `__` for the dot."""
-        path = self.root / folder.lstrip("/")
+    def cgroup(self, directory: str, *, version: int, used: int, limit: int | None, **more: str) -> Path:
+        """A cgroup below the mount's directory; `more` are further files, with `__` for the dot."""
+        path = self.root / directory.lstrip("/")
         path.mkdir(parents=True, exist_ok=True)
         stat = "total_inactive_file 0\n" if version == 1 else "inactive_file 0\n"
         files = {"cgroup.procs": "", "memory.stat": stat}
@@ -87,7 +87,7 @@ class RealCgroup:
     def kills(self) -> int:
         """How many processes of the job the kernel has killed for want of memory."""
         text = "".join(
-            (folder / "memory.oom_control").read_text() for folder in (self.job, self.task.parent, self.task)
+            (directory / "memory.oom_control").read_text() for directory in (self.job, self.task.parent, self.task)
         )
         return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("oom_kill "))
 
@@ -98,10 +98,10 @@ class RealCgroup:
 
 def make_real_cgroup(limit_bytes: int) -> RealCgroup:
     """Make one below the hierarchy's root, or skip with the reason."""
-    folders = find_folders()
-    if not folders or folders[-1].version != 1:
+    directories = find_directories()
+    if not directories or directories[-1].version != 1:
         pytest.skip("needs the memory controller in cgroup version 1: here it is in version 2, or nowhere")
-    top = Path(folders[-1].folder) / f"resil-test-{os.getpid()}-{time.monotonic_ns()}"
+    top = Path(directories[-1].directory) / f"resil-test-{os.getpid()}-{time.monotonic_ns()}"
     found = RealCgroup(top / "job_12")
     try:
         found.task.mkdir(parents=True)
@@ -114,18 +114,18 @@ def make_real_cgroup(limit_bytes: int) -> RealCgroup:
 def remove_real_cgroup(cgroup: RealCgroup) -> None:
     """Remove it; whatever is left in it is killed, by number."""
     end = time.monotonic() + 20
-    for folder in (cgroup.task, cgroup.task.parent, cgroup.job, cgroup.job.parent):
+    for directory in (cgroup.task, cgroup.task.parent, cgroup.job, cgroup.job.parent):
         while True:
-            for pid in (folder / "cgroup.procs").read_text().split():
+            for pid in (directory / "cgroup.procs").read_text().split():
                 try:
                     os.kill(int(pid), 9)
                 except ProcessLookupError:
                     continue
             try:
-                folder.rmdir()
+                directory.rmdir()
                 break
             except OSError:  # a killed process takes a moment to go
-                assert time.monotonic() < end, f"{folder} stays busy"
+                assert time.monotonic() < end, f"{directory} stays busy"
                 time.sleep(0.02)
 
 

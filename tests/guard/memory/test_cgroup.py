@@ -12,7 +12,7 @@ from resilience.base.mounts import parse_mountinfo
 from resilience.guard.memory.cgroup import (
     CgroupMemory,
     below,
-    find_folders,
+    find_directories,
     parse_limit,
     parse_memberships,
     parse_stat,
@@ -126,11 +126,11 @@ def test_people_read_whose_cgroup_it_is(path: str, said: str) -> None:
 @pytest.mark.parametrize("version", [1, 2])
 def test_all_ancestors_are_found_from_the_task_upwards(machine: Machine, version: int) -> None:
     machine.slurm(version, used=MIB, limits={"job_12": 200 * MIB})
-    found = find_folders(str(machine.root))
-    names = [folder.path.rpartition("/")[2] for folder in found]
+    found = find_directories(str(machine.root))
+    names = [directory.path.rpartition("/")[2] for directory in found]
     middle = ["task_0", "step_0", "job_12"] if version == 1 else ["task_0", "user", "step_0", "job_12"]
     assert names[: len(middle)] == middle
-    assert all(folder.version == version for folder in found)
+    assert all(directory.version == version for directory in found)
     assert found[-1].path == "/"
 
 
@@ -143,13 +143,13 @@ def test_a_tree_bound_over_the_tree_is_walked_from_the_bind(machine: Machine) ->
     machine.cgroup("/sys/fs/cgroup/memory/slurm_n1/job_1", version=1, used=MIB, limit=9 * MIB)
     machine.cgroup("/sys/fs/cgroup/memory/slurm_n1", version=1, used=MIB, limit=None)
     machine.cgroup("/sys/fs/cgroup/memory", version=1, used=MIB, limit=None)
-    found = find_folders(str(machine.root))
-    assert [folder.path for folder in found] == [
+    found = find_directories(str(machine.root))
+    assert [directory.path for directory in found] == [
         "/slurmlab/lab1/slurm_n1/job_1",
         "/slurmlab/lab1/slurm_n1",
         "/slurmlab/lab1",
     ]
-    assert found[0].folder == str(machine.root / "sys/fs/cgroup/memory/slurm_n1/job_1")
+    assert found[0].directory == str(machine.root / "sys/fs/cgroup/memory/slurm_n1/job_1")
 
 
 def test_a_recorded_task_of_srun_finds_its_job_under_the_bind(machine: Machine) -> None:
@@ -157,8 +157,8 @@ def test_a_recorded_task_of_srun_finds_its_job_under_the_bind(machine: Machine) 
     job = "/sys/fs/cgroup/memory/slurm_n1/uid_1001/job_2"
     machine.cgroup(job, version=1, used=MIB, limit=200 * MIB)
     machine.cgroup(f"{job}/step_0/task_0", version=1, used=MIB, limit=None)
-    found = find_folders(str(machine.root))
-    assert [folder.folder.removeprefix(str(machine.root)) for folder in found[:3]] == [
+    found = find_directories(str(machine.root))
+    assert [directory.directory.removeprefix(str(machine.root)) for directory in found[:3]] == [
         f"{job}/step_0/task_0",
         f"{job}/step_0",
         job,
@@ -169,7 +169,7 @@ def test_a_recorded_task_of_srun_finds_its_job_under_the_bind(machine: Machine) 
 def test_in_a_container_the_mounts_root_is_its_own_cgroup(machine: Machine) -> None:
     machine.proc("0::/\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup", version=2, used=MIB, limit=64 * MIB)
-    (found,) = find_folders(str(machine.root))
+    (found,) = find_directories(str(machine.root))
     assert whose(found.path) == "the container's cgroup"
     assert CgroupMemory(found).limit_bytes == 64 * MIB
 
@@ -178,7 +178,7 @@ def test_a_container_of_version_1_shows_its_part_of_the_tree(machine: Machine) -
     mounts = "35 31 0:32 /docker/4f /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
     machine.proc("4:memory:/docker/4f\n", mounts)
     machine.cgroup("/sys/fs/cgroup/memory", version=1, used=MIB, limit=64 * MIB)
-    (found,) = find_folders(str(machine.root))
+    (found,) = find_directories(str(machine.root))
     assert (found.path, CgroupMemory(found).limit_bytes) == ("/docker/4f", 64 * MIB)
 
 
@@ -189,32 +189,38 @@ def test_a_process_is_searched_by_its_number_where_a_namespace_hides_names(machi
     machine.cgroup("/sys/fs/cgroup/memory/x/job_13", version=1, used=MIB, limit=1)
     (job / "step_0" / "task_0").mkdir(parents=True)
     (job / "step_0" / "task_0" / "cgroup.procs").write_text("17\n4242\n")
-    found = find_folders(str(machine.root), pid=4242)
-    assert [folder.path for folder in found] == ["/x/job_12/step_0/task_0", "/x/job_12/step_0", "/x/job_12", "/x", "/"]
+    found = find_directories(str(machine.root), pid=4242)
+    assert [directory.path for directory in found] == [
+        "/x/job_12/step_0/task_0",
+        "/x/job_12/step_0",
+        "/x/job_12",
+        "/x",
+        "/",
+    ]
 
 
 def test_where_a_process_cannot_be_found_the_outermost_cgroup_still_holds(machine: Machine) -> None:
     machine.proc("0::/\n", "32 23 0:28 /../.. /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup", version=2, used=MIB, limit=64 * MIB)
-    (found,) = find_folders(str(machine.root), pid=4242)
+    (found,) = find_directories(str(machine.root), pid=4242)
     assert CgroupMemory(found).limit_bytes == 64 * MIB
 
 
 def test_a_path_that_is_not_there_gives_no_foreign_cgroup(machine: Machine) -> None:
     machine.proc("0::/../elsewhere\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup/elsewhere", version=2, used=MIB, limit=1)
-    assert find_folders(str(machine.root), pid=4242) == []
+    assert find_directories(str(machine.root), pid=4242) == []
 
 
 def test_in_a_hybrid_tree_the_version_with_the_memory_controller_counts(machine: Machine) -> None:
     machine.slurm(1, used=MIB, limits={"job_12": 200 * MIB})
     machine.cgroup("/sys/fs/cgroup/unified", version=2, used=1, limit=1)  # says 0::/ in the recorded file
-    assert {folder.version for folder in find_folders(str(machine.root))} == {1}
+    assert {directory.version for directory in find_directories(str(machine.root))} == {1}
 
 
 def test_without_proc_it_cannot_be_found_out(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        find_folders(str(tmp_path))
+        find_directories(str(tmp_path))
 
 
 # ---- one cgroup -----------------------------------------------------------------------------------------------------
@@ -223,17 +229,17 @@ def test_without_proc_it_cannot_be_found_out(tmp_path: Path) -> None:
 def test_memory_high_counts_when_it_is_lower(machine: Machine) -> None:
     machine.proc("0::/\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup", version=2, used=MIB, limit=64 * MIB, memory__high=f"{48 * MIB}\n")
-    assert CgroupMemory(find_folders(str(machine.root))[0]).limit_bytes == 48 * MIB
+    assert CgroupMemory(find_directories(str(machine.root))[0]).limit_bytes == 48 * MIB
 
 
 def test_a_cgroup_without_memory_files_is_none(machine: Machine) -> None:
-    """A leaf below a folder whose subtree_control lacks `memory`, and the root of version 2."""
+    """A leaf below a directory whose subtree_control lacks `memory`, and the root of version 2."""
     machine.proc("0::/a\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     path = machine.root / "sys/fs/cgroup/a"
     path.mkdir(parents=True)
     (path / "cgroup.procs").write_text("")
     with pytest.raises(FileNotFoundError):
-        CgroupMemory(find_folders(str(machine.root))[0])
+        CgroupMemory(find_directories(str(machine.root))[0])
 
 
 # ---- real -----------------------------------------------------------------------------------------------------------
@@ -241,12 +247,12 @@ def test_a_cgroup_without_memory_files_is_none(machine: Machine) -> None:
 SHOW = """
 import os, sys
 open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
-from resilience.guard.memory.cgroup import find_folders, CgroupMemory
-for folder in find_folders():
+from resilience.guard.memory.cgroup import find_directories, CgroupMemory
+for directory in find_directories():
     try:
-        print(folder.path.rpartition("/")[2], CgroupMemory(folder).limit_bytes)
+        print(directory.path.rpartition("/")[2], CgroupMemory(directory).limit_bytes)
     except OSError as error:
-        print(folder.path, error.strerror)
+        print(directory.path, error.strerror)
 """
 
 
@@ -271,7 +277,7 @@ def test_a_real_cgroup_namespace_hides_neither_the_place_nor_the_limit(real: Rea
 def test_a_cgroup_that_is_removed_says_so_and_a_new_one_of_its_name_is_read(real: RealCgroup) -> None:
     extra = real.job / "gone"
     extra.mkdir()
-    found = next(folder for folder in find_folders() if folder.version == 1)
+    found = next(directory for directory in find_directories() if directory.version == 1)
     cgroup = CgroupMemory(type(found)(str(extra), "/gone", 1))
     assert cgroup.raw_bytes() >= 0
     extra.rmdir()

@@ -36,8 +36,8 @@ def names(place: RankInfo, settings: GuardSettings | None = None, *, asked: bool
     return [name_of(trigger) for trigger in triggers if not asked or asked_here(trigger, place)]
 
 
-def in_a_run(folder: Path, **more: Any) -> RankInfo:
-    return RankInfo(run="demo", run_dir=str(folder), job_id="12", attempt=3, **more)
+def in_a_run(directory: Path, **more: Any) -> RankInfo:
+    return RankInfo(run="demo", run_dir=str(directory), job_id="12", attempt=3, **more)
 
 
 def documented() -> dict[str, str]:

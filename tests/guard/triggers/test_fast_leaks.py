@@ -33,8 +33,8 @@ def spread(low: float, high: float) -> st.SearchStrategy[float]:
 
 def train(seconds: float, limit_mib: float, use_mib: Callable[[float], float], **options: Any) -> SimulatedTraining:
     """A training of so many seconds, or until it ends. `options` are those of `SimulatedTraining`."""
-    with tempfile.TemporaryDirectory() as folder:
-        training = SimulatedTraining(Machine(Path(folder)), limit_mib, use_mib, **options)
+    with tempfile.TemporaryDirectory() as directory:
+        training = SimulatedTraining(Machine(Path(directory)), limit_mib, use_mib, **options)
         training.run(seconds)
     return training
 

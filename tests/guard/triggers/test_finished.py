@@ -39,14 +39,16 @@ def test_it_looks_at_the_start_only(run: Path, trigger: FinishedRun) -> None:
 
 
 @pytest.mark.timeout(10)
-@pytest.mark.parametrize(("kind", "word"), [("fifo", "a FIFO"), ("folder", "a folder"), ("link", "a symbolic link")])
+@pytest.mark.parametrize(
+    ("kind", "word"), [("fifo", "a FIFO"), ("directory", "a directory"), ("link", "a symbolic link")]
+)
 def test_what_is_no_regular_file_is_named_and_does_not_count(
     run: Path, trigger: FinishedRun, said: list[str], kind: str, word: str
 ) -> None:
     path = run / "finished"
     if kind == "fifo":
         os.mkfifo(path)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     else:
         path.symlink_to("/nowhere")

@@ -476,11 +476,11 @@ def test_a_guard_has_the_memory_probed_during_each_save(monkeypatch: pytest.Monk
 # ---- real cgroups ---------------------------------------------------------------------------------------------------
 
 
-def run_training(how: str, real: RealCgroup, folder: Path, **environ: str) -> tuple[dict[str, Any], str]:
+def run_training(how: str, real: RealCgroup, directory: Path, **environ: str) -> tuple[dict[str, Any], str]:
     """Run it in the job's task, and return what it printed; nothing if the kernel killed it."""
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
-        [sys.executable, leaking_training.__file__, how, str(real.task), str(folder)],
+        [sys.executable, leaking_training.__file__, how, str(real.task), str(directory)],
         capture_output=True,
         text=True,
         timeout=200,

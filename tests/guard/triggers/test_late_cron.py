@@ -18,7 +18,7 @@ from tests.guard.guards import make_guard, make_run, wait_until
 
 
 class Stage:
-    """A run beside a cron folder, and a clock that is moved by hand."""
+    """A run beside a cron directory, and a clock that is moved by hand."""
 
     def __init__(self, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cron = state_dir / ".cron"
@@ -146,7 +146,7 @@ def test_a_fifo_in_its_place_blocks_nobody(stage: Stage) -> None:
 
 def test_a_note_that_cannot_be_written_costs_nothing_but_the_note(stage: Stage) -> None:
     stage.beat()
-    (stage.cron / "notes").write_text("no folder")
+    (stage.cron / "notes").write_text("no directory")
     stage.minutes(30)
     assert stage.events() == ["cron_late"]
 

@@ -21,14 +21,14 @@ MIB = 2**20
 @pytest.fixture
 def small_tmpfs(tmp_path: Path) -> Iterator[Path]:
     """A /dev/shm of 8 MiB and 100 files."""
-    folder = tmp_path / "shm"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=100", "tmpfs", str(folder)]
+    directory = tmp_path / "shm"
+    directory.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=100", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], timeout=20, check=True)
+    yield directory
+    subprocess.run(["umount", str(directory)], timeout=20, check=True)
 
 
 def make_trigger(path: Path | str, **settings: Any) -> SharedMemory:
@@ -89,11 +89,11 @@ def test_one_mounted_later_is_noticed(tmp_path: Path, small_tmpfs: Path) -> None
     assert trigger.poll() is not None
 
 
-def test_a_folder_on_a_disk_is_not_watched(tmp_path: Path) -> None:
+def test_a_directory_on_a_disk_is_not_watched(tmp_path: Path) -> None:
     """Some containers have /dev/shm on their disk, which may well be 96 % full and stay so."""
     kind = subprocess.run(["stat", "-fc", "%T", str(tmp_path)], capture_output=True, text=True, timeout=20, check=True)
     if kind.stdout.strip() in ("tmpfs", "ramfs"):
-        pytest.skip("needs a temporary folder on a disk")
+        pytest.skip("needs a temporary directory on a disk")
     assert os.statvfs(tmp_path).f_blocks > os.statvfs(tmp_path).f_bavail
     assert make_trigger(tmp_path, shm_percent=1.5).poll() is None
 

@@ -90,21 +90,21 @@ def test_our_own_batch_shells_end_is_no_reason_to_lose_the_last_steps(bench: Ben
     assert not bench.asks()
 
 
-@pytest.mark.parametrize("kind", ["empty", "garbage", "fifo", "folder", "dangling link"])
+@pytest.mark.parametrize("kind", ["empty", "garbage", "fifo", "directory", "dangling link"])
 @pytest.mark.timeout(10)
 def test_what_is_no_attempt_yet_is_probed_again(bench: Bench, kind: str) -> None:
     """Where there are no hard links the file is there before its content."""
     path = bench.attempts / "0004"
     if kind == "fifo":
         os.mkfifo(path)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     elif kind == "dangling link":
         path.symlink_to("/nowhere")
     else:
         path.write_bytes(b"" if kind == "empty" else b"\xff\x00job_id")
     assert not bench.asks() and not bench.asks()
-    path.rmdir() if kind == "folder" else path.unlink()
+    path.rmdir() if kind == "directory" else path.unlink()
     bench.take(4, 12)
     assert bench.asks()
 
@@ -143,7 +143,7 @@ def test_a_run_directory_that_is_away_is_no_reason_to_stop(bench: Bench) -> None
 
 
 @needs_root
-def test_a_folder_without_permission_is_named_once(bench: Bench) -> None:
+def test_a_directory_without_permission_is_named_once(bench: Bench) -> None:
     open_the_way(bench.attempts / "x")
     bench.attempts.parent.chmod(0o755)
     bench.attempts.chmod(0o700)

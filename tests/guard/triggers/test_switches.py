@@ -14,7 +14,7 @@ from resilience.guard.decision import FAILED, OBEYED, SAVED, Request
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from resilience.guard.switch_folder import SwitchFolder
+from resilience.guard.switch_directory import SwitchDirectory
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe
 from resilience.guard.watch import asked_here
@@ -42,10 +42,10 @@ class Bench:
         self.said: list[str] = []
         self.place = RankInfo(**{"run": path.name, "run_dir": str(path), "job_id": "12", "attempt": 3, **place})
         self.recorder = Recorder(self.place, self.said.append)
-        folder = SwitchFolder(self.place, GuardSettings(), self.recorder)
-        self.kill = KillSwitch(folder, now=lambda: self.now)
-        self.save = SaveSwitch(folder, now=lambda: self.now, monotonic=lambda: self.monotonic)
-        self.stop = StopFile(folder, now=lambda: self.now)
+        directory = SwitchDirectory(self.place, GuardSettings(), self.recorder)
+        self.kill = KillSwitch(directory, now=lambda: self.now)
+        self.save = SaveSwitch(directory, now=lambda: self.now, monotonic=lambda: self.monotonic)
+        self.stop = StopFile(directory, now=lambda: self.now)
 
     def throw(self, kind: str, **fields: Any) -> Path:
         return write_switch(RunDirectory(self.path), Switch(kind, "bob", **{"when": NOW, **fields}))

@@ -529,13 +529,13 @@ def test_a_guard_notices_that_the_embedded_scheduler_was_asked_to_end_its_job_ea
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: list[str]
 ) -> None:
     now = time.time()
-    folder = tmp_path / "jobs" / "12"
-    folder.mkdir(parents=True)
+    directory = tmp_path / "jobs" / "12"
+    directory.mkdir(parents=True)
     record = {"raw": 12, "state": "RUNNING", "start": now - 100, "time_limit_s": 36000}
 
     def write(**changes: Any) -> None:
-        (folder / "new").write_text(json.dumps(record | changes))
-        (folder / "new").rename(folder / "task.json")
+        (directory / "new").write_text(json.dumps(record | changes))
+        (directory / "new").rename(directory / "task.json")
 
     write()
     environ = job_environ(RESIL_END_TIME=str(round(now + 35900)))

@@ -1,4 +1,4 @@
-"""Runs rendered scripts with a real bash, below a scheduler that is only a folder of files."""
+"""Runs rendered scripts with a real bash, below a scheduler that is only a directory of files."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from resilience.layout import FOLDERS
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
-from resilience.system.files import read_lines, shipped_folder
+from resilience.system.files import read_lines, shipped_directory
 
-SHIPPED = TemplateLibrary((("shipped", shipped_folder("slurm_templates")),))
+SHIPPED = TemplateLibrary((("shipped", shipped_directory("slurm_templates")),))
 PYTHON = sys.executable
 
 
@@ -85,12 +85,12 @@ class Batch:
         return self.root / "spool"
 
     def state(self, job: int, word: str, comment: str = "resil:demo:token") -> Path:
-        """Let the scheduler know a job; return its folder."""
-        folder = self.spool / "jobs" / str(job)
-        folder.mkdir(exist_ok=True)
-        (folder / "state").write_text(word + "\n")
-        (folder / "comment").write_text(comment + "\n")
-        return folder
+        """Let the scheduler know a job; return its directory."""
+        directory = self.spool / "jobs" / str(job)
+        directory.mkdir(exist_ok=True)
+        (directory / "state").write_text(word + "\n")
+        (directory / "comment").write_text(comment + "\n")
+        return directory
 
     def start(
         self,
@@ -147,7 +147,7 @@ class Batch:
             assert text in script.text
 
     def program(self, name: str, text: str) -> dict[str, str]:
-        """Put a script into a folder of programs; return the environment that finds it first."""
+        """Put a script into a directory of programs; return the environment that finds it first."""
         path = self.root / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)

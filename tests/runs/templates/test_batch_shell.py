@@ -347,13 +347,13 @@ def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> 
         batch.state(10, "RUNNING"),
         batch.state(11, "PENDING", "resil:demo2:token"),
         batch.state(12, "PENDING", "somebody else"),
-        batch.state(13, "PENDING", "resil:demo:of-a-run-of-this-name-in-another-folder"),
+        batch.state(13, "PENDING", "resil:demo:of-a-run-of-this-name-in-another-directory"),
     ]
     script = batch.run("true")
     assert script.wait() == 75
     assert "cancelled the queued jobs of this run: 8 9" in script.text or "9 8" in script.text
-    assert all((folder / "cancel").exists() for folder in queued)
-    assert not any((folder / "cancel").exists() for folder in others)
+    assert all((directory / "cancel").exists() for directory in queued)
+    assert not any((directory / "cancel").exists() for directory in others)
 
 
 def test_a_kill_switch_that_appears_while_waiting_is_obeyed(batch: Batch) -> None:

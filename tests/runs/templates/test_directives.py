@@ -132,13 +132,13 @@ def test_what_is_no_long_option_is_refused(name: str) -> None:
         write_directive(name, "x")
 
 
-@given(command=any_text, value=any_text, line=one_line, folder=one_line)
+@given(command=any_text, value=any_text, line=one_line, directory=one_line)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_value_breaks_out_of_a_script(command: str, value: str, line: str, folder: str) -> None:
+def test_no_value_breaks_out_of_a_script(command: str, value: str, line: str, directory: str) -> None:
     command = re.sub(r"[\r\ud800-\udfff]", "", command)
     spec = ScriptSpec(
         run="demo",
-        run_dir="/shared/" + folder,
+        run_dir="/shared/" + directory,
         command=command,
         directives=(("comment", line),),
         environment={"HOSTILE": value},

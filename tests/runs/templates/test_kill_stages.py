@@ -222,7 +222,7 @@ def test_a_look_that_fails_neither_clears_nor_postpones(batch: Batch) -> None:
     assert stages(batch) == ["kill_noticed", "kill_term"]
 
 
-def test_a_folder_that_is_away_is_no_kill_switch(batch: Batch) -> None:
+def test_a_directory_that_is_away_is_no_kill_switch(batch: Batch) -> None:
     script = train(batch, obeys(batch.root / "go", 3))
     batch.switch("kill").parent.rename(batch.root / "away")
     until_beats(batch, 10)
@@ -315,7 +315,7 @@ def test_where_a_guard_was_seen_every_rank_is_asked_for_its_stacks_before_sigter
     batch.switch("stacks.7").write_text("stale")
     script = train(batch, HANGS, kill_timeout_s=3, beat_s=2)
     assert not batch.switch("stacks.7").exists(), "one of an earlier start of the same job"
-    guard_says(batch, "start", step=0, world=2, job_id="7")
+    guard_says(batch, "start", step=0, system=2, job_id="7")
     set_kill(batch)
     assert script.wait(LONG_S) == 143
     assert stages(batch) == ["kill_noticed", "kill_stacks", "kill_term"]

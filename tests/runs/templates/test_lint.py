@@ -126,7 +126,7 @@ def test_a_dependency_with_a_type_is_not(value: str) -> None:
     assert not warned(dependency=value)
 
 
-def test_folders_are_judged_by_what_is_known_of_them() -> None:
+def test_directories_are_judged_by_what_is_known_of_them() -> None:
     facts = LintFacts(
         run="mine",
         run_dir_owner="yours",

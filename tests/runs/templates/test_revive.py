@@ -18,7 +18,7 @@ WAITS = 'while [ ! -e "$RESIL_RUN_DIR/go" ]; do sleep 0.05; done; exit 75'
 
 
 class Cron:
-    """The cron folder beside a run, with a program that notes each time it is run."""
+    """The cron directory beside a run, with a program that notes each time it is run."""
 
     def __init__(self, batch: Batch) -> None:
         self.path = batch.root / ".cron"

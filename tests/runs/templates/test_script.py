@@ -22,7 +22,7 @@ def two_places(tmp_path: Path) -> TemplateLibrary:
 
 
 def put(two_places: TemplateLibrary, origin: str, name: str, text: str = "#!/bin/sh\n") -> Path:
-    path = dict(two_places.folders)[origin] / name
+    path = dict(two_places.directories)[origin] / name
     path.write_text(text)
     return path
 
@@ -31,7 +31,7 @@ def test_the_shipped_ones_are_those_of_the_launchers() -> None:
     assert SHIPPED.names() == ("accelerate", "container", "deepspeed", "python", "srun", "torchrun")
 
 
-def test_an_earlier_folder_wins_and_the_other_is_marked(two_places: TemplateLibrary) -> None:
+def test_an_earlier_directory_wins_and_the_other_is_marked(two_places: TemplateLibrary) -> None:
     put(two_places, "project", "a.sbatch.j2", "# resil: Mine.\n# resil:\n# resil: More of it.\n")
     put(two_places, "user", "a.sbatch.j2")
     put(two_places, "user", "b.sbatch.j2")
@@ -54,7 +54,7 @@ def test_helpers_and_the_base_are_not_offered(two_places: TemplateLibrary) -> No
 
 
 @pytest.mark.parametrize("name", ["../project/a", "/etc/passwd", "user/../a", ".."])
-def test_a_name_does_not_lead_out_of_the_folders(two_places: TemplateLibrary, name: str) -> None:
+def test_a_name_does_not_lead_out_of_the_directories(two_places: TemplateLibrary, name: str) -> None:
     put(two_places, "project", "a.sbatch.j2")
     with pytest.raises(TemplateError, match="there is no template"):
         two_places.source(name)
@@ -67,18 +67,18 @@ def test_a_template_that_everybody_may_write_is_refused(two_places: TemplateLibr
 
 
 def test_a_template_that_is_no_text_is_said_to_be_none(two_places: TemplateLibrary) -> None:
-    (dict(two_places.folders)["user"] / "a.sbatch.j2").write_bytes(b"\xff\xfe")
+    (dict(two_places.directories)["user"] / "a.sbatch.j2").write_bytes(b"\xff\xfe")
     with pytest.raises(TemplateError, match="is not UTF-8 text"):
         two_places.source("a")
 
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> TemplateLibrary:
-    folder, cache = tmp_path / "slurm_templates", tmp_path / "cache"
-    folder.mkdir()
+    directory, cache = tmp_path / "slurm_templates", tmp_path / "cache"
+    directory.mkdir()
     cache.mkdir()
-    (folder / "mine.sbatch.j2").write_text("#!/bin/bash\necho {{ lr }}\n")
-    return TemplateLibrary((("project", folder),), cache)
+    (directory / "mine.sbatch.j2").write_text("#!/bin/bash\necho {{ lr }}\n")
+    return TemplateLibrary((("project", directory),), cache)
 
 
 def test_a_compiled_template_is_kept_and_gives_the_same_text(compiled: TemplateLibrary) -> None:
@@ -88,7 +88,7 @@ def test_a_compiled_template_is_kept_and_gives_the_same_text(compiled: TemplateL
     before = kept.stat().st_mtime_ns
 
     assert render_template(compiled, "mine.sbatch.j2", {"lr": "it's"}) == first
-    assert render_template(TemplateLibrary(compiled.folders), "mine.sbatch.j2", {"lr": "it's"}) == first
+    assert render_template(TemplateLibrary(compiled.directories), "mine.sbatch.j2", {"lr": "it's"}) == first
     assert kept.stat().st_mtime_ns == before, "compiled once"
 
 
@@ -99,7 +99,7 @@ def test_values_are_quoted_by_a_kept_template_as_by_a_fresh_one(compiled: Templa
 
 def test_a_template_that_was_edited_is_compiled_anew(compiled: TemplateLibrary) -> None:
     render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
-    (compiled.folders[0][1] / "mine.sbatch.j2").write_text("#!/bin/bash\ntrain {{ lr }}\n")
+    (compiled.directories[0][1] / "mine.sbatch.j2").write_text("#!/bin/bash\ntrain {{ lr }}\n")
     assert "train 1" in render_template(compiled, "mine.sbatch.j2", {"lr": "1"})
 
 
@@ -124,7 +124,7 @@ def test_the_variables_that_a_template_asks_for(compiled: TemplateLibrary) -> No
 def test_a_cache_on_a_full_disk_costs_time_and_no_submit(compiled: TemplateLibrary, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16k") as disk:
         fill(disk)
-        full = TemplateLibrary(compiled.folders, disk)
+        full = TemplateLibrary(compiled.directories, disk)
         assert "echo 1" in render_template(full, "mine.sbatch.j2", {"lr": "1"})
 
 
@@ -134,11 +134,11 @@ def spec(**changes: Any) -> ScriptSpec:
 
 @pytest.fixture
 def library(tmp_path: Path) -> TemplateLibrary:
-    return TemplateLibrary((("project", tmp_path), *SHIPPED.folders))
+    return TemplateLibrary((("project", tmp_path), *SHIPPED.directories))
 
 
 def rendered(library: TemplateLibrary, text: str, **changes: Any) -> str:
-    (library.folders[0][1] / "mine.sbatch.j2").write_text(text)
+    (library.directories[0][1] / "mine.sbatch.j2").write_text(text)
     return render(library, "mine", spec(**changes))
 
 
@@ -192,8 +192,8 @@ def test_nothing_is_ever_escaped_as_html(library: TemplateLibrary) -> None:
 
 
 def test_blocks_can_be_extended_from_the_shipped_template_of_the_same_name(library: TemplateLibrary) -> None:
-    folder = library.folders[0][1]
-    (folder / "python.sbatch.j2").write_text(
+    directory = library.directories[0][1]
+    (directory / "python.sbatch.j2").write_text(
         '{% extends "shipped/python.sbatch.j2" %}\n{% block launch %}\necho before\n{{ super() }}{% endblock %}\n'
     )
     script = render(library, "python", spec())

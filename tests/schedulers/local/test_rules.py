@@ -161,7 +161,7 @@ def test_what_a_running_job_is_due(changes: dict[str, Any], now: float, what: Du
         ({}, Exit(0, 0, 9), OK, (0, 0), ""),
         ({}, Exit(3, 0, 9), BAD, (3, 0), "NonZeroExitCode"),
         ({}, Exit(0, 12, 9), BAD, (0, 12), "RaisedSignal:12(User defined signal 2)"),
-        ({}, Exit(0, 0, 9, "no folder"), BAD, (0, 53), "JobLaunchFailure"),
+        ({}, Exit(0, 0, 9, "no directory"), BAD, (0, 53), "JobLaunchFailure"),
         ({"ending": "TIMEOUT"}, Exit(0, 15, 9), JobState.TIMEOUT, (0, 15), ""),
         ({"ending": "CANCELLED"}, None, GONE, (0, 9), ""),
         ({"ending": "REQUEUED"}, Exit(0, 15, 9), P, (None, 0), ""),

@@ -147,7 +147,7 @@ def test_file_patterns(pattern: str, path: str) -> None:
     assert submit.expand_pattern(pattern, raw=10, array=7, index=3, name="name", user="me", host="box") == path
 
 
-def test_a_name_with_a_slash_leads_into_no_other_folder() -> None:
+def test_a_name_with_a_slash_leads_into_no_other_directory() -> None:
     path = submit.expand_pattern("%x.out", raw=1, array=1, index=None, name="../../etc/x", user="me", host="box")
     assert path == ".._.._etc_x.out"
 

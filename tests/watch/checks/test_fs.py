@@ -30,8 +30,8 @@ FIGURES = {"used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB."""
-    with mounted(tmp_path / "disk", "size=4m") as folder:
-        yield folder
+    with mounted(tmp_path / "disk", "size=4m") as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -92,16 +92,16 @@ def test_what_root_keeps_for_itself_is_no_room(tmp_path: Path, fs: Watching) -> 
     if shutil.which("mkfs.ext4", path="/usr/sbin:/sbin:/usr/bin") is None:
         pytest.skip("mkfs.ext4 is not installed")
     subprocess.run(["/usr/sbin/mkfs.ext4", "-q", "-F", "-m", "40", "-O", "^has_journal", image], check=True)
-    with mounted(tmp_path / "reserved", "loop", kind="ext4", source=str(image)) as folder:
-        (figure,) = fs.finding(folder).figures
-        df = subprocess.run(["df", "--output=avail", "-B1", folder], capture_output=True, text=True)
+    with mounted(tmp_path / "reserved", "loop", kind="ext4", source=str(image)) as directory:
+        (figure,) = fs.finding(directory).figures
+        df = subprocess.run(["df", "--output=avail", "-B1", directory], capture_output=True, text=True)
     assert figure.maximum is not None and figure.maximum - figure.value == int(df.stdout.split("\n")[1])
 
 
 def test_a_read_only_bind_mount_is_found(tmp_path: Path, fs: Watching, disk: Path) -> None:
-    with bound(disk, tmp_path / "ro", "ro") as folder:
-        fs.expect("WARNING read-only", folder)
-        fs.expect("OK", folder, read_only=True)
+    with bound(disk, tmp_path / "ro", "ro") as directory:
+        fs.expect("WARNING read-only", directory)
+        fs.expect("OK", directory, read_only=True)
 
 
 def test_a_remount_of_what_could_be_written_is_critical_and_ends_with_it(fs: Watching, disk: Path) -> None:
@@ -119,7 +119,9 @@ def test_a_read_only_disk_fills_no_further(fs: Watching, disk: Path) -> None:
     fs.expect("OK", disk, read_only=True)
 
 
-def test_a_read_only_folder_above_the_project_is_no_matter_where_the_project_has_a_disk_of_its_own(disk: Path) -> None:
+def test_a_read_only_directory_above_the_project_is_no_matter_where_the_project_has_a_disk_of_its_own(
+    disk: Path,
+) -> None:
     with mounted(disk / "project", "size=1m"):
         fs = Watching(disk)
         fs.expect("OK", disk, read_only=False)
@@ -129,26 +131,26 @@ def test_a_read_only_folder_above_the_project_is_no_matter_where_the_project_has
 
 
 def test_a_disk_below_the_project_that_cannot_be_written_is_critical_at_once(tmp_path: Path) -> None:
-    with mounted(tmp_path / "project", "size=1m") as folder:
+    with mounted(tmp_path / "project", "size=1m") as directory:
         fs = Watching(tmp_path)
-        make_read_only(folder, True)
+        make_read_only(directory, True)
         found = fs.tick()
-    assert list(map(outcome, found[f"login1:{folder}"])) == ["CRITICAL read-only"]
+    assert list(map(outcome, found[f"login1:{directory}"])) == ["CRITICAL read-only"]
 
 
 def test_a_path_that_does_not_exist_says_how_far_it_goes(fs: Watching, disk: Path) -> None:
-    words = f"the nearest folder above is {disk}, on the file system mounted at {disk} (tmpfs)"
+    words = f"the nearest directory above is {disk}, on the file system mounted at {disk} (tmpfs)"
     fs.expect("CRITICAL missing", disk / "a" / "b", words)
 
 
-def test_a_file_system_that_is_gone_is_missing_though_its_folder_is_there(tmp_path: Path, fs: Watching) -> None:
-    with mounted(tmp_path / "disk", "size=1m") as folder:
-        before = fs.finding(folder)
+def test_a_file_system_that_is_gone_is_missing_though_its_directory_is_there(tmp_path: Path, fs: Watching) -> None:
+    with mounted(tmp_path / "disk", "size=1m") as directory:
+        before = fs.finding(directory)
     for _ in range(2):
-        found = fs.expect("CRITICAL missing", folder, f"mounted at {folder}: that is not mounted any more")
+        found = fs.expect("CRITICAL missing", directory, f"mounted at {directory}: that is not mounted any more")
         assert found.subject == before.subject
     with mounted(tmp_path / "disk", "size=1m"):
-        fs.expect("OK", folder)
+        fs.expect("OK", directory)
 
 
 def test_a_file_system_that_was_found_and_is_gone_is_missing_under_its_name(tmp_path: Path) -> None:
@@ -157,22 +159,22 @@ def test_a_file_system_that_was_found_and_is_gone_is_missing_under_its_name(tmp_
     def scratch() -> str:
         return outcome(fs.tick()[f"login1:{tmp_path}/disk"][0])
 
-    with mounted(tmp_path / "disk", "size=1m") as folder:
+    with mounted(tmp_path / "disk", "size=1m") as directory:
         assert scratch() == "OK"
     assert [scratch(), scratch()] == ["CRITICAL missing"] * 2
-    folder.rmdir()
+    directory.rmdir()
     assert scratch() == "CRITICAL missing"
     with mounted(tmp_path / "disk", "size=1m"):
         assert scratch() == "OK"
 
 
 def test_a_path_that_moved_for_good_is_accepted_after_a_week(tmp_path: Path, fs: Watching) -> None:
-    with mounted(tmp_path / "disk", "size=1m") as folder:
-        fs.finding(folder)
+    with mounted(tmp_path / "disk", "size=1m") as directory:
+        fs.finding(directory)
     fs.clock.time += 6 * 86400
-    assert fs.finding(folder).fault == "missing"
+    assert fs.finding(directory).fault == "missing"
     fs.clock.time += 2 * 86400
-    assert fs.finding(folder).fault != "missing"
+    assert fs.finding(directory).fault != "missing"
 
 
 def test_a_link_that_leads_nowhere_says_where_and_links_in_a_circle_are_said(tmp_path: Path, fs: Watching) -> None:
@@ -186,7 +188,7 @@ def test_a_link_that_leads_nowhere_says_where_and_links_in_a_circle_are_said(tmp
 def test_a_file_stands_for_the_file_system_that_it_lies_on(fs: Watching, disk: Path) -> None:
     (disk / "log").write_text("x")
     fs.expect("OK", disk / "log", "of 4.0 MiB used", "it is a file")
-    fs.expect("CRITICAL missing", disk / "log" / "deeper", "is a file, not a folder")
+    fs.expect("CRITICAL missing", disk / "log" / "deeper", "is a file, not a directory")
 
 
 def test_what_may_not_be_entered_is_unknown(tmp_path: Path, fs: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +241,7 @@ def test_with_no_configuration_each_place_that_a_training_needs_is_probed_once(t
     assert "$SCRATCH, $WORK" in found[f"login1:{disk}"][0].summary
     assert found[f"login1:{tmp_path / 'none'}"][0].verdict is Verdict.WARNING  # $STORE is not on this node
     roles = " ".join(f.summary for findings in found.values() for f in findings)
-    assert all(role in roles for role in ("project folder", "home", "/dev/shm", "/tmp"))
+    assert all(role in roles for role in ("project directory", "home", "/dev/shm", "/tmp"))
     assert len(found) == len({f.subject for findings in found.values() for f in findings})
 
 
@@ -281,7 +283,7 @@ def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: 
         ({"used_regex": "("}, "used_regex is set, and there is no command"),
         ({"command": ("q",), "used_regex": "(", "limit_regex": "(x)"}, "used_regex = '(' is no regular expression"),
         ({"du": True}, "set du_limit_bytes"),
-        ({"du": True, "du_limit_bytes": "2TiB"}, "paths names no folder"),
+        ({"du": True, "du_limit_bytes": "2TiB"}, "paths names no directory"),
         ({"du_limit_bytes": "2TiB"}, "du is not asked for"),
         ({"purge_days": -3.0}, "purge_days = -3 is no number of days"),
         ({"purge_days": float("nan")}, "purge_days = nan is no number of days"),
@@ -304,7 +306,7 @@ def test_a_single_threshold_beyond_the_others_default_is_meant_so(fs: Watching, 
 
 
 def test_a_sites_own_quota_command_is_asked_first_and_named(fs: Watching, disk: Path) -> None:
-    program = a_program(fs.folder, "idrquota", 'echo "$1 of $2: 4.6 TiB / 5 TiB"')
+    program = a_program(fs.directory, "idrquota", 'echo "$1 of $2: 4.6 TiB / 5 TiB"')
     figures = {"used_regex": r": ([\d.]+ \w+) /", "limit_regex": r"/ (.+)$"}
     words = f"92% of 5.0 TiB used, 410 GiB free (`{program} {{path}} {{user}}`, asked just now)"
     found = fs.expect("WARNING space", disk, words, command=(program, "{path}", "{user}"), **figures)
@@ -312,7 +314,7 @@ def test_a_sites_own_quota_command_is_asked_first_and_named(fs: Watching, disk: 
 
 
 def test_the_age_of_a_sites_figures_is_said(fs: Watching, disk: Path) -> None:
-    program = a_program(fs.folder, "q", "echo 50%")
+    program = a_program(fs.directory, "q", "echo 50%")
     found = fs.finding(disk, command=(program,), percent_regex="([0-9]+)%", command_max_age_s="30m")
     assert "50% used" in found.summary and "30 min old" in found.summary
 
@@ -343,8 +345,8 @@ def test_a_site_command_that_is_not_there_is_unknown_and_hides_no_full_disk(fs: 
 
 
 def test_a_growth_is_remembered_over_a_tick_at_which_the_source_was_silent(fs: Watching, disk: Path) -> None:
-    counter, silent = fs.folder / "counter", fs.folder / "silent"
-    program = a_program(fs.folder, "q", f"[ -e {silent} ] || echo used $(cat {counter}) of 1000")
+    counter, silent = fs.directory / "counter", fs.directory / "silent"
+    program = a_program(fs.directory, "q", f"[ -e {silent} ] || echo used $(cat {counter}) of 1000")
     for tick in range(20):
         counter.write_text(str(100 + 20 * tick))
         silent.touch() if tick == 12 else silent.unlink(missing_ok=True)
@@ -369,10 +371,10 @@ def test_du_counts_when_it_is_asked_for_and_its_total_is_kept(fs: Watching, disk
 
 
 def test_a_growth_that_is_remembered_tells_when_the_disk_is_full(tmp_path: Path, fs: Watching) -> None:
-    with mounted(tmp_path / "disk", "size=64m") as folder, (folder / "log").open("wb", buffering=0) as file:
+    with mounted(tmp_path / "disk", "size=64m") as directory, (directory / "log").open("wb", buffering=0) as file:
         for tick in range(24):  # 1 MiB every ten minutes
             file.write(bytes(MIB))
-            last = fs.finding(folder)
+            last = fs.finding(directory)
             fs.clock.time += 600
             assert tick > 8 or last.verdict is Verdict.OK
     assert (outcome(last), last.summary) == ("CRITICAL runway", "7 hours left at 144 MiB a day: 40.0 MiB free")
@@ -397,15 +399,15 @@ def test_checkpoints_to_come_are_counted_with_size_and_interval_of_the_settings(
 
 
 def test_checkpoints_elsewhere_are_no_matter_of_this_disk(fs: Watching, disk: Path) -> None:
-    elsewhere = fs.folder / "elsewhere"
+    elsewhere = fs.directory / "elsewhere"
     elsewhere.mkdir()
     fs.expect("OK", disk, checkpoints=str(elsewhere), checkpoint_bytes="1GiB", checkpoint_every_s="3h")
 
 
 def test_checkpoints_are_learned_from_the_project_and_its_journal_without_any_settings(tmp_path: Path) -> None:
     now = time.time()
-    with mounted(tmp_path / "project", "size=16m") as folder:
-        fs, journal = Watching(tmp_path, clock=FakeClock(time=now)), folder / ".resil" / "gpt" / "journal"
+    with mounted(tmp_path / "project", "size=16m") as directory:
+        fs, journal = Watching(tmp_path, clock=FakeClock(time=now)), directory / ".resil" / "gpt" / "journal"
         journal.mkdir(parents=True)
 
         def write_journal(job: int, saves: list[dict[str, object]]) -> None:
@@ -414,20 +416,20 @@ def test_checkpoints_are_learned_from_the_project_and_its_journal_without_any_se
         saves = [{"event": "save", "time": now - 3600 * n, "rank": 0, "step": 100 - n} for n in range(1, 4)]
         write_journal(17, saves)
         for number in range(1, 4):
-            checkpoint = folder / "checkpoints" / f"step{100 - number}"
+            checkpoint = directory / "checkpoints" / f"step{100 - number}"
             checkpoint.mkdir(parents=True)
             (checkpoint / "weights").write_bytes(bytes(2 * MIB))
             os.utime(checkpoint, (now - 3600 * number,) * 2)
-        (found,) = fs.tick()[f"login1:{folder}"]
+        (found,) = fs.tick()[f"login1:{directory}"]
         assert outcome(found) == "CRITICAL checkpoint"
         assert found.summary == "room for 4 more checkpoints of 2.0 MiB, one every 1 h: 5 hours at 48.0 MiB a day"
         assert any("from the run's journal" in line for line in found.looked)
         # older ones were saved and removed
         write_journal(16, [{**saves[0], "time": now - 3600 * n} for n in range(4, 12)])
-        assert fs.tick()[f"login1:{folder}"][0].verdict is Verdict.OK
+        assert fs.tick()[f"login1:{directory}"][0].verdict is Verdict.OK
 
 
-def test_a_folder_that_reports_a_size_of_its_own_is_a_subject_of_its_own(
+def test_a_directory_that_reports_a_size_of_its_own_is_a_subject_of_its_own(
     tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As a project quota of XFS, a tree quota of a filer or a CephFS quota does.
@@ -476,9 +478,9 @@ def test_two_watchdogs_of_one_kind_have_each_their_own_memory(tmp_path: Path, di
     assert {path.name for path in memories(tmp_path)} == {"a.json", "b.json"}
 
 
-def memories(folder: Path) -> list[Path]:
+def memories(directory: Path) -> list[Path]:
     """What the watchdogs of a project remember."""
-    return list((folder / "project" / ".resil" / ".watch").glob("*.json"))
+    return list((directory / "project" / ".resil" / ".watch").glob("*.json"))
 
 
 def test_files_that_will_be_purged_are_reported(tmp_path: Path, disk: Path) -> None:
@@ -500,7 +502,7 @@ def test_what_was_remembered_and_then_edited_by_hand_harms_nothing(
     fs: Watching, disk: Path, field: str, value: str
 ) -> None:
     fs.finding(disk)
-    (memory,) = memories(fs.folder)
+    (memory,) = memories(fs.directory)
     text = memory.read_text()
     edited = re.sub(rf'"{field}": ?(\{{.*?\}}|\[.*?\]|true|"[^"]*")(?=,"|\}}\])', f'"{field}":{value}', text, count=1)
     assert edited != text
@@ -519,4 +521,4 @@ def test_a_tick_costs_little_memory(fs: Watching, disk: Path) -> None:
     for _ in range(5):
         fs.tick(disk)
         fs.clock.time += 300
-    assert sum(path.stat().st_size for path in (fs.folder / "project" / ".resil" / ".watch").glob("*")) < 20_000
+    assert sum(path.stat().st_size for path in (fs.directory / "project" / ".resil" / ".watch").glob("*")) < 20_000

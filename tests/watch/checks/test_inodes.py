@@ -16,8 +16,8 @@ from tests.watch.checks.outcome import outcome
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of 4 MiB that takes 99 files: its root is one of its 100 inodes."""
-    with mounted(tmp_path / "disk", "size=4m,nr_inodes=100") as folder:
-        yield folder
+    with mounted(tmp_path / "disk", "size=4m,nr_inodes=100") as directory:
+        yield directory
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def inodes(tmp_path: Path) -> Watching:
     return Watching(tmp_path, "inodes")
 
 
-def make_files(folder: Path, count: int) -> None:
+def make_files(directory: Path, count: int) -> None:
     for number in range(count):
-        (folder / f"file{number}").touch()
+        (directory / f"file{number}").touch()
 
 
 def test_few_files_are_ok_with_figures_for_graphs(inodes: Watching, disk: Path) -> None:
@@ -45,7 +45,7 @@ def test_used_up_inodes_are_critical_where_there_is_room(inodes: Watching, disk:
         (disk / "one more").touch()
     words = "100% of 100 inodes used, 0 free (statvfs, just now); it is full"
     inodes.expect("CRITICAL inodes", disk, words)
-    Watching(inodes.folder).expect("OK", disk)
+    Watching(inodes.directory).expect("OK", disk)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_nine_tenths_are_judged_by_what_was_asked_for(
 
 
 def test_a_mount_that_reports_no_inodes_has_no_inode_limit(tmp_path: Path, inodes: Watching) -> None:
-    with mounted(tmp_path / "disk", "size=1m,nr_inodes=0") as folder:
-        make_files(folder, 50)
-        inodes.expect("OK", folder, "no inode limit")
+    with mounted(tmp_path / "disk", "size=1m,nr_inodes=0") as directory:
+        make_files(directory, 50)
+        inodes.expect("OK", directory, "no inode limit")
 
 
 def test_with_no_configuration_the_same_places_are_probed(tmp_path: Path, disk: Path) -> None:
@@ -84,11 +84,11 @@ def test_a_path_that_does_not_exist_is_missing_here_as_well(inodes: Watching, di
 
 
 def test_files_that_grow_in_number_tell_when_they_run_out(tmp_path: Path, inodes: Watching) -> None:
-    with mounted(tmp_path / "disk", "size=4m,nr_inodes=1000") as folder:
+    with mounted(tmp_path / "disk", "size=4m,nr_inodes=1000") as directory:
         for tick in range(20):
             for number in range(20):
-                (folder / f"{tick}-{number}").touch()
-            found = inodes.finding(folder)
+                (directory / f"{tick}-{number}").touch()
+            found = inodes.finding(directory)
             inodes.clock.time += 600
     assert (outcome(found), found.summary) == ("CRITICAL runway", "5 hours left at 2,880 inodes a day: 599 free")
 
@@ -100,7 +100,7 @@ def test_the_next_checkpoints_files_are_counted(inodes: Watching, disk: Path) ->
 
 
 def test_a_sites_command_tells_files_in_thousands(inodes: Watching, disk: Path) -> None:
-    program = a_program(inodes.folder, "idrquota", "echo 'WORK 4.5 TiB of 5 TiB, 450k of 500k inodes'")
+    program = a_program(inodes.directory, "idrquota", "echo 'WORK 4.5 TiB of 5 TiB, 450k of 500k inodes'")
     settings = {"command": (program,), "used_regex": r"(\d+k) of", "limit_regex": r"of (\d+k)"}
     inodes.expect("WARNING inodes", disk, "90% of 500,000 inodes used, 50,000 free", **settings)
 

@@ -1,4 +1,4 @@
-"""Where a scan is remembered when the home folder is full, or hangs."""
+"""Where a scan is remembered when the home directory is full, or hangs."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from tests.watch.scan.trees import NOW, a_tree, du, kib, look
 
 
 def test_a_full_home_leaves_the_memory_on_this_node_and_takes_it_back(tmp_path: Path) -> None:
-    root, spare = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
+    root, fallback = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
     with small_disk(tmp_path / "home") as home:
         ballast = fill(home)
-        found = look(root, home / "cache", spare=spare)
-        assert f"remembered on this node, in {spare}" in found.notes[0] and "space" in found.notes[0]
+        found = look(root, home / "cache", fallback=fallback)
+        assert f"remembered on this node, in {fallback}" in found.notes[0] and "space" in found.notes[0]
         ballast.unlink()
-        again = look(root, home / "cache", now=NOW + 700, spare=spare)
+        again = look(root, home / "cache", now=NOW + 700, fallback=fallback)
         assert (again.notes, again.verified) == ((), 25)
         assert list((home / "cache").glob("*.scan"))
 
 
 def test_a_home_that_hangs_hangs_no_scan(tmp_path: Path) -> None:
-    root, spare, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
+    root, fallback, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
     with hung_disk(tmp_path / "home") as home:
-        found = look(root, home / "cache", spare=spare, deadline_s=2.0)
+        found = look(root, home / "cache", fallback=fallback, deadline_s=2.0)
         assert found.is_complete and "no answer within 1 s" in found.notes[0]
-        assert look(root, home / "cache", spare=spare, deadline_s=2.0).verified == 25
+        assert look(root, home / "cache", fallback=fallback, deadline_s=2.0).verified == 25
     assert time.monotonic() - began < 20
 
 
 @needs_root
-def test_a_spare_folder_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
-    root, spare = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
-    (tmp_path / "file").write_text("no folder")
-    assert look(root, None, spare=spare).notes == ()
-    assert look(root, None, now=NOW + 1, spare=spare).verified == 25
+def test_a_fallback_directory_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    root, fallback = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
+    (tmp_path / "file").write_text("no directory")
+    assert look(root, None, fallback=fallback).notes == ()
+    assert look(root, None, now=NOW + 1, fallback=fallback).verified == 25
     os.chown(tmp_path / "node", NOBODY, NOBODY)
-    found = look(root, tmp_path / "file" / "cache", spare=spare)
+    found = look(root, tmp_path / "file" / "cache", fallback=fallback)
     assert found.verified == 0 and "start afresh" in found.notes[-1]
 
 
@@ -144,7 +144,7 @@ def test_a_disk_without_room_costs_the_memory_and_not_the_scan(tmp_path: Path, r
     assert "full" in found.notes[0] or "space" in found.notes[0]
 
 
-def test_of_too_many_folders_the_deepest_are_read_again(
+def test_of_too_many_directories_the_deepest_are_read_again(
     root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cache, "MOST_FOLDERS", 20)
@@ -231,7 +231,7 @@ def test_scans_every_ten_minutes_for_two_months_leave_a_few_snapshots_of_all_age
     assert max(ages) > 8 * DAY
 
 
-def test_folders_that_were_not_read_are_holes_and_not_sums() -> None:
+def test_directories_that_were_not_read_are_holes_and_not_sums() -> None:
     records = [
         Record(b"", 0, inode=1, read_at=1, blocks=8, files=1, children=(b"a", b"b")),
         Record(b"a", 0, inode=2, read_at=1, blocks=8, files=2),
@@ -245,7 +245,7 @@ def test_folders_that_were_not_read_are_holes_and_not_sums() -> None:
     assert taken.whole
 
 
-def test_of_very_many_folders_the_largest_and_the_fullest_are_kept() -> None:
+def test_of_very_many_directories_the_largest_and_the_fullest_are_kept() -> None:
     names = tuple(f"d{number:03d}".encode() for number in range(300))
     records = [Record(b"", 0, inode=1, read_at=1, children=names)]
     records += [

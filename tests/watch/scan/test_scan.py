@@ -1,4 +1,4 @@
-"""The whole scan, against du, on real folders with real faults."""
+"""The whole scan, against du, on real directories with real faults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.watch.scan.folder import read_folder
+from resilience.watch.scan.directory import read_directory
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import Pace
@@ -27,7 +27,7 @@ DAY = 86400
 
 
 def in_state(found: Scan, wanted: int) -> list[bytes]:
-    """The folders of which this became."""
+    """The directories of which this became."""
     return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == wanted]
 
 
@@ -36,7 +36,7 @@ def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
         file.truncate(2**30)
     found = look(root)
     assert kib(found) == du(root)
-    assert (found.totals.files[0], found.totals.folders[0]) == (61, 25)
+    assert (found.totals.files[0], found.totals.directories[0]) == (61, 25)
     assert found.is_complete
 
 
@@ -66,14 +66,14 @@ def test_a_name_less_of_a_file_with_several_is_seen_at_the_next_scan(tmp_path: P
 
 def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path, root: Path) -> None:
     write(tmp_path / "elsewhere" / "big", 1_000_000)
-    for name, target in (("to folder", tmp_path / "elsewhere"), ("loop", root), ("broken", "nowhere")):
+    for name, target in (("to directory", tmp_path / "elsewhere"), ("loop", root), ("broken", "nowhere")):
         (root / name).symlink_to(target)
     found = look(root)
     assert kib(found) == du(root)
     assert found.totals.files[0] == 63
 
 
-def test_a_root_that_is_a_symbolic_link_is_the_folder_it_points_to(tmp_path: Path, root: Path) -> None:
+def test_a_root_that_is_a_symbolic_link_is_the_directory_it_points_to(tmp_path: Path, root: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     found = look(tmp_path / "link")
     assert kib(found) == du(root)
@@ -109,7 +109,7 @@ def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
     (root / "t0" / "loop").mkdir()
     mounted = subprocess.run(["mount", "--rbind", root, root / "t0" / "loop"], capture_output=True, text=True)
     if mounted.returncode:
-        pytest.skip(f"cannot mount a folder over another here: {mounted.stderr.strip()}")
+        pytest.skip(f"cannot mount a directory over another here: {mounted.stderr.strip()}")
     try:
         found = look(root)
         assert found.totals.files[0] == 60
@@ -118,7 +118,7 @@ def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
         subprocess.run(["umount", "-l", root / "t0" / "loop"], check=True)
 
 
-def test_folders_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> None:
+def test_directories_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> None:
     root, memory = tmp_path / "tree", tmp_path / "memory"
     root.mkdir()
     name, depth = "d" * 100, 120
@@ -134,13 +134,13 @@ def test_folders_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> Non
     for _ in range(2):
         found = look(root, memory, now=time.time())
         assert kib(found) == du(root)
-        assert found.totals.folders[0] == depth + 1
+        assert found.totals.directories[0] == depth + 1
         assert found.is_complete
     subprocess.run(["rm", "-rf", root], check=True)
 
 
 @needs_root
-def test_folders_that_may_not_be_read_are_named_and_the_rest_is_counted(root: Path) -> None:
+def test_directories_that_may_not_be_read_are_named_and_the_rest_is_counted(root: Path) -> None:
     open_the_way(root / "t0")
     (root / "t2").chmod(0o700)
     with acting_as(NOBODY):
@@ -169,7 +169,7 @@ def test_what_cannot_be_scanned_is_said(tmp_path: Path, make: object, said: str)
     assert not (tmp_path / "memory").exists()
 
 
-def test_an_unchanged_tree_takes_one_stat_of_each_folder(root: Path, memory: Path) -> None:
+def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, memory: Path) -> None:
     first = look(root, memory)
     assert (first.read, first.verified) == (25, 0)
     again = look(root, memory, now=NOW + 60)
@@ -178,7 +178,7 @@ def test_an_unchanged_tree_takes_one_stat_of_each_folder(root: Path, memory: Pat
     assert again.is_complete
 
 
-def test_only_changed_folders_are_read_again(root: Path, memory: Path) -> None:
+def test_only_changed_directories_are_read_again(root: Path, memory: Path) -> None:
     look(root, memory)
     write(root / "t1" / "s2" / "new")
     write(root / "t3" / "deep" / "new" / "file")
@@ -187,10 +187,10 @@ def test_only_changed_folders_are_read_again(root: Path, memory: Path) -> None:
     found = look(root, memory)
     assert found.read == 3 + 2 + 2  # s2, t3 and the two in it, s0, t2, and the one that is not there any more
     assert kib(found) == du(root)
-    assert (found.totals.files[0], found.totals.folders[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
+    assert (found.totals.files[0], found.totals.directories[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
 
 
-def test_a_folder_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, memory: Path) -> None:
+def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, memory: Path) -> None:
     look(root, memory)
     (root / "t0").rename(root / "t3" / "moved")
     found = look(root, memory)
@@ -199,7 +199,7 @@ def test_a_folder_renamed_with_all_below_it_is_found_under_its_new_name(root: Pa
     assert b"t0" not in found.tree.paths
 
 
-def test_two_folders_that_swap_names_are_told_apart(tmp_path: Path) -> None:
+def test_two_directories_that_swap_names_are_told_apart(tmp_path: Path) -> None:
     root, memory = tmp_path / "tree", tmp_path / "memory"
     write(root / "a" / "x", 50_000)
     write(root / "b" / "y", 10)
@@ -237,7 +237,7 @@ def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(roo
     assert kib(found) == du(root)
 
 
-def test_a_folder_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, memory: Path) -> None:
+def test_a_directory_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, memory: Path) -> None:
     write(root / "t1" / "new")
     look(root, memory)
     found = look(root, memory)
@@ -251,23 +251,23 @@ def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
     number = 0
     while not churning:
         number += 1
-        folder = root / f"t{number % 10}" / "s0" / f"gone{number % 1000}"
-        write(folder / "file", 10)
-        (folder / "file").unlink()
-        folder.rmdir()
+        directory = root / f"t{number % 10}" / "s0" / f"gone{number % 1000}"
+        write(directory / "file", 10)
+        (directory / "file").unlink()
+        directory.rmdir()
     try:
         found = [look(root, tmp_path / "memory", now=NOW + number) for number in range(8)]
     finally:
         os.kill(churning, signal.SIGKILL)
         os.waitpid(churning, 0)
-    for folder in root.glob("t*/s0/gone*"):  # the last one, half done
-        shutil.rmtree(folder)
+    for directory in root.glob("t*/s0/gone*"):  # the last one, half done
+        shutil.rmtree(directory)
     assert not any(each.error for each in found)
     final = look(root, tmp_path / "memory", now=NOW + 20)
-    assert (final.totals.files[0], final.totals.folders[0], kib(final)) == (500, 111, du(root))
+    assert (final.totals.files[0], final.totals.directories[0], kib(final)) == (500, 111, du(root))
 
 
-def test_a_folder_of_many_chunks_is_added_up(tmp_path: Path) -> None:
+def test_a_directory_of_many_chunks_is_added_up(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     first = write(root / "first", 0)
     for number in range(1_500):
@@ -307,7 +307,7 @@ def test_a_root_that_never_answers_is_said_within_the_deadline(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("pace", [None, Pace(1, 4, "threads")], ids=["processes", "threads"])
-def test_a_subfolder_that_hangs_is_named_and_everything_else_is_counted(
+def test_a_subdirectory_that_hangs_is_named_and_everything_else_is_counted(
     root: Path, memory: Path, pace: Pace | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
@@ -319,7 +319,7 @@ def test_a_subfolder_that_hangs_is_named_and_everything_else_is_counted(
             assert in_state(found, STUCK) == [b"t1/dead"]
             assert found.totals.files[0] == 60
             assert not found.is_complete
-    found = look(root, memory, deadline_s=60)  # a recovered folder clears itself
+    found = look(root, memory, deadline_s=60)  # a recovered directory clears itself
     assert found.is_complete
     assert (found.totals.files[0], kib(found)) == (60, du(root))
 
@@ -336,7 +336,7 @@ def test_a_scan_that_the_deadline_ended_goes_on_where_it_stopped(tmp_path: Path)
         if found.is_complete:
             break
         assert len(reads) < 200
-    assert sum(reads) <= 316 + 4 * len(reads)  # a folder or two in each may have been half read
+    assert sum(reads) <= 316 + 4 * len(reads)  # a directory or two in each may have been half read
     assert (found.totals.files[0], kib(found)) == (300, du(root))
 
 
@@ -345,13 +345,13 @@ import sys, time
 from pathlib import Path
 from resilience.watch.scan.scan import scan
 from resilience.watch.scan import worker
-read = worker.read_folder
+read = worker.read_directory
 def slowly(*given, **named):
     time.sleep(0.02)
     return read(*given, **named)
-worker.read_folder = slowly
+worker.read_directory = slowly
 def tell(progress):
-    print("tick", progress.folders, flush=True)
+    print("tick", progress.directories, flush=True)
 found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1800000000.0, tell=tell)
 print("found", found.interrupted, found.is_complete, found.totals.files[0], flush=True)
 """
@@ -399,9 +399,9 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch:
 
     def slowly(*given: Any, **named: Any) -> Record:
         time.sleep(0.005)
-        return read_folder(*given, **named)
+        return read_directory(*given, **named)
 
-    monkeypatch.setattr("resilience.watch.scan.worker.read_folder", slowly)
+    monkeypatch.setattr("resilience.watch.scan.worker.read_directory", slowly)
     found = look(root, tell=kill_one)
     assert killed
     assert found.totals.files[0] == 400
@@ -433,7 +433,7 @@ def test_a_scan_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> No
     program = SCAN.replace("now=1800000000.0", "now=1800000000.0, deadline_s=12").replace("0.02", "0.4")
     with scanning(root, tmp_path / "m", program) as process:
         assert process.stdout is not None
-        for _ in range(3):  # in the middle of a folder: each takes longer than the ticks are apart
+        for _ in range(3):  # in the middle of a directory: each takes longer than the ticks are apart
             assert "tick" in process.stdout.readline()
         everybody = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
         for pid in everybody:

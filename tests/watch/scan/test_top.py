@@ -1,4 +1,4 @@
-"""Which folders are listed, and what is said of their growth."""
+"""Which directories are listed, and what is said of their growth."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from resilience.errors import UsageError
 from resilience.watch.scan.memory import snapshot
-from resilience.watch.scan.top import checkpoints, choose, compose, folders_meant, growth
+from resilience.watch.scan.top import checkpoints, choose, compose, directories_meant, growth
 from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
 from tests.fakes import make_project
 from tests.system.people import NOBODY, needs_root
@@ -21,7 +21,7 @@ HOUR, DAY = 3600, 86400
 
 
 def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
-    """Folders that hold so many blocks themselves; those between them hold none."""
+    """Directories that hold so many blocks themselves; those between them hold none."""
     own = {b"": 0} | {path.encode(): size for path, size in sizes.items()}
     for path in list(own):
         while path := path.rpartition(b"/")[0]:
@@ -53,7 +53,7 @@ def listed(sizes: dict[str, int], limit: int) -> list[str]:
         ({"l/x": 500, "l/y": 300, "m": 100, "n": 1, "o": 1}, 4, ["l/x", "l/y", "m", "n"]),
         # a thousand equal ones are one line, whatever else there is
         ({f"r/c{n:03d}": 5 for n in range(1000)} | {"s": 3000}, 4, ["r", "s"]),
-        # what lies in the folder itself keeps its line
+        # what lies in the directory itself keeps its line
         ({"": 50, "a": 40, "b": 30}, 5, ["", "a", "b"]),
         ({"r": 50, "r/a": 30, "r/b": 30, "s": 5}, 5, ["r", "r/a", "r/b", "s"]),
         ({}, 5, []),
@@ -64,7 +64,7 @@ def test_the_list_tells_where_it_lies(sizes: dict[str, int], limit: int, wanted:
     assert listed(sizes, limit) == wanted
 
 
-def test_many_equal_folders_are_listed_beside_what_is_left_of_them() -> None:
+def test_many_equal_directories_are_listed_beside_what_is_left_of_them() -> None:
     tree = tree_of({f"d{number:02d}": 10 for number in range(50)})
     chosen = choose(tree.totals().blocks, tree.below(), 20)
     assert len(chosen) == 20
@@ -88,7 +88,7 @@ def test_lines_never_count_anything_twice_and_are_never_more_than_wanted(sizes: 
     assert bool(chosen) == bool(totals[0])
 
 
-def test_growth_is_what_came_since_and_new_folders_grew_by_all_they_hold() -> None:
+def test_growth_is_what_came_since_and_new_directories_grew_by_all_they_hold() -> None:
     before = tree_of({"a": 100, "b": 50})
     then = snapshot(before, before.totals(), NOW - DAY)
     now = tree_of({"a": 130, "b": 20, "c/new": 7})
@@ -142,7 +142,7 @@ def test_litter_of_tiny_files_stands_out_by_inodes(tmp_path: Path) -> None:
     assert compose(found, limit=3, by="bytes").largest[0].path == b"data"
 
 
-def test_checkpoints_are_known_by_their_folders_or_files(tmp_path: Path) -> None:
+def test_checkpoints_are_known_by_their_directories_or_files(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     for name in ("hf/checkpoint-500", "hf/checkpoint-1000", "ds/global_step500", "megatron/iter_0000500"):
         write(root / name / "rank0" / "states.bin", 100_000)
@@ -152,8 +152,8 @@ def test_checkpoints_are_known_by_their_folders_or_files(tmp_path: Path) -> None
     write(root / "checkpoints" / "readme.txt", 100_000)
     write(root / "iterations" / "step.log", 100_000)
     found = look(root)
-    total, folders = checkpoints(found.tree, found.totals.blocks)
-    assert folders == 5
+    total, directories = checkpoints(found.tree, found.totals.blocks)
+    assert directories == 5
     assert 6 * 100_000 <= total < 7 * 100_000
 
 
@@ -173,8 +173,8 @@ def test_owners_are_reported_when_there_are_several(tmp_path: Path) -> None:
 def test_paths_are_understood_as_the_watchdogs_of_file_systems_do(tmp_path: Path) -> None:
     project = make_project(tmp_path, environ={"SCRATCH": "/scratch/me"})
     base = project.loaded.project
-    assert folders_meant(project, ()) == (base,)
+    assert directories_meant(project, ()) == (base,)
     wanted = (Path("/scratch/me/runs"), base / "data", tmp_path / "home" / "x")
-    assert folders_meant(project, ("$SCRATCH/runs", "data/", "./data", "~/x")) == wanted
+    assert directories_meant(project, ("$SCRATCH/runs", "data/", "./data", "~/x")) == wanted
     with pytest.raises(UsageError, match="WORK is not set"):
-        folders_meant(project, ("$WORK",))
+        directories_meant(project, ("$WORK",))

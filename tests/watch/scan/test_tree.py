@@ -26,42 +26,42 @@ def tree_of(*records: Record) -> Tree:
     return grow({record.path: record for record in records})
 
 
-def folder(path: bytes, inode: int, *children: bytes, blocks: int = 8, files: int = 1, **more: int) -> Record:
+def directory(path: bytes, inode: int, *children: bytes, blocks: int = 8, files: int = 1, **more: int) -> Record:
     return Record(path, READ, inode, 5, 100, blocks, files, children=children, **more)  # type: ignore[arg-type]
 
 
-def test_each_folder_is_followed_by_what_lies_below_it() -> None:
-    tree = tree_of(folder(b"", 1, b"a", b"b"), folder(b"a", 2, b"x"), folder(b"b", 3), folder(b"a/x", 4))
+def test_each_directory_is_followed_by_what_lies_below_it() -> None:
+    tree = tree_of(directory(b"", 1, b"a", b"b"), directory(b"a", 2, b"x"), directory(b"b", 3), directory(b"a/x", 4))
     assert tree.paths == [b"", b"a", b"a/x", b"b"]
     assert tree.ends() == [4, 3, 3, 4]
     assert tree.below() == [[1, 3], [2], [], []]
     assert tree.totals().blocks == [32, 16, 8, 8]
-    assert tree.totals().folders == [4, 2, 1, 1]
+    assert tree.totals().directories == [4, 2, 1, 1]
 
 
-def test_a_folder_that_nobody_has_read_is_a_row_and_what_it_lies_in_a_lower_bound() -> None:
-    tree = tree_of(folder(b"", 1, b"a", b"b"), folder(b"a", 2))
+def test_a_directory_that_nobody_has_read_is_a_row_and_what_it_lies_in_a_lower_bound() -> None:
+    tree = tree_of(directory(b"", 1, b"a", b"b"), directory(b"a", 2))
     assert tree.state[2] == UNREAD
     assert tree.totals().missing == [1, 0, 1]
 
 
-def test_a_folder_that_vanished_is_left_out() -> None:
-    tree = tree_of(folder(b"", 1, b"a"), Record(b"a", UNREADABLE, trouble=errno.ENOENT))
+def test_a_directory_that_vanished_is_left_out() -> None:
+    tree = tree_of(directory(b"", 1, b"a"), Record(b"a", UNREADABLE, trouble=errno.ENOENT))
     assert tree.paths == [b""]
     assert tree.totals().missing == [0]
 
 
-def test_a_folder_met_again_under_another_path_counts_once() -> None:
-    tree = tree_of(folder(b"", 1, b"a", b"loop"), folder(b"a", 2), folder(b"loop", 1, b"a", b"loop"))
+def test_a_directory_met_again_under_another_path_counts_once() -> None:
+    tree = tree_of(directory(b"", 1, b"a", b"loop"), directory(b"a", 2), directory(b"loop", 1, b"a", b"loop"))
     assert tree.paths == [b"", b"a"]
 
 
-def test_names_of_one_file_in_several_folders_count_at_the_first() -> None:
+def test_names_of_one_file_in_several_directories_count_at_the_first() -> None:
     shared = ((9, 8),)
     tree = tree_of(
-        folder(b"", 1, b"a", b"b", blocks=0, files=0),
-        folder(b"a", 2)._replace(links=shared),
-        folder(b"b", 3)._replace(links=shared),
+        directory(b"", 1, b"a", b"b", blocks=0, files=0),
+        directory(b"a", 2)._replace(links=shared),
+        directory(b"b", 3)._replace(links=shared),
     )
     assert tree.totals().blocks == [8, 8, 0]
     assert tree.totals().own_files == [0, 1, 0]
@@ -69,28 +69,28 @@ def test_names_of_one_file_in_several_folders_count_at_the_first() -> None:
 
 def test_what_must_be_read_again() -> None:
     tree = tree_of(
-        folder(b"", 1, b"changing", b"fine", b"new", b"old", b"other", b"part"),
-        folder(b"changing", 2)._replace(mtime_ns=UNTRUSTED),
-        folder(b"fine", 3),
-        folder(b"old", 4)._replace(read_at=10),
+        directory(b"", 1, b"changing", b"fine", b"new", b"old", b"other", b"part"),
+        directory(b"changing", 2)._replace(mtime_ns=UNTRUSTED),
+        directory(b"fine", 3),
+        directory(b"old", 4)._replace(read_at=10),
         Record(b"other", ELSEWHERE, 5, read_at=100),
-        folder(b"part", 6)._replace(state=PARTIAL),
+        directory(b"part", 6)._replace(state=PARTIAL),
     )
     assert [tree.paths[row] for row in unknown(tree)] == [b"changing", b"new", b"other", b"part"]
     assert [tree.paths[row] for row in due(tree, 120, 50)] == [b"new", b"old"]
 
 
 def test_figures_from_the_future_are_read_again() -> None:
-    assert due(tree_of(folder(b"", 1)), now=-1000, full_pass_s=50) == [0]
+    assert due(tree_of(directory(b"", 1)), now=-1000, full_pass_s=50) == [0]
 
 
-def test_thousands_of_folders_in_each_other_are_no_recursion() -> None:
+def test_thousands_of_directories_in_each_other_are_no_recursion() -> None:
     records, path = [], b""
     for depth in range(3000):
-        records.append(folder(path, depth + 1, b"d"))
+        records.append(directory(path, depth + 1, b"d"))
         path = path + b"/d" if path else b"d"
-    tree = tree_of(*records, folder(path, 9999))
-    assert tree.totals().folders[0] == 3001
+    tree = tree_of(*records, directory(path, 9999))
+    assert tree.totals().directories[0] == 3001
     assert tree.ends()[0] == 3001
 
 

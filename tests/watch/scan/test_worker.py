@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import folder
+from resilience.watch.scan import directory
 from resilience.watch.scan import worker as pace
 from resilience.watch.scan.worker import LONGEST, Board, Pace, decide, mounts_below, receive, send, taken
 from tests.guard.disks import small_disk
@@ -40,7 +40,7 @@ def traced(root: Path, memory: Path, *options: str) -> tuple[str, str]:
     return done.stdout, log.read_text()
 
 
-def test_an_unchanged_tree_costs_one_stat_for_each_folder_and_none_for_a_file(tmp_path: Path, memory: Path) -> None:
+def test_an_unchanged_tree_costs_one_stat_for_each_directory_and_none_for_a_file(tmp_path: Path, memory: Path) -> None:
     root = a_tree(tmp_path / "tree")
     subprocess.run([sys.executable, "-c", PROGRAM, root, memory], check=True, capture_output=True)
     printed, calls = traced(root, memory, "-f")
@@ -57,7 +57,7 @@ def test_the_parent_never_touches_the_tree(tmp_path: Path, memory: Path) -> None
     assert [line for line in calls.splitlines() if f'"{root}' in line and not line.startswith("execve(")] == []
 
 
-def test_mounts_below_a_folder_are_known_without_touching_them(tmp_path: Path) -> None:
+def test_mounts_below_a_directory_are_known_without_touching_them(tmp_path: Path) -> None:
     with small_disk(tmp_path / "a disk"):
         assert mounts_below(os.fsencode(tmp_path)) == {b"a disk"}
         assert mounts_below(os.fsencode(tmp_path / "a disk")) == frozenset()
@@ -160,7 +160,7 @@ def test_the_first_process_hands_over_when_stats_turn_out_slow(
     found = look(root, memory)
     assert "16 threads" in found.pace
     assert found.is_complete
-    assert (kib(found), found.totals.files[0], found.totals.folders[0]) == (du(root), 925, 232)
+    assert (kib(found), found.totals.files[0], found.totals.directories[0]) == (du(root), 925, 232)
     again = look(root, memory)
     assert "16 threads" in again.pace
     assert (again.read, again.verified, again.looks) == (0, 232, 232)
@@ -177,8 +177,8 @@ def test_a_change_is_found_by_threads_too(root: Path, memory: Path) -> None:
     assert kib(found) == du(root)
 
 
-def test_the_stats_of_one_large_folder_are_shared_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look_once = folder.look
+def test_the_stats_of_one_large_directory_are_shared_out(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_once = directory.look
 
     def slowly(entry: object) -> object:
         time.sleep(0.004)  # a server far away
@@ -190,8 +190,8 @@ def test_the_stats_of_one_large_folder_are_shared_out(root: Path, monkeypatch: p
     assert found.took_s < 925 * 0.004  # one after the other it would take longer than that
 
 
-def test_an_error_in_one_thread_is_an_error_of_its_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look_once = folder.look
+def test_an_error_in_one_thread_is_an_error_of_its_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look_once = directory.look
 
     def broken(entry: object) -> object:
         if entry.name == "500":  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Folders to scan, and what du says of them."""
+"""Directories to scan, and what du says of them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NOW = 1_800_000_000.0
 LONG_AGO = 1_600_000_000
 
 
-def du(folder: Path) -> int:
+def du(directory: Path) -> int:
     """The KiB that `du -sx` counts."""
-    done = subprocess.run(["du", "-skx", folder], capture_output=True, text=True)
+    done = subprocess.run(["du", "-skx", directory], capture_output=True, text=True)
     return int(done.stdout.split()[0])
 
 
@@ -30,7 +30,7 @@ def look(root: Path, memory: Path | None = None, now: float = NOW, **options: An
 
 
 def write(path: Path, size: int = 10_000) -> Path:
-    """A file, and the folders that it lies in."""
+    """A file, and the directories that it lies in."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(os.urandom(size))
     return path
@@ -38,14 +38,14 @@ def write(path: Path, size: int = 10_000) -> Path:
 
 def settle(root: Path) -> None:
     """Let everything have happened long ago: what has just changed is never trusted to be done with changing."""
-    for folder, _, files in os.walk(root, topdown=False):
+    for directory, _, files in os.walk(root, topdown=False):
         for name in files:
-            os.utime(Path(folder, name), (LONG_AGO, LONG_AGO), follow_symlinks=False)
-        os.utime(folder, (LONG_AGO, LONG_AGO))
+            os.utime(Path(directory, name), (LONG_AGO, LONG_AGO), follow_symlinks=False)
+        os.utime(directory, (LONG_AGO, LONG_AGO))
 
 
 def a_tree(root: Path, tops: int = 4, subs: int = 5, files: int = 3) -> Path:
-    """Folders in folders with a few files each, all long ago."""
+    """Directories in directories with a few files each, all long ago."""
     for top in range(tops):
         for sub in range(subs):
             for number in range(files):

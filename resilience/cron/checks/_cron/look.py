@@ -14,7 +14,7 @@ from resilience import cron_late
 from resilience.base.processes import boot_id
 from resilience.cron.checks._cron.words import SCHEDULER, TABLE_FILE, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.state_folder import CronFolder, Damaged
+from resilience.cron.state_directory import CronDirectory, Damaged
 from resilience.errors import StateDirectoryError
 from resilience.quantities import format_duration
 from resilience.settings.cron_settings import CronSettings
@@ -32,7 +32,7 @@ _ENDED = frozenset({Outcome.DONE, Outcome.SUBMITTED, Outcome.FAILED, Outcome.TIM
 
 
 def look(
-    folder: CronFolder, settings: CronCheckSettings, before: Mapping[str, Timed[CronReading]], now: float
+    directory: CronDirectory, settings: CronCheckSettings, before: Mapping[str, Timed[CronReading]], now: float
 ) -> dict[str, CronReading]:
     """What there is to judge, by subject; nothing where no scheduler was ever installed and nothing ever ticked.
 
@@ -41,17 +41,17 @@ def look(
     readings: dict[str, CronReading] = {}
     if not settings.entries:
         known = before.get(SCHEDULER)
-        scheduler = look_at_scheduler(folder, now, known.reading if known is not None else None)
+        scheduler = look_at_scheduler(directory, now, known.reading if known is not None else None)
         if scheduler is None:
             return {}
         readings[SCHEDULER] = scheduler
-    elif not folder.path.is_dir():
+    elif not directory.path.is_dir():
         return {}
-    table = read_table_file(folder.path)
-    for key in folder.keys():  # noqa: SIM118 - no mapping
-        history = folder.history(key)
+    table = read_table_file(directory.path)
+    for key in directory.keys():  # noqa: SIM118 - no mapping
+        history = directory.history(key)
         if key != SCHEDULER and history and _is_wanted(history[-1].name, settings.entries):
-            readings[history[-1].name] = look_at_entry(folder, key, history, table)
+            readings[history[-1].name] = look_at_entry(directory, key, history, table)
     if settings.ignored and not settings.entries and table is not None:
         for place, reason, hint in table[1]:
             readings.setdefault(place, CronReading(kind="ignored", summary=reason, hint=hint))
@@ -61,19 +61,19 @@ def look(
     return readings
 
 
-def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None = None) -> CronReading | None:
+def look_at_scheduler(directory: CronDirectory, now: float, before: CronReading | None = None) -> CronReading | None:
     """What is known of whoever makes the ticks; None: there is nobody. Raise StateDirectoryError if that is unknown."""
     heartbeat: Heartbeat | None = None
     damaged = ""
     try:
-        heartbeat = folder.heartbeat()
+        heartbeat = directory.heartbeat()
     except Damaged as error:
         damaged = error.message
-    installation = _installation(folder)
+    installation = _installation(directory)
     if heartbeat is None and not damaged and installation is None:
         return None
     here = {"is_installed": installation is not None, **_awake(now, before)}
-    if (stopped := folder.stopped()) is not None:
+    if (stopped := directory.stopped()) is not None:
         return CronReading(stopped=_stopped(stopped, now), **here)
     if damaged:
         return CronReading(damaged=damaged, **here)
@@ -94,7 +94,7 @@ def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None
         ticks=heartbeat.ticks,
         driver=heartbeat.driver,
         host=heartbeat.host,
-        trouble=heartbeat.trouble or _of_the_chain(folder, installation),
+        trouble=heartbeat.trouble or _of_the_chain(directory, installation),
         next_slot=heartbeat.next_slot,
         patience_s=heartbeat.patience_s,
         **here,
@@ -102,7 +102,7 @@ def look_at_scheduler(folder: CronFolder, now: float, before: CronReading | None
 
 
 def look_at_entry(
-    folder: CronFolder, key: str, history: Sequence[RunRecord], table: tuple[frozenset[str], Any] | None
+    directory: CronDirectory, key: str, history: Sequence[RunRecord], table: tuple[frozenset[str], Any] | None
 ) -> CronReading:
     """What became of an entry's last slots."""
     if table is not None and history[-1].name not in table[0]:
@@ -134,7 +134,7 @@ def look_at_entry(
         summary=last.summary,
         job_id=last.job_id,
         ran_on=last.host,
-        tail=_tail(folder.path / "output" / key / last.output) if last.output and last.outcome.is_failure else (),
+        tail=_tail(directory.path / "output" / key / last.output) if last.output and last.outcome.is_failure else (),
     )
 
 
@@ -151,18 +151,18 @@ def read_table_file(path: Path) -> tuple[frozenset[str], tuple[tuple[str, str, s
         return None
 
 
-def _installation(folder: CronFolder) -> Installation | None:
+def _installation(directory: CronDirectory) -> Installation | None:
     try:
-        return folder.installation()
+        return directory.installation()
     except StateDirectoryError:  # `resil cron doctor` says so; the heartbeat tells whether it lives
         return None
 
 
-def _of_the_chain(folder: CronFolder, installation: Installation | None) -> str:
+def _of_the_chain(directory: CronDirectory, installation: Installation | None) -> str:
     """What keeps the chain of the scheduler's jobs from going on (cron/job.py); nothing when it is whole."""
     if installation is None or installation.driver != "slurm":
         return ""
-    history = folder.history(SCHEDULER)
+    history = directory.history(SCHEDULER)
     is_broken = bool(history) and history[-1].outcome.is_failure and history[-1].time >= installation.time
     return history[-1].summary or "its chain of jobs is broken" if is_broken else ""
 

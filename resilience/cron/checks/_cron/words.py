@@ -22,7 +22,7 @@ class CronCheckSettings:
             three minutes.
         crit_failures: so many failures of an entry in a row are CRITICAL. 0: never.
         skips: so many skips of an entry in a row are told.
-        ignored: whether it is told what in the cron folder does not run and must have been meant to.
+        ignored: whether it is told what in the cron directory does not run and must have been meant to.
     """
 
     entries: tuple[str, ...] = ()

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from resilience.cron.drivers._slurm.chain import Mode, Plan, Seen, Surplus, Token, Wish, plan_chain
 from resilience.cron.drivers._slurm.script import ON_ONE_MACHINE, SCRIPT, WHERE, comment_mark, job_name, sbatch_options
 from resilience.cron.records import RUN_NAME, Installation
-from resilience.cron.state_folder import CronFolder
+from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId
 from resilience.pending_reason import explain_reason
 from resilience.schedulers import Scheduler
 from resilience.settings.cron_settings import CronSettings
 from resilience.submission import Submission
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 
 ELSEWHERE = (
     "have something else make the ticks: resil cron uninstall, then on a login node "
@@ -80,7 +80,7 @@ class Keeper:
         me: login name of who asks; empty: whose the chain is.
     """
 
-    folder: CronFolder
+    directory: CronDirectory
     installation: Installation
     settings: CronSettings
     scheduler: Scheduler
@@ -133,9 +133,9 @@ class Keeper:
 
     def ended(self) -> str:
         """Why there shall be no chain, or nothing. Raise StateDirectoryError if that cannot be read."""
-        if self.folder.stopped() is not None:
+        if self.directory.stopped() is not None:
             return "the scheduler was stopped"
-        counts = self.folder.installation()
+        counts = self.directory.installation()
         if counts is None:
             return "the scheduler was uninstalled"
         if counts.token != self.installation.token:
@@ -203,7 +203,7 @@ class Keeper:
             options |= ON_ONE_MACHINE
         if wish.begin is not None and (wait_s := math.ceil(wish.begin - self.clock.now())) > 0:
             options["begin"] = f"now+{wait_s}"
-        script = self.script or str(self.folder.path / SCRIPT)
+        script = self.script or str(self.directory.path / SCRIPT)
         slot = (f"slot={wish.token.seed}",) if wish.token.mode is Mode.PULSE else ()
         return Submission(str(wish.token), RUN_NAME, script, slot, options=options, directory="/", variables=WHERE)
 
@@ -251,7 +251,7 @@ class Keeper:
             cancelled |= dict.fromkeys(job_id.array for job_id in ids)
 
 
-def script_path(folder: CronFolder, copy: str) -> str:
+def script_path(directory: CronDirectory, copy: str) -> str:
     """The batch script, or SLURM's copy of it where the first cannot be read."""
-    own = folder.path / SCRIPT
+    own = directory.path / SCRIPT
     return copy if copy and not os.access(own, os.R_OK) and Path(copy).exists() else str(own)

@@ -7,12 +7,12 @@
 #     0  it lives, or was stopped or uninstalled on purpose, or somebody is just reviving it
 #     10 it was dead, and a job is queued
 #     75 nobody could look, or sbatch refused: nothing was done
-# It writes one line in each case, within two minutes, and touches nothing but the queue and its own folder.
+# It writes one line in each case, within two minutes, and touches nothing but the queue and its own directory.
 
 set -u
 mask=$(umask)
 umask "$file_mask" # for our own files; what the scheduler runs gets the person's
-folder=$state/driver
+directory=$state/driver
 job=${SLURM_JOB_ID:-0}
 ended=''
 # Where the state directory is not there or hangs, the copy that SLURM keeps for this job still is.
@@ -41,12 +41,12 @@ look_at_state() {
     [[ -e $state/driver.json ]] || exit 12
     text=$(<"$state/driver.json") || exit 13
     [[ $text == *"\"$token\""* ]] || exit 12
-    [[ -r $folder/job.bash ]] || exit 14
+    [[ -r $directory/job.bash ]] || exit 14
   ) </dev/null >/dev/null 2>&1 &
   child=$!
   for ((i = 0; i < 600; i++)); do
     kill -0 "$child" 2>/dev/null || {
-      wait "$child" && script=$folder/job.bash
+      wait "$child" && script=$directory/job.bash
       return
     }
     sleep "0.$((i < 20 ? 0 : 1))2"
@@ -79,13 +79,14 @@ queue_one() {
     "${options[@]}" "$script" "$@" slot="$([[ $mode == pulse ]] && echo "$seed")" 2>&1)
 }
 
-# keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends.
+# keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends. Where the chain was
+# ended on purpose, so does this job.
 keep_chain() {
   local pause_s=2 there said found
   while :; do
     look_at_state
     found=$?
-    ((found == 11 || found == 12)) && say "stopped, or installed anew: no successor" && return 0
+    ((found == 11 || found == 12)) && say "stopped, or installed anew: no successor" && exit 0
     if there=$(others); then
       if [[ -n $there ]]; then
         say "the chain goes on with job ${there//$'\n'/, }"
@@ -129,18 +130,18 @@ revive() {
   fi
   # Many trainings may look in the same minutes: one of them acts (O_EXCL, which NFS keeps).
   printf -v now '%(%s)T' -1
-  mark=$folder/revived.$((now / 120))
+  mark=$directory/revived.$((now / 120))
   if ! (set -C && : >"$mark") 2>/dev/null; then
     [[ -e $mark ]] && say "somebody is just starting the scheduler again" && return 0
-    say "cannot write to $folder" && return 75
+    say "cannot write to $directory" && return 75
   fi
   said=$(queue_one 0) || {
     rm -f "$mark"
     say "the scheduler is dead, and sbatch refused: $said"
     return 75
   }
-  for mark in "$folder"/revived.*; do
-    [[ $mark == "$folder/revived.$((now / 120))" ]] || rm -f "$mark"
+  for mark in "$directory"/revived.*; do
+    [[ $mark == "$directory/revived.$((now / 120))" ]] || rm -f "$mark"
   done
   say "the scheduler was dead: job ${said##*$'\n'} starts it again"
   return 10
@@ -155,17 +156,17 @@ tell_history() { # One line for the history of the chain, for those who look on 
 } 2>/dev/null
 
 main() {
-  local code child='' interrupted='' lost=0 slot=0 found word
+  local code child='' interrupted='' signalled='' lost=0 slot=0 found word
   trap 'ended=1 interrupted=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM INT HUP
-  trap 'interrupted=1; [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null' USR1
+  trap 'signalled=1 interrupted=1; [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null' USR1
   for word in "$@"; do
     case $word in lost=*) lost=${word#*=} ;; slot=*) slot=${word#*=} ;; esac
   done
   look_at_state
   found=$?
   # Not by --output: a job whose output cannot be opened is lost before its first line.
-  if ((found != 10 && found != 13)) && { : >>"$folder/$job.out"; } 2>/dev/null; then
-    exec >>"$folder/$job.out" 2>&1
+  if ((found != 10 && found != 13)) && { : >>"$directory/$job.out"; } 2>/dev/null; then
+    exec >>"$directory/$job.out" 2>&1
   fi
   case $found in
     11) say "stopped on purpose: no successor" && return 0 ;;
@@ -194,13 +195,13 @@ main() {
   child=''
   umask "$file_mask"
   ((code == 0)) && return 0
-  # 75: it has said itself what is wrong with its successors. Or it was told to end, and died of that after its work.
-  if ((code == 75)) || [[ -n $ended && $code -gt 128 ]]; then
+  # 75: it has reported the fault of its successors. Above 128: it was asked to end, and the signal came after its work.
+  if ((code == 75)) || [[ -n $ended$signalled && $code -gt 128 ]]; then
     keep_chain 0
     return
   fi
   say "the scheduler ended with code $code; bash keeps its chain"
-  tell_history "the scheduler's job ended with code $code: see $folder/$job.out" "$code"
+  tell_history "the scheduler's job ended with code $code: see $directory/$job.out" "$code"
   keep_chain 300
   # A job that fails at once, and the next, and the next: at most one a minute.
   while [[ -z $ended ]] && ((SECONDS < short_s)); do pause 1; done

@@ -14,9 +14,9 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.submission import COMMENT_PREFIX
 
 SCRIPT = "driver/job.bash"
-"""In the cron folder's state: the batch script. SLURM keeps a copy of its own for every job."""
+"""In the cron directory's state: the batch script. SLURM keeps a copy of its own for every job."""
 REVIVE = "revive.bash"
-"""In the cron folder's state: what a training's batch shell runs to have a dead chain start again."""
+"""In the cron directory's state: what a training's batch shell runs to have a dead chain start again."""
 
 JOB_NAME = "resil-cron-"
 MINUTE_S = 60
@@ -147,20 +147,20 @@ def render_script(
     config: str,
     scheduler: str,
     environ: Mapping[str, str],
-    tool_folders: tuple[str, ...] = (),
+    tool_directories: tuple[str, ...] = (),
     shared: bool = False,
     spool: str = "",
 ) -> str:
     """The batch script: what it must know, and the body.
 
     Args:
-        state: the cron folder's state, absolute: `<state_dir>/.cron`.
+        state: the cron directory's state, absolute: `<state_dir>/.cron`.
         config: absolute path of resil.toml; empty: there is none.
         scheduler: the scheduler's name: `slurm`, or `local` for the embedded one.
         environ: the environment of who installs.
-        tool_folders: those of sbatch and squeue.
+        tool_directories: those of sbatch and squeue.
         shared: whether a group operates the project.
-        spool: of the embedded scheduler: its folder, which holds its sbatch and squeue.
+        spool: of the embedded scheduler: its directory, which holds its sbatch and squeue.
     """
     mode = Mode(installation.mode or settings.mode)
     name = job_name(installation)
@@ -170,8 +170,8 @@ def render_script(
     options = [f"--{key}" if value is None else f"--{key}={value}" for key, value in wanted.items()]
     own = str(Path(installation.python).parent)
     if spool:
-        tool_folders = (f"{spool}/bin", *tool_folders)
-    path = ":".join(dict.fromkeys((*tool_folders, own, "/usr/local/bin", "/usr/bin", "/bin")))
+        tool_directories = (f"{spool}/bin", *tool_directories)
+    path = ":".join(dict.fromkeys((*tool_directories, own, "/usr/local/bin", "/usr/bin", "/bin")))
     recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
     kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")

@@ -34,9 +34,9 @@ def tick_words(installation: Installation, *words: str) -> tuple[str, ...]:
 def shell_command(installation: Installation, words: Sequence[str], *, output: str = "", is_clean: bool = True) -> str:
     """One line of sh that goes to the project, sets the environment and becomes the command.
 
-    With `output`, all that it writes goes to that file, which begins anew each time; without the file's folder nothing
-    runs and nothing is said (cron would mail it, every minute; the missing heartbeat tells). `is_clean`: no variable
-    besides those recorded.
+    With `output`, all that it writes goes to that file, which begins anew each time; without the file's directory
+    nothing runs and nothing is said (cron would mail it, every minute; the missing heartbeat tells). `is_clean`: no
+    variable besides those recorded.
     """
     variables = [f"{name}={value}" for name, value in environment(installation).items()]
     clean = ["-i"] if is_clean else ["-u", "PYTHONHOME", "-u", "PYTHONPATH"]
@@ -47,7 +47,7 @@ def shell_command(installation: Installation, words: Sequence[str], *, output: s
 
 def refuse_unwritable(installation: Installation, *, where: str, bad: Mapping[str, str]) -> None:
     """Raise ResilError if something of the command cannot be written into a table. `bad`: character to its name."""
-    named = {"the project folder": installation.project, "the interpreter": installation.python}
+    named = {"the project directory": installation.project, "the interpreter": installation.python}
     named |= {f"${name}": value for name, value in environment(installation).items()}
     for what, value in named.items():
         for character, name in bad.items():

@@ -9,12 +9,12 @@ from typing import Any
 from resilience.cron.drivers import DriverState
 from resilience.cron.drivers._ticks.editing import disabled, ours
 from resilience.cron.records import Heartbeat, Installation
-from resilience.cron.state_folder import FOLDER, CronFolder
+from resilience.cron.state_directory import FOLDER, CronDirectory
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.system.child import run_apart
-from resilience.system.files import make_folder
+from resilience.system.files import make_directory
 
 LOOK_S = 10.0
 """How long the state directory may take."""
@@ -27,20 +27,20 @@ class Elsewhere(ResilError):
     """It lives on another machine, or belongs to another person: from here it can be neither seen nor changed."""
 
 
-def wrong_host(installation: Installation, scene: Context, name: str) -> None:
+def wrong_host(installation: Installation, context: Context, name: str) -> None:
     """Raise Elsewhere if an installation that lives on one machine lives on another one than this."""
-    host = scene.world.host
+    host = context.system.host
     if installation.host != host.name:
         raise Elsewhere(
             f"it lives in the {name} of {installation.host}, and this is {host.name}",
             hint=f"go there: ssh {installation.host}",
         )
-    wrong_person(installation, scene, name)
+    wrong_person(installation, context, name)
 
 
-def wrong_person(installation: Installation, scene: Context, name: str) -> None:
+def wrong_person(installation: Installation, context: Context, name: str) -> None:
     """Raise Elsewhere if an installation belongs to somebody else."""
-    host = scene.world.host
+    host = context.system.host
     if installation.by != host.user:
         raise Elsewhere(
             f"it lives in the {name} of {installation.by}, and you are {host.user}",
@@ -48,22 +48,22 @@ def wrong_person(installation: Installation, scene: Context, name: str) -> None:
         )
 
 
-def output_file(scene: Context, name: str, *, make: bool = True) -> str:
-    """The file that has what the last tick wrote; its folder is made, unless `make` is False."""
-    folder = scene.state_dir / FOLDER / "driver"
+def output_file(context: Context, name: str, *, make: bool = True) -> str:
+    """The file that has what the last tick wrote; its directory is made, unless `make` is False."""
+    directory = context.state_dir / FOLDER / "driver"
     if make:
-        make_folder(folder, mode=0o2770 if scene.group else 0o700)
-    return str(folder / f"{name}.out")
+        make_directory(directory, mode=0o2770 if context.group else 0o700)
+    return str(directory / f"{name}.out")
 
 
-def heartbeat(scene: Context) -> Heartbeat | None:
+def heartbeat(context: Context) -> Heartbeat | None:
     """The last sign of life of the scheduler; None: there never was one.
 
     Read by a child with a deadline: the state directory may hang. Raise ResilError if it could not be read.
     """
 
     def read() -> dict[str, Any]:
-        beat = CronFolder(scene.state_dir, scene.group).heartbeat()
+        beat = CronDirectory(context.state_dir, context.group).heartbeat()
         return {} if beat is None else beat.to_json()
 
     ((_, answer),) = run_apart({"heartbeat": (read, LOOK_S)})
@@ -72,14 +72,14 @@ def heartbeat(scene: Context) -> Heartbeat | None:
     return Heartbeat.from_json(answer.value) if answer.value else None
 
 
-def last_words(scene: Context, name: str) -> str:
+def last_words(context: Context, name: str) -> str:
     """What the last tick said before it failed: one line. Empty: it left its sign of life, or said nothing.
 
     A tick that cannot start (an interpreter that is gone) leaves no heartbeat after its output. Read as `heartbeat` is.
     """
 
     def read() -> str:
-        path = Path(output_file(scene, name, make=False))
+        path = Path(output_file(context, name, make=False))
         if not path.is_file() or path.stat().st_size == 0:
             return ""
         with suppress(FileNotFoundError):

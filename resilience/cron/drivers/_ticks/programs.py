@@ -17,7 +17,7 @@ from typing import Protocol
 
 from resilience.errors import ProbeError, ResilError
 from resilience.runs.context import Context
-from resilience.system.files import own_folder
+from resilience.system.files import own_directory
 from resilience.system.process import Completed
 
 READ_S = 15.0
@@ -44,21 +44,21 @@ class Program(Protocol):
         """What it is called, and its table."""
         ...
 
-    def read(self, scene: Context) -> str | None:
+    def read(self, context: Context) -> str | None:
         """The person's table, as people know it; None: there is none. Raise NoAnswer if that cannot be told."""
         ...
 
-    def write(self, table: str, scene: Context) -> None:
+    def write(self, table: str, context: Context) -> None:
         """Replace it. Raise ResilError if it was not replaced."""
         ...
 
-    def remove(self, scene: Context) -> None:
+    def remove(self, context: Context) -> None:
         """Have none any more. Raise ResilError if it was not removed."""
         ...
 
 
 def ask(
-    scene: Context,
+    context: Context,
     argv: Sequence[str],
     *,
     timeout_s: float = 0.0,
@@ -69,9 +69,9 @@ def ask(
 
     Raise NoAnswer if it gave no answer.
     """
-    whole = {**scene.world.environ, "LC_ALL": "C", **env}
+    whole = {**context.system.environ, "LC_ALL": "C", **env}
     try:
-        return scene.world.runner.run(argv, timeout_s=timeout_s or READ_S, env=whole, stdin=stdin)
+        return context.system.runner.run(argv, timeout_s=timeout_s or READ_S, env=whole, stdin=stdin)
     except ProbeError as error:
         kind = NoAnswer if error.transient else NotForUs
         raise kind(error.message, hint=error.hint, transient=error.transient) from error
@@ -83,56 +83,58 @@ def said(done: Completed) -> str:
     return "; ".join(lines)[:300] or f"it ended with {done.returncode} and said nothing"
 
 
-def change(program: Program, edit: Callable[[str], str], scene: Context) -> bool:
+def change(program: Program, edit: Callable[[str], str], context: Context) -> bool:
     """Replace a person's table by what `edit` makes of it; return whether anything had to be written.
 
     `edit` must be such that editing twice is editing once. Raise ResilError if it could not be done.
     """
-    with _alone(program.name, scene):
+    with _alone(program.name, context):
         for attempt in range(ATTEMPTS):
-            before = program.read(scene)
+            before = program.read(context)
             old = before or ""
             new = edit(old)
             if new == old:
                 return attempt > 0
             if new:
-                program.write(new, scene)
+                program.write(new, context)
             else:
-                program.remove(scene)
-            found = program.read(scene) or ""
+                program.remove(context)
+            found = program.read(context) or ""
             if found == new or edit(found) == found:
                 return True
-            scene.world.clock.sleep(0.05 + 0.2 * os.urandom(1)[0] / 256)  # two that retry in step would go on for ever
+            context.system.clock.sleep(
+                0.05 + 0.2 * os.urandom(1)[0] / 256
+            )  # two that retry in step would go on for ever
     raise ResilError(
-        f"the {program.name} of {scene.world.host.user} changes faster than it can be written",
+        f"the {program.name} of {context.system.host.user} changes faster than it can be written",
         hint="is an editor or a configuration tool at it? Try again",
         transient=True,
     )
 
 
 @contextmanager
-def _alone(name: str, scene: Context) -> Iterator[None]:
+def _alone(name: str, context: Context) -> Iterator[None]:
     """Keep other commands of ours away from a table. Where there is no place for a lock, go on without one."""
     descriptor = -1
     for root in ("/tmp", "/dev/shm"):
-        folder = own_folder(Path(root, f"resil-{scene.world.host.uid}"))
-        if folder is not None:
+        directory = own_directory(Path(root, f"resil-{context.system.host.uid}"))
+        if directory is not None:
             with suppress(OSError):
                 descriptor = os.open(
-                    folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+                    directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
                 )
                 break
     try:
         if descriptor >= 0:
-            _lock(descriptor, scene)
+            _lock(descriptor, context)
         yield
     finally:
         if descriptor >= 0:
             os.close(descriptor)  # which also gives the lock back
 
 
-def _lock(descriptor: int, scene: Context) -> None:
-    clock = scene.world.clock
+def _lock(descriptor: int, context: Context) -> None:
+    clock = context.system.clock
     deadline = clock.monotonic() + LOCK_S
     while clock.monotonic() < deadline:
         try:
@@ -145,7 +147,7 @@ def _lock(descriptor: int, scene: Context) -> None:
             return
 
 
-def give_up(program: Program, edit: Callable[[str], str], scene: Context) -> None:
+def give_up(program: Program, edit: Callable[[str], str], context: Context) -> None:
     """As `change`, after a failure of it: leave nothing half done, where that can be done at all."""
     with suppress(ResilError):
-        change(program, edit, scene)
+        change(program, edit, context)

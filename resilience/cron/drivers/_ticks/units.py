@@ -16,7 +16,7 @@ TICK_LIMIT = "10min"
 """A tick that only starts what is due and does not end within that hangs; the next one comes after it was ended."""
 
 
-def service_text(installation: Installation, words: Sequence[str], scene: Context) -> str:
+def service_text(installation: Installation, words: Sequence[str], context: Context) -> str:
     """The unit of one tick.
 
     The tick starts what is due and ends (`--no-wait`): a timer starts nothing while the last tick is there. What it
@@ -25,7 +25,7 @@ def service_text(installation: Installation, words: Sequence[str], scene: Contex
     variables = environment(installation)
     unset = [name for name in ("PYTHONHOME", "PYTHONPATH") if name not in variables]
     lines = [
-        headline(installation, scene.state_dir),
+        headline(installation, context.state_dir),
         "[Unit]",
         f"Description=resil cron: the ticks of {_percent(installation.project)}",
         "",
@@ -42,10 +42,10 @@ def service_text(installation: Installation, words: Sequence[str], scene: Contex
     return "\n".join(lines) + "\n"
 
 
-def timer_text(installation: Installation, service: str, scene: Context) -> str:
+def timer_text(installation: Installation, service: str, context: Context) -> str:
     """The unit that starts the other at each full minute."""
     lines = [
-        headline(installation, scene.state_dir),
+        headline(installation, context.state_dir),
         "[Unit]",
         f"Description=resil cron: every minute, the ticks of {_percent(installation.project)}",
         "",

@@ -22,23 +22,23 @@ class FileSystemCheck:
     Reading = FileSystemReading
     memory = Memory(count=1)  # what was used before travels in the reading itself: reading.remembered
     argument = "paths"
-    path_fields = ("paths", "checkpoints")  # typed ones count from the current folder
+    path_fields = ("paths", "checkpoints")  # typed ones count from the current directory
     offers_top = True  # --top: who filled it
 
-    def targets(self, settings: Any, scene: Context) -> Sequence[Target]:
+    def targets(self, settings: Any, context: Context) -> Sequence[Target]:
         """Each file system that is needed, or each path that was named."""
         import resilience.watch.checks._filesystem.judge  # noqa: F401 - once, before a child is forked for each target
         from resilience.watch.checks._filesystem.probe import targets_of
 
-        return targets_of(task_of(settings, self.kind), scene)
+        return targets_of(task_of(settings, self.kind), context)
 
     def probe(
-        self, target: Target, settings: Any, scene: Context, before: Mapping[str, Timed[FileSystemReading]]
+        self, target: Target, settings: Any, context: Context, before: Mapping[str, Timed[FileSystemReading]]
     ) -> Mapping[str, FileSystemReading]:
         """Ask for the figures of one target."""
         from resilience.watch.checks._filesystem.probe import probe_target
 
-        return probe_target(target, task_of(settings, self.kind), scene, before)
+        return probe_target(target, task_of(settings, self.kind), context, before)
 
     def judge(
         self, subject: str, readings: Sequence[Timed[FileSystemReading]], settings: Any, now: float

@@ -95,7 +95,7 @@ def _trouble(subject: str, reading: FileSystemReading) -> Finding:
     was_there = reading.path in reading.mounts
     is_requested = reading.is_needed or reading.is_named or was_there or reading.trouble == "stale"
     if verdict is Verdict.CRITICAL and not is_requested:
-        verdict = Verdict.WARNING  # a variable that names a folder which this node never had
+        verdict = Verdict.WARNING  # a variable that names a directory which this node never had
     roles = f" ({', '.join(reading.roles)})" if reading.roles else ""
     return Finding(subject=subject, verdict=verdict, fault=reading.trouble, summary=f"{reading.detail}{roles}",
                    advice=reading.advice, looked=reading.looked)  # fmt: skip
@@ -225,13 +225,13 @@ def _state(item: Amount, thresholds: Thresholds, since_s: float) -> str:
         text = f"{share:g}% of {whole}{usable}{what} used, {amount_text(_free(item, thresholds), item.kind)} free"
     age_s = max(0.0, since_s) + (item.age_s or 0.0)
     age = f"{format_duration(age_s)} old" if age_s >= 60 else "just now" if item.age_s is not None else "asked just now"
-    scope = "" if item.scope in (FILE_SYSTEM, "quota", "folder") else f" of {item.scope}"
+    scope = "" if item.scope in (FILE_SYSTEM, "quota", "directory") else f" of {item.scope}"
     note = f"; {item.note}" if item.note else ""
     return f"{text} ({item.source}{scope}, {age}{note})"
 
 
 def _advice(item: Amount, reading: FileSystemReading, task: Task) -> str:
-    quota = "" if item.scope in (FILE_SYSTEM, "folder") else ", or ask for a larger quota"
+    quota = "" if item.scope in (FILE_SYSTEM, "directory") else ", or ask for a larger quota"
     return f"see what takes it: `{top_command(reading, task)}`; remove or move what is not needed{quota}"
 
 
@@ -270,7 +270,7 @@ def _purge(subject: str, reading: FileSystemReading, task: Task) -> list[Finding
             subject=subject,
             verdict=Verdict.CRITICAL if newest else Verdict.WARNING,
             fault="purge",
-            summary=f"{least}{files:,} file{'s' if files != 1 else ''} in {seen['folder']} will be deleted for age "
+            summary=f"{least}{files:,} file{'s' if files != 1 else ''} in {seen['directory']} will be deleted for age "
             f"within {format_duration(task.purge_warn_s)}{overdue}{newest}: {format_bytes(seen['size_bytes'])}, "
             f"the oldest unused for {format_duration(oldest_s)} of {format_duration(task.purge_s)}",
             advice="copy what is worth keeping to where nothing is purged; at most sites reading a file renews it",
@@ -289,9 +289,9 @@ def _figures(item: Amount, reading: FileSystemReading, thresholds: Thresholds) -
         used += [max(0.0, usable - free)] if free is not None else []
         return floor(min(used)) if used else None
 
-    whose = "" if item.scope in (FILE_SYSTEM, "quota", "folder") else f" {item.scope}"
+    whose = "" if item.scope in (FILE_SYSTEM, "quota", "directory") else f" {item.scope}"
     name = {BYTES: "used", INODES: "inodes", PERCENT: "used_percent"}[item.kind]
-    label = f"{name}{whose}" if item.scope != "folder" else f"{name} du"
+    label = f"{name}{whose}" if item.scope != "directory" else f"{name} du"
     label = f"{name} quota" if item.scope == "quota" and item.kind != PERCENT else label
     return [Figure(label=label, value=item.used, unit={BYTES: "B", PERCENT: "%"}.get(item.kind, ""),
                    warn=level(warn_percent, warn_free), crit=level(crit_percent, crit_free), minimum=0.0,
@@ -339,7 +339,7 @@ def judge_growth(
         notes.append(f"{seen}: {span(left_s)} left; warns below {span(thresholds.warn_runway_s)}, "
                      f"critical below {span(thresholds.crit_runway_s)}")  # fmt: skip
         if soonest is None or left_s < soonest[0]:
-            whose = f" of {item.scope}" if item.scope not in (FILE_SYSTEM, "quota", "folder") else ""
+            whose = f" of {item.scope}" if item.scope not in (FILE_SYSTEM, "quota", "directory") else ""
             soonest = (left_s, f"{span(left_s)} left{whose} at {rate(found.per_s, item.kind)}: "
                                f"{amount_text(usable - item.used, item.kind)} free")  # fmt: skip
     verdict = _verdict(soonest[0], thresholds) if soonest is not None else Verdict.OK
@@ -360,7 +360,7 @@ def judge_checkpoints(subject: str, reading: FileSystemReading, room: float, tas
     if not size or task.kind not in (BYTES, INODES):
         return []
     one = f"{amount_text(size, task.kind)}{' inodes' if task.kind == INODES else ''}"
-    how = "as the settings say" if task.checkpoint is not None else f"as measured in {known.get('folder')}"
+    how = "as the settings say" if task.checkpoint is not None else f"as measured in {known.get('directory')}"
     looked = (f"checkpoints: {one} each, {how}" + (f"; one every {format_duration(every_s)}, from {known.get('source')}"
               if every_s else ""),)  # fmt: skip
     if room < size:

@@ -39,7 +39,7 @@ class Learned:
     """What is known of a run's checkpoints.
 
     Attributes:
-        folder: where they lie.
+        directory: where they lie.
         size: of one, in bytes or inodes; None when there is none to measure.
         every_s: seconds from one to the next; None when not known.
         count: how many lie there.
@@ -47,7 +47,7 @@ class Learned:
         source: how that is known.
     """
 
-    folder: str
+    directory: str
     size: float | None = None
     every_s: float | None = None
     count: int = 0
@@ -60,9 +60,9 @@ class Learned:
         return self.saves > self.count + 1
 
 
-def learn(folder: str, journal: str, kind: str, now: float) -> Learned:
-    """Task into the folder of the checkpoints and into the run's journal (empty: none, or not to be touched)."""
-    entries = _entries(folder)
+def learn(directory: str, journal: str, kind: str, now: float) -> Learned:
+    """Task into the directory of the checkpoints and into the run's journal (empty: none, or not to be touched)."""
+    entries = _entries(directory)
     sizes: list[int] = []
     for path, changed in reversed(entries[-MEASURED - 1 :]):
         if now - changed > SETTLED_S and len(sizes) < MEASURED:
@@ -74,7 +74,7 @@ def learn(folder: str, journal: str, kind: str, now: float) -> Learned:
     source = "the run's journal"
     if every_s is None:
         every_s, source = interval_s([changed for _, changed in entries]), "the times of the checkpoints"
-    return Learned(folder=folder, size=float(max(sizes)) if sizes else None, every_s=every_s, count=len(entries),
+    return Learned(directory=directory, size=float(max(sizes)) if sizes else None, every_s=every_s, count=len(entries),
                    saves=len(times), source=source if every_s is not None else "")  # fmt: skip
 
 
@@ -102,11 +102,11 @@ def saves_of(lines: Sequence[str]) -> tuple[float, ...]:
     return tuple(sorted(times))
 
 
-def _journal_lines(folder: str) -> list[str]:
+def _journal_lines(directory: str) -> list[str]:
     """The ends of the newest journals."""
     lines: list[str] = []
     with suppress(OSError):
-        found = [entry for entry in os.scandir(folder) if entry.name.endswith(".jsonl")]
+        found = [entry for entry in os.scandir(directory) if entry.name.endswith(".jsonl")]
         found = found[:MOST_ENTRIES]
         found.sort(key=lambda entry: entry.stat().st_mtime)
         for entry in found[-MOST_JOURNALS:]:
@@ -119,10 +119,10 @@ def _journal_lines(folder: str) -> list[str]:
     return lines
 
 
-def _entries(folder: str) -> list[tuple[str, float]]:
-    """The checkpoints of a folder, oldest first: its folders, and its files that are not small."""
+def _entries(directory: str) -> list[tuple[str, float]]:
+    """The checkpoints of a directory, oldest first: its directories, and its files that are not small."""
     found = []
-    with suppress(OSError), os.scandir(folder) as entries:
+    with suppress(OSError), os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
             if number >= MOST_ENTRIES:
                 break
@@ -136,7 +136,7 @@ def _entries(folder: str) -> list[tuple[str, float]]:
 
 
 def _measure(path: str) -> tuple[int, int]:
-    """Bytes on disk and inodes of a file or of a folder with all below it."""
+    """Bytes on disk and inodes of a file or of a directory with all below it."""
     size_bytes = files = 0
     waiting = [path]
     with suppress(OSError):
@@ -166,7 +166,7 @@ class Doomed:
     """What will be deleted soon.
 
     Attributes:
-        folder: where was looked.
+        directory: where was looked.
         files: how many files are that old.
         size_bytes: what they take.
         oldest_s: how long the oldest was not used.
@@ -176,7 +176,7 @@ class Doomed:
         spares_newest: whether the newest file of all is not among them.
     """
 
-    folder: str
+    directory: str
     files: int = 0
     size_bytes: int = 0
     oldest_s: float = 0.0
@@ -186,11 +186,11 @@ class Doomed:
     spares_newest: bool = True
 
 
-def doomed(folder: str, unused_s: float, now: float) -> Doomed:
-    """Find the files below a folder that were not used for `unused_s`."""
+def doomed(directory: str, unused_s: float, now: float) -> Doomed:
+    """Find the files below a directory that were not used for `unused_s`."""
     files = size_bytes = seen = 0
     oldest_s, youngest_s, example = 0.0, float("inf"), ""
-    waiting, is_whole, end = [folder], True, time.monotonic() + MOST_S
+    waiting, is_whole, end = [directory], True, time.monotonic() + MOST_S
     while waiting and is_whole:
         with suppress(OSError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
@@ -210,5 +210,5 @@ def doomed(folder: str, unused_s: float, now: float) -> Doomed:
                     files, size_bytes = files + 1, size_bytes + info.st_blocks * 512
                     if age_s > oldest_s:
                         oldest_s, example = age_s, entry.path
-    return Doomed(folder=folder, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example, seen=seen,
-                  is_whole=is_whole, spares_newest=youngest_s <= unused_s)  # fmt: skip
+    return Doomed(directory=directory, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example,
+                  seen=seen, is_whole=is_whole, spares_newest=youngest_s <= unused_s)  # fmt: skip

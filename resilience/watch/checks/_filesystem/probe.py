@@ -59,11 +59,11 @@ class PlaceState(NamedTuple):
         detail: that, as a sentence.
         advice: what to try.
         real: the path with its links followed.
-        mount: the file system; of the nearest folder above when the path is missing.
+        mount: the file system; of the nearest directory above when the path is missing.
         device: st_dev.
         status: statvfs; None with trouble.
         note: what is particular about it.
-        is_file: whether it is no folder.
+        is_file: whether it is no directory.
     """
 
     path: str
@@ -98,10 +98,10 @@ def _trouble(path: str, error: OSError) -> PlaceState:
         return _missing(path, mounts)
     if isinstance(error, NotADirectoryError):
         parent = _nearest(path)
-        return PlaceState(path, "missing", f"does not exist: {parent} is a file, not a folder",
+        return PlaceState(path, "missing", f"does not exist: {parent} is a file, not a directory",
                           "correct the path", mount=mount_of(Path(parent), mounts))  # fmt: skip
     if isinstance(error, PermissionError):
-        return PlaceState(path, "unreadable", "a folder above it may not be entered: permission denied",
+        return PlaceState(path, "unreadable", "a directory above it may not be entered: permission denied",
                           "ask its owner for permission, or watch it as another user",
                           mount=mount_of(Path(path), mounts))  # fmt: skip
     if error.errno == errno.ELOOP:
@@ -117,7 +117,7 @@ def _trouble(path: str, error: OSError) -> PlaceState:
 def _missing(path: str, mounts: Sequence[Mount]) -> PlaceState:
     parent = _nearest(path)
     mount = mount_of(Path(os.path.realpath(parent)), mounts)
-    where = f"the nearest folder above is {parent}" + (
+    where = f"the nearest directory above is {parent}" + (
         f", on the file system mounted at {mount.point} ({mount.type})" if mount is not None else ""
     )
     first = _first_missing(path)
@@ -131,7 +131,7 @@ def _missing(path: str, mounts: Sequence[Mount]) -> PlaceState:
 
 
 def _nearest(path: str) -> str:
-    """The nearest folder above that exists."""
+    """The nearest directory above that exists."""
     parent = os.path.dirname(path)  # noqa: PTH120
     while parent not in ("/", "") and not os.path.exists(parent):  # noqa: PTH110
         parent = os.path.dirname(parent)  # noqa: PTH120
@@ -156,22 +156,22 @@ A_FILE = "it is a file, and the file system that it lies on is meant"
 Before = Mapping[str, Timed[FileSystemReading]]
 
 
-def targets_of(task: Task, scene: Context) -> tuple[Target, ...]:
+def targets_of(task: Task, context: Context) -> tuple[Target, ...]:
     """The targets of a task: each named path by itself, or what a training needs, by file system. Touches no disk."""
-    probe = _Probe(task, scene, {})
+    probe = _Probe(task, context, {})
     mounts = current_mounts()
     names = [probe.name_of(place.path, mounts) for place in probe.named()] if task.paths else list(probe.needed())
     deadline_s = task.du_deadline_s + DEADLINE_S if task.du_limit is not None else None
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
 
 
-def probe_target(target: Target, task: Task, scene: Context, before: Before) -> dict[str, FileSystemReading]:
+def probe_target(target: Target, task: Task, context: Context, before: Before) -> dict[str, FileSystemReading]:
     """Probe one target and return a reading for each subject. Raise ProbeError if nothing could be read at all."""
-    clock = scene.world.clock
+    clock = context.system.clock
     deadline = clock.monotonic() + TOOLS_SHARE * (target.deadline_s or DEADLINE_S)
-    probe = _Probe(task, scene, {subject: timed for subject, timed in before.items() if is_whole(timed.reading)})
+    probe = _Probe(task, context, {subject: timed for subject, timed in before.items() if is_whole(timed.reading)})
     readings = {
-        subject: probe.read(group, subject, Sources(scene.world, deadline))
+        subject: probe.read(group, subject, Sources(context.system, deadline))
         for subject, group in probe.groups(target.name).items()
     }
     if not readings:
@@ -193,9 +193,9 @@ class _Probe:
         known: by path: the subject it belonged to, and the mount it was last seen on in good order.
     """
 
-    def __init__(self, task: Task, scene: Context, before: Before) -> None:
-        self.task, self.scene, self.before = task, scene, before
-        self.now = scene.world.clock.now()
+    def __init__(self, task: Task, context: Context, before: Before) -> None:
+        self.task, self.context, self.before = task, context, before
+        self.now = context.system.clock.now()
         self.known: dict[str, tuple[str, KnownMount]] = {}
         for subject, timed in before.items():
             for path, row in timed.reading.mounts.items():
@@ -211,9 +211,10 @@ class _Probe:
 
     def needed(self) -> dict[str, tuple[Place, ...]]:
         """The places that a training needs, by the name of the file system."""
-        scene, mounts, groups = self.scene, current_mounts(), {}
+        context, mounts, groups = self.context, current_mounts(), {}
         places = found_places(
-            project=scene.project, state_dir=scene.state_dir, home=scene.world.host.home, environ=scene.world.environ,
+            project=context.project, state_dir=context.state_dir, home=context.system.host.home,
+            environ=context.system.environ,
             checkpoints=self._places((self.task.checkpoints,))[0].path if self.task.checkpoints else "",
         )  # fmt: skip
         for point, group in by_mount(places, mounts).items():
@@ -222,12 +223,12 @@ class _Probe:
         return groups
 
     def _places(self, paths: Sequence[str]) -> tuple[Place, ...]:
-        world = self.scene.world
-        return named_places(paths, base=self.scene.project, home=world.host.home, environ=world.environ)
+        system = self.context.system
+        return named_places(paths, base=self.context.project, home=system.host.home, environ=system.environ)
 
     def _local(self, path: str, mount: Mount | None) -> str:
         """`n01:/tmp` where only that node has the file system: what is full on one node is not so on another."""
-        return f"{self.scene.world.host.name}:{path}" if mount is not None and mount.is_node_local else path
+        return f"{self.context.system.host.name}:{path}" if mount is not None and mount.is_node_local else path
 
     def name_of(self, path: str, mounts: Sequence[Mount]) -> str:
         """The name of a path as a target."""
@@ -243,7 +244,7 @@ class _Probe:
                     # A path whose file system is gone lies on a local disk now; it keeps the name that people know.
                     groups[self._lost_from(place.path, state.mount) or target] = [_Probed(place, state)]
             return groups
-        # By file system and by the size it reports: a folder with a quota of its own reports another one.
+        # By file system and by the size it reports: a directory with a quota of its own reports another one.
         found: dict[tuple[object, ...], list[_Probed]] = {}
         for place in self.needed().get(target, ()):
             one = _Probed(place, state_of(place.path))
@@ -353,17 +354,17 @@ class _Probe:
 
     def _checkpoint(self, mount: Mount | None) -> dict[str, Any]:
         """What is known of checkpoints, if they are written here."""
-        task, scene = self.task, self.scene
-        folder = self._checkpoint_folder(mount)
+        task, context = self.task, self.context
+        directory = self._checkpoint_directory(mount)
         given = task.checkpoint is not None or task.checkpoint_every_s is not None
-        if not folder and not (given and not task.checkpoints and self._lies_on(str(scene.project), mount)):
+        if not directory and not (given and not task.checkpoints and self._lies_on(str(context.project), mount)):
             return {}
         from resilience.watch.checks._filesystem.measure import Learned, learn
 
-        journal = str(scene.state_dir / scene.run / layout.JOURNAL)
+        journal = str(context.state_dir / context.run / layout.JOURNAL)
         if not self._lies_on(journal, mount):
             journal = ""  # on another file system, which may hang: that is its own target's news
-        known = learn(folder, journal, task.kind, self.now) if folder else Learned(folder="")
+        known = learn(directory, journal, task.kind, self.now) if directory else Learned(directory="")
         found = asdict(known) | {"is_pruned": known.is_pruned}
         if task.checkpoint is not None:
             found["size"] = task.checkpoint
@@ -371,15 +372,15 @@ class _Probe:
             found |= {"every_s": task.checkpoint_every_s, "source": "the settings"}
         return found
 
-    def _checkpoint_folder(self, mount: Mount | None) -> str:
-        """The folder of checkpoints, if it lies on this file system; empty otherwise."""
+    def _checkpoint_directory(self, mount: Mount | None) -> str:
+        """The directory of checkpoints, if it lies on this file system; empty otherwise."""
         if self.task.checkpoints:
-            folder = self._places((self.task.checkpoints,))[0].path
-            return folder if self._lies_on(folder, mount) else ""
+            directory = self._places((self.task.checkpoints,))[0].path
+            return directory if self._lies_on(directory, mount) else ""
         for name in CHECKPOINT_FOLDERS:
-            folder = str(self.scene.project / name)
-            if self._lies_on(folder, mount) and os.path.isdir(folder):  # noqa: PTH112
-                return folder
+            directory = str(self.context.project / name)
+            if self._lies_on(directory, mount) and os.path.isdir(directory):  # noqa: PTH112
+                return directory
         return ""
 
     def _purge(self, path: str, mount: Mount | None) -> dict[str, Any]:
@@ -388,17 +389,17 @@ class _Probe:
             return {}
         from resilience.watch.checks._filesystem.measure import doomed
 
-        project = str(self.scene.project)
-        folder = self._checkpoint_folder(mount) or (path if self.task.paths else "")
-        folder = folder or (project if self._lies_on(project, mount) else "")
+        project = str(self.context.project)
+        directory = self._checkpoint_directory(mount) or (path if self.task.paths else "")
+        directory = directory or (project if self._lies_on(project, mount) else "")
         unused_s = max(0.0, self.task.purge_s - self.task.purge_warn_s)
-        return asdict(doomed(folder, unused_s, self.now)) if folder else {}
+        return asdict(doomed(directory, unused_s, self.now)) if directory else {}
 
     def _is_written(self, path: str, mount: Mount | None) -> bool:
         """Whether the project or its state lie below a path that was named, on the same file system."""
-        folder = path.rstrip("/") + "/"
-        needed = [str(item) for item in (self.scene.project, self.scene.state_dir)]
-        return any((item + "/").startswith(folder) and self._lies_on(item, mount) for item in needed)
+        directory = path.rstrip("/") + "/"
+        needed = [str(item) for item in (self.context.project, self.context.state_dir)]
+        return any((item + "/").startswith(directory) and self._lies_on(item, mount) for item in needed)
 
     def _lies_on(self, path: str, mount: Mount | None) -> bool:
         """Whether a path lies on the file system that is probed, without touching another one, which may hang."""

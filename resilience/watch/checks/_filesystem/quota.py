@@ -131,7 +131,7 @@ def lustre_command(kind: str, name: str, path: str) -> list[str]:
 
 
 def lustre_project_command(path: str) -> list[str]:
-    """`lfs project -d /scratch/lab`: the project that a folder belongs to."""
+    """`lfs project -d /scratch/lab`: the project that a directory belongs to."""
     return ["lfs", "project", "-d", path]
 
 
@@ -197,7 +197,7 @@ def gpfs_fileset_command(fileset: str, device: str) -> list[str]:
 
 
 def gpfs_attributes_command(path: str) -> list[str]:
-    """`mmlsattr -L /gpfs/labs/six`: the fileset that a folder belongs to, among others."""
+    """`mmlsattr -L /gpfs/labs/six`: the fileset that a directory belongs to, among others."""
     return ["mmlsattr", "-L", path]
 
 
@@ -293,7 +293,7 @@ def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
 
 
 # XFS: xfs_quota(8) and quota/quota.c of xfsprogs 6.1: for each form three figures, the number of warnings and the time
-# in brackets. Blocks are of 1 KiB. Project quotas need no asking: statvfs of a folder with one shows its limit.
+# in brackets. Blocks are of 1 KiB. Project quotas need no asking: statvfs of a directory with one shows its limit.
 
 XFS = "xfs_quota"
 _XFS_HEAD = re.compile(r"Disk quotas for (?P<kind>User|Group|Project) (?P<name>\S+) \(")
@@ -389,8 +389,8 @@ def _rest(grace: str, now: float) -> str:
     return grace
 
 
-# du, where no tool knows: only on request, since it walks every folder. It counts allocated blocks, as quotas do (not
-# `-b`, the apparent size), each hard link once, on one file system.
+# du, where no tool knows: only on request, since it walks every directory. It counts allocated blocks, as quotas do
+# (not `-b`, the apparent size), each hard link once, on one file system.
 
 DU = "du"
 
@@ -403,13 +403,13 @@ def du_command(path: str, kind: str) -> list[str]:
 def parse_du(text: str, errors: str, kind: str, limit: float) -> Amount:
     """Given what du printed, return the amount against a limit. Raise ProbeError if it printed no total.
 
-    du goes on after folders that it may not read, and tells them on its standard error: the total is a lower bound.
+    du goes on after directories that it may not read, and tells them on its standard error: the total is a lower bound.
     """
     total = text.split(None, 1)[0] if text.strip() else ""
     if not total.isdecimal() or len(total) > 18:
         first = errors.strip().split("\n")[0][:160]
         raise ProbeError(f"du printed no total{': ' + first if first else ''}")
     unread = sum(1 for line in errors.split("\n") if line.startswith("du: "))
-    note = f"a lower bound: {unread} folder{'s' if unread > 1 else ''} could not be read" if unread else ""
-    return Amount(kind=kind if kind == INODES else BYTES, source=DU, scope="folder", used=float(total), limit=limit,
+    note = f"a lower bound: {unread} directory{'s' if unread > 1 else ''} could not be read" if unread else ""
+    return Amount(kind=kind if kind == INODES else BYTES, source=DU, scope="directory", used=float(total), limit=limit,
                   note=note)  # fmt: skip

@@ -239,7 +239,7 @@ class FileSystemReading:
 
     Attributes:
         path: what was looked at.
-        roles: what it is to the training: `project folder`, `$SCRATCH`.
+        roles: what it is to the training: `project directory`, `$SCRATCH`.
         mount: where the file system is mounted.
         type: ext4, lustre ...
         device: what is mounted.
@@ -344,5 +344,5 @@ def unanswered(
     known = {item.key for item in amounts}
     keys = [key.split("/") for key in old.history if key not in known and points_of(old.history, key)]
     scopes = [f"{scope} ({source})" for source, scope, _ in (key for key in keys if len(key) == 3)
-              if scope not in (FILE_SYSTEM, "folder", "quota")]  # fmt: skip
+              if scope not in (FILE_SYSTEM, "directory", "quota")]  # fmt: skip
     return (f"the limit of {', '.join(scopes)}: {why}",) if scopes else ()

@@ -2,7 +2,7 @@
 
 Each tool has its own part of the time; one that fails, hangs or writes nonsense gives way to the next, and that is
 explained. Quotas of one file system differ by user, group, project and fileset, so a file system that is probed for
-several folders is queried for those of each.
+several directories is queried for those of each.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, QuantityError
 from resilience.quantities import format_duration, parse_bytes
-from resilience.system.world import World
+from resilience.system.ports import System
 from resilience.watch.checks._filesystem.quota import (
     DU,
     NO_QUOTA,
@@ -67,7 +67,7 @@ class Sources:
         failed: the sources that gave no answer, and why.
     """
 
-    world: World
+    system: System
     deadline: float
     amounts: list[Amount] = field(default_factory=list)
     explanation: list[str] = field(default_factory=list)
@@ -80,11 +80,11 @@ class Sources:
 
     def run(self, argv: Sequence[str], *, most_s: float = TOOL_S, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
         """What a tool wrote. Raise ProbeError if it is missing, failed, or did not end in its part of the time."""
-        left_s = self.deadline - self.world.clock.monotonic()
+        left_s = self.deadline - self.system.clock.monotonic()
         if left_s < 0.05:
             raise ProbeError("no time was left to ask it")
-        env = {**self.world.environ, **_PLAIN}
-        done = self.world.runner.run(argv, timeout_s=min(most_s, left_s), env=env)
+        env = {**self.system.environ, **_PLAIN}
+        done = self.system.runner.run(argv, timeout_s=min(most_s, left_s), env=env)
         if done.returncode not in codes:
             said = (done.stderr.strip() or done.stdout.strip()).split("\n")[0][:200]
             raise ProbeError(f"it ended with {done.returncode}{': ' + said if said else ''}")
@@ -130,7 +130,7 @@ def of_statvfs(status: os.statvfs_result) -> tuple[Amount, ...]:
 def ask_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount | None) -> None:
     """Ask for the limits of mine at a path: the best source that answers, the others after it."""
     if task.site.argv:
-        site_argv = site_command(task.site, paths[0], sources.world.host.user)
+        site_argv = site_command(task.site, paths[0], sources.system.host.user)
 
         def ask_site() -> Sequence[Amount]:
             text = sources.run(site_argv)[0]
@@ -142,9 +142,9 @@ def ask_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount |
     if not task.asks_quota or mount is None or mount.type in _NO_QUOTA:
         return
     for program, name, ask in tools_for(mount):
-        if not _is_on_path(program, sources.world.environ.get("PATH", os.defpath)):
+        if not _is_on_path(program, sources.system.environ.get("PATH", os.defpath)):
             sources.fail(name, f"{program} is not on PATH")
-        elif sources.try_one(name, partial(ask, sources, folders_apart(paths), mount)):
+        elif sources.try_one(name, partial(ask, sources, directories_apart(paths), mount)):
             return
 
 
@@ -155,7 +155,7 @@ def ask_du(sources: Sources, task: Task, path: str, before: Mapping[str, float] 
     """
     if task.du_limit is None:
         return None
-    now = sources.world.clock.now()
+    now = sources.system.clock.now()
     old = (before["time"], before["total"]) if before and now >= before["time"] else None
     if old is not None and now - old[0] < task.du_every_s:
         sources.explanation.append(f"du: counted {format_duration(now - old[0])} ago")
@@ -169,7 +169,7 @@ def ask_du(sources: Sources, task: Task, path: str, before: Mapping[str, float] 
         except ProbeError as error:
             sources.fail(DU, error.message)
     if old is not None:
-        sources.amounts.append(Amount(kind=task.kind, source=DU, scope="folder", used=old[1],
+        sources.amounts.append(Amount(kind=task.kind, source=DU, scope="directory", used=old[1],
                                     limit=task.du_limit, age_s=now - old[0]))  # fmt: skip
     return old
 
@@ -180,11 +180,11 @@ def _too_slow() -> ProbeError:
 
 def _is_on_path(program: str, path: str) -> bool:
     """Whether a program can be found; as shutil.which, which takes 3 ms to import."""
-    return any(os.access(os.path.join(folder or ".", program), os.X_OK) for folder in path.split(os.pathsep))  # noqa: PTH118
+    return any(os.access(os.path.join(directory or ".", program), os.X_OK) for directory in path.split(os.pathsep))  # noqa: PTH118
 
 
 MOST_FOLDERS = 4
-"""The groups, projects and filesets of so many folders are asked for."""
+"""The groups, projects and filesets of so many directories are asked for."""
 
 _UNIX_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "nfs", "nfs4", "gfs2", "ocfs2", "jfs", "reiserfs"}
@@ -207,8 +207,8 @@ def tools_for(mount: Mount) -> Iterator[tuple[str, str, Ask]]:
         yield "quota", "quota", _ask_unix
 
 
-def folders_apart(paths: Iterable[str]) -> list[str]:
-    """Given folders, return those that lie in no other, as far as they are asked about; the first one stays first."""
+def directories_apart(paths: Iterable[str]) -> list[str]:
+    """Given directories, return those that are in none of the others; the first one stays first."""
     apart: list[str] = []
     for path in paths:
         if not any((path + "/").startswith(other.rstrip("/") + "/") for other in apart):
@@ -244,7 +244,7 @@ def _ask_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[
         return parse_gpfs(sources.run(gpfs_command())[0], device, filesets)
 
     wanted = [("fileset", name) for name in filesets if name != "root"]
-    return _each(sources, [("user", sources.world.host.user), *wanted], one)
+    return _each(sources, [("user", sources.system.host.user), *wanted], one)
 
 
 def _ask_beegfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
@@ -265,7 +265,7 @@ def _ask_unix(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[
     text, errors = sources.run(unix_command(mount.point), codes=(0, 1))
     if not text.strip() and errors.strip() and NO_QUOTA not in errors:
         raise ProbeError(errors.strip().split("\n")[0][:200])
-    return parse_unix(text, mount.source, sources.world.clock.now()) if text.strip() else ()
+    return parse_unix(text, mount.source, sources.system.clock.now()) if text.strip() else ()
 
 
 def _each(
@@ -288,8 +288,8 @@ def _each(
 
 
 def _mine(sources: Sources, paths: Sequence[str]) -> list[tuple[str, str]]:
-    """The user, and the groups whose quotas pay for what is written: the folders' own."""
-    return [("user", sources.world.host.user), *(("group", _group_of(path)) for path in paths)]
+    """The user, and the groups whose quotas pay for what is written: the directories' own."""
+    return [("user", sources.system.host.user), *(("group", _group_of(path)) for path in paths)]
 
 
 def _group_of(path: str) -> str:

@@ -74,7 +74,7 @@ class Task(NamedTuple):
         du_limit: the limit that du's total is compared with; None: du is not run.
         du_every_s: how old du's total may be.
         du_deadline_s: how long it may run.
-        checkpoints: their folder, as it was written; empty: looked for.
+        checkpoints: their directory, as it was written; empty: looked for.
         checkpoint: the size of one, in bytes or inodes; None: measured.
         checkpoint_every_s: how often one is written; None: from the run's journal.
         purge_s: files not used for so long are deleted by the site; 0: never.
@@ -208,7 +208,9 @@ def _check_du(task: Task, requested: bool, limit: float | None, limit_key: str) 
             "du and command are both set, and one source of the figures is enough", hint="leave one out"
         )
     if requested and not task.paths:
-        raise SettingsError("du = true, and paths names no folder to count", hint="name it: du walks every file below")
+        raise SettingsError(
+            "du = true, and paths names no directory to count", hint="name it: du walks every file below"
+        )
 
 
 def check_site(site: SiteCommand) -> None:

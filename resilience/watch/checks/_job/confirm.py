@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness
 from resilience.schedulers import Scheduler
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 from resilience.watch.checks._job.subjects import QueueAnswer
 
 LOOKED_UP = 3

@@ -82,7 +82,7 @@ class _Case:
     def findings(self) -> list[Finding]:
         found = list(self._own_faults())
         if self.reading.trouble:
-            advice = "" if self.reading.kind == "name" else "can you read its folder from here?"
+            advice = "" if self.reading.kind == "name" else "can you read its directory from here?"
             found.append(self._finding(Verdict.UNKNOWN, UNREADABLE, self.reading.trouble, advice))
         elif not self.reading.jobs:
             found.append(self._missing())

@@ -50,53 +50,53 @@ def queue_name(scheduler: str, cluster: str) -> str:
     return f"{scheduler} {cluster}" if cluster else scheduler
 
 
-def deadline_of(settings: JobSettings, scene: Context) -> float:
+def deadline_of(settings: JobSettings, context: Context) -> float:
     """How long a probe may take. Never less than one call to the scheduler may: a probe that is killed while it waits
     for squeue cannot report the silence, nor since when, and the silence would never become CRITICAL."""
-    return max(settings.deadline_s, scene.scheduler_deadline_s + LAST_S)
+    return max(settings.deadline_s, context.scheduler_deadline_s + LAST_S)
 
 
-def probe_queues(settings: JobSettings, scene: Context, before: Before, cluster: str = "") -> dict[str, JobReading]:
+def probe_queues(settings: JobSettings, context: Context, before: Before, cluster: str = "") -> dict[str, JobReading]:
     """Probe all subjects once, at one cluster where several are named.
 
     A scheduler or run that cannot be read hides none of the others.
     """
-    clock = scene.world.clock
-    until = clock.monotonic() + deadline_of(settings, scene) - LAST_S
+    clock = context.system.clock
+    until = clock.monotonic() + deadline_of(settings, context) - LAST_S
     readings: dict[str, JobReading] = {}
-    for name, watched in _watched(settings, scene, cluster):
+    for name, watched in _watched(settings, context, cluster):
         try:
-            client = _client(scene, name, cluster)
+            client = _client(context, name, cluster)
         except UsageError as error:
             answer = QueueAnswer(name, queried_at=clock.now(), error=error.message, advice=error.hint)
-            readings |= _QueueProbe(settings, scene, before, None, watched, until).read(answer)
+            readings |= _QueueProbe(settings, context, before, None, watched, until).read(answer)
             continue
         answer = query(client, clock, watched.users, watched.keep, queue_name(client.name, cluster))
-        readings |= _QueueProbe(settings, scene, before, client, watched, until).read(answer)
-    return readings or {NO_RUN: JobReading(kind="none", asked=clock.now(), looked=(f"no run in {scene.state_dir}",))}
+        readings |= _QueueProbe(settings, context, before, client, watched, until).read(answer)
+    return readings or {NO_RUN: JobReading(kind="none", asked=clock.now(), looked=(f"no run in {context.state_dir}",))}
 
 
-def _client(scene: Context, name: str, cluster: str) -> Scheduler:
+def _client(context: Context, name: str, cluster: str) -> Scheduler:
     if cluster:
-        return scene.scheduler(name, cluster=cluster)
-    return scene.scheduler(name) if name else scene.scheduler()
+        return context.scheduler(name, cluster=cluster)
+    return context.scheduler(name) if name else context.scheduler()
 
 
-def _watched(settings: JobSettings, scene: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
+def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
     """Schedulers with the subjects watched there; the empty name is the one that new jobs go to."""
     if settings.names:
-        own = own_job(scene.world.environ, _client(scene, "", cluster).name, cluster)
+        own = own_job(context.system.environ, _client(context, "", cluster).name, cluster)
         return [("", WatchedNames(settings, own, cluster))]
-    me, now = scene.world.host.user, scene.world.clock.now()
-    facts = tuple(read_runs(scene.runs(), me=me, now=now, within_s=settings.churn_s))
+    me, now = context.system.host.user, context.system.clock.now()
+    facts = tuple(read_runs(context.runs(), me=me, now=now, within_s=settings.churn_s))
     if not facts:
         return []
-    default = scene.scheduler().name
+    default = context.scheduler().name
     by_scheduler: dict[str, list[RunFacts]] = {}
     for one in facts:
         by_scheduler.setdefault(one.scheduler or default, []).append(one)
     return [
-        ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(scene.world.environ, name)))
+        ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(context.system.environ, name)))
         for name in sorted(by_scheduler, key=lambda name: (name != default, name))
     ]
 
@@ -106,7 +106,7 @@ class _QueueProbe:
     """One probe of one queue, for all subjects watched there."""
 
     settings: JobSettings
-    scene: Context
+    context: Context
     before: Before
     client: Scheduler | None
     watched: Watched
@@ -124,7 +124,7 @@ class _QueueProbe:
                     readings[subject.name] = reading
         if self.settings.pulse_file:
             due = [(subject, readings.get(subject.name)) for subject in self.watched.subjects]
-            for name, error in add_pulses(self.settings, self.scene, self.client, answer, due).items():
+            for name, error in add_pulses(self.settings, self.context, self.client, answer, due).items():
                 if name in readings:
                     readings[name] = replace(readings[name], pulse=error)
         return {**readings, queue_subject(answer.scheduler): self._queue_reading(answer)}
@@ -144,7 +144,7 @@ class _QueueProbe:
             missing.append(Missing(subject.name, ids, tuple(rows), subject.is_ours, subject.mine, since))
         if not missing or self.client is None:
             return {}
-        client, clock = self.client, self.scene.world.clock
+        client, clock = self.client, self.context.system.clock
 
         def again() -> QueueAnswer:
             return query(client, clock, self.watched.users, self.watched.keep)

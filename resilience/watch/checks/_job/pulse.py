@@ -130,15 +130,15 @@ Due = tuple[Subject, JobReading | None]
 
 
 def add_pulses(
-    settings: JobSettings, scene: Context, client: Scheduler | None, answer: QueueAnswer, subjects: Sequence[Due]
+    settings: JobSettings, context: Context, client: Scheduler | None, answer: QueueAnswer, subjects: Sequence[Due]
 ) -> dict[str, str]:
     """Add the lines that are due, and return by subject why one could not be. Never raises.
 
     The log itself is the memory: two hosts that share it see each other's lines. A claim, one empty file for each span
     of time, settles who writes when both look at the same moment.
     """
-    path = Path(os.path.join(scene.project, os.path.expanduser(settings.pulse_file)))  # noqa: PTH111, PTH118
-    now = scene.world.clock.now()
+    path = Path(os.path.join(context.project, os.path.expanduser(settings.pulse_file)))  # noqa: PTH111, PTH118
+    now = context.system.clock.now()
     try:
         last = last_pulses(_tail(path))
         due = [
@@ -148,7 +148,7 @@ def add_pulses(
         ]
         if not due:
             return {}
-        refused = _refuse(path, scene, client, due)
+        refused = _refuse(path, context, client, due)
         if refused:
             return {subject.name: refused for subject, _ in due}
         slot = slot_of(now, settings.pulse_s)
@@ -181,9 +181,9 @@ def _words(reading: JobReading | None, answer: QueueAnswer, now: float) -> str:
     return "is neither running nor scheduled to run"
 
 
-def _refuse(path: Path, scene: Context, client: Scheduler | None, due: Sequence[Due]) -> str:
+def _refuse(path: Path, context: Context, client: Scheduler | None, due: Sequence[Due]) -> str:
     """Why no line may be added there: it would make the training's own log look alive."""
-    real, runs = os.path.realpath(path), os.path.realpath(scene.state_dir)
+    real, runs = os.path.realpath(path), os.path.realpath(context.state_dir)
     below = Path(os.path.relpath(real, runs)).parts
     if len(below) > 2 and below[0] != os.pardir and below[1] == layout.LOGS:
         return f"{path} is the training's own log: {_WHY}"

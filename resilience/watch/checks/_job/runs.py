@@ -18,7 +18,7 @@ from resilience.runs.submissions import Intent, Outcome, read_intents
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch, describe_age
 from resilience.system.files import explain_os_error, read_regular
-from resilience.system.world import is_account
+from resilience.system.ports import is_account
 
 IN_FLIGHT_S = 120.0
 """An intent younger than this whose fate is not journalled may be a submit that is at it right now."""
@@ -160,21 +160,21 @@ def _attempts(directory: RunDirectory, since: float) -> tuple[tuple[float, ...],
 
     By the files' times alone, which costs a thousand runs nothing: an attempt's file is made when it begins.
     """
-    folder = directory.path / layout.ATTEMPTS
+    attempts = directory.path / layout.ATTEMPTS
     try:
         numbers = attempt_numbers(directory)
     except OSError:
         return (), None, None
     starts: list[float] = []
     for number in reversed(numbers):
-        began = _written(f"{folder}/{layout.attempt_file(number)}")
+        began = _written(f"{attempts}/{layout.attempt_file(number)}")
         if began is None or began < since:
             break
         starts.append(began)
     if not numbers:
         return (), None, None
-    end = _written(f"{folder}/{layout.attempt_end_file(numbers[-1])}")
-    beat = _written(f"{folder}/{layout.attempt_beat_file(numbers[-1])}")
+    end = _written(f"{attempts}/{layout.attempt_end_file(numbers[-1])}")
+    beat = _written(f"{attempts}/{layout.attempt_beat_file(numbers[-1])}")
     return tuple(reversed(starts)), end, beat
 
 

@@ -17,7 +17,7 @@ from resilience.job import Job
 from resilience.runs.run_jobs import Owners
 from resilience.schedulers import Keep, Scheduler
 from resilience.switch import printable
-from resilience.system.world import Clock
+from resilience.system.ports import Clock
 from resilience.watch.checks._job.runs import RunFacts
 from resilience.watch.checks._job.settings import EVERYBODY, JobSettings
 from resilience.watch.processor import cpu_left_s, cpu_limit

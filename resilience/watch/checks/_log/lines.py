@@ -16,7 +16,7 @@ ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\
 PULSE = re.compile(rb"^\s*(?:\[[0-9-]{10}[ T][0-9:]{8}\]\s*)?PULSE:")
 """What watchdogs append to a training's log, `[2022-05-01 10:00:02] PULSE: tr11 is running for ...`: no progress."""
 OURS = re.compile(PULSE.pattern + rb"|^resil: ")
-"""All that watchdogs and the guard append: no progress, and no fault of its own. A save that failed is in the journal."""
+"""All that watchdogs and the guard append: neither progress nor a fault. A save that failed is in the journal."""
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _CLOCKS = re.compile(rb"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b1[0-9]{9}(?:\.\d+)?\b")
 _SECRETS = re.compile(

@@ -140,13 +140,13 @@ def _nothing(pattern: str, found: Mapping[str, os.stat_result], reader: LogReade
         why, kind = f"all {len(found)} logs are old; the newest is {newest}", "old"
     else:
         match = _MAGIC.search(pattern)
-        folder = os.path.dirname(pattern[: match.start()] if match is not None else pattern) or "/"
+        directory = os.path.dirname(pattern[: match.start()] if match is not None else pattern) or "/"
         why, kind = "no log matches", "missing"
         try:
-            with os.scandir(folder):
+            with os.scandir(directory):
                 pass
         except OSError as error:
-            why, kind = f"cannot read {folder}: {error.strerror}", "not-read"
+            why, kind = f"cannot read {directory}: {error.strerror}", "not-read"
     return LogReading(nothing=why, notes=(kind,), clock=reader.moment)
 
 
@@ -170,8 +170,8 @@ def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReadin
 
 
 def _family(path: str) -> str:
-    folder, _, name = path.rpartition("/")
-    return f"{folder}/{_NUMBERS.sub('#', name)}"
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/{_NUMBERS.sub('#', name)}"
 
 
 def _superseded(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:

@@ -120,9 +120,9 @@ def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
             yield from () if quick and b'"loss' not in raw else parse_events(raw)
 
 
-def _newest_job(folder: Path) -> str:
+def _newest_job(directory: Path) -> str:
     """The job whose heartbeat was written last: of a training that no template of ours has started."""
-    newest = max(((_mtime(path), path) for path in _names(folder)), default=(0.0, ""))[1]
+    newest = max(((_mtime(path), path) for path in _names(directory)), default=(0.0, ""))[1]
     return Path(newest).name.split(".", 1)[0]
 
 
@@ -149,9 +149,9 @@ def _is_of(name: str, label: str) -> bool:
     return False
 
 
-def _names(folder: Path) -> list[str]:
+def _names(directory: Path) -> list[str]:
     try:
-        with os.scandir(folder) as entries:
+        with os.scandir(directory) as entries:
             return [entry.path for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return []

@@ -255,7 +255,7 @@ def last_lines(path: str, count: int) -> tuple[str, ...]:
 
 def _kind(mode: int) -> str:
     names = (
-        (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
     )  # fmt: skip
     return next((name for test, name in names if test(mode)), "no regular file")

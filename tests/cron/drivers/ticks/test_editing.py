@@ -127,7 +127,7 @@ def test_the_header_that_some_crons_write_at_each_installation_does_not_pile_up(
 
 
 def test_the_headline_names_the_project_and_is_known(tmp_path: Path) -> None:
-    scene = Site(tmp_path).scene()
-    line = headline(an_installation(scene, "crontab"), scene.state_dir)
-    assert is_ours(line, TOKEN) and str(scene.project) in line and "resil cron uninstall" in line
-    assert tokens_of(f"{line}\n", scene.state_dir) == {TOKEN}
+    context = Site(tmp_path).context()
+    line = headline(an_installation(context, "crontab"), context.state_dir)
+    assert is_ours(line, TOKEN) and str(context.project) in line and "resil cron uninstall" in line
+    assert tokens_of(f"{line}\n", context.state_dir) == {TOKEN}

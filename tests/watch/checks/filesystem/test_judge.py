@@ -202,7 +202,7 @@ def test_a_full_disk_has_no_runway() -> None:
     assert [found.fault for found in judged(reading)] == ["space"]
 
 
-LEARNED = {"folder": "/scratch/ckpt", "size": 2.0 * TIB, "every_s": 10800.0, "count": 4, "saves": 5,
+LEARNED = {"directory": "/scratch/ckpt", "size": 2.0 * TIB, "every_s": 10800.0, "count": 4, "saves": 5,
            "source": "the run's journal", "is_pruned": False}  # fmt: skip
 
 

@@ -17,21 +17,21 @@ NOW = 1_800_000_000.0
 MIB = 2**20
 
 
-def a_checkpoint(folder: Path, name: str, age_s: float, *, files: int = 1, size: int = 2 * MIB) -> None:
-    place = folder / name
+def a_checkpoint(directory: Path, name: str, age_s: float, *, files: int = 1, size: int = 2 * MIB) -> None:
+    place = directory / name
     place.mkdir(parents=True)
     for number in range(files):
         (place / f"rank{number}").write_bytes(bytes(size))
     os.utime(place, (NOW - age_s,) * 2)
 
 
-def test_size_and_interval_are_learned_from_the_folder(tmp_path: Path) -> None:
+def test_size_and_interval_are_learned_from_the_directory(tmp_path: Path) -> None:
     for number in range(5):
         a_checkpoint(tmp_path, f"step{number}", 600 + 3600 * (4 - number), files=number + 1)
     known = learn(str(tmp_path), "", BYTES, NOW)
     assert known.size == pytest.approx(5 * 2 * MIB, rel=0.01)
     assert (known.every_s, known.count, known.source) == (3600, 5, "the times of the checkpoints")
-    assert learn(str(tmp_path), "", INODES, NOW).size == 6  # five files and their folder
+    assert learn(str(tmp_path), "", INODES, NOW).size == 6  # five files and their directory
 
 
 def test_the_one_that_is_being_written_is_not_measured(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_single_file_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert learn(str(tmp_path), "", BYTES, NOW).size == 3 * MIB
 
 
-def test_a_folder_that_is_gone_teaches_nothing(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_teaches_nothing(tmp_path: Path) -> None:
     known = learn(str(tmp_path / "no"), str(tmp_path / "no"), BYTES, NOW)
     assert (known.size, known.every_s, known.count, known.is_pruned) == (None, None, 0, False)
 
@@ -96,10 +96,10 @@ def test_the_measuring_of_a_checkpoint_of_many_files_is_bounded(
     assert learn(str(tmp_path), "", INODES, NOW).size == 10
 
 
-def old_files(folder: Path, days: list[float]) -> None:
+def old_files(directory: Path, days: list[float]) -> None:
     for number, age in enumerate(days):
-        (folder / f"f{number}").write_bytes(b"x" * 4096)
-        os.utime(folder / f"f{number}", (NOW - age * 86400,) * 2)
+        (directory / f"f{number}").write_bytes(b"x" * 4096)
+        os.utime(directory / f"f{number}", (NOW - age * 86400,) * 2)
 
 
 def test_files_that_were_not_used_for_long_are_doomed(tmp_path: Path) -> None:

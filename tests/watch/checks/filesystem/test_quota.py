@@ -113,12 +113,12 @@ def test_a_beegfs_user_is_found_by_the_whole_name_only() -> None:
     assert parse_beegfs(recorded("beegfs_table.txt"), "user", "ali") == ()
 
 
-def test_a_folder_without_a_project_has_none() -> None:
+def test_a_directory_without_a_project_has_none() -> None:
     assert parse_lustre_project(recorded("lfs_project.txt")) == "1000"
     assert parse_lustre_project("    0 - /scratch/lab\n") == ""
 
 
-def test_the_fileset_of_a_folder_is_read() -> None:
+def test_the_fileset_of_a_directory_is_read() -> None:
     assert parse_gpfs_fileset(recorded("mmlsattr_L.txt")) == "work"
 
 

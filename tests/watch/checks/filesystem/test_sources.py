@@ -11,13 +11,13 @@ import pytest
 
 from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, SettingsError
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from resilience.watch.checks._filesystem import sources
 from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import Sources, ask_quota, of_statvfs, parse_site, site_command
 from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds, check_site
-from tests.fakes import ME, make_world
+from tests.fakes import ME, make_system
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")
@@ -26,10 +26,10 @@ TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A folder that is the whole PATH, and of programs that real sites have."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    return folder
+    """A directory that is the whole PATH, and of programs that real sites have."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    return directory
 
 
 def a_tool(tools: Path, name: str, body: str) -> None:
@@ -38,8 +38,8 @@ def a_tool(tools: Path, name: str, body: str) -> None:
 
 
 def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Sources:
-    world = make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
-    asked = Sources(world, time.monotonic() + seconds)
+    system = make_system(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
+    asked = Sources(system, time.monotonic() + seconds)
     ask_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
 
@@ -148,12 +148,12 @@ def test_one_that_cannot_be_asked_hides_no_other(tools: Path) -> None:
     assert scopes(asking(tools, LUSTRE)) == ["group lab"]
 
 
-def test_folders_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
+def test_directories_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
     a_tool(tools, "lfs", f'[ $1 = project ] && echo "${{3: -1}} P $3" || cat {RECORDED}/lfs_quota_user.txt')
-    folders = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    asking(tools, LUSTRE, *folders)
+    directories = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
+    for directory in directories:
+        directory.mkdir(parents=True)
+    asking(tools, LUSTRE, *directories)
     assert [line.split()[2] for line in calls(tools) if line.startswith("quota -p")] == ["1", "2", "4", "5"]
 
 
@@ -198,7 +198,7 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
     monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
     a_tool(tools, "q", f"echo {'a' * 60}!")
     site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
-    asked = Sources(make_world(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
+    asked = Sources(make_system(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
     ask_quota(asked, TASK._replace(site=site), [str(tools)], None)
     assert "it backtracks" in asked.failed[f"`{tools}/q`"]
 
@@ -295,7 +295,7 @@ def test_path_and_user_are_filled_in_and_no_shell_reads_them() -> None:
         ),
         ({"percent": "(x)", "argv": ("idrquota -w",)}, "one text with blanks"),
         ({"percent": "(x)", "argv": ("", "-w")}, "starts with an empty text"),
-        ({"percent": "(x)", "argv": ("q", "{folder}")}, "holds {folder}, and nothing fills that in"),
+        ({"percent": "(x)", "argv": ("q", "{directory}")}, "holds {directory}, and nothing fills that in"),
         ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is no unit"),
     ],
 )
@@ -307,10 +307,10 @@ def test_a_command_that_cannot_be_meant_is_refused_by_the_name_of_its_key(
     assert message in caught.value.message
 
 
-def test_du_prints_a_total_also_where_folders_could_not_be_read() -> None:
+def test_du_prints_a_total_also_where_directories_could_not_be_read() -> None:
     found = parse_du("4096\t/data\n", "du: cannot read directory '/data/x': Permission denied\n", BYTES, 8192.0)
     assert (found.used, found.limit) == (4096, 8192)
-    assert "lower bound: 1 folder" in found.note
+    assert "lower bound: 1 directory" in found.note
 
 
 def test_du_that_prints_nothing_is_said_and_no_crash() -> None:

@@ -22,9 +22,9 @@ from tests.watch.checks.outcome import outcome
 class Watching:
     """A watchdog of file systems over many ticks, of a project in this directory, by a clock that is set by hand."""
 
-    def __init__(self, folder: Path, kind: str = "fs", settings: str = "", **ports: Any) -> None:
-        self.folder, self.kind, self.clock = folder, kind, ports.setdefault("clock", FakeClock())
-        self.project = a_project(folder, settings, **ports)
+    def __init__(self, directory: Path, kind: str = "fs", settings: str = "", **ports: Any) -> None:
+        self.directory, self.kind, self.clock = directory, kind, ports.setdefault("clock", FakeClock())
+        self.project = a_project(directory, settings, **ports)
 
     def report(self, **settings: Any) -> Report:
         """One tick of one watchdog, `settings` as a command line gives them."""
@@ -62,42 +62,42 @@ class Watching:
 
 
 @contextmanager
-def mounted(folder: Path, options: str, *, kind: str = "tmpfs", source: str = "tmpfs") -> Iterator[Path]:
+def mounted(directory: Path, options: str, *, kind: str = "tmpfs", source: str = "tmpfs") -> Iterator[Path]:
     """A file system of its own; the test is skipped where it cannot be mounted."""
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", "-t", kind, "-o", options, source, folder], capture_output=True, text=True)
+    directory.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", kind, "-o", options, source, directory], capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"cannot mount a {kind} here: {done.stderr.strip()}")
     try:
-        yield folder
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", folder], check=False)
+        subprocess.run(["umount", "-l", directory], check=False)
 
 
 @contextmanager
-def bound(source: Path, folder: Path, options: str) -> Iterator[Path]:
-    """A folder mounted a second time, for instance read-only."""
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(["mount", "--bind", source, folder], capture_output=True, text=True)
+def bound(source: Path, directory: Path, options: str) -> Iterator[Path]:
+    """A directory mounted a second time, for instance read-only."""
+    directory.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "--bind", source, directory], capture_output=True, text=True)
     if done.returncode != 0:
-        pytest.skip(f"cannot mount a folder twice here: {done.stderr.strip()}")
+        pytest.skip(f"cannot mount a directory twice here: {done.stderr.strip()}")
     try:
-        subprocess.run(["mount", "-o", f"remount,bind,{options}", folder], check=True)
-        yield folder
+        subprocess.run(["mount", "-o", f"remount,bind,{options}", directory], check=True)
+        yield directory
     finally:
-        subprocess.run(["umount", "-l", folder], check=False)
+        subprocess.run(["umount", "-l", directory], check=False)
 
 
-def a_project(folder: Path, settings: str = "", environ: Mapping[str, str] | None = None, **ports: Any) -> Project:
-    """A project whose state directory and memory lie in `folder`."""
+def a_project(directory: Path, settings: str = "", environ: Mapping[str, str] | None = None, **ports: Any) -> Project:
+    """A project whose state directory and memory lie in `directory`."""
     text = '[run]\nname = "gpt"\ncommand = "true"\n' + settings
-    state = {"XDG_STATE_HOME": str(folder / "state"), "PATH": "/usr/bin:/bin", **(environ or {})}
-    return make_project(folder, settings=text, environ=state, **ports)
+    state = {"XDG_STATE_HOME": str(directory / "state"), "PATH": "/usr/bin:/bin", **(environ or {})}
+    return make_project(directory, settings=text, environ=state, **ports)
 
 
-def a_program(folder: Path, name: str, body: str) -> str:
+def a_program(directory: Path, name: str, body: str) -> str:
     """The path of a shell script."""
-    path = folder / name
+    path = directory / name
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return str(path)

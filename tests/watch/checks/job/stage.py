@@ -22,7 +22,7 @@ from resilience.watch.checks._job.reading import JobReading
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
-from resilience.watch.watchdogs import scene_of
+from resilience.watch.watchdogs import context_of
 from tests.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 from tests.watch.checks.outcome import outcome
 
@@ -35,7 +35,7 @@ QUEUE = "queue of fake"
 class Stage:
     """One project, and what the watchdog remembers of it."""
 
-    folder: Path
+    directory: Path
     queue: FakeScheduler = field(default_factory=FakeScheduler)
     environ: Mapping[str, str] = field(default_factory=dict)
     memory: dict[str, Timed[JobReading]] = field(default_factory=dict)
@@ -43,15 +43,15 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.clock = FakeClock()
-        self.project: Project = make_project(self.folder, self.queue, environ=self.environ, clock=self.clock)
+        self.project: Project = make_project(self.directory, self.queue, environ=self.environ, clock=self.clock)
 
     def tick(self, **settings: Any) -> list[Finding]:
         """One tick: targets, probe, judge; readings pass through JSON as they do when they are remembered."""
         chosen = JobSettings(**settings)
-        scene = scene_of(self.project)
+        context = context_of(self.project)
         found: list[Finding] = []
-        for target in CHECK.targets(chosen, scene):
-            self.readings = dict(CHECK.probe(target, chosen, scene, self.memory))
+        for target in CHECK.targets(chosen, context):
+            self.readings = dict(CHECK.probe(target, chosen, context, self.memory))
             now = self.clock.now()
             for subject, reading in self.readings.items():
                 record = json.loads(json.dumps(to_record(reading)))

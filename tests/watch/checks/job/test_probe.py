@@ -18,7 +18,7 @@ from resilience.settings.sections import SchedulerSettings
 from resilience.submission import make_comment
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks.job import CHECK
-from resilience.watch.watchdogs import scene_of
+from resilience.watch.watchdogs import context_of
 from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job
 from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WARNING, Stage, running
 
@@ -42,13 +42,13 @@ class Forgetful(FakeScheduler):
 
 @pytest.fixture
 def forgetful(stage: Stage) -> Stage:
-    return Stage(stage.folder, Forgetful())
+    return Stage(stage.directory, Forgetful())
 
 
 # ---- who is watched ---------------------------------------------------------------------------------------------
 
 
-def test_without_configuration_all_runs_of_the_folder_are_watched_by_one_query(stage: Stage) -> None:
+def test_without_configuration_all_runs_of_the_directory_are_watched_by_one_query(stage: Stage) -> None:
     for number, run in enumerate(("gpt", "llama", "t5"), start=1):
         stage.run(run, number)
         stage.job(number, run=run, **running())
@@ -57,7 +57,7 @@ def test_without_configuration_all_runs_of_the_folder_are_watched_by_one_query(s
     assert stage.queue.calls == ["jobs"]
 
 
-def test_a_folder_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
+def test_a_directory_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
     (finding,) = stage.tick()
     assert finding.verdict is OK and "no run" in finding.summary and "resil submit" in finding.advice
     assert stage.queue.calls == []
@@ -377,7 +377,7 @@ def test_an_expression_that_takes_for_ever_is_unknown_and_hides_no_other_name(st
 
 def inside(stage: Stage, **variables: str) -> Stage:
     names = {"SLURM_JOB_ID": "50", "SLURM_JOB_NAME": "gpt", **variables}
-    return Stage(stage.folder, stage.queue, environ=names)
+    return Stage(stage.directory, stage.queue, environ=names)
 
 
 SCRIPT = "/cron/slurm-status.slurm"
@@ -409,8 +409,8 @@ def test_a_watchdog_that_runs_in_a_job(stage: Stage, claim: str) -> None:
 
 def test_numbers_of_a_slurm_job_mean_nothing_to_the_embedded_scheduler(stage: Stage) -> None:
     local = FakeScheduler(name="local", records=[a_job(50, **running())])
-    assert inside(Stage(stage.folder, local)).faults(names=("gpt",)) == {"": OK}
-    again = inside(Stage(stage.folder, local), RESIL_SCHEDULER="local").faults(names=("gpt",))
+    assert inside(Stage(stage.directory, local)).faults(names=("gpt",)) == {"": OK}
+    again = inside(Stage(stage.directory, local), RESIL_SCHEDULER="local").faults(names=("gpt",))
     assert again["not-queued"] is CRITICAL
 
 
@@ -504,7 +504,7 @@ class Slow(FakeScheduler):
 
 def test_no_time_left_is_unknown(stage: Stage) -> None:
     queue = Slow()
-    slow = Stage(stage.folder, queue)
+    slow = Stage(stage.directory, queue)
     queue.clock = slow.clock
     slow.run("gpt", 1)
     finding = slow.finding(deadline_s=70.0)
@@ -517,14 +517,14 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
 def test_a_probe_is_given_longer_than_the_scheduler_is(
     stage: Stage, own_s: float, schedulers_s: float, seconds: float
 ) -> None:
-    scene = scene_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
-    assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), scene)] == [seconds]
+    context = context_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), context)] == [seconds]
 
 
 def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage) -> None:
     settings = replace(stage.project.loaded.settings, scheduler=SchedulerSettings(deadline_s=600.0))
     project = replace(stage.project, loaded=stage.project.loaded._replace(settings=settings))
-    assert [target.deadline_s for target in CHECK.targets(JobSettings(), scene_of(project))] == [615.0]
+    assert [target.deadline_s for target in CHECK.targets(JobSettings(), context_of(project))] == [615.0]
 
 
 def test_a_job_that_was_given_another_name_is_not_found_under_the_old_one(stage: Stage) -> None:

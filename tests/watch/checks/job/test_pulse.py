@@ -144,7 +144,7 @@ def test_a_tick_each_minute_gives_a_line_each_hour(pulsing: Stage, log: Path) ->
 
 
 def test_two_hosts_share_one_hour(pulsing: Stage, log: Path) -> None:
-    other = Stage(pulsing.folder, pulsing.queue)
+    other = Stage(pulsing.directory, pulsing.queue)
     for _ in range(65):
         pulsing.tick(pulse_file="pulse.log")
         other.tick(pulse_file="pulse.log")
@@ -221,12 +221,12 @@ def test_the_output_of_a_watched_job_is_refused(stage: Stage, tmp_path: Path) ->
     assert Path(queue.stdout).read_text() == "iteration 1\n"
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "missing folder"])
+@pytest.mark.parametrize("kind", ["fifo", "directory", "missing directory"])
 def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing: Stage, log: Path, kind: str) -> None:
     path = log
     if kind == "fifo":
         os.mkfifo(path)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     else:
         path = path / "deeper" / "pulse.log"

@@ -12,12 +12,12 @@ from tests.guard.ranks import REPOSITORY
 from tests.watch.checks.log.watcher import write
 
 
-def resil(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def resil(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("RESIL", "XDG"))}
-    environ |= {"HOME": str(folder), "PYTHONPATH": str(REPOSITORY), "XDG_RUNTIME_DIR": str(folder)}
+    environ |= {"HOME": str(directory), "PYTHONPATH": str(REPOSITORY), "XDG_RUNTIME_DIR": str(directory)}
     return subprocess.run(
         [sys.executable, "-m", "resilience", "watch", "log", "--no-alert", *arguments],
-        cwd=folder, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        cwd=directory, env=environ, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 

@@ -64,8 +64,8 @@ def test_wherever_the_ticks_cut_a_log_its_last_step_is_found_and_never_a_regress
 ) -> None:
     whole = b"".join(noise + one + b"step %d" % (95 + n) + two for n, (noise, one, two) in enumerate(content))
     places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "log"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "log"
         state: LogState | None = None
         for number, (start, end) in enumerate(pairwise(places)):
             with open(path, "ab") as file:

@@ -156,7 +156,7 @@ SCENARIOS: dict[str, tuple[dict[str, float], list[tuple[Any, ...]]]] = {
 def test_a_log_is_judged_as_it_grows(watchdog: LogWatcher, claim: str) -> None:
     settings, acts = SCENARIOS[claim]
     watchdog = watchdog.anew(**settings)
-    log = watchdog.folder / "train.log"
+    log = watchdog.directory / "train.log"
     for number, (later_s, change, expected, *words) in enumerate(acts):
         watchdog.clock.sleep(later_s)
         text = change(log) if callable(change) else change
@@ -294,7 +294,7 @@ def test_a_fatal_error_is_quoted_at_once_and_gone_with_the_next_step(watchdog: L
 
 
 def test_the_hole_of_a_truncated_log_is_passed_over(watchdog: LogWatcher) -> None:
-    with open(watchdog.folder / "train.log", "wb") as file:
+    with open(watchdog.directory / "train.log", "wb") as file:
         file.seek(3 * 2**30)  # the writer goes on at its old place: a sparse file
     watchdog.write("\n" + steps(7, 9))
     assert watchdog.finding().summary.startswith("step 9")
@@ -332,24 +332,24 @@ def make_socket(path: Path) -> None:
         listener.bind(str(path))
 
 
-def make_its_folder_a_file(path: Path) -> None:
+def make_its_directory_a_file(path: Path) -> None:
     path.parent.rmdir()
     path.parent.touch()
 
 
 NO_LOGS: dict[str, Callable[[Path], object]] = {
     "fifo": os.mkfifo,
-    "folder": Path.mkdir,
+    "directory": Path.mkdir,
     "socket": make_socket,
     "device": lambda path: path.symlink_to("/dev/zero"),
     "link to nothing": lambda path: path.symlink_to("nowhere"),
-    "unreadable": make_its_folder_a_file,
+    "unreadable": make_its_directory_a_file,
 }
 
 
 @pytest.mark.parametrize("kind", NO_LOGS)
 def test_what_is_no_log_is_unknown_and_never_waited_for(watchdog: LogWatcher, kind: str) -> None:
-    path = watchdog.folder / "logs" / "train.log"
+    path = watchdog.directory / "logs" / "train.log"
     path.parent.mkdir()
     NO_LOGS[kind](path)
     fault = "missing" if kind == "link to nothing" else "not-read"
@@ -358,7 +358,7 @@ def test_what_is_no_log_is_unknown_and_never_waited_for(watchdog: LogWatcher, ki
 
 def test_a_link_is_followed(watchdog: LogWatcher) -> None:
     watchdog.write(steps(1, 3), "run-1.out")
-    (watchdog.folder / "train.log").symlink_to("run-1.out")
+    (watchdog.directory / "train.log").symlink_to("run-1.out")
     assert watchdog.outcome() == "OK"
 
 
@@ -421,7 +421,7 @@ def test_of_a_pattern_one_may_be_enough_or_only_the_newest_count(watchdog: LogWa
         watchdog.write(steps(1, 9), f"rank{rank}.log", age_s=HOUR if rank else 1)
     for files in ("any", "newest"):
         finding = watchdog.anew("rank*.log", files=files, timeout_s=60.0).finding()
-        assert outcome(finding) == "OK" and finding.subject == str(watchdog.folder / "rank*.log")
+        assert outcome(finding) == "OK" and finding.subject == str(watchdog.directory / "rank*.log")
     watchdog.clock.sleep(HOUR)
     assert watchdog.anew("rank*.log", files="any", timeout_s=60.0).finding().verdict is Verdict.CRITICAL
 
@@ -431,7 +431,7 @@ def test_a_pattern_passes_over_what_is_old_and_what_was_rotated(watchdog: LogWat
     for name in ("gpt.out.1", "gpt.out-20261119", "gpt.out.2.gz"):
         watchdog.write(steps(1, 9), name, age_s=HOUR)
     watchdog.write(steps(1, 9), "other.out", age_s=48 * HOUR)
-    (watchdog.folder / "latest.out").symlink_to("gpt.out")
+    (watchdog.directory / "latest.out").symlink_to("gpt.out")
     assert list(watchdog.anew("*").outcomes()) == ["gpt.out"]
 
 
@@ -494,13 +494,13 @@ def test_a_rank_that_never_wrote_a_step_is_spoken_for_by_one_that_does(
 ) -> None:
     watchdog = watchdog.anew("*/*.log" if "/" in names[0] else "*")
     for name in names:
-        (watchdog.folder / name).parent.mkdir(exist_ok=True)
+        (watchdog.directory / name).parent.mkdir(exist_ok=True)
         watchdog.write("UserWarning: slow\n", name)
     for step in range(3):
         watchdog.write(steps(step, step), names[0])
         found = {finding.subject: finding for finding in watchdog.findings()}
         watchdog.clock.sleep(20 * MINUTE)
-    other = str(watchdog.folder / names[1])
+    other = str(watchdog.directory / names[1])
     assert found[other].verdict.value == verdict
     watchdog.write("[rank1]: RuntimeError: NCCL error: unhandled\n", names[1])
     found = {finding.subject: finding for finding in watchdog.findings()}
@@ -521,7 +521,7 @@ def test_a_pattern_that_matches_nothing_is_unknown(watchdog: LogWatcher) -> None
         assert outcome(finding) == expected and word in finding.summary
 
     expect("UNKNOWN not-read", "No such file")
-    (watchdog.folder / "logs").mkdir()
+    (watchdog.directory / "logs").mkdir()
     expect("UNKNOWN missing")
     watchdog.write(steps(1, 2), "logs/a.out", age_s=48 * HOUR)
     expect("UNKNOWN old", "a.out")
@@ -529,7 +529,7 @@ def test_a_pattern_that_matches_nothing_is_unknown(watchdog: LogWatcher) -> None
 
 def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_reported(watchdog: LogWatcher) -> None:
     watchdog = watchdog.anew("*.out")
-    pattern = str(watchdog.folder / "*.out")
+    pattern = str(watchdog.directory / "*.out")
 
     def outcomes() -> dict[str, str]:
         return {finding.subject: outcome(finding) for finding in watchdog.all_findings()}
@@ -547,9 +547,9 @@ def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_reporte
 def test_a_path_of_the_settings_is_relative_to_the_project_and_a_typed_one_perhaps_to_here(
     watchdog: LogWatcher, clock: FakeClock
 ) -> None:
-    below = watchdog.folder / "sub"
+    below = watchdog.directory / "sub"
     below.mkdir()
-    watchdog.scene = watchdog.scene._replace(project=below)
+    watchdog.context = watchdog.context._replace(project=below)
     watchdog.write(steps(1, 2))
     assert watchdog.finding().summary.startswith("step 2")
     log = watchdog.write(steps(1, 5), "sub/train.log")
@@ -565,9 +565,9 @@ def test_a_file_whose_name_is_a_pattern_is_that_file(watchdog: LogWatcher) -> No
 
 def test_logs_of_one_file_system_are_one_target(watchdog: LogWatcher) -> None:
     watchdog = watchdog.anew("a.log", "b.log", "/dev/shm/c.log")
-    targets = CHECK.targets(watchdog.settings, watchdog.scene)
+    targets = CHECK.targets(watchdog.settings, watchdog.context)
     assert sorted(len(target.subjects) for target in targets) == [1, 2]
-    assert str(watchdog.folder / "a.log") in {subject for target in targets for subject in target.subjects}
+    assert str(watchdog.directory / "a.log") in {subject for target in targets for subject in target.subjects}
 
 
 # Settings
@@ -589,7 +589,7 @@ def test_logs_of_one_file_system_are_one_target(watchdog: LogWatcher) -> None:
 )
 def test_settings_that_cannot_be_meant_are_refused(watchdog: LogWatcher, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        CHECK.targets(replace(watchdog.settings, **settings), watchdog.scene)
+        CHECK.targets(replace(watchdog.settings, **settings), watchdog.context)
 
 
 def test_a_regular_expression_that_backtracks_for_ever_is_ended_and_named(watchdog: LogWatcher) -> None:

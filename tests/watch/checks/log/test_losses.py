@@ -284,7 +284,7 @@ def test_of_a_healthy_attempt_only_its_own_journal_is_read(
 
 
 def test_a_job_of_any_name_may_have_a_heartbeat(watchdog: LogWatcher, clock: FakeClock) -> None:
-    run = Run(watchdog.folder, clock)
+    run = Run(watchdog.directory, clock)
     (run.path / "beats" / "((.n1").write_text("")
     (run.path / "journal" / "((.0.jsonl").write_bytes(start(attempt=0) + nan(12, attempt=0))
     assert watchdog.outcome() == NONFINITE
@@ -298,7 +298,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
         (MINUTE, (beats({0: (10, 0.0, "train")}, 8, attempt=0), begun), NONFINITE),
         (0, journals(save(13, attempt=0, at=510.0), 8), "OK"),
     ]
-    follow(watchdog, Run(watchdog.folder, clock), story)
+    follow(watchdog, Run(watchdog.directory, clock), story)
 
 
 # ---- real guards
@@ -338,8 +338,8 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
 
 
 def test_ranks_that_see_the_same_nan_are_one_finding(tmp_path: Path, run: Run) -> None:
-    folder = tmp_path / "launch"
-    with a_launch(folder, run.path, 3, RESIL_JOB_ID="101", RESIL_ATTEMPT="1", NAN_AT="50") as launch:
+    directory = tmp_path / "launch"
+    with a_launch(directory, run.path, 3, RESIL_JOB_ID="101", RESIL_ATTEMPT="1", NAN_AT="50") as launch:
         assert [process.wait(60) for process in launch.processes.values()] == [1, 1, 1]
     finding = LogWatcher(tmp_path).until(lambda finding: "others" in finding.summary)
     assert outcome(finding) == NONFINITE

@@ -101,11 +101,11 @@ def test_one_of_a_runs_logs_that_goes_on_is_enough(watchdog: LogWatcher, run: Ru
 
 def test_without_runs_nothing_is_awaited_and_that_is_said(watchdog: LogWatcher) -> None:
     (finding,) = watchdog.all_findings()
-    folder = f"{watchdog.folder}/runs"
+    directory = f"{watchdog.directory}/runs"
     assert (finding.subject, outcome(finding)) == (
-        folder,
+        directory,
         "OK",
-    ) and finding.summary == f"no run is under way in {folder}"
+    ) and finding.summary == f"no run is under way in {directory}"
 
 
 def test_a_finished_run_that_is_named_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
@@ -137,7 +137,7 @@ def test_damaged_heartbeats_are_passed_over(watchdog: LogWatcher, run: Run) -> N
 
 
 def test_the_guards_last_event_ends_a_training_that_no_template_started(watchdog: LogWatcher, clock: FakeClock) -> None:
-    run = Run(watchdog.folder, clock)
+    run = Run(watchdog.directory, clock)
     run.beat(7, {0: trains(5, 0.0)}, attempt=0)
     assert watchdog.finding().summary.startswith("step 5")
     event = f'{{"event":"end","time":{clock.time},"step":5,"exit_code":0}}\n'

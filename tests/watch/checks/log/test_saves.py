@@ -176,7 +176,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
     second = (beats({0: (40, 0.0, "train")}, 8, attempt=0), journals(start(attempt=0, at=500.0), 8))
     saved = journals(save(80, attempt=0, at=510.0), 8)
     story = [(0, first, SAVE_FAILED, says), (MINUTE, second, SAVE_FAILED, says), (0, saved, "OK")]
-    follow(watchdog, Run(watchdog.folder, clock), story)
+    follow(watchdog, Run(watchdog.directory, clock), story)
 
 
 # ---- what is read

@@ -102,10 +102,10 @@ def buffered(written: Written) -> Written:
             held, waited_s = held[full:], 0.0
 
 
-def night(folder: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
+def night(directory: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
     """What a person would be notified of, with the seconds since the evening."""
-    clock, log = FakeClock(), folder / "train.log"
-    watchdog = LogWatcher(folder, log, clock=clock)
+    clock, log = FakeClock(), directory / "train.log"
+    watchdog = LogWatcher(directory, log, clock=clock)
     at, notices = NOW, []
     write(log, "", at=NOW)
     wait_s, text = next(written)

@@ -26,9 +26,9 @@ from tests.watch.checks.outcome import outcome
 class Run:
     """A run directory; its jobs are numbered as the test says, and its ranks run on `n1` unless the test says more."""
 
-    def __init__(self, folder: Path, clock: FakeClock, name: str = "gpt") -> None:
+    def __init__(self, directory: Path, clock: FakeClock, name: str = "gpt") -> None:
         self.clock = clock
-        self.path = make_run(folder / "runs" / name)
+        self.path = make_run(directory / "runs" / name)
         self.attempts = self.path / "attempts"
         (self.path / layout.RUN_FILE).write_text('[run]\nname = "gpt"\n')
 

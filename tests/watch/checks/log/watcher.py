@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 from resilience.finding import Finding
 from resilience.records import from_record, to_record
 from resilience.runs.context import Context
-from resilience.system.world import SystemClock
+from resilience.system.ports import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
-from tests.fakes import FakeClock, make_world
+from tests.fakes import FakeClock, make_system
 from tests.watch.checks.outcome import outcome
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -24,23 +24,23 @@ MINUTE, HOUR = 60.0, 3600.0
 class LogWatcher:
     """One watchdog over many ticks. Without a clock it lives in real time."""
 
-    def __init__(self, folder: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
-        self.folder, self.fake_clock = folder, clock
+    def __init__(self, directory: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
+        self.directory, self.fake_clock = directory, clock
         self.clock = clock or SystemClock()
         self.settings = CHECK.Settings(paths=tuple(map(str, paths)), **settings)
-        self.scene = Context(
-            world=make_world(folder, clock=self.clock, cwd=folder), project=folder, state_dir=folder / "runs",
-            run="gpt", group="", scheduler=_no_scheduler,
+        self.context = Context(
+            system=make_system(directory, clock=self.clock, cwd=directory), project=directory, state_dir=directory /
+            "runs", run="gpt", group="", scheduler=_no_scheduler,
         )  # fmt: skip
         self.memory: dict[str, Timed[Any]] = {}
 
     def anew(self, *paths: str | Path, **settings: Any) -> LogWatcher:
         """A watchdog of the same directory and clock that remembers nothing; without paths, of the same ones."""
-        return LogWatcher(self.folder, *(paths or self.settings.paths), clock=self.fake_clock, **settings)
+        return LogWatcher(self.directory, *(paths or self.settings.paths), clock=self.fake_clock, **settings)
 
     def write(self, text: str | bytes, name: str | Path = "", *, age_s: float = 0.0) -> Path:
         """Append to a log, the first one unless it is named; the write was so long ago."""
-        path = self.folder / (name or self.settings.paths[0])
+        path = self.directory / (name or self.settings.paths[0])
         return write(path, text, at=self.clock.now() - age_s, append=True)
 
     def findings(self) -> list[Finding]:
@@ -50,8 +50,8 @@ class LogWatcher:
     def all_findings(self) -> list[Finding]:
         """One tick: the findings about patterns and the state directory as well."""
         readings: dict[str, Timed[Any]] = {}
-        for target in CHECK.targets(self.settings, self.scene):
-            for subject, reading in CHECK.probe(target, self.settings, self.scene, self.memory).items():
+        for target in CHECK.targets(self.settings, self.context):
+            for subject, reading in CHECK.probe(target, self.settings, self.context, self.memory).items():
                 record = json.loads(json.dumps(marshal.loads(marshal.dumps(to_record(reading)))))
                 readings[subject] = Timed(self.clock.now(), from_record(CHECK.Reading, record))
         self.memory |= readings

@@ -1,4 +1,4 @@
-"""The cron folder as it lies on the disk: what is dropped there runs, and what does not is told."""
+"""The cron directory as it lies on the disk: what is dropped there runs, and what does not is told."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, Ignored, Kind, Table
+from resilience.cron.table.directory import look_again, read_table
 from resilience.cron.table.expression import parse_schedule
-from resilience.cron.table.folder import look_again, read_table
 from resilience.cron.table.options import OptionError
 from resilience.errors import StateDirectoryError
 from resilience.settings.cron_settings import CronSettings
@@ -23,7 +23,7 @@ SETTINGS = CronSettings()
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with a cron folder that only its owner can write."""
+    """A project with a cron directory that only its owner can write."""
     tmp_path.chmod(0o755)
     for name in ("cron", "cron/cron.hourly", "cron/cron.daily"):
         (tmp_path / name).mkdir(mode=0o755)
@@ -50,7 +50,7 @@ def told(table: Table, place: str) -> Ignored:
     return ignored
 
 
-def test_dropping_a_file_in_a_folder_schedules_it(project: Path) -> None:
+def test_dropping_a_file_in_a_directory_schedules_it(project: Path) -> None:
     drop(project / "cron/cron.hourly/backup")
     drop(project / "cron/cron.daily/report.slurm", "#!/bin/bash\n#SBATCH -n1\n", 0o644)
     drop(project / "cron/crontab", "*/5 * * * * ./look # resil: name=look\n", 0o644)
@@ -65,12 +65,12 @@ def test_dropping_a_file_in_a_folder_schedules_it(project: Path) -> None:
     assert table.ignored == ()
 
 
-def test_all_six_folders_are_read(project: Path) -> None:
-    folders = ["minutely", "quarter_hourly", "hourly", "daily", "weekly", "monthly"]
-    for name in folders:
+def test_all_six_directories_are_read(project: Path) -> None:
+    directories = ["minutely", "quarter_hourly", "hourly", "daily", "weekly", "monthly"]
+    for name in directories:
         (project / f"cron/cron.{name}").mkdir(mode=0o755, exist_ok=True)
         drop(project / f"cron/cron.{name}/x")
-    assert sorted(names(read(project))) == sorted(f"cron.{name}/x" for name in folders)
+    assert sorted(names(read(project))) == sorted(f"cron.{name}/x" for name in directories)
 
 
 def test_what_is_missing_is_fine(tmp_path: Path, project: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_change_of_the_machines_time_zone_counts_from_the_next_look_on(
         time.tzset()
 
 
-def test_a_folder_that_cannot_be_read_is_no_empty_table(project: Path) -> None:
+def test_a_directory_that_cannot_be_read_is_no_empty_table(project: Path) -> None:
     (project / "cron/cron.hourly").rmdir()
     (project / "cron/cron.daily").rmdir()
     (project / "cron").rmdir()
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_read_is_no_empty_table(project: Path) -> None:
 
 
 @needs_root
-def test_a_folder_that_is_closed_to_us_is_no_empty_table(project: Path) -> None:
+def test_a_directory_that_is_closed_to_us_is_no_empty_table(project: Path) -> None:
     open_the_way(project / "x")
     (project / "cron").chmod(0o700)
     with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="Permission denied"):
@@ -122,7 +122,7 @@ def test_a_folder_that_is_closed_to_us_is_no_empty_table(project: Path) -> None:
     assert told(table, "cron/cron.hourly").is_fault
 
 
-def test_bad_settings_are_told_even_for_an_empty_folder(project: Path) -> None:
+def test_bad_settings_are_told_even_for_an_empty_directory(project: Path) -> None:
     with pytest.raises(OptionError, match="catch_up=never"):
         read_table(project / "cron", CronSettings(catch_up="never"), project=project)
 
@@ -132,7 +132,7 @@ def test_the_other_ends_of_a_file_system_hold_nobody_up(project: Path) -> None:
     os.mkfifo(hourly / "fifo", 0o755)
     os.mkfifo(hourly / "fifo.slurm", 0o755)
     os.mkfifo(project / "cron/crontab", 0o755)
-    (hourly / "folder").mkdir()
+    (hourly / "directory").mkdir()
     (hourly / "loop").symlink_to("loop")
     (hourly / "lost").symlink_to("nothing")
     (hourly / "lost.slurm").symlink_to("nothing")
@@ -151,7 +151,7 @@ def test_the_other_ends_of_a_file_system_hold_nobody_up(project: Path) -> None:
     for name, reason in (
         ("fifo", "a FIFO"),
         ("fifo.slurm", "a FIFO"),
-        ("folder", "a folder"),
+        ("directory", "a directory"),
         ("loop", "a link in a circle"),
         ("lost", "a link to nothing"),
         ("lost.slurm", "a link to nothing"),
@@ -189,7 +189,7 @@ def test_a_job_script_from_an_empty_pattern_is_not_submitted(project: Path) -> N
         ("cron.d", "did you mean crontab?"),
     ],
 )
-def test_a_folder_that_nobody_reads_is_told(project: Path, name: str, hint: str) -> None:
+def test_a_directory_that_nobody_reads_is_told(project: Path, name: str, hint: str) -> None:
     (project / "cron" / name).mkdir()
     drop(project / "cron" / name / "x")
     ignored = told(read(project), f"cron/{name}")
@@ -209,14 +209,14 @@ def test_a_folder_that_nobody_reads_is_told(project: Path, name: str, hint: str)
         ("notes", 0o644, False),
     ],
 )
-def test_a_file_beside_the_folders_is_told(project: Path, name: str, mode: int, is_fault: bool) -> None:
+def test_a_file_beside_the_directories_is_told(project: Path, name: str, mode: int, is_fault: bool) -> None:
     drop(project / "cron" / name, mode=mode)
     ignored = told(read(project), f"cron/{name}")
     assert ignored.is_fault is is_fault
     assert bool(ignored.hint) is is_fault
 
 
-def test_a_folder_of_other_things_and_what_is_hidden_is_no_fault(project: Path) -> None:
+def test_a_directory_of_other_things_and_what_is_hidden_is_no_fault(project: Path) -> None:
     (project / "cron/slurm").mkdir()
     (project / "cron/.git").mkdir()
     (project / "cron/lost").symlink_to("nothing")
@@ -224,11 +224,11 @@ def test_a_folder_of_other_things_and_what_is_hidden_is_no_fault(project: Path) 
     assert [(one.place, one.is_fault) for one in table.ignored] == [("cron/lost", False), ("cron/slurm", False)]
 
 
-def test_a_file_in_the_place_of_a_folder_is_told(project: Path) -> None:
+def test_a_file_in_the_place_of_a_directory_is_told(project: Path) -> None:
     drop(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.weekly").reason == "it is no folder"
+    assert told(read(project), "cron/cron.weekly").reason == "it is no directory"
     (project / "cron/cron.quarter_hourly").symlink_to(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is no folder"
+    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is no directory"
     (project / "cron/cron.monthly").symlink_to("nothing")
     assert told(read(project), "cron/cron.monthly").reason == "it is a link to nothing"
     (project / "cron/crontab").mkdir()
@@ -253,7 +253,7 @@ def test_a_link_to_nothing_in_the_place_of_all_of_it_is_told(project: Path) -> N
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 @pytest.mark.parametrize("where", ["cron/cron.hourly", "cron", "."])
-def test_a_folder_that_everybody_can_write_runs_nothing_and_the_fix_is_told(
+def test_a_directory_that_everybody_can_write_runs_nothing_and_the_fix_is_told(
     project: Path, where: str, mode: int
 ) -> None:
     drop(project / "cron/cron.hourly/backup")
@@ -287,9 +287,9 @@ def test_another_ones_file_does_not_run(project: Path, name: str) -> None:
     os.chown(path, OTHER, OTHER)
     assert "belongs to user 12345" in told(read(project), name).reason
     os.chown(path, 0, 0)
-    for folder in (project, *project.glob("**/")):
-        os.chown(folder, NOBODY, NOBODY)
-    assert read(project, uid=NOBODY).entries or name == "cron/crontab"  # root's file in one's own folder
+    for directory in (project, *project.glob("**/")):
+        os.chown(directory, NOBODY, NOBODY)
+    assert read(project, uid=NOBODY).entries or name == "cron/crontab"  # root's file in one's own directory
     assert "belongs to nobody" in told(read(project, uid=OTHER), name).reason
 
 
@@ -321,7 +321,7 @@ def _has_a_group_of_its_own(name: str) -> bool:
 
 
 @needs_root
-def test_another_ones_folder_runs_nothing(project: Path) -> None:
+def test_another_ones_directory_runs_nothing(project: Path) -> None:
     drop(project / "cron/cron.hourly/backup")
     os.chown(project / "cron/cron.hourly", OTHER, OTHER)
     assert "belongs to user 12345" in told(read(project), "cron/cron.hourly").reason
@@ -335,9 +335,9 @@ def test_a_members_drop_in_runs_where_the_group_operates_the_project(project: Pa
     group = grp.getgrgid(NOBODY)
     path = drop(project / "cron/cron.hourly/backup")
     os.chown(path, OTHER, NOBODY)
-    for folder in (project / "cron", project / "cron/cron.hourly"):
-        os.chown(folder, 0, NOBODY)
-        folder.chmod(0o2770)
+    for directory in (project / "cron", project / "cron/cron.hourly"):
+        os.chown(directory, 0, NOBODY)
+        directory.chmod(0o2770)
     assert names(read(project, group=group.gr_name)) == ["cron.hourly/backup"]
     assert read(project).entries == ()
     (project / "cron/cron.hourly").chmod(0o770)
@@ -356,10 +356,10 @@ def test_a_group_that_this_machine_does_not_know_is_told_and_lets_nobody_in(proj
 
 @pytest.fixture
 def elsewhere(project: Path) -> Path:
-    folder = project / "bin"
-    folder.mkdir(mode=0o755)
-    folder.chmod(0o755)
-    return folder
+    directory = project / "bin"
+    directory.mkdir(mode=0o755)
+    directory.chmod(0o755)
+    return directory
 
 
 def test_a_link_inside_the_policy_runs(project: Path, elsewhere: Path) -> None:
@@ -376,7 +376,7 @@ def test_a_link_inside_the_policy_runs(project: Path, elsewhere: Path) -> None:
     assert job.kind is Kind.SUBMIT
 
 
-def test_a_link_may_stand_for_a_whole_folder_or_for_the_crontab(project: Path, elsewhere: Path) -> None:
+def test_a_link_may_stand_for_a_whole_directory_or_for_the_crontab(project: Path, elsewhere: Path) -> None:
     drop(elsewhere / "backup")
     drop(elsewhere / "table", "0 1 * * * x # resil: name=x\n", 0o644)
     (project / "cron/cron.weekly").symlink_to(elsewhere)
@@ -387,7 +387,7 @@ def test_a_link_may_stand_for_a_whole_folder_or_for_the_crontab(project: Path, e
 
 
 @pytest.mark.parametrize("what", ["bin", "bin/backup.sh", "hop"])
-def test_a_link_is_judged_by_where_it_leads_and_by_every_folder_that_turns_it(
+def test_a_link_is_judged_by_where_it_leads_and_by_every_directory_that_turns_it(
     project: Path, elsewhere: Path, what: str
 ) -> None:
     drop(elsewhere / "backup.sh")
@@ -401,7 +401,7 @@ def test_a_link_is_judged_by_where_it_leads_and_by_every_folder_that_turns_it(
     assert told(table, "cron/cron.hourly/backup").hint == f"chmod o-w {(project / what).resolve()}"
 
 
-def test_a_link_through_a_folder_that_everybody_can_exchange_is_refused(project: Path) -> None:
+def test_a_link_through_a_directory_that_everybody_can_exchange_is_refused(project: Path) -> None:
     inner = project / "open/inner"
     inner.mkdir(parents=True)
     inner.chmod(0o755)
@@ -413,7 +413,9 @@ def test_a_link_through_a_folder_that_everybody_can_exchange_is_refused(project:
     assert told(read(project), "cron/cron.hourly/backup").hint == f"chmod o-w {project.resolve() / 'open'}"
 
 
-def test_a_link_for_a_whole_folder_is_judged_by_every_folder_that_turns_it(project: Path, elsewhere: Path) -> None:
+def test_a_link_for_a_whole_directory_is_judged_by_every_directory_that_turns_it(
+    project: Path, elsewhere: Path
+) -> None:
     drop(elsewhere / "backup")
     (project / "hop").mkdir()
     (project / "hop").chmod(0o777)
@@ -427,7 +429,7 @@ def test_a_link_for_a_whole_folder_is_judged_by_every_folder_that_turns_it(proje
 
 
 @needs_root
-def test_a_link_to_a_file_in_another_ones_folder_is_refused(project: Path, elsewhere: Path) -> None:
+def test_a_link_to_a_file_in_another_ones_directory_is_refused(project: Path, elsewhere: Path) -> None:
     drop(elsewhere / "backup.sh")
     (project / "cron/cron.hourly/backup").symlink_to(elsewhere / "backup.sh")
     os.chown(elsewhere, OTHER, OTHER)
@@ -435,7 +437,7 @@ def test_a_link_to_a_file_in_another_ones_folder_is_refused(project: Path, elsew
 
 
 @needs_root
-def test_a_link_to_another_ones_crontab_or_cron_folder_is_refused(project: Path, elsewhere: Path) -> None:
+def test_a_link_to_another_ones_crontab_or_cron_directory_is_refused(project: Path, elsewhere: Path) -> None:
     drop(elsewhere / "table", "0 1 * * * x\n", 0o644)
     os.chown(elsewhere / "table", OTHER, OTHER)
     (project / "cron/crontab").symlink_to(elsewhere / "table")
@@ -489,7 +491,7 @@ def test_what_has_changed_since_the_table_was_read_is_seen(project: Path) -> Non
 
 
 def test_the_beginning_of_an_endless_crontab_is_read(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilience.cron.table.folder.CRONTAB_BYTES", 64)
+    monkeypatch.setattr("resilience.cron.table.directory.CRONTAB_BYTES", 64)
     drop(project / "cron/crontab", "0 1 * * * first\n" + "#" * 40 + "\n0 2 * * * second\n", 0o644)
     table = read(project)
     assert [entry.argv for entry in table.entries] == [("first",)]

@@ -1,4 +1,4 @@
-"""One folder: what is summed up, what is noted as hot, and what cannot be read."""
+"""One directory: what is summed up, what is noted as hot, and what cannot be read."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import folder as module
-from resilience.watch.scan.folder import HOT_PER_FOLDER, LARGE_BLOCKS, open_folder, read_folder, status_of
+from resilience.watch.scan import directory as module
+from resilience.watch.scan.directory import HOT_PER_FOLDER, LARGE_BLOCKS, open_directory, read_directory, status_of
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import LONG_AGO, settle, write
 
 
 def read(root: Path, path: bytes = b"", **options: object) -> Record:
-    """Read one folder below a root."""
+    """Read one directory below a root."""
     opened = os.open(root, os.O_RDONLY)
     try:
         device = os.fstat(opened).st_dev
-        return read_folder(opened, path, **{"device": device, "now": int(time.time()), **options})  # type: ignore[arg-type]
+        return read_directory(opened, path, **{"device": device, "now": int(time.time()), **options})  # type: ignore[arg-type]
     finally:
         os.close(opened)
 
 
-def test_it_knows_its_files_and_names_its_folders(tmp_path: Path) -> None:
+def test_it_knows_its_files_and_names_its_directories(tmp_path: Path) -> None:
     write(tmp_path / "b" / "inside")
     (tmp_path / "a").mkdir()
     write(tmp_path / "model.pt", 50_000)
@@ -46,7 +46,7 @@ def test_it_knows_its_files_and_names_its_folders(tmp_path: Path) -> None:
     assert record.newest >= LONG_AGO + 5
 
 
-def test_a_folder_that_has_just_changed_is_not_trusted(tmp_path: Path) -> None:
+def test_a_directory_that_has_just_changed_is_not_trusted(tmp_path: Path) -> None:
     assert read(tmp_path).mtime_ns == UNTRUSTED
     future = time.time() + 9999
     os.utime(tmp_path, (future, future))
@@ -145,10 +145,10 @@ def test_paths_beyond_the_kernels_limit_are_opened_in_steps(tmp_path: Path) -> N
         os.close(before)
         path += b"/" * bool(path) + b"x" * 200
     assert len(path) > 4096
-    below = open_folder(root, path)
+    below = open_directory(root, path)
     assert os.path.samestat(os.fstat(below), os.fstat(opened))
     assert os.path.samestat(status_of(root, path), os.fstat(opened))
     with pytest.raises(FileNotFoundError):
-        open_folder(root, path + b"/gone")
+        open_directory(root, path + b"/gone")
     for descriptor in (root, opened, below):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Reads one folder: one stat for each entry, everything else summed up by C. This is where a scan spends its time."""
+"""Reads one directory: one stat for each entry, the sums in C. This is where a scan spends its time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from operator import attrgetter, itemgetter
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Hot, Record, joined
 
 CHUNK = 512
-"""Entries looked at in one go: a folder of a million takes no more memory than that, and shows that it lives."""
+"""Entries looked at in one go: a directory of a million takes no more memory than that, and shows that it lives."""
 
 RACY_NS = 3_000_000_000
-"""A folder that changed less than this before it was read may change again within the same tick of its clock, and show
-the same mtime (git calls such entries racily clean; FAT counts in steps of 2 s)."""
+"""A directory that changed less than this before it was read may change again within the same tick of its clock, and
+show the same mtime (git calls such entries racily clean; FAT counts in steps of 2 s)."""
 
 RECENT_S = 86400
 HOT_PER_FOLDER = 4
@@ -56,22 +56,22 @@ def look_at_all(entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | No
         return [look(entry) for entry in entries]
 
 
-def open_folder(root: int, path: bytes) -> int:
-    """Open a folder below the root, however deep it lies. Raise OSError if it is none, or may not be opened."""
+def open_directory(root: int, path: bytes) -> int:
+    """Open a directory below the root, however deep it lies. Raise OSError if it is none, or may not be opened."""
     if not path:
         return os.dup(root)
     if len(path) <= SEGMENT_BYTES:
         return os.open(path, _OPEN, dir_fd=root)
     above, name = split_long(path)
-    parent = open_folder_steps(root, above)
+    parent = open_directory_steps(root, above)
     try:
         return os.open(name, _OPEN, dir_fd=parent)
     finally:
         os.close(parent)
 
 
-def open_folder_steps(root: int, path: bytes) -> int:
-    """As `open_folder`, in as many steps as it takes. Not recursive: depth has no limit."""
+def open_directory_steps(root: int, path: bytes) -> int:
+    """As `open_directory`, in as many steps as it takes. Not recursive: depth has no limit."""
     opened = os.dup(root)
     try:
         while path:
@@ -89,19 +89,19 @@ def open_folder_steps(root: int, path: bytes) -> int:
 
 
 def split_long(path: bytes) -> tuple[bytes, bytes]:
-    """The path of the folder above, and the name. Pure."""
+    """The path of the directory above, and the name. Pure."""
     above, _, name = path.rpartition(b"/")
     return above, name
 
 
 def status_of(root: int, path: bytes) -> os.stat_result:
-    """The status of a folder below the root, however deep. Raise OSError if there is none."""
+    """The status of a directory below the root, however deep. Raise OSError if there is none."""
     if not path:
         return os.fstat(root)
     if len(path) <= SEGMENT_BYTES:
         return os.stat(path, dir_fd=root, follow_symlinks=False)
     above, name = split_long(path)
-    parent = open_folder_steps(root, above)
+    parent = open_directory_steps(root, above)
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
     finally:
@@ -109,7 +109,7 @@ def status_of(root: int, path: bytes) -> os.stat_result:
 
 
 class Sums:
-    """What the chunks of one folder add up to."""
+    """What the chunks of one directory add up to."""
 
     __slots__ = ("by_uid", "checkpoint_blocks", "children", "files", "hot", "links", "newest", "total")
 
@@ -172,7 +172,7 @@ class Sums:
         return tuple(newest if largest in newest else [*newest, largest])
 
 
-def read_folder(
+def read_directory(
     root: int,
     path: bytes,
     *,
@@ -183,7 +183,7 @@ def read_folder(
     stats: Stats = look_at_all,
     alive: Callable[[int], bool] = lambda _: True,
 ) -> Record:
-    """Read one folder below the root, and return what is in it. Whatever goes wrong is in the record.
+    """Read one directory below the root, and return what is in it. Whatever goes wrong is in the record.
 
     `device`: st_dev of the root; other file systems are not entered. `barriers`: paths where something else is mounted:
     they are not even looked at, for the mount may hang. Files changed since `recent` may still grow: the newest of
@@ -191,20 +191,22 @@ def read_folder(
     says whether to go on.
     """
     try:
-        folder = open_folder(root, path)
+        directory = open_directory(root, path)
     except OSError as error:
         return _closed(root, path, error, device, now)
     try:
-        own = os.fstat(folder)
+        own = os.fstat(directory)
         if own.st_dev != device:
             return Record(path, ELSEWHERE, inode=own.st_ino, read_at=now)
-        return _read_open(folder, path, own, now, now - RECENT_S if recent is None else recent, barriers, stats, alive)
+        return _read_open(
+            directory, path, own, now, now - RECENT_S if recent is None else recent, barriers, stats, alive
+        )
     finally:
-        os.close(folder)
+        os.close(directory)
 
 
 def _read_open(
-    folder: int,
+    directory: int,
     path: bytes,
     own: os.stat_result,
     now: int,
@@ -218,15 +220,15 @@ def _read_open(
     sums, state, trouble = Sums(), READ, 0
     barred: list[bytes] = []
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(directory) as found:
             while entries := list(islice(found, CHUNK)):
                 if barriers:
                     entries, mounts = _apart(entries, path, barriers)
                     barred += mounts
-                # The kind comes with the name: folders are looked at when they are opened, by whoever does that.
-                are_folders = [entry.is_dir(follow_symlinks=False) for entry in entries]
-                if True in are_folders:
-                    sums.children += map(os.fsencode, map(_name, compress(entries, are_folders)))
+                # The kind comes with the name: directories are looked at when they are opened, by whoever does that.
+                are_directories = [entry.is_dir(follow_symlinks=False) for entry in entries]
+                if True in are_directories:
+                    sums.children += map(os.fsencode, map(_name, compress(entries, are_directories)))
                     entries = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
                 sums.add(entries, stats(entries), recent)
                 if not alive(len(entries)):
@@ -269,7 +271,7 @@ def _apart(
 
 
 def _closed(root: int, path: bytes, error: OSError, device: int, now: int) -> Record:
-    """A folder that cannot be opened still takes its own blocks, which whoever may read the one above can see."""
+    """A directory that cannot be opened still takes its own blocks, which whoever may read the one above can see."""
     number = error.errno or errno.EIO
     if number in _GONE:
         return Record(path, UNREADABLE, read_at=now, trouble=errno.ENOENT)

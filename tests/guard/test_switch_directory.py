@@ -1,4 +1,4 @@
-"""Whatever lies in the folder of the switches, or becomes of it, the guard is neither fooled nor stopped by it."""
+"""Whatever lies in the directory of the switches, or becomes of it, the guard is neither fooled nor stopped by it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resilience import layout
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from resilience.guard.switch_folder import QUIET_S, SwitchFolder, called
+from resilience.guard.switch_directory import QUIET_S, SwitchDirectory, called
 from tests.guard.guards import make_guard, train, wait_until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -30,17 +30,19 @@ ME = 65532
 
 
 class Looker:
-    """A switch folder, what it said, and a clock set by hand."""
+    """A switch directory, what it said, and a clock set by hand."""
 
     def __init__(self, run: Path, **settings: Any) -> None:
         self.said: list[str] = []
         self.seconds = 0.0
         place = RankInfo(run="demo", run_dir=str(run), job_id="12", attempt=3)
         self.recorder = Recorder(place, self.said.append)
-        self.folder = SwitchFolder(place, GuardSettings(**settings), self.recorder, monotonic=lambda: self.seconds)
+        self.directory = SwitchDirectory(
+            place, GuardSettings(**settings), self.recorder, monotonic=lambda: self.seconds
+        )
 
     def sees(self, kind: str = layout.KILL_SWITCH) -> bool:
-        return self.folder.look(kind) is not None
+        return self.directory.look(kind) is not None
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_no_switch_is_nothing_to_talk_about(run: Path) -> None:
 
 def test_a_bare_touch_is_a_switch_of_its_owner(run: Path, kill: Path) -> None:
     kill.touch()
-    found = Looker(run).folder.look(layout.KILL_SWITCH)
+    found = Looker(run).directory.look(layout.KILL_SWITCH)
     assert found is not None
     assert (found.switch.who, found.switch.why, found.path) == (kill.owner(), "", str(kill))
 
@@ -80,7 +82,7 @@ def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path.symlink_to("/nowhere")
     elif kind == "fifo":
         os.mkfifo(path)
-    elif kind == "folder":
+    elif kind == "directory":
         path.mkdir()
     elif kind == "device":
         try:
@@ -101,7 +103,7 @@ def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("link", "a symbolic link"),
         ("dangling link", "a symbolic link"),
         ("fifo", "a FIFO"),
-        ("folder", "a folder"),
+        ("directory", "a directory"),
         ("socket", "a socket"),
         ("device", "a device"),
     ],
@@ -119,13 +121,17 @@ def test_what_is_not_obeyed_is_named_again_when_it_changes(
     run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looker = Looker(run)
-    for kind in ("fifo", "folder", "fifo"):
+    for kind in ("fifo", "directory", "fifo"):
         put(kind, kill, monkeypatch)
         looker.sees()
         looker.sees()
         kill.rmdir() if kill.is_dir() else kill.unlink()
         looker.sees()
-    assert [sentence.split(" it is ")[1].split(",")[0] for sentence in looker.said] == ["a FIFO", "a folder", "a FIFO"]
+    assert [sentence.split(" it is ")[1].split(",")[0] for sentence in looker.said] == [
+        "a FIFO",
+        "a directory",
+        "a FIFO",
+    ]
     kill.touch()
     assert looker.sees()
 
@@ -188,7 +194,7 @@ def test_a_strangers_switch_is_judged_by_the_policy(
 
 @needs_root
 @pytest.mark.parametrize(("mode", "is_obeyed"), [(0o700, False), (0o755, False), (0o2770, True), (0o1777, True)])
-def test_who_may_write_the_folder_may_throw_its_switches(run: Path, kill: Path, mode: int, is_obeyed: bool) -> None:
+def test_who_may_write_the_directory_may_throw_its_switches(run: Path, kill: Path, mode: int, is_obeyed: bool) -> None:
     kill.touch()
     os.chown(kill, NOBODY, 0)
     kill.parent.chmod(mode)
@@ -203,7 +209,7 @@ def test_who_may_write_the_folder_may_throw_its_switches(run: Path, kill: Path, 
         ('[run]\nswitch_owners = "any"\n', True),
         ('[run]\nswitch_owners = "owner"\ngroup = "lab"\n', False),
         ("[run]\n", False),
-        ("run = 3\n", True),  # means nothing: the folder's permissions count
+        ("run = 3\n", True),  # means nothing: the directory's permissions count
         ('[run]\nswitch_owners = "everybody"\n', True),
         ("[run\n", True),
     ],
@@ -230,9 +236,9 @@ def test_the_owner_and_root_are_always_obeyed(run: Path, kill: Path) -> None:
 @needs_root
 def test_a_switch_that_a_colleagues_umask_closed_to_us_is_obeyed_nevertheless(run: Path, kill: Path) -> None:
     open_the_way(kill)
-    for folder in (run, kill.parent):
-        os.chown(folder, ME, ME)
-        folder.chmod(0o2770)
+    for directory in (run, kill.parent):
+        os.chown(directory, ME, ME)
+        directory.chmod(0o2770)
     kill.touch(mode=0o600)
     os.chown(kill, NOBODY, ME)
     with acting_as(ME):
@@ -250,14 +256,14 @@ def test_our_own_stop_file_is_obeyed_in_a_colleagues_run(run: Path) -> None:
     os.chown(stop, ME, ME)
     looker = Looker(run, switch_owners="owner")
     with acting_as(ME):
-        assert looker.folder.look("stop.12", ours_too=True) is not None
-        assert looker.folder.look("stop.12") is None
+        assert looker.directory.look("stop.12", ours_too=True) is not None
+        assert looker.directory.look("stop.12") is None
     os.chown(stop, ME + 1, ME)
     with acting_as(ME):
-        assert looker.folder.look("stop.12", ours_too=True) is None
+        assert looker.directory.look("stop.12", ours_too=True) is None
 
 
-# ---- a folder that is not well
+# ---- a directory that is not well
 
 
 def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path, kill: Path) -> None:
@@ -273,7 +279,7 @@ def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path,
 
 
 @needs_root
-def test_a_folder_without_permission_is_named_once_and_probed_again(run: Path, kill: Path) -> None:
+def test_a_directory_without_permission_is_named_once_and_probed_again(run: Path, kill: Path) -> None:
     open_the_way(kill)
     run.chmod(0o755)
     kill.touch()
@@ -288,7 +294,7 @@ def test_a_folder_without_permission_is_named_once_and_probed_again(run: Path, k
         assert looker.sees()
 
 
-def test_a_file_in_the_folders_place_is_named(run: Path) -> None:
+def test_a_file_in_the_directories_place_is_named(run: Path) -> None:
     shutil.rmtree(run / layout.SWITCHES)
     (run / layout.SWITCHES).touch()
     looker = Looker(run)
@@ -341,7 +347,7 @@ def test_a_switch_is_obeyed_without_reason_and_owners_name_even_when_the_python_
     kill.write_text('why = "loss is NaN"')
     for module in gone:
         monkeypatch.setitem(sys.modules, module, None)
-    found = Looker(run).folder.look(layout.KILL_SWITCH)
+    found = Looker(run).directory.look(layout.KILL_SWITCH)
     assert found is not None and found.switch.why == ""
     assert found.switch.who == str(os.geteuid()) or "pwd" not in gone
 
@@ -360,7 +366,7 @@ def test_a_directory_service_that_does_not_answer_holds_no_switch_up(
     monkeypatch.setattr(pwd, "getpwuid", wait)
     monkeypatch.setattr("resilience.base.switches.NAME_S", 0.05)
     looker = Looker(run)
-    found = [looker.folder.look(layout.KILL_SWITCH) for _ in range(5)]
+    found = [looker.directory.look(layout.KILL_SWITCH) for _ in range(5)]
     waiting = [thread for thread in threading.enumerate() if thread.name == "resil-name"]
     is_over.set()
     assert {one and one.switch.who for one in found} == {str(os.geteuid())}

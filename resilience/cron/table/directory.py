@@ -1,4 +1,4 @@
-"""Read the cron folder: its folders of drop-ins, and its crontab. Looks, and lets the pure modules judge.
+"""Read the cron directory: its directories of drop-ins, and its crontab. Looks, and lets the pure modules judge.
 
 No file that is not a regular one is ever opened: a FIFO would hold the scheduler for ever. What cannot be looked at
 does not run, and is told.
@@ -30,22 +30,22 @@ CRONTAB_BYTES = 8 * 1024**2
 
 
 def read_table(
-    folder: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
+    directory: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
 ) -> Table:
-    """Read what a cron folder says: a missing one is an empty table.
+    """Read what a cron directory says: a missing one is an empty table.
 
     `uid` is of whose rights everything runs with (default: this process), `group` the Unix group that may operate the
-    project, or empty; `project` the project's folder, up to which the folders above the cron folder are judged
-    (default: the cron folder's parent). Raise StateDirectoryError if the folder cannot be read: that is no empty
-    table; OptionError if the settings say what nobody can do.
+    project, or empty; `project` the project's directory, up to which the directories above the cron directory are
+    judged (default: the cron directory's parent). Raise StateDirectoryError if the directory cannot be read: that is no
+    empty table; OptionError if the settings say what nobody can do.
     """
     time.tzset()  # who runs for months must hear when the machine's time zone changes
-    return _Reader(folder, settings, uid=uid, group=group, project=project).table()
+    return _Reader(directory, settings, uid=uid, group=group, project=project).table()
 
 
 def look_again(
     entry: Entry,
-    folder: Path,
+    directory: Path,
     settings: CronSettings,
     *,
     uid: int | None = None,
@@ -55,7 +55,7 @@ def look_again(
     """Why a drop-in may not run any more, just before it starts; None: it may. Lines of the crontab always may."""
     if not entry.path:
         return None
-    reader = _Reader(folder, settings, uid=uid, group=group, project=project)
+    reader = _Reader(directory, settings, uid=uid, group=group, project=project)
     path = Path(entry.path)
     try:
         refusal = reader.refusal_above() or reader.refusal_of(path.parent)
@@ -66,18 +66,18 @@ def look_again(
 
 
 class _Reader:
-    """One look at a cron folder."""
+    """One look at a cron directory."""
 
     def __init__(
-        self, folder: Path, settings: CronSettings, *, uid: int | None, group: str, project: Path | None
+        self, directory: Path, settings: CronSettings, *, uid: int | None, group: str, project: Path | None
     ) -> None:
-        self.folder = folder.absolute()
+        self.directory = directory.absolute()
         self.settings = settings
         self.uid = os.geteuid() if uid is None else uid
         self.group = group
-        self.project = (project or self.folder.parent).absolute()
-        is_inside = self.folder.is_relative_to(self.project)
-        self.place = shown(str(self.folder.relative_to(self.project) if is_inside else self.folder))
+        self.project = (project or self.directory.parent).absolute()
+        is_inside = self.directory.is_relative_to(self.project)
+        self.place = shown(str(self.directory.relative_to(self.project) if is_inside else self.directory))
 
     @cached_property
     def default(self) -> EntryOptions:
@@ -116,13 +116,13 @@ class _Reader:
                 )
             )
         try:
-            names = list(self.names(self.folder))
+            names = list(self.names(self.directory))
         except FileNotFoundError:
-            if self.folder.is_symlink():
-                ignored.append(Ignored(self.place, "it is a link to nothing", f"rm {self.folder}", True))
+            if self.directory.is_symlink():
+                ignored.append(Ignored(self.place, "it is a link to nothing", f"rm {self.directory}", True))
             return Table((), tuple(ignored))
         except OSError as error:
-            raise explain_os_error(error, "read", self.folder) from error
+            raise explain_os_error(error, "read", self.directory) from error
         above = self.refusal_above()
         if above is not None:
             ignored.append(Ignored(self.place, above.reason, above.hint, True))
@@ -138,51 +138,51 @@ class _Reader:
             ignored += found.ignored
         return Table(tuple(entries), tuple(ignored))
 
-    def names(self, folder: Path) -> Iterator[tuple[str, Path]]:
-        """What lies in a folder, in the order of names, as run-parts has it. Raise OSError."""
-        yield from ((name, folder / name) for name in sorted(os.listdir(folder)))  # noqa: PTH208
+    def names(self, directory: Path) -> Iterator[tuple[str, Path]]:
+        """What lies in a directory, in the order of names, as run-parts has it. Raise OSError."""
+        yield from ((name, directory / name) for name in sorted(os.listdir(directory)))  # noqa: PTH208
 
     def refusal_above(self) -> Refusal | None:
-        """What the policy has against the cron folder, the folders up to the project, and links on the way."""
+        """What the policy has against the cron directory, the directories up to the project, and links on the way."""
         try:
-            return self.refusal_of(self.folder) or self._refusal_up_to_project()
+            return self.refusal_of(self.directory) or self._refusal_up_to_project()
         except OSError as error:
             return Refusal(explain(error))
 
     def _refusal_up_to_project(self) -> Refusal | None:
         top = Path(os.path.realpath(self.project))
-        real = Path(os.path.realpath(self.folder))
+        real = Path(os.path.realpath(self.directory))
         is_inside = real.is_relative_to(top)
-        for folder in real.parents:
-            if is_inside and not folder.is_relative_to(top):
+        for directory in real.parents:
+            if is_inside and not directory.is_relative_to(top):
                 break
-            judge_it = self.policy.judge_folder if is_inside else self.policy.judge_above
-            if refusal := judge_it(facts_of(folder)):
+            judge_it = self.policy.judge_directory if is_inside else self.policy.judge_above
+            if refusal := judge_it(facts_of(directory)):
                 return refusal
         return None
 
-    def refusal_of(self, folder: Path) -> Refusal | None:
-        """What the policy has against a folder, and the links that lead to it. Raise OSError."""
-        real, refusal = self._follow(folder) if folder.is_symlink() else (folder, None)
-        return refusal or self.policy.judge_folder(facts_of(real))
+    def refusal_of(self, directory: Path) -> Refusal | None:
+        """What the policy has against a directory, and the links that lead to it. Raise OSError."""
+        real, refusal = self._follow(directory) if directory.is_symlink() else (directory, None)
+        return refusal or self.policy.judge_directory(facts_of(real))
 
     def _follow(self, path: Path) -> tuple[Path, Refusal | None]:
-        """Where a link leads, and what the policy has against a folder on the way. Raise OSError."""
+        """Where a link leads, and what the policy has against a directory on the way. Raise OSError."""
         walk = follow(path)
-        for folder in walk.strict:
-            if refusal := self.policy.judge_folder(facts_of(folder)):
+        for directory in walk.strict:
+            if refusal := self.policy.judge_directory(facts_of(directory)):
                 return walk.path, refusal
-        for folder in walk.passed:
-            if refusal := self.policy.judge_above(facts_of(folder)):
+        for directory in walk.passed:
+            if refusal := self.policy.judge_above(facts_of(directory)):
                 return walk.path, refusal
         return walk.path, None
 
     def section(self, name: str, path: Path, above: Refusal | None) -> Table:
-        """One of the folders of drop-ins."""
+        """One of the directories of drop-ins."""
         place = f"{self.place}/{name}"
         try:
             if not path.is_dir():
-                reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else "it is no folder"
+                reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else "it is no directory"
                 return Table(ignored=(Ignored(place, reason, f"mkdir {name}, and put drop-ins into it", True),))
             own = self.refusal_of(path)
             names = list(self.names(path))
@@ -200,9 +200,9 @@ class _Reader:
         )
 
     def drop_in(self, section: str, path: Path, refusal: Refusal | None) -> Entry | Ignored:
-        """Look at one name, and have it judged. `refusal`: what there is against its folder."""
+        """Look at one name, and have it judged. `refusal`: what there is against its directory."""
         blank = Found(
-            name=path.name, folder=section, path=str(path), place=f"{self.place}/{section}/{shown(path.name)}"
+            name=path.name, directory=section, path=str(path), place=f"{self.place}/{section}/{shown(path.name)}"
         )
         return judge(self._look(blank, path, refusal), self.default)
 

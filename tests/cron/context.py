@@ -1,4 +1,4 @@
-"""A project with a cron folder of real drop-ins, a clock set by hand, and a queue that outlives its processes."""
+"""A project with a cron directory of real drop-ins, a clock set by hand, and a queue that outlives its processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.submission import Submission, Submitted, split_comment
-from tests.fakes import NOW, FakeClock, make_world
+from tests.fakes import NOW, FakeClock, make_system
 
 TOP = NOW - NOW % 3600 + 3600
 """A full hour."""
@@ -37,12 +37,12 @@ JOB = "#!/bin/bash\n# resil: {options}\n#SBATCH --time=1:00\necho hello\n"
 
 @dataclass
 class Queue:
-    """The Scheduler port over a folder: each job is a file, and so every process sees the same queue.
+    """The Scheduler port over a directory: each job is a file, and so every process sees the same queue.
 
     As sbatch, it queues whatever it is given; that it is asked for a token first is the port's own promise.
     """
 
-    folder: Path
+    directory: Path
     name: str = "fake"
     trouble: ResilError | None = None
     refusal: ResilError | None = None
@@ -54,24 +54,24 @@ class Queue:
             return Submitted(found[0].id, recovered=True)
         if self.refusal is not None:
             raise self.refusal
-        draft = self.folder.parent / f"draft.{os.urandom(6).hex()}"
+        draft = self.directory.parent / f"draft.{os.urandom(6).hex()}"
         draft.write_text(f"PENDING 0 {submission.comment}")
         for number in range(101, 10**6):
             with suppress(FileExistsError):
-                os.link(draft, self.folder / f"{number}")
+                os.link(draft, self.directory / f"{number}")
                 return Submitted(JobId(number))
         raise AssertionError("a queue without end")
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
-        with (self.folder.parent / "calls").open("a") as file:
+        with (self.directory.parent / "calls").open("a") as file:
             file.write(f"{name}\n")
         if self.trouble is not None:
             raise self.trouble
 
     def all(self) -> tuple[Job, ...]:
         found = []
-        for path in sorted(self.folder.iterdir()):
+        for path in sorted(self.directory.iterdir()):
             state, code, comment = path.read_text().split(" ", 2)
             from resilience.job import ExitCode
 
@@ -106,36 +106,36 @@ class Queue:
             self.set(job_id.array, "CANCELLED")
 
     def set(self, number: int, state: str, code: int = 0) -> None:
-        path = self.folder / str(number)
+        path = self.directory / str(number)
         path.write_text(f"{state} {code} {path.read_text().split(' ', 2)[2]}")
 
 
 @dataclass
-class CronScene:
+class CronContext:
     """The project.
 
     Attributes:
-        home: the project folder, where drop-ins run.
+        home: the project directory, where drop-ins run.
         clock: set by hand.
     """
 
-    folder: Path
+    directory: Path
     settings: str = ""
     clock: FakeClock = field(default_factory=lambda: FakeClock(TOP - 30))
 
     def __post_init__(self) -> None:
-        self.home = self.folder / "project"
-        for path in (self.home / "cron", self.folder / "queue"):
+        self.home = self.directory / "project"
+        for path in (self.home / "cron", self.directory / "queue"):
             path.mkdir(parents=True, exist_ok=True)
-        text = SETTINGS.format(state=self.folder / "state", more=self.settings)
+        text = SETTINGS.format(state=self.directory / "state", more=self.settings)
         (self.home / "resil.toml").write_text(text)
-        self.queue = Queue(self.folder / "queue")
+        self.queue = Queue(self.directory / "queue")
         self.cron = self.open()
 
     def open(self) -> CronProject:
         """Another scheduler of the same project, as a new process has it."""
-        world = make_world(self.folder, {"PATH": os.environ["PATH"]}, clock=self.clock, cwd=self.home)
-        project = Project(world, load(world, overrides={"scheduler.name": "fake"}), {"fake": self.queue})  # type: ignore[dict-item]
+        system = make_system(self.directory, {"PATH": os.environ["PATH"]}, clock=self.clock, cwd=self.home)
+        project = Project(system, load(system, overrides={"scheduler.name": "fake"}), {"fake": self.queue})  # type: ignore[dict-item]
         return open_cron(project)
 
     def drop(self, name: str, text: str = "", *, options: str = "", body: str = "") -> Path:
@@ -172,8 +172,8 @@ class CronScene:
         """The tokens of all jobs that were ever queued."""
         return [(split_comment(job.comment) or ("", ""))[1] for job in self.queue.all()]
 
-    def names(self, folder: str) -> list[str]:
-        path = self.cron.state.path / folder
+    def names(self, directory: str) -> list[str]:
+        path = self.cron.state.path / directory
         return sorted(one.name for one in path.iterdir()) if path.is_dir() else []
 
 
@@ -185,4 +185,4 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-__all__ = ["TOP", "CronScene", "Queue", "replace", "wait_until"]
+__all__ = ["TOP", "CronContext", "Queue", "replace", "wait_until"]

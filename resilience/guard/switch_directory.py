@@ -1,4 +1,4 @@
-"""The folder of the switch files, looked at by rank 0: nothing in it fools or blocks the guard, and it may go away."""
+"""The directory of the switch files, read by rank 0: nothing in it fools or blocks the guard, and it may vanish."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class FoundSwitch:
         self.path = path
 
 
-class SwitchFolder:
-    """Looks for switches. What may not be obeyed, and a folder that cannot be looked at, is named once.
+class SwitchDirectory:
+    """Looks for switches. What may not be obeyed, and a directory that cannot be looked at, is named once.
 
     Attributes:
-        path: the folder.
+        path: the directory.
         run: name of the run.
         place: of this process.
         recorder: hears what is odd.
@@ -77,11 +77,11 @@ class SwitchFolder:
         With `ours_too`, a file of this process's own user is obeyed whatever the policy.
         """
         try:
-            folder = open_directory(self.path)
+            directory = open_directory(self.path)
             try:
-                found = self._find(kind, folder, ours_too)
+                found = self._find(kind, directory, ours_too)
             finally:
-                os.close(folder)
+                os.close(directory)
         except OSError as error:
             self._cannot_look(kind, error)
             return None
@@ -91,14 +91,14 @@ class SwitchFolder:
     def remove(self, found: FoundSwitch) -> bool:
         """Remove a switch that was obeyed; False if it is gone, or another lies there now. Raise OSError."""
         inode, mtime_ns, _ = found.identity
-        folder = open_directory(self.path)
+        directory = open_directory(self.path)
         try:
-            return remove_same(found.switch.kind, inode, mtime_ns, directory=folder)
+            return remove_same(found.switch.kind, inode, mtime_ns, directory=directory)
         finally:
-            os.close(folder)
+            os.close(directory)
 
-    def _find(self, kind: str, folder: int, ours_too: bool) -> FoundSwitch | None:
-        file = find_switch(kind, folder)
+    def _find(self, kind: str, directory: int, ours_too: bool) -> FoundSwitch | None:
+        file = find_switch(kind, directory)
         if file is None:
             self._refused.pop(kind, None)
             return None
@@ -107,7 +107,7 @@ class SwitchFolder:
             self._refuse(kind, info, odd)
             return None
         who = self._name(name_of_user, info.st_uid)
-        refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, folder)
+        refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, directory)
         try:
             switch = parse_switch(kind, content, who=who, written=info.st_mtime, run=self.run, refusal=refusal)
         except Exception as error:  # the Python installation is gone: a wish is a wish without its reason, too
@@ -119,14 +119,14 @@ class SwitchFolder:
         self._refused.pop(kind, None)
         return FoundSwitch(switch, _identity(info), os.path.join(self.path, kind))
 
-    def _refusal(self, info: os.stat_result, who: str, folder: int) -> str:
+    def _refusal(self, info: os.stat_result, who: str, directory: int) -> str:
         """Why the owner of this file may not steer the run; empty when he may."""
         run = os.stat(self.place.run_dir)
-        return refusal_of(info, self._policy(folder), run, who=who, group=lambda gid: self._name(name_of_group, gid))
+        return refusal_of(info, self._policy(directory), run, who=who, group=lambda gid: self._name(name_of_group, gid))
 
-    def _policy(self, folder: int) -> OwnerPolicy:
+    def _policy(self, directory: int) -> OwnerPolicy:
         """Whose switches are obeyed: as set, else as the run was submitted, so that its batch shell and its training
-        obey the same people; else what the folder's own permissions allow."""
+        obey the same people; else what the directory's own permissions allow."""
         if self._owners:
             return OwnerPolicy(self._owners)
         try:
@@ -139,7 +139,7 @@ class SwitchFolder:
                     return recorded
         except (OSError, ValueError, RecursionError, ImportError):
             pass
-        return policy_of_mode(os.fstat(folder).st_mode)
+        return policy_of_mode(os.fstat(directory).st_mode)
 
     def _name(self, ask: Callable[[int], str], number: int) -> str:
         """Asked once: a thread stays behind where there is no answer."""

@@ -1,4 +1,4 @@
-"""The folder `<state_dir>/.cron`: which slots are taken, what became of them, and that the scheduler lives.
+"""The directory `<state_dir>/.cron`: which slots are taken, what became of them, and that the scheduler lives.
 
 Several schedulers may be at it, on several hosts, over NFS: no lock decides. A slot is taken by making a file of its
 own name, which the file server does once (link(2), as in open(2) on O_EXCL and NFS); everything else is written whole,
@@ -19,13 +19,20 @@ from typing import Any, NamedTuple
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.slots import AHEAD_S, Slots, link_once
 from resilience.errors import StateDirectoryError
-from resilience.system.files import append_line, explain_os_error, make_folder, read_lines, read_regular, write_atomic
+from resilience.system.files import (
+    append_line,
+    explain_os_error,
+    make_directory,
+    read_lines,
+    read_regular,
+    write_atomic,
+)
 
 FOLDER = ".cron"
 """In the state directory, beside the runs."""
 
 
-class CronFolder:
+class CronDirectory:
     """What is remembered of the scheduler of one project.
 
     Attributes:
@@ -37,11 +44,11 @@ class CronFolder:
     def __init__(self, state_dir: Path, group: str = "") -> None:
         self.path = state_dir / FOLDER
         self.group = group
-        self.slots = Slots(self.path, folder_mode=self.folder_mode, file_mode=self.file_mode)
+        self.slots = Slots(self.path, directory_mode=self.directory_mode, file_mode=self.file_mode)
 
     @property
-    def folder_mode(self) -> int:
-        """Mode of its folders."""
+    def directory_mode(self) -> int:
+        """Mode of its directories."""
         return 0o2770 if self.group else 0o700
 
     @property
@@ -58,7 +65,7 @@ class CronFolder:
         except OSError as error:
             raise explain_os_error(error, "look at", self.path) from error
         if not stat.S_ISDIR(info.st_mode):
-            raise StateDirectoryError(f"{self.path} is not a folder", hint=f"move it away: mv {self.path} /tmp")
+            raise StateDirectoryError(f"{self.path} is not a directory", hint=f"move it away: mv {self.path} /tmp")
         if info.st_uid != os.geteuid() and not self.group:
             raise StateDirectoryError(
                 f"{self.path} belongs to somebody else (user {info.st_uid}): nothing is run from there",
@@ -87,7 +94,7 @@ class CronFolder:
     def take(self, key: str, slot: int, by: Mapping[str, Any], now: float | None = None) -> bool:
         """Take a slot for good: True for exactly one caller on earth.
 
-        `by` says who took it, for people. Raise StateDirectoryError if the folder cannot be written: then nobody has
+        `by` says who took it, for people. Raise StateDirectoryError if the directory cannot be written: then nobody has
         it.
         """
         claim = self.slots.claim(key, slot, by, lambda: slot if now is None else now)
@@ -114,14 +121,14 @@ class CronFolder:
 
     def record(self, key: str, run: RunRecord) -> None:
         """Add a line to an entry's history. Raise StateDirectoryError if it cannot be written."""
-        folder = self.path / "history"
-        path = folder / f"{key}.jsonl"
+        directory = self.path / "history"
+        path = directory / f"{key}.jsonl"
         try:
             info = path.lstat()
         except OSError:
-            make_folder(folder, mode=self.folder_mode)
+            make_directory(directory, mode=self.directory_mode)
         else:
-            if not stat.S_ISREG(info.st_mode):  # a FIFO, a folder, a link to somewhere else
+            if not stat.S_ISREG(info.st_mode):  # a FIFO, a directory, a link to somewhere else
                 self.set_aside(f"history/{key}.jsonl")
         append_line(path, run.to_json(), mode=self.file_mode, sync=False)
 
@@ -178,7 +185,7 @@ class CronFolder:
 
     def install(self, installation: Installation) -> Installation:
         """Say what makes the ticks from now on. The first one wins: return the one that counts."""
-        make_folder(self.path, mode=self.folder_mode)
+        make_directory(self.path, mode=self.directory_mode)
         temporary = self.path / f".driver.{os.urandom(6).hex()}.tmp"
         content = json.dumps(installation.to_json(), indent=1) + "\n"
         write_atomic(temporary, content, mode=self.file_mode)
@@ -221,7 +228,7 @@ class CronFolder:
             (self.path / "stop").unlink()
 
     def _write(self, name: str, record: Mapping[str, Any]) -> None:
-        make_folder(self.path, mode=self.folder_mode)
+        make_directory(self.path, mode=self.directory_mode)
         write_atomic(self.path / name, json.dumps(record) + "\n", mode=self.file_mode, durable=False)
 
     def _read(self, name: str) -> Mapping[str, Any] | None:
@@ -229,7 +236,7 @@ class CronFolder:
         try:
             found = read_regular(path, limit_bytes=2**22)
         except StateDirectoryError as error:
-            if error.__cause__ is None or not path.is_file():  # a FIFO, a folder, a link
+            if error.__cause__ is None or not path.is_file():  # a FIFO, a directory, a link
                 raise Damaged(error.message, hint=f"remove it: rm -r {path}") from error
             raise
         if found is None:

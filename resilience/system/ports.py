@@ -108,11 +108,11 @@ def is_account(name: str) -> bool:
     return True
 
 
-def _current_folder() -> Path:
+def _current_directory() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current folder does not exist any more", hint="cd to one that does") from None
+        raise UsageError("the current directory does not exist any more", hint="cd to one that does") from None
 
 
 class RunnerOnDemand:
@@ -142,14 +142,14 @@ def _process_runner() -> ProcessRunner:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class System:
     """The ports to the machine."""
 
     clock: Clock = field(default_factory=SystemClock)
     runner: Runner = field(default_factory=RunnerOnDemand)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     host: Host = field(default_factory=Host.current)
-    cwd: Path = field(default_factory=_current_folder)
+    cwd: Path = field(default_factory=_current_directory)
 
     @property
     def config_home(self) -> Path:
