@@ -1,4 +1,4 @@
-"""A call that hangs costs its caller no more than the time that it waits."""
+"""A call that hangs delays its caller by the timeout at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files are read only where they are files, written whole, and removed only if they are still the same."""
+"""Small files: only regular files are read, writes are atomic, and only unchanged files are removed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_no_more_is_read_than_anybody_has_to_say(tmp_path: Path) -> None:
 
 
 class Odd(NamedTuple):
-    """A file that is not regular: how to make it, its word, and the number of the error that reading it gives."""
+    """A file that is not regular: how to create it, its kind, and the error number of a read."""
 
     make: Callable[[Path], object]
     word: str
@@ -59,7 +59,7 @@ class Odd(NamedTuple):
 
 def bind(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(path.name)  # a socket's path may not be long: from within the directory
+        server.bind(path.name)  # the path of a socket must be short
 
 
 ODD_FILES = {
@@ -169,8 +169,8 @@ def test_a_directory_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
     assert (tmp_path / "save").is_dir()
 
 
-def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: int) -> None:
-    """One writes switches as fast as he can, the other reads and removes them: the last is read in any case."""
+def test_no_request_is_lost_between_a_check_and_a_removal(tmp_path: Path, opened: int) -> None:
+    """One thread writes switches as fast as possible, the other reads and removes them: the last is always read."""
     last, seen = 3000, -1
 
     def throw() -> None:

@@ -1,4 +1,4 @@
-"""What /proc tells of real processes."""
+"""Reads /proc for real processes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_a_process_lives_until_it_ends_and_a_zombie_does_not_live() -> None:
     process = subprocess.Popen(["sleep", "100"])
     assert is_alive(process.pid) and not is_waiting_in_kernel(process.pid)
     process.kill()
-    until(lambda: not is_alive(process.pid))  # it is not reaped yet
+    until(lambda: not is_alive(process.pid))  # not reaped yet
     assert start_ticks(process.pid) is not None
     process.wait()
     assert not is_alive(process.pid) and start_ticks(process.pid) is None and switches(process.pid) is None
 
 
-def test_the_start_tells_two_processes_of_one_number_apart() -> None:
+def test_the_start_time_distinguishes_processes_with_the_same_pid() -> None:
     assert start_ticks(os.getpid()) == start_ticks(os.getpid())
     ticks = start_ticks(os.getpid())
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -71,7 +71,7 @@ def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> Non
 
 
 def test_descendants_are_found_without_the_kernels_list_of_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without CONFIG_PROC_CHILDREN has the parent of each process and nothing else."""
+    """A kernel without CONFIG_PROC_CHILDREN provides only the parent of each process."""
     monkeypatch.setattr(processes, "_children", processes._children_by_parent)
     with subprocess.Popen(["sh", "-c", "sh -c 'sleep 100 & wait' & sleep 100 & wait"], start_new_session=True) as shell:
         until(lambda: len(descendants(shell.pid)) == 3)

@@ -1,4 +1,4 @@
-"""What a job has learned serves the next one, if it fits; what does not is dropped, and the journal says why."""
+"""Measurements of a job are used by the next one if they fit, else dropped with a reason in the journal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from resilience.guard import TrainingGuard
 from resilience.guard.heartbeat.writer import HeartbeatWriter
-from resilience.guard.learned import MOST_LOSSES, kill_after_s
+from resilience.guard.learned import MAX_LOSSES, kill_after_s
 from resilience.guard.step_timer import StepTimer
 from tests.guard.guarded import a_launch
-from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
+from tests.guard.guards import Requester, make_guard, make_run, train, wait_until
 
 
 def learned(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def job(run: Path, steps: range, loss: Callable[[int], float], **settings: Any) -> list[str]:
-    """One job: resumes, trains with a loss, and saves after its last step; return what was printed."""
+    """Run one job: resume, train with a loss, save after the last step; return the messages."""
     said: list[str] = []
     with make_guard(run, say=said.append, **settings) as guard:
         guard.resumed(steps[0])
@@ -46,7 +46,7 @@ def smooth(step: int) -> float:
 
 
 def test_a_spike_right_after_a_resume_is_seen_at_once(run: Path) -> None:
-    """Without what was learned it takes twenty values before any is judged, and the run of high ones becomes normal."""
+    """Without earlier losses, none is judged before the twentieth, and the high ones become normal."""
     job(run, range(300), smooth)
     said = job(run, range(300, 306), lambda step: 9.0)
     assert any("the loss is above 2.07" in sentence and "for 3 steps in a row" in sentence for sentence in said), said
@@ -64,9 +64,9 @@ def test_the_loss_is_that_of_the_save_that_the_training_resumes_from(run: Path) 
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (100, "it is of step 300, and the training goes on at step 100"),
-        (0, "it is of step 300, and the training goes on at step 0"),
-        (9_000, "it is of step 300, and the training goes on at step 9,000"),
+        (100, "the losses are of step 300, but the training resumes at step 100"),
+        (0, "the losses are of step 300, but the training resumes at step 0"),
+        (9_000, "the losses are of step 300, but the training resumes at step 9,000"),
     ],
 )
 def test_a_loss_of_another_part_of_the_training_is_dropped(run: Path, step: int, why: str) -> None:
@@ -87,11 +87,11 @@ def test_a_save_that_failed_has_taught_nothing(run: Path) -> None:
 
 
 def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         with guard.saving():
             time.sleep(0.4)
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         assert guard._runtime is not None
         timer = guard._runtime._timer
         wait_until(lambda: timer.slowest_save_s is not None)
@@ -104,7 +104,7 @@ def test_times_of_another_number_of_ranks_are_dropped_and_the_loss_is_not(run: P
     (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "world": 8}))
     said = job(run, range(300, 306), lambda step: 9.0)
     (dropped,) = events(run, "learned_dropped")
-    assert dropped["what"] == "pace" and "it is of 8 ranks, and these are 1" in dropped["why"]
+    assert dropped["what"] == "pace" and "written by 8 ranks; this job has 1" in dropped["why"]
     assert any("the loss is above" in sentence for sentence in said)
 
 
@@ -198,7 +198,7 @@ def test_a_job_that_ends_before_the_file_was_read_leaves_it_as_it_is(
 
 def test_a_huge_window_is_cut_to_what_travels(run: Path) -> None:
     job(run, range(3000), smooth, loss_window=2500)
-    assert len(learned(run)["losses"][0]["losses"]) == MOST_LOSSES
+    assert len(learned(run)["losses"][0]["losses"]) == MAX_LOSSES
     assert (run / "learned" / "0.json").stat().st_size < 60_000, "a packet of the mirror holds it"
 
 

@@ -1,4 +1,4 @@
-"""What the journal says of the end, and what the process really ends with, are the same. All with real processes."""
+"""The exit code in the journal is the real one of the process. All with real processes."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from resilience.guard.rank_info import RankInfo
-from resilience.guard.recorder import MOST_EVENTS, Recorder, say_on_stderr
+from resilience.guard.recorder import MAX_EVENTS, Recorder, say_on_stderr
 
 
 def a_recorder() -> tuple[Recorder, list[str]]:
@@ -33,10 +33,10 @@ def test_an_event_carries_when_who_and_where() -> None:
 
 def test_the_oldest_events_go_first_and_are_counted() -> None:
     recorder, _ = a_recorder()
-    for number in range(MOST_EVENTS + 5):
+    for number in range(MAX_EVENTS + 5):
         recorder.event("phase", number=number)
     taken = recorder.take()
-    assert (len(taken), recorder.dropped, taken[0]["number"]) == (MOST_EVENTS, 5, 5)
+    assert (len(taken), recorder.dropped, taken[0]["number"]) == (MAX_EVENTS, 5, 5)
 
 
 def test_no_event_is_lost_or_doubled_between_threads() -> None:
@@ -96,7 +96,7 @@ def test_a_warning_with_a_key_is_said_once_by_all_threads_together() -> None:
     assert [record["text"] for record in recorder.take()] == ["the disk is full", "another", "no key", "no key"]
 
 
-def test_somebodys_own_say_that_fails_costs_nothing() -> None:
+def test_a_users_say_that_fails_is_recorded() -> None:
     def say(text: str) -> None:
         raise RuntimeError("the dashboard is down")
 
@@ -114,7 +114,7 @@ def test_a_stderr_that_takes_nothing_is_no_reason_to_fail(monkeypatch: pytest.Mo
             monkeypatch.setattr(sys, "stderr", full)
             say_on_stderr("hello")
             monkeypatch.undo()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that closing it can write what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that close() can flush
         return
     closed = io.StringIO()
     closed.close()

@@ -1,4 +1,4 @@
-"""Stacks are written by a process of its own, so that a dead file system does not hold the one that ends."""
+"""A separate process writes the stacks, so that a hung file system does not delay the exit."""
 
 from __future__ import annotations
 

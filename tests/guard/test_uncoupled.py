@@ -1,4 +1,4 @@
-"""Ranks that nothing holds together in every step (local SGD), and one is 50 times slower. Real processes."""
+"""Ranks that do not synchronise in every step (local SGD), one of them 50 times slower. Real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/how-to/guard-in-*.md: each block of Python compiles, and what it takes from resil is there."""
+"""The recipes of docs/how-to/guard-in-*.md: each block of Python compiles, and its imports from resil exist."""
 
 from __future__ import annotations
 
