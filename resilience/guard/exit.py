@@ -197,19 +197,16 @@ class ForcedExit:
         self._recorder.event("stacks", text=text)
         self._recorder.say(f"{text}. All stacks follow")
         show_stacks()
-        self._keep_stacks(text)
-
-    def stacks_file(self) -> str:
-        """Return the path of the file for the stacks; empty without a run directory."""
-        place = self._place
-        return place.run_dir and os.path.join(place.run_dir, layout.JOURNAL, f"{place.job_id}.{place.rank}.stacks")
-
-    def _keep_stacks(self, text: str) -> None:
         path, place = self.stacks_file(), self._place
         if path:
             head = f"{int(time.time())} {place.host} pid {os.getpid()}: {text}"
             with contextlib.suppress(OSError, ValueError, RuntimeError):
                 write_stacks(path, head, WRITE_S / 2)
+
+    def stacks_file(self) -> str:
+        """Return the path of the file for the stacks; empty without a run directory."""
+        place = self._place
+        return place.run_dir and os.path.join(place.run_dir, layout.JOURNAL, f"{place.job_id}.{place.rank}.stacks")
 
 
 def is_job(place: RankInfo, environ: Mapping[str, str]) -> bool:

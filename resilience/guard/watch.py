@@ -76,6 +76,9 @@ class Watch:
     their requests.
 
     A trigger with an open request is not polled. A trigger that raises is reported, and does not affect the training.
+
+    Attributes:
+        polling: the trigger whose `poll()` is running, and since when (monotonic seconds), or None.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Watch:
         self._outcomes: list[tuple[frozenset[str], str]] = []
         self._wakeup = threading.Event()
         self._over = False
-        self._polling: tuple[Trigger, float] | None = None
+        self.polling: tuple[Trigger, float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"resil-{name}", daemon=True)
 
     def start(self) -> None:
@@ -154,7 +157,7 @@ class Watch:
             key = id(trigger)
             if key in self._pending or self._failures.get(key, 0) >= MAX_FAILURES:
                 continue
-            self._polling = (trigger, time.monotonic())
+            self.polling = (trigger, time.monotonic())
             try:
                 request = to_request(trigger, trigger.poll())
                 self._failures.pop(key, None)
@@ -162,7 +165,7 @@ class Watch:
                 self._failed(trigger, error, "poll")
                 continue
             finally:
-                self._polling = None
+                self.polling = None
             if request is not None:
                 self._pending.add(key)
                 requested.append(request)
@@ -180,10 +183,6 @@ class Watch:
                         trigger.done(outcome)
                     except BaseException as error:
                         self._failed(trigger, error, "done")
-
-    def stuck_since(self) -> tuple[Trigger, float] | None:
-        """Return the trigger whose `poll()` is running, and since when (monotonic seconds), or None."""
-        return self._polling
 
     def _failed(self, trigger: Trigger, error: BaseException, method: str) -> None:
         count = self._failures[id(trigger)] = self._failures.get(id(trigger), 0) + 1
@@ -292,7 +291,7 @@ class Watches:
         """Warn of triggers that hang in other threads; runs in the node's thread, whose triggers do not hang."""
         now = time.monotonic()
         for watch in self._all:
-            stuck = watch.stuck_since()
+            stuck = watch.polling
             if stuck is not None and now - stuck[1] > STUCK_S:
                 name = name_of(stuck[0])
                 self._recorder.warn(

@@ -80,13 +80,13 @@ def test_a_path_is_on_the_deepest_mount_above_it(path: str, type_: str, local: b
     assert (mount.type, mount.is_node_local) == (type_, local)
 
 
-def test_of_two_mounts_in_one_place_the_later_one_counts() -> None:
+def test_of_two_mounts_at_one_point_the_later_one_counts() -> None:
     twice = RECORDED + "40 35 0:50 / /scratch rw - tmpfs tmpfs rw\n"
     mount = mount_of(Path("/scratch/x"), parse_mountinfo(twice))
     assert mount is not None and mount.type == "tmpfs"
 
 
-def test_where_nothing_is_mounted_nothing_is_said() -> None:
+def test_without_mounts_there_is_no_mount_of_a_path() -> None:
     assert mount_of(Path("/x"), ()) is None
 
 

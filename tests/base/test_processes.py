@@ -32,7 +32,7 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_lives_until_it_ends_and_a_zombie_does_not_live() -> None:
+def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not() -> None:
     process = subprocess.Popen(["sleep", "100"])
     assert is_alive(process.pid) and not is_waiting_in_kernel(process.pid)
     process.kill()
@@ -59,7 +59,7 @@ def test_a_name_with_brackets_and_blanks_is_no_riddle(tmp_path: object) -> None:
         process.kill()
 
 
-def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> None:
+def test_all_descendants_are_found_in_any_process_group() -> None:
     with subprocess.Popen(
         ["sh", "-c", "sh -c 'sleep 100 & wait' & setsid sleep 100 & wait"], start_new_session=True
     ) as shell:
@@ -99,7 +99,7 @@ def test_a_process_that_is_switched_out_again_is_not_in_the_same_wait() -> None:
     assert before is not None and after is not None and after > before
 
 
-def test_a_process_is_there_until_it_is_reaped_and_no_number_is_too_large() -> None:
+def test_a_process_exists_until_it_is_reaped_and_no_pid_is_too_large() -> None:
     process = subprocess.Popen(["sleep", "60"])
     assert is_there(process.pid) and is_there(1)
     process.kill()

@@ -38,7 +38,7 @@ def test_the_order_of_the_requests_does_not_matter() -> None:
     assert merge([KILL, SAVE, NAN], 7) == merge([NAN, SAVE, KILL], 7)
 
 
-def test_the_same_reason_from_many_ranks_is_said_once() -> None:
+def test_the_same_reason_from_many_ranks_is_listed_once() -> None:
     requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in range(8)]
     assert merge(requests, 1).reasons == ("SIGUSR1 came",)
 
@@ -62,7 +62,7 @@ def test_a_request_survives_the_network() -> None:
     "change",
     [{"save": 1}, {"why": None}, {"rank": "0"}, {"exit_code": True}, {"more": 1}],
 )
-def test_what_is_no_request_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_request_record_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a request"):
         Request.from_dict({**NAN.as_dict(), **change})
 
@@ -74,7 +74,7 @@ def test_a_request_with_a_field_missing_is_refused() -> None:
         Request.from_dict(fields)
 
 
-def test_requests_and_decisions_show_what_they_are() -> None:
+def test_requests_and_decisions_have_a_readable_repr() -> None:
     assert repr(KILL) == "Request(kill: save and stop, because the kill switch was thrown by bob)"
     assert "step=7" in repr(merge([KILL], 7))
     assert len({KILL, Request("kill", "the kill switch was thrown by bob")}) == 1

@@ -97,7 +97,7 @@ def test_squeue_is_asked_for_epoch_seconds_in_a_clean_environment(squeue: Squeue
     assert (tmp_path / "argv").read_text().split("\n")[:-1] == ["-h", "-j", "12", "-o", "%A %e"]
 
 
-def test_a_squeue_that_fails_gives_no_answer_whatever_it_wrote(squeue: Squeue) -> None:
+def test_the_output_of_a_failed_squeue_is_ignored(squeue: Squeue) -> None:
     assert query_slurm("12", squeue("echo 12 1795000000; exit 1")) is None
     assert query_slurm("12", squeue("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")) is None
     assert query_slurm("12", squeue("kill -9 $$")) is None
@@ -115,7 +115,7 @@ def test_an_environment_that_no_program_can_have_is_no_answer() -> None:
     assert query_slurm("12", {"PATH": "/bin", "BAD": "\0"}) is None
 
 
-def test_a_squeue_that_hangs_is_killed_with_all_it_started(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_hung_squeue_is_killed_with_its_process_group(squeue: Squeue, tmp_path: Path) -> None:
     environ = squeue(f"trap '' TERM HUP INT; sleep 300 & echo $! $$ >{tmp_path}/pids; wait")
     began = time.monotonic()
     assert query_slurm("12", environ, deadline_s=1.0) is None
@@ -135,7 +135,7 @@ def test_a_squeue_that_writes_without_end_is_no_answer_and_takes_no_memory(squeu
     assert query_slurm("12", squeue("exec yes '12 1795000000 more'"), deadline_s=0.5) is None
 
 
-def test_what_squeue_leaves_running_does_not_keep_the_answer_back(squeue: Squeue, tmp_path: Path) -> None:
+def test_a_child_left_by_squeue_does_not_delay_the_answer(squeue: Squeue, tmp_path: Path) -> None:
     try:
         environ = squeue(f"sleep 1000 & echo $! >{tmp_path}/pid; echo 12 1795000000")
         assert query_slurm("12", environ, deadline_s=500) == END
@@ -303,7 +303,7 @@ def answered(end: EndTime, now: float) -> None:
     wait_until(lambda: refreshed(end, now)._running is None)
 
 
-def test_it_asks_at_once_and_then_as_often_as_set(answers: Answers) -> None:
+def test_the_first_query_is_immediate_and_later_ones_are_periodic(answers: Answers) -> None:
     end = EndTime(None, answers, 100.0)
     answered(end, 1.0)
     assert (end.end, answers.asked) == (END, 1)
@@ -315,14 +315,14 @@ def test_it_asks_at_once_and_then_as_often_as_set(answers: Answers) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, OSError("no"), ValueError("odd")], ids=str)
-def test_no_answer_changes_nothing_and_is_asked_again(answers: Answers, answer: Any) -> None:
+def test_no_answer_changes_nothing_and_the_query_is_repeated(answers: Answers, answer: Any) -> None:
     answers.answer = answer
     end = EndTime(END - 7, answers, 100.0)
     answered(end, 1.0)
     assert (end.end, end.checked_at, end.can_query) == (END - 7, 1.0, True)
 
 
-def test_a_limit_that_was_taken_away_is_believed(answers: Answers) -> None:
+def test_a_removed_limit_is_accepted(answers: Answers) -> None:
     answers.answer = math.inf
     end = EndTime(END, answers, 100.0)
     answered(end, 1.0)

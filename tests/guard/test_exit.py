@@ -89,7 +89,7 @@ def test_a_hung_save_is_ended_with_all_stacks_and_is_no_clean_stop(run: Path) ->
     assert events(run)[-2:] == ["exit", "stacks"] and "save_begin" in events(run)
 
 
-def test_rank_0_names_the_rank_whose_save_hangs_before_it_is_itself_ended_by_force(run: Path) -> None:
+def test_rank_0_names_the_rank_with_a_hung_save_before_its_own_forced_exit(run: Path) -> None:
     """A forced exit while waiting for other ranks would exit with 75, as if the saves of all were durable."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TMPDIR": str(run), "RESIL_GUARD__SKEW_STEPS": "0"}
     ranks: list[dict[str, Any]] = [{"bound": 3.0}, {"bound": 5.0, "save": "time.sleep(100)"}]
@@ -182,7 +182,7 @@ HANGS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_whatever_hangs_after_the_stop_is_ended(run: Path, hang: str) -> None:
+def test_any_hang_after_the_stop_is_ended(run: Path, hang: str) -> None:
     program, exit_code, shown = HANGS[hang]
     code, said, took_s = end_of(run, **program)
     assert code == exit_code and took_s < 20
@@ -198,7 +198,7 @@ def test_a_normal_exit_is_neither_disturbed_nor_delayed(run: Path) -> None:
     assert events(run)[-1] == "end"
 
 
-def test_what_the_exit_handlers_do_in_time_is_not_cut_off(run: Path) -> None:
+def test_exit_handlers_that_finish_in_time_are_not_cut_off(run: Path) -> None:
     code, said, _ = end_of(run, after="atexit.register(lambda: (time.sleep(1.0), os.write(2, b'done')))", bound=20.0)
     assert code == 75 and said.endswith("done")
 
@@ -233,7 +233,7 @@ def test_the_trainings_own_stack_dumps_are_left_alone_until_a_stop_is_decided(ru
     assert "Timeout (0:00:00.200000)" in said  # a timer set later replaces the guard's
 
 
-def test_a_stderr_that_is_closed_costs_only_the_stacks_there(run: Path) -> None:
+def test_a_closed_stderr_loses_only_the_stacks_on_it(run: Path) -> None:
     code, _, took_s = end_of(run, save="os.close(2); sys.stderr = None; time.sleep(100)")
     assert code == 1 and took_s < 20
     assert "in save" in stacks(run)
@@ -277,7 +277,7 @@ def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: P
     assert "by force" not in said
 
 
-def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not_ended(run: Path) -> None:
+def test_a_training_that_does_not_reach_the_stop_shows_its_stacks_and_is_not_ended(run: Path) -> None:
     program = (
         "import time\nfrom resilience.guard import TrainingGuard\n"
         "def a_long_evaluation(): time.sleep(4)\n"
@@ -318,7 +318,7 @@ def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not
         (3, {"RESIL_ATTEMPT": "3", "PYTEST_CURRENT_TEST": "x"}, False),
     ],
 )
-def test_only_a_process_of_the_job_itself_is_one(attempt: int, environ: dict[str, str], expected: bool) -> None:
+def test_only_the_training_of_the_job_is_a_job_process(attempt: int, environ: dict[str, str], expected: bool) -> None:
     assert is_job(RankInfo(attempt=attempt), environ) is expected
 
 
@@ -340,7 +340,7 @@ def test_a_guard_in_a_test_arms_nothing() -> None:
     assert armed._armed_by == 0
 
 
-def test_what_is_expected_is_shown_once_and_only_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_a_pending_stop_are_shown_once_and_only_while_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     place = RankInfo()
     armed = ForcedExit(place, GuardSettings(force_exit="on", exit_timeout_s=10.0), Recorder(place))

@@ -232,7 +232,7 @@ def test_polls_of_an_earlier_step_are_not_counted() -> None:
     assert gate.position() == (5, 0)
 
 
-def test_with_a_lock_both_sides_hold_it() -> None:
+def test_with_a_lock_each_access_waits_for_it() -> None:
     """Free-threaded builds: each read and write of the counters waits for the lock."""
     gate = Gate()
     gate.lock = threading.Lock()

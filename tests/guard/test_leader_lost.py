@@ -76,7 +76,7 @@ def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) ->
         assert launch.saves(1) == before
 
 
-def test_a_save_of_rank_0s_that_is_in_flight_when_rank_0_dies_is_reported_once_it_is_durable(tmp_path: Path) -> None:
+def test_a_save_requested_by_rank_0_and_in_flight_at_its_death_is_reported_once_durable(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     more: dict[str, Any] = {"SAVE_S.1": "8"}
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", **more) as launch:
@@ -116,7 +116,7 @@ def test_the_time_limit_is_kept_without_rank_0(tmp_path: Path) -> None:
         assert stop["triggers"] == ["walltime"] and len(launch.saves(1)) == 2
 
 
-def test_stop_is_for_those_who_want_no_rank_to_go_on_without_rank_0(tmp_path: Path) -> None:
+def test_with_stop_no_rank_continues_without_rank_0(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", RESIL_GUARD__ON_LEADER_LOST="stop") as launch:
         meet(launch, run)

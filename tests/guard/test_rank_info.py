@@ -42,7 +42,7 @@ def place(environ: dict[str, str]) -> RankInfo:
     return find_rank_info(environ, "here")
 
 
-def test_nothing_set_is_one_process_alone() -> None:
+def test_without_variables_there_is_a_single_process() -> None:
     alone = place({})
     assert (alone.rank, alone.world, alone.local_rank, alone.nodes) == (0, 1, 0, 1)
     assert (alone.job_id, alone.host, alone.run_dir, alone.notes) == ("0", "here", "", ())
@@ -61,7 +61,7 @@ def test_srun_on_two_nodes() -> None:
     assert task.host == "n1" and task.job_id == "4711" and task.notes == () and not task.is_one_node
 
 
-def test_the_batch_shell_is_no_task_although_it_has_a_rank() -> None:
+def test_the_batch_shell_is_not_a_task_although_it_has_a_rank() -> None:
     shell = place(BATCH)
     assert (shell.rank, shell.world, shell.notes) == (0, 1, ())
 
@@ -72,7 +72,7 @@ def test_a_special_step_is_no_step_of_srun(step: str) -> None:
     assert (found.rank, found.world) == (0, 1)
 
 
-def test_torchrun_below_srun_goes_by_torchrun_and_is_nothing_odd() -> None:
+def test_torchrun_below_srun_takes_precedence_without_a_note() -> None:
     worker = place(in_step(1, 2, nodes=2) | torchrun(5, 8, 4))
     assert (worker.rank, worker.world, worker.local_rank, worker.notes) == (5, 8, 1, ())
 
@@ -82,7 +82,7 @@ def test_rank_set_from_procid_agrees() -> None:
     assert (task.rank, task.world, task.notes) == (5, 8, ())
 
 
-def test_ranks_that_disagree_with_slurm_are_believed_and_named() -> None:
+def test_ranks_that_disagree_with_slurm_are_used_with_a_note() -> None:
     """`SLURM_PROCID` expanded too early, in the batch shell: every rank says 0."""
     task = place(in_step(5, 8, nodes=2) | {"RANK": "0", "WORLD_SIZE": "8"})
     assert (task.rank, task.world) == (0, 8)
@@ -114,7 +114,7 @@ def test_mpi_is_understood() -> None:
     assert (found.rank, found.world, found.local_rank, found.is_first_of_node) == (3, 4, 0, True)
 
 
-def test_mpi_below_its_own_daemons_is_believed_before_srun() -> None:
+def test_mpi_below_its_own_daemons_takes_precedence_over_srun() -> None:
     """mpirun starts a daemon per node with srun, and the ranks inherit the daemon's step."""
     found = place(in_step(0, 1) | {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})
     assert (found.rank, found.world, found.notes) == (3, 4, ())
@@ -126,7 +126,7 @@ def test_srun_with_pmi2_knows_nodes_and_local_ranks() -> None:
     assert (found.rank, found.world, found.local_rank, found.nodes, found.notes) == (5, 8, 1, 2, ())
 
 
-def test_what_the_template_exports_is_read() -> None:
+def test_the_exports_of_the_template_are_read() -> None:
     found = place(
         BATCH
         | {
@@ -177,12 +177,12 @@ def meetings(*environs: dict[str, str]) -> set[str]:
     ],
     ids=["srun", "torchrun below one srun", "torchrun below an srun for each node", "mpirun", "torchrun"],
 )
-def test_all_ranks_of_a_launch_have_the_same_word(ranks: list[dict[str, str]]) -> None:
+def test_all_ranks_of_a_launch_have_the_same_launch_id(ranks: list[dict[str, str]]) -> None:
     (word,) = meetings(*ranks)
     assert word and "/" not in word and len(word) < 255
 
 
-def test_no_two_launches_have_the_same_word() -> None:
+def test_no_two_launches_have_the_same_launch_id() -> None:
     launches = [
         in_step(0, 4),
         in_step(0, 4, step=1),  # a second srun in the job
@@ -197,7 +197,7 @@ def test_no_two_launches_have_the_same_word() -> None:
     assert len(meetings(*launches)) == len(launches)
 
 
-def test_the_word_is_a_plain_file_name_whatever_the_environment_says() -> None:
+def test_the_launch_id_is_a_plain_file_name_for_any_environment() -> None:
     environ = torchrun(0, 4, 4) | {"TORCHELASTIC_RUN_ID": "../../etc/" + "x" * 500, "MASTER_ADDR": "fe80::1%eth0/\0"}
     word = place(environ).launch_id
     assert "/" not in word and "." not in word and "\0" not in word and len(word) < 255

@@ -22,7 +22,7 @@ def a_recorder() -> tuple[Recorder, list[str]]:
     return Recorder(RankInfo(rank=3, attempt=2, host="n1"), said.append), said
 
 
-def test_an_event_carries_when_who_and_where() -> None:
+def test_an_event_has_time_rank_and_host() -> None:
     recorder, _ = a_recorder()
     recorder.event("save", step=7, seconds=0.5)
     [record] = recorder.take()
@@ -82,7 +82,7 @@ def test_a_signal_handler_may_note_something_while_its_thread_does() -> None:
     assert any(record["event"] == "signal" for record in recorder.take())
 
 
-def test_a_warning_with_a_key_is_said_once_by_all_threads_together() -> None:
+def test_a_warning_with_a_key_is_printed_once_by_all_threads_together() -> None:
     recorder, said = a_recorder()
     threads = [threading.Thread(target=recorder.warn, args=("the disk is full", "disk")) for _ in range(16)]
     for thread in threads:
@@ -108,7 +108,7 @@ def test_a_users_say_that_fails_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("stream", [None, "closed", "full"])
-def test_a_stderr_that_takes_nothing_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+def test_a_full_stderr_does_not_fail(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
     if stream == "full":
         with open("/dev/full", "w") as full:
             monkeypatch.setattr(sys, "stderr", full)

@@ -53,7 +53,7 @@ def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:
     assert sum("saved()" in sentence for sentence in said) == 1
 
 
-def test_notes_about_the_place_are_reported_at_the_start(run: Path, said: list[str]) -> None:
+def test_notes_about_the_environment_are_reported_at_the_start(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         pass
     guard = make_guard(run, say=said.append)
@@ -83,14 +83,14 @@ def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "lost", "back", "skew", "twins", "fault", "broken"])
-def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str, said: list[str]) -> None:
+def test_events_that_prevent_decisions_are_warnings(run: Path, kind: str, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent(kind, "two processes say that they are rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
-def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path, said: list[str]) -> None:
+def test_other_agreement_events_are_only_in_the_journal(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent("restarted", "rank 3 was restarted"))
@@ -124,7 +124,7 @@ def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
     assert guard.exit_code == 1
 
 
-def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Path) -> None:
+def test_a_training_stopped_before_its_start_has_nothing_to_save(run: Path) -> None:
     """The request is decided when late ranks join; no rank saves, and none has failed."""
     (run / "switches" / "kill").touch()
     with make_guard(run, say=lambda text: None) as guard:

@@ -126,7 +126,7 @@ def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported(
     assert events(run, "end")[0] == events(run, "end")[0] | {"exit_code": 1, "stopped": False, "why": sentence}
 
 
-def test_a_later_save_that_is_durable_makes_a_failed_one_good(run: Path) -> None:
+def test_a_later_durable_save_clears_a_failed_one(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
         save(guard, failed(ValueError("once")))
@@ -179,7 +179,7 @@ def test_a_second_save_waits_or_is_skipped_as_set(run: Path, overlap: str) -> No
     assert len(events(run, "switch")) == 1
 
 
-def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
+def test_until_waits_for_all_handles(run: Path) -> None:
     first, second = Future[None](), Future[None]()
     with make_guard(run) as guard:
         guard.step()
@@ -193,14 +193,14 @@ def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
         wait_until(lambda: "save" in kinds(run))
 
 
-def test_nothing_to_wait_for_is_a_save_that_is_done(run: Path) -> None:
+def test_without_handles_a_save_is_durable_at_once(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         save(guard, None)
     assert kinds(run) == ["save_begin", "save", "end"]
 
 
-def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
+def test_an_unsupported_handle_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         with pytest.raises(GuardError, match="does not support int"):
@@ -215,7 +215,7 @@ def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(r
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path, future: Future[None]) -> None:
+def test_leaving_the_guard_waits_for_a_save_in_flight(run: Path, future: Future[None]) -> None:
     with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         save(guard, future)
@@ -251,7 +251,7 @@ def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, future: Futu
     assert guard.exit_code == 1
 
 
-def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(run: Path, said: list[str]) -> None:
+def test_a_save_not_durable_shortly_before_the_jobs_end_is_cut_off_and_reported(run: Path, said: list[str]) -> None:
     with make_guard(run, triggers=[Requester("enough")], say=said.append) as guard:
         train(guard)
         save(guard, lambda: False)
@@ -264,7 +264,7 @@ def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(ru
     assert not events(run, "end")[0]["stopped"]
 
 
-def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: Path) -> None:
+def test_the_wait_is_bounded_by_the_duration_of_saves_and_shorter_after_an_error(run: Path) -> None:
     with make_guard(run, exit_timeout_s=900.0, say=lambda text: None) as guard:
         guard.step()
         runtime = guard._runtime
@@ -294,7 +294,7 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
     assert guard.exit_code == 0
 
 
-def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, said: list[str]) -> None:
+def test_a_hung_save_no_longer_counts_once_a_later_one_is_durable(run: Path, said: list[str]) -> None:
     """Otherwise code after the guard would be cut short because of a save that hung days ago."""
     told = []
     with make_guard(run, exit_timeout_s=0.3, say=said.append) as guard:
@@ -310,7 +310,7 @@ def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, 
     assert guard.exit_code == 0
 
 
-def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
+def test_a_long_wait_is_reported_every_half_minute(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()
         runtime = guard._runtime
@@ -490,7 +490,7 @@ def test_a_running_handle_is_not_durable() -> None:
     wait_until(lambda: [poll() for poll in polls[1:4]] == [True] * 3)
 
 
-def test_an_orbax_manager_that_has_failed_says_so_when_it_is_asked() -> None:
+def test_a_failed_orbax_manager_raises_its_error() -> None:
     manager = Manager(ValueError("shard 3"))
     poll = poll_of(manager)
     manager.release.set()
@@ -517,7 +517,7 @@ def test_a_save_function_that_is_async_was_not_run_at_all(run: Path) -> None:
     assert guard.exit_code == 1
 
 
-def test_a_failed_block_inside_another_is_a_failed_save_unless_it_was_tried_again(run: Path, said: list[str]) -> None:
+def test_a_failed_nested_block_is_a_failed_save_unless_retried(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         for tries in (1, 2):
             guard.step()
@@ -541,7 +541,7 @@ def test_a_thread_that_fell_before_the_first_save_is_reported_as_well(run: Path,
     assert guard.exit_code == 1 and events(run, "save_failed")
 
 
-def test_the_short_form_takes_what_save_returns(run: Path, future: Future[None]) -> None:
+def test_the_short_form_uses_the_handles_that_save_returns(run: Path, future: Future[None]) -> None:
 
     def save(label: str) -> Future[None]:
         soon(future.set_result, None)

@@ -143,7 +143,7 @@ def test_numbers_that_are_none_and_numbers_beyond_the_range_are_refused(name: st
      ("signals", "set names of signals")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [None, {"a": 1}, object(), 1j, b"x"])
-def test_values_of_another_kind_are_refused_with_the_kind_and_the_unit(name: str, hint: str, value: Any) -> None:
+def test_values_of_a_wrong_type_are_refused_with_the_type_and_the_unit(name: str, hint: str, value: Any) -> None:
     error = refusal(None, **{name: cast(Any, value)})
     assert error.message.startswith(f"{name} = ") and error.message.endswith(" is invalid")
     assert error.hint == hint
@@ -182,7 +182,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_and_by_the_name_that_was
 
 
 @pytest.mark.parametrize("name", sorted(_CHOICES))
-def test_a_word_that_is_no_choice_is_refused_with_the_choices(name: str) -> None:
+def test_an_invalid_choice_is_refused_with_the_choices(name: str) -> None:
     error = refusal({variable(name): "perhaps-not"})
     assert error.message == f"{variable(name)} = 'perhaps-not' is invalid"
     assert any(choice and choice in error.hint for choice in _CHOICES[name])
@@ -198,7 +198,7 @@ def test_an_empty_variable_sets_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_made_by_hand_is_checked_as_well(name: str) -> None:
+def test_settings_created_directly_are_checked_as_well(name: str) -> None:
     with pytest.raises(GuardError, match=f"^{name} = "):
         GuardSettings(**{name: cast(Any, object())})
 

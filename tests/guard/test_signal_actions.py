@@ -50,7 +50,7 @@ def usr1_address() -> int:
     return address_of(action)
 
 
-def test_who_takes_our_place_is_reported_once_and_again_after_it_was_ours(replacements: Replacements) -> None:
+def test_a_replacement_is_reported_once_and_again_after_a_reinstall(replacements: Replacements) -> None:
     assert replacements.check([signal.SIGUSR1]) == [] and replacements.is_ours(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, another)
     ((number, owner),) = replacements.check([signal.SIGUSR1])
@@ -63,13 +63,13 @@ def test_who_takes_our_place_is_reported_once_and_again_after_it_was_ours(replac
     assert replacements.check([signal.SIGUSR1]) == []
 
 
-def test_who_calls_ours_has_taken_nothing(replacements: Replacements) -> None:
+def test_a_handler_that_calls_ours_is_not_a_replacement(replacements: Replacements) -> None:
     signal.signal(signal.SIGUSR1, calls_ours)
     assert replacements.check([signal.SIGUSR1]) == []
 
 
 @pytest.mark.parametrize(("address", "who"), [(DEFAULT, "the default action"), (IGNORED, "SIG_IGN: it is ignored")])
-def test_what_python_does_not_know_of_is_seen_below_it(replacements: Replacements, address: int, who: str) -> None:
+def test_a_native_handler_unknown_to_python_is_detected(replacements: Replacements, address: int, who: str) -> None:
     replacements.remember(signal.SIGUSR1)
     pythons = libc.signal(signal.SIGUSR1, address)
     try:

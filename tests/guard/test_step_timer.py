@@ -84,14 +84,14 @@ def begun(step_s: float = 1.0, *, period_s: float = 1.0) -> Training:
     return training
 
 
-def test_nothing_is_said_before_anything_was_measured() -> None:
+def test_nothing_is_known_before_the_first_measurement() -> None:
     timer = StepTimer()
     assert (timer.slowest_step_s, timer.slowest_save_s) == (None, None)
     timer.sample(1.0, (0, 0), 0.0)
     assert timer.slowest_step_s is None
 
 
-def test_the_start_up_is_no_step_however_long_it_lasts() -> None:
+def test_the_start_up_never_counts_as_a_step() -> None:
     training = Training()
     training.step(1800)  # compilation
     training.wait(2)
@@ -108,7 +108,7 @@ def test_polls_while_data_is_skipped_do_not_end_the_start_up() -> None:
     assert training.slowest_s < 5
 
 
-def test_what_comes_before_the_first_step_after_a_resume_is_start_up_again() -> None:
+def test_the_time_until_the_first_step_after_a_resume_is_start_up() -> None:
     training = Training()
     training.wait(3)
     training.steps = 5000  # guard.resumed(5000)
@@ -143,7 +143,7 @@ def test_many_steps_in_one_sample_are_at_most_two_samples_long() -> None:
     assert training.slowest_s <= max(training.true_gaps) + 2.0
 
 
-def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> None:
+def test_a_save_is_not_part_of_a_step_neither_after_it_nor_during_it() -> None:
     training = begun()
     training.step(1)
     training.timer.save_began(training.now)
@@ -293,7 +293,7 @@ def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
     assert not errors
 
 
-def test_it_is_known_whether_a_save_is_under_way() -> None:
+def test_the_timer_knows_of_a_running_save() -> None:
     timer = StepTimer()
     found = [timer.is_saving]
     timer.save_began(7.0)

@@ -270,7 +270,7 @@ def test_our_own_stop_file_is_accepted_in_a_colleagues_run(run: Path) -> None:
 # ---- a directory that is not well
 
 
-def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path, kill: Path) -> None:
+def test_an_unavailable_run_directory_is_reported_once_and_works_again(run: Path, kill: Path) -> None:
     looker = Looker(run)
     away = run.with_name("away")
     run.rename(away)
@@ -283,7 +283,7 @@ def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path,
 
 
 @needs_root
-def test_a_directory_without_permission_is_named_once_and_probed_again(run: Path, kill: Path) -> None:
+def test_a_directory_without_permission_is_reported_once_and_retried(run: Path, kill: Path) -> None:
     open_the_way(kill)
     run.chmod(0o755)
     kill.touch()
@@ -298,7 +298,7 @@ def test_a_directory_without_permission_is_named_once_and_probed_again(run: Path
         assert looker.sees()
 
 
-def test_a_file_in_the_directories_place_is_named(run: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_reported(run: Path) -> None:
     shutil.rmtree(run / layout.SWITCHES)
     (run / layout.SWITCHES).touch()
     looker = Looker(run)
@@ -314,7 +314,7 @@ def reads_fail(number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
-def test_a_file_server_that_comes_and_goes_is_reported_once_in_a_while(run: Path, kill: Path, number: int) -> None:
+def test_an_unstable_file_server_is_reported_at_intervals(run: Path, kill: Path, number: int) -> None:
     kill.touch()
     looker = Looker(run)
 
@@ -333,9 +333,7 @@ def test_a_file_server_that_comes_and_goes_is_reported_once_in_a_while(run: Path
 
 
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.ENXIO, errno.EINVAL])
-def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_next(
-    run: Path, kill: Path, number: int
-) -> None:
+def test_a_file_replaced_during_the_check_is_handled_by_the_next(run: Path, kill: Path, number: int) -> None:
     kill.touch()
     looker = Looker(run)
     with reads_fail(number):

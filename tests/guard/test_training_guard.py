@@ -31,7 +31,7 @@ def no_guard_is_left() -> Iterator[None]:
     assert left is None
 
 
-def test_a_step_without_anything_to_do_says_continue() -> None:
+def test_a_step_without_a_decision_returns_continue() -> None:
     with make_guard() as guard:
         assert [guard.step() for _ in range(1000)] == [CONTINUE] * 1000
         assert guard.count == 1000
@@ -123,7 +123,7 @@ def test_a_stop_that_is_not_followed_is_repeated_without_a_save_and_reported_onc
     assert len([sentence for sentence in said if "enough" in sentence]) == 1
 
 
-def test_a_poll_announces_a_stop_and_the_next_step_orders_it(run: Path) -> None:
+def test_a_poll_announces_a_stop_and_the_next_step_decides_it(run: Path) -> None:
     requester = Requester()
     with make_guard(run, triggers=[requester]) as guard:
         guard.step()
@@ -138,7 +138,7 @@ def test_a_poll_announces_a_stop_and_the_next_step_orders_it(run: Path) -> None:
     assert decision.step == 2
 
 
-def test_a_poll_says_nothing_about_a_save(run: Path) -> None:
+def test_a_poll_never_announces_a_save(run: Path) -> None:
     with make_guard(run, triggers=[requester := Requester()]) as guard:
         guard.step()
         requester.request = Request("requester", "please", stop=False)
@@ -215,7 +215,7 @@ def test_a_broken_trigger_costs_a_warning_and_is_given_up_after_ten_failures(run
     assert sum("Broken" in sentence for sentence in said) == 2
 
 
-def test_a_trigger_that_returns_nonsense_is_named(run: Path, said: list[str]) -> None:
+def test_a_trigger_that_returns_an_invalid_value_is_reported(run: Path, said: list[str]) -> None:
     requester = Requester(42)  # type: ignore[arg-type]
     with make_guard(run, triggers=[requester], say=said.append):
         wait_until(lambda: any("requester" in sentence and "int" in sentence for sentence in said))
@@ -267,7 +267,7 @@ def test_a_guard_works_without_a_with_block(run: Path) -> None:
         guard.close()
 
 
-def test_a_guard_cannot_be_pickled_and_says_where_it_belongs() -> None:
+def test_a_guard_cannot_be_pickled_and_the_error_has_a_hint() -> None:
     with make_guard() as guard, pytest.raises(TypeError, match="in each process"):
         pickle.dumps(guard)
 
@@ -321,7 +321,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
     assert "host_memory_percent" in refused.value.hint
 
 
-def test_two_threads_that_step_are_named_once(said: list[str]) -> None:
+def test_steps_from_two_threads_are_reported_once(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         guard.step()
         for _ in range(3):
@@ -375,13 +375,13 @@ def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
         assert not guard.step()
 
 
-def test_a_guard_made_before_a_fork_says_that_it_does_nothing_in_the_child(tmp_path: Path) -> None:
+def test_a_guard_created_before_a_fork_warns_that_it_is_inert_in_the_child(tmp_path: Path) -> None:
     guard, told = make_guard(say=lambda text: (tmp_path / "said").write_text(text) and None), tmp_path / "said"
     assert exit_code_of_fork(lambda: guard.step() is CONTINUE and guard.count == 1) == 0
     assert "created in another process" in told.read_text()
 
 
-def test_a_training_that_raises_before_the_save_it_was_asked_for_leaves_the_switch_armed(run: Path) -> None:
+def test_a_training_that_raises_before_a_requested_save_leaves_the_switch_set(run: Path) -> None:
     (run / "switches" / "save").touch()
     with pytest.raises(ZeroDivisionError), make_guard(run, say=lambda text: None) as guard:
         train(guard, until=lambda decision: decision.save)
@@ -389,7 +389,7 @@ def test_a_training_that_raises_before_the_save_it_was_asked_for_leaves_the_swit
     assert (run / "switches" / "save").exists()
 
 
-def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) -> None:
+def test_a_training_without_a_with_block_closes_its_guard_at_exit(run: Path) -> None:
     program = (
         "import sys\nfrom resilience.guard import TrainingGuard\n"
         "guard = TrainingGuard.from_env(poll_s=0.02)\n"
@@ -409,7 +409,7 @@ def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) ->
     assert '"event":"end"' in (run / "journal" / "12.0.jsonl").read_text()
 
 
-def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
+def test_handlers_replaced_by_a_library_can_be_reinstalled(run: Path) -> None:
     taken = []
     with make_guard(run, signals="USR1", say=lambda text: None) as guard:
         signal.signal(signal.SIGUSR1, lambda *_: taken.append(1))
@@ -419,7 +419,7 @@ def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_an_error_says_what_to_do_in_its_traceback() -> None:
+def test_a_traceback_includes_the_hint() -> None:
     """A traceback shows only the text of an exception, so the text includes the hint."""
     with pytest.raises(GuardError) as refused:
         TrainingGuard.from_env({"RESIL_GUARD": "of"})
@@ -433,7 +433,7 @@ class ZeroDimensional:
         return 500
 
 
-def test_a_step_may_be_anything_that_is_a_whole_number(run: Path) -> None:
+def test_a_step_may_be_any_integer_type(run: Path) -> None:
     with make_guard(run) as guard:
         guard.resumed(ZeroDimensional())  # type: ignore[arg-type]
         guard.step()
@@ -441,7 +441,7 @@ def test_a_step_may_be_anything_that_is_a_whole_number(run: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [None, "7", 2.5, float("nan")])
-def test_a_step_that_is_no_number_is_refused_and_nothing_is_changed(step: object) -> None:
+def test_a_step_that_is_not_an_integer_is_refused_and_nothing_is_changed(step: object) -> None:
     with make_guard() as guard:
         with pytest.raises(GuardError, match="resumed"):
             guard.resumed(step)  # type: ignore[arg-type]
@@ -472,7 +472,7 @@ def test_a_training_that_caught_its_own_exception_is_not_done(run: Path) -> None
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_to_exit_with_nothing_inside_the_block_is_to_exit_with_0(run: Path, code: int | None) -> None:
+def test_sys_exit_without_a_code_inside_the_block_exits_with_0(run: Path, code: int | None) -> None:
     with pytest.raises(SystemExit), make_guard(run) as guard:
         sys.exit(code)
     assert guard.exit_code == 0
@@ -487,12 +487,12 @@ def test_a_forgotten_exit_code_does_not_make_a_stop_a_failure(run: Path) -> None
     assert '"exit_code":75,"stopped":true' in (run / "journal" / "12.0.jsonl").read_text()
 
 
-def test_off_is_the_way_out_also_when_settings_are_wrong() -> None:
+def test_off_works_even_with_invalid_settings() -> None:
     with TrainingGuard.from_env({"RESIL_GUARD": "off", "RESIL_GUARD__POLL_S": "abc", "RESIL_GUARD__X": "1"}) as guard:
         assert guard.step() is CONTINUE
 
 
-def test_a_closed_guard_is_not_taken_for_one_that_guards(said: list[str]) -> None:
+def test_a_closed_guard_warns_and_cannot_be_reentered(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         pass
     with pytest.raises(GuardError, match="is closed"), guard:
@@ -501,9 +501,7 @@ def test_a_closed_guard_is_not_taken_for_one_that_guards(said: list[str]) -> Non
     assert sum("closed guard" in sentence for sentence in said) == 1
 
 
-def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(
-    run: Path, said: list[str], hung: Hung
-) -> None:
+def test_a_users_trigger_that_hangs_or_exits_does_not_block_the_others(run: Path, said: list[str], hung: Hung) -> None:
     class Exits(Requester):
         name = "exits"
 
@@ -518,7 +516,7 @@ def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(
     assert any("exits failed in poll()" in sentence for sentence in said)
 
 
-def test_a_trigger_that_does_not_answer_is_named(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
+def test_a_hung_trigger_is_reported(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
     monkeypatch.setattr("resilience.guard.watch.STUCK_S", 0.05)
     with make_guard(triggers=[hung], say=said.append):
         wait_until(lambda: any("requester has not returned from poll()" in sentence for sentence in said))
@@ -603,7 +601,7 @@ class FailingAgreement:
         return lambda *_: None
 
 
-def test_a_fault_of_the_guard_itself_costs_a_warning_and_not_the_training(said: list[str]) -> None:
+def test_an_error_of_the_guard_is_a_warning_and_does_not_end_the_training(said: list[str]) -> None:
     with make_guard(agreement=FailingAgreement(RuntimeError("a bug")), say=said.append) as guard:
         assert [guard.step() for _ in range(100)] == [CONTINUE] * 100
     assert sum("a bug" in sentence for sentence in said) == 1
@@ -663,7 +661,7 @@ def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_startin
     assert any("did not respond" in sentence for sentence in said)
 
 
-def test_nothing_is_printed_and_no_file_is_made_outside_a_job(tmp_path: Path) -> None:
+def test_nothing_is_printed_and_no_file_is_written_outside_a_job(tmp_path: Path) -> None:
     program = (
         "from resilience.guard import TrainingGuard\n"
         "with TrainingGuard.from_env() as guard:\n"
@@ -736,7 +734,7 @@ def test_without_anything_to_save_with_a_stop_is_a_stop(run: Path) -> None:
     assert guard.exit_code == 75
 
 
-def test_what_cannot_be_called_cannot_save() -> None:
+def test_a_save_function_must_be_callable() -> None:
     with make_guard() as guard, pytest.raises(GuardError, match="not callable"):
         guard.steps("abc", save="checkpoint")  # type: ignore[arg-type]
 
@@ -756,14 +754,14 @@ def no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gil")
-def test_it_is_chosen_where_there_is_no_interpreter_lock() -> None:
+def test_a_locked_guard_is_created_without_an_interpreter_lock() -> None:
     guard = make_guard()
     assert isinstance(guard, LockedTrainingGuard)
     assert not isinstance(guard.lock, NullLock)
 
 
 @pytest.mark.usefixtures("no_gil")
-def test_it_counts_and_decides_like_the_other() -> None:
+def test_a_locked_guard_counts_and_decides_like_the_other() -> None:
     with make_guard(triggers=[requester := Requester()]) as guard:
         assert not any(guard.step() for _ in range(1000))
         assert (guard.count, guard.beat[0]) == (1000, 1000)

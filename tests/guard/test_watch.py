@@ -49,7 +49,7 @@ def test_a_trigger_with_an_open_request_is_not_polled_until_its_outcome() -> Non
         assert requester.outcomes == ["saved"]
 
 
-def test_the_first_look_is_reported_as_a_whole() -> None:
+def test_the_requests_of_the_first_poll_are_reported_together() -> None:
     first: list[Any] = []
     with watching(Requester("one"), Requester(), requested=[], first=first.append):
         pass
@@ -76,7 +76,7 @@ def test_a_trigger_that_hangs_does_not_hang_the_end() -> None:
     over.set()
 
 
-def test_side_work_that_fails_is_named_once_and_tried_again(said: list[str]) -> None:
+def test_a_failed_background_task_is_reported_once_and_retried(said: list[str]) -> None:
     times: list[int] = []
 
     def also() -> None:
@@ -115,7 +115,7 @@ def test_an_urgent_trigger_with_an_open_request_or_a_failure_is_polled_at_the_us
         assert asking.polls == 1
 
 
-def test_the_pause_never_gets_longer_than_usual_by_what_a_trigger_wants() -> None:
+def test_a_trigger_cannot_lengthen_the_poll_interval() -> None:
     slow = Requester()
     slow.look_again_s = 3600.0  # type: ignore[attr-defined]
     with watching(slow, requested=[], every_s=0.01):
@@ -132,7 +132,7 @@ def test_the_shortest_interval_between_polls(wanted: object, seconds: float | No
     assert next_poll_s(Requester()) == float("inf")
 
 
-def test_what_is_on_the_node_is_probed_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nodes_triggers_are_polled_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch_module, "POLL_S", 3600.0)
     built_in, own = Requester(), Requester()
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
@@ -167,7 +167,7 @@ def test_which_ranks_ask_a_trigger(ranks: str, rank: int, local_rank: int, is_as
     assert is_polled_on(requester, RankInfo(rank=rank, world=4, local_rank=local_rank)) is is_asked
 
 
-def test_what_a_trigger_may_return() -> None:
+def test_a_trigger_returns_a_request_a_text_or_none() -> None:
     requester = Requester()
     request = Request("kill", "because")
     assert to_request(requester, None) is None

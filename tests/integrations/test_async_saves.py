@@ -45,7 +45,7 @@ def newest_step(disk: Path, form: str) -> int:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_save_in_the_background_counts_when_it_is_there(launched: Launched, disk: Path, form: str) -> None:
+def test_an_asynchronous_save_counts_once_durable(launched: Launched, disk: Path, form: str) -> None:
     command = [sys.executable, str(HERE / "async_training.py"), form, str(disk)]
     launched.launch(command, SAVE_S=str(SAVE_S), JAX_PLATFORMS="cpu")
     launched.until_step(5, 1)

@@ -137,7 +137,7 @@ def test_an_incomplete_file_of_a_killed_job_is_removed_once_a_newer_checkpoint_e
 
 @pytest.mark.parametrize("there", ["", "file", "directory"])
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path, kind: str, there: str) -> None:
+def test_a_checkpoint_is_moved_into_place_with_its_content(tmp_path: Path, kind: str, there: str) -> None:
     path = checkpoint_path(tmp_path, 7)
     if there:
         write(path, there, "of an attempt before")
@@ -145,7 +145,7 @@ def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path,
     assert content(tmp_path) == {path.name: whole(kind, "new")}
 
 
-def test_what_cannot_be_opened_or_leads_nowhere_does_not_hold_up_a_move(tmp_path: Path) -> None:
+def test_fifos_and_dangling_links_do_not_block_a_move(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, 7)
     path.symlink_to(tmp_path / "nowhere")
     part = write(path.with_suffix(".part"), "directory", "new")
@@ -205,7 +205,7 @@ def test_a_move_that_is_killed_at_any_system_call_loses_no_checkpoint(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_removal_that_is_killed_at_any_system_call_leaves_whole_checkpoints(tmp_path: Path, kind: str) -> None:
+def test_a_removal_killed_at_any_system_call_leaves_complete_checkpoints(tmp_path: Path, kind: str) -> None:
     """Also those left by killed calls: half-deleted, replaced, and renamed ones."""
     directory = tmp_path / "checkpoints"
     kept = {checkpoint_path(directory, 1, "mine").name, *(checkpoint_path(directory, step).name for step in (5, 6, 7))}
@@ -231,7 +231,7 @@ def test_a_removal_that_is_killed_at_any_system_call_leaves_whole_checkpoints(tm
 
 
 @pytest.mark.parametrize("label", ["", "mine"])
-def test_one_whose_name_was_not_taken_again_counts_and_gets_it_back(tmp_path: Path, label: str) -> None:
+def test_a_replaced_checkpoint_without_a_successor_counts_and_is_renamed_back(tmp_path: Path, label: str) -> None:
     path = write(checkpoint_path(tmp_path, 7, label), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
@@ -249,7 +249,7 @@ def test_one_whose_name_was_not_taken_again_counts_and_gets_it_back(tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_what_is_not_on_disk_gets_no_name(tmp_path: Path, error: str) -> None:
+def test_a_checkpoint_is_not_renamed_before_it_is_on_disk(tmp_path: Path, error: str) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     request = f"refused(move_into_place, Path({str(part)!r}), Path({str(path)!r}))"
@@ -276,7 +276,7 @@ def test_a_file_system_that_cannot_sync_directories_is_good_enough(tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_rename_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path: Path, count: int) -> None:
+def test_a_failed_rename_leaves_the_old_checkpoint(tmp_path: Path, count: int) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
@@ -286,7 +286,7 @@ def test_a_rename_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path:
 
 
 @pytest.mark.parametrize("refusal", ["EBUSY", "EACCES", "ENOSPC"])
-def test_a_delete_that_fails_is_said_and_hurts_no_training(
+def test_a_failed_delete_is_logged_and_does_not_end_the_training(
     tmp_path: Path, refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
@@ -321,7 +321,7 @@ def test_a_file_that_cannot_be_deleted_keeps_the_space_of_no_other(
     assert not (tmp_path / LEFT).exists()
 
 
-def test_what_is_half_deleted_never_counts_again(tmp_path: Path) -> None:
+def test_a_half_deleted_checkpoint_never_counts_again(tmp_path: Path) -> None:
     """Also if it was replaced, and its replacement was removed since."""
     for step in (7, 8):
         write(checkpoint_path(tmp_path, step), "directory", "whole")
@@ -342,7 +342,7 @@ def test_nothing_is_deleted_before_its_rename_is_on_disk(tmp_path: Path, capfd: 
     assert "Input/output error" in capfd.readouterr().err
 
 
-def test_a_checkpoint_that_cannot_be_renamed_stays_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_cannot_be_renamed_stays_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(tmp_path, 7)
     with small_disk(checkpoint_path(tmp_path, 6)) as busy:
         write(busy / "big", "directory", "whole")
@@ -387,7 +387,7 @@ def test_a_link_leads_no_delete_out_of_the_directory(tmp_path: Path, name: str) 
     assert content(elsewhere) == whole("directory", "mine")
 
 
-def test_what_others_named_is_left_alone(tmp_path: Path) -> None:
+def test_files_with_other_names_are_left_alone(tmp_path: Path) -> None:
     others = ["removed-by-resil-x", "replaced-by-resil-0123abcd", "removed-resil-step=00000001.ckpt", "last.ckpt"]
     for name in others:
         (tmp_path / name).write_text("mine")

@@ -21,7 +21,7 @@ def test_there_is_a_page_for_each_framework() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_recipe_is_python_and_names_what_exists(page: Path) -> None:
+def test_a_recipe_compiles_and_its_imports_exist(page: Path) -> None:
     blocks = BLOCK.findall(page.read_text())
     assert blocks
     for block in blocks:

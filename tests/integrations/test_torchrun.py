@@ -73,7 +73,7 @@ def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> Non
     assert "SIGUSR1" in launched.last(0, "stop")["why"]
 
 
-def test_sigterm_to_torchrun_which_passes_it_on_saves_and_stops(launched: Launched) -> None:
+def test_sigterm_to_torchrun_is_forwarded_and_saves_and_stops(launched: Launched) -> None:
     launched.launch(command(2, launched.folder))
     launched.until_step(21, 2)
     assert launched.process is not None

@@ -45,7 +45,7 @@ def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_o
     assert launched.end()["step"] == stop + 5
 
 
-def test_what_was_not_written_to_its_end_is_no_checkpoint(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     from resilience.integrations.transformers import newest_checkpoint
 
     assert newest_checkpoint(tmp_path / "none") is None
