@@ -99,11 +99,11 @@ def lightning() -> int:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
     callback = ResilCallback(CHECKPOINTS, **SETTINGS)
-    system = int(os.environ.get("WORLD_SIZE", "1"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(
         accelerator="cpu",
-        devices=system,
-        strategy="ddp" if system > 1 else "auto",
+        devices=world,
+        strategy="ddp" if world > 1 else "auto",
         max_steps=STEPS,
         callbacks=[callback],
         plugins=[Faulty()],

@@ -124,8 +124,8 @@ class Launched:
             assert not (late or ended), f"did not happen: {self.output.read_text()[-4000:]}"
             time.sleep(0.05)
 
-    def until_step(self, step: int, system: int) -> None:
+    def until_step(self, step: int, world: int) -> None:
         """Wait until every rank of this attempt has done this many steps."""
         self.until(
-            lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(system))
+            lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(world))
         )

@@ -30,7 +30,7 @@ def test_several_numbers_are_no_loss() -> None:
 
     from resilience.integrations.torch import LossTap
 
-    with pytest.raises(ValueError, match="reduce it first"):
+    with pytest.raises(ValueError, match="reduce it to one number"):
         LossTap()(torch.ones(3))
 
 
