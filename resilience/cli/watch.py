@@ -15,7 +15,7 @@ from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.system.ports import System
-from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
+from resilience.watch.options import Option, absolute_paths, flag_of, options_of, parse_pairs, without_unit
 from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
@@ -168,7 +168,7 @@ def _command_of(name: str, check: Any) -> Any:
             key: given.get(key, default) or (context.parent.params.get(key) or default)
             for key, (_, default) in _SHARED.items()
         }
-        overrides = from_here(
+        overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
@@ -186,7 +186,7 @@ def _command_of(name: str, check: Any) -> Any:
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
     # A unit may be typed and left out: --grace 10m, --grace-s 10m.
     decorate: Callable[[Any], Any] = made.command(
-        name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": shorter}
+        name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": without_unit}
     )
     decorate(command)
     return typer.main.get_command(made)

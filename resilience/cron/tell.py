@@ -298,12 +298,12 @@ def _watch(cron: CronProject) -> None:
     """What `resil watch cron` does in a tick of its own, with its alerts."""
     from resilience.alerts.notify import notify
     from resilience.alerts.state import open_alert_state
-    from resilience.watch.watch import watch, watchdogs_of, with_itself
+    from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 
     project = cron.project
     _note_look(cron, 0.0, 1)  # should we be killed: an incident may be open
     watchdogs, broken = watchdogs_of(project, [WATCHDOG])
-    notify(project, [*broken, *(with_itself(report) for report in watch(project, watchdogs))], notes=notes)
+    notify(project, [*broken, *(with_own_finding(report) for report in watch(project, watchdogs))], notes=notes)
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
     waits = any(i.gone is not None or i.told is None for i in ours)  # its end, or its beginning, is not told yet
     _note_look(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))

@@ -32,7 +32,7 @@ def test_good_settings_are_good(tmp_path: Path, text: str) -> None:
 
 
 BAD = {
-    "a watchdog that is none": ('[watch]\nchecks = ["sf"]\n', "no watchdog is called 'sf'", "did you mean fs?"),
+    "a watchdog that is none": ('[watch]\nchecks = ["sf"]\n', "there is no watchdog 'sf'", "did you mean fs?"),
     "a kind that is none": ('[watch.x]\nkind = "inode"\n', "'inode'", "did you mean inodes?"),
     "a watchdog's key": ("[watch.fs]\nwarn_percnt = 3\n", "'warn_percnt' in [watch.fs]", "did you mean warn_percent?"),
     "a watchdog's threshold": ('[watch.fs]\nwarn_percent = "140%"\n', "warn_percent", ""),
