@@ -1,7 +1,7 @@
-"""`resil cron add`: schedules a command, as a drop-in or as a line of the crontab, so that it means what was typed.
+"""`resil cron add`: schedules a command as a drop-in or as a crontab line.
 
-What was written is read again by the very reader of the scheduler before it counts: a command that the crontab would
-take for another one, or a drop-in that the policy refuses, is never left behind.
+The scheduler's own parser reads the result before the command succeeds: a command that the crontab would change, or a
+drop-in that the policy rejects, is never left behind.
 """
 
 from __future__ import annotations
@@ -29,27 +29,26 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.records import Table
 
-FOLDER_SCHEDULES = {
+PERIOD_SCHEDULES = {
     "minutely": "* * * * *", "quarter_hourly": "*/15 * * * *", "hourly": "@hourly", "daily": "@daily",
     "weekly": "@weekly", "monthly": "@monthly",
 }  # fmt: skip
 SHOWN = 3
-"""So many next runs are shown."""
+"""Number of upcoming runs shown."""
 _NAME = r"[A-Za-z0-9_-]{1,64}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """What somebody wants to have scheduled.
+    """The entry requested on the command line.
 
     Attributes:
-        name: what it is to be called.
+        name: its name.
         command: as words; with `shell`, one line for /bin/sh.
-        directories: of which directories it is to be a drop-in: `hourly`. Exactly one of these and `schedule` must be
-            said.
-        schedule: five fields, or `@every 90s`: a line of the crontab.
-        options: as typed: `timeout` to `10m`; `rerun` to nothing.
-        submit: whether it runs as a job of its own.
+        directories: drop-in directories, such as `hourly`. Exactly one of these or `schedule` is required.
+        schedule: five fields, or `@every 90s`: a crontab line.
+        options: as typed: `timeout` to `10m`; `rerun` to the empty string.
+        submit: whether to submit the entry as a job of its own.
     """
 
     name: str
@@ -63,14 +62,14 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What was, or would be, written.
+    """The entry written, or with a dry run the entry to write.
 
     Attributes:
-        name: the entry's.
+        name: name of the entry.
         path: the file.
-        text: of a drop-in: all of it; of the crontab: the lines that are added.
-        next: the next runs, seconds since the epoch.
-        notes: what the person should know besides.
+        text: the whole drop-in, or the lines added to the crontab.
+        next: upcoming runs, seconds since the epoch.
+        notes: further information for the user.
     """
 
     name: str
@@ -80,92 +79,94 @@ class Added:
     notes: tuple[str, ...] = ()
 
 
-def add(cron: CronProject, wanted: NewEntry, *, dry_run: bool = False) -> Added:
-    """Write it. Raise UsageError if it cannot be meant, ResilError if it cannot be written; then nothing is left."""
-    check(wanted)
-    options = _options_text(cron, wanted)
-    words = _command_words(cron, wanted)
+def add(cron: CronProject, requested: NewEntry, *, dry_run: bool = False) -> Added:
+    """Add an entry. Raise UsageError for an invalid request and ResilError if writing fails; nothing is left behind."""
+    check(requested)
+    options = _options_text(cron, requested)
+    words = _command_words(cron, requested)
     notes = []
     system = cron.project.system
     if system.cwd != cron.project.loaded.project:
-        notes.append(f"it runs in {cron.project.loaded.project}, not here: write paths in full")
-    notes += _who_ticks(cron)
-    if wanted.directories:
-        return _add_drop_in(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
-    return _add_line(cron, wanted, words, options, tuple(notes), dry_run=dry_run)
+        notes.append(f"the command runs in {cron.project.loaded.project}, not in this directory: use absolute paths")
+    notes += _scheduler_notes(cron)
+    if requested.directories:
+        return _add_drop_in(cron, requested, words, options, tuple(notes), dry_run=dry_run)
+    return _add_line(cron, requested, words, options, tuple(notes), dry_run=dry_run)
 
 
-def _who_ticks(cron: CronProject) -> list[str]:
-    """What to say where nothing would run it yet."""
+def _scheduler_notes(cron: CronProject) -> list[str]:
+    """Return a note when no scheduler would run the entry yet."""
     with suppress(ResilError):
         if cron.state.stopped() is not None:
-            return ["the scheduler is stopped; go on: resil cron install"]
+            return ["the scheduler is stopped; resume: resil cron install"]
         if cron.state.installation() is None and cron.state.heartbeat() is None:
-            return ["nothing makes ticks yet; start it: resil cron install"]
+            return ["no scheduler is installed yet; start one: resil cron install"]
     return []
 
 
-def check(wanted: NewEntry) -> None:
-    """Raise UsageError if that cannot be meant. Pure."""
-    if not re.fullmatch(_NAME, wanted.name):
+def check(requested: NewEntry) -> None:
+    """Raise UsageError for an invalid request. Pure."""
+    if not re.fullmatch(_NAME, requested.name):
         raise UsageError(
-            f"{wanted.name!r} cannot be an entry's name", hint="letters, digits, - and _, at most 64; no dot"
+            f"{requested.name!r} is not a valid entry name", hint="letters, digits, - and _, at most 64; no dot"
         )
-    times = len(wanted.directories) + bool(wanted.schedule)
+    times = len(requested.directories) + bool(requested.schedule)
     if times != 1:
-        said = "when?" if not times else "more than one time was given: which one is meant?"
+        said = "no schedule given" if not times else "more than one schedule given"
         raise UsageError(said, hint='one of --minutely, --quarter-hourly, --hourly ..., or --cron "30 4 * * *"')
-    if not wanted.command or not any(wanted.command):
-        raise UsageError("which command?", hint=f"resil cron add {wanted.name} --hourly -- COMMAND")
-    if any("\0" in word for word in wanted.command):
-        raise UsageError("a command cannot have a NUL byte in it", hint="put it into a script")
-    if wanted.submit and wanted.schedule:
+    if not requested.command or not any(requested.command):
+        raise UsageError("no command given", hint=f"resil cron add {requested.name} --hourly -- COMMAND")
+    if any("\0" in word for word in requested.command):
+        raise UsageError("a command must not contain a NUL byte", hint="put it into a script")
+    if requested.submit and requested.schedule:
         raise UsageError(
-            "a line of the crontab is run, not submitted",
+            "crontab lines are run, not submitted",
             hint="--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm",
         )
-    if wanted.schedule:
+    if requested.schedule:
         from resilience.cron.table.expression import parse_schedule
 
-        parse_schedule(wanted.schedule)
+        parse_schedule(requested.schedule)
 
 
-def _options_text(cron: CronProject, wanted: NewEntry) -> str:
-    """`timeout=10m rerun`, understood by whoever reads it. Raise UsageError if it would not be."""
+def _options_text(cron: CronProject, requested: NewEntry) -> str:
+    """Return the options as text (`timeout=10m rerun`). Raise UsageError if the option parser rejects them."""
     from resilience.cron.table.options import default_options, parse_options
 
-    # How long a job may take is its time limit.
-    said = {key: value for key, value in wanted.options.items() if not (wanted.submit and key == "timeout")}
+    # The timeout of a job is its time limit.
+    said = {key: value for key, value in requested.options.items() if not (requested.submit and key == "timeout")}
     text = " ".join(f"{key}={value}" if value else key for key, value in said.items())
-    for key, value in wanted.options.items():
+    for key, value in requested.options.items():
         if value.split() != ([value] if value else []):
-            raise UsageError(f"--{key.replace('_', '-')} {value!r} has a blank in it", hint=f"{key}=10m, for instance")
-    everything = " ".join(f"{key}={value}" if value else key for key, value in wanted.options.items())
-    parse_options(everything, default_options(cron.settings, is_drop_in=bool(wanted.directories)))
+            raise UsageError(f"--{key.replace('_', '-')} {value!r} contains a blank", hint=f"for instance {key}=10m")
+    everything = " ".join(f"{key}={value}" if value else key for key, value in requested.options.items())
+    parse_options(everything, default_options(cron.settings, is_drop_in=bool(requested.directories)))
     return text
 
 
-def _command_words(cron: CronProject, wanted: NewEntry) -> tuple[str, ...]:
-    """What is to be run: its program in full, because what runs has neither this directory nor this PATH.
+def _command_words(cron: CronProject, requested: NewEntry) -> tuple[str, ...]:
+    """Return the command with an absolute program path: the run has neither this directory nor this PATH.
 
-    Raise UsageError if there is no such program.
+    Raise UsageError if the program does not exist.
     """
-    if wanted.shell:
-        return "/bin/sh", "-c", " ".join(wanted.command)
-    program, *rest = wanted.command
+    if requested.shell:
+        return "/bin/sh", "-c", " ".join(requested.command)
+    program, *rest = requested.command
     system = cron.project.system
     if "/" in program:
         path = system.cwd / Path(program).expanduser()
         if not path.is_file():
-            raise UsageError(f"there is no program {path}", hint="write its path as from here, or in full")
+            raise UsageError(
+                f"program {path} does not exist", hint="give a path relative to this directory, or an absolute one"
+            )
         if not os.access(path, os.X_OK):
-            raise UsageError(f"{path} may not be executed", hint=f"chmod +x {shlex.quote(str(path))}")
+            raise UsageError(f"{path} is not executable", hint=f"chmod +x {shlex.quote(str(path))}")
         return os.path.normpath(path), *rest
     found = shutil.which(program, path=system.environ.get("PATH", os.defpath))
     if found is None:
         raise UsageError(
-            f"there is no program {program!r} on your PATH",
-            hint="write its whole path; for what only a shell does: --shell -- 'cd out && ls'",
+            f"program {program!r} is not on your PATH",
+            hint="give its absolute path; for shell syntax: --shell -- 'cd out && ls'",
         )
     return str(system.cwd / found), *rest
 
@@ -174,19 +175,17 @@ def _command_words(cron: CronProject, wanted: NewEntry) -> tuple[str, ...]:
 
 
 def _add_drop_in(
-    cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
+    cron: CronProject, requested: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
 ) -> Added:
-    (period,) = wanted.directories
+    (period,) = requested.directories
     directory = cron.directory / f"cron.{period}"
-    path = directory / (f"{wanted.name}.slurm" if wanted.submit else wanted.name)
-    for other in (wanted.name, f"{wanted.name}.slurm", f"{wanted.name}.sbatch"):
+    path = directory / (f"{requested.name}.slurm" if requested.submit else requested.name)
+    for other in (requested.name, f"{requested.name}.slurm", f"{requested.name}.sbatch"):
         if os.path.lexists(directory / other):
-            raise UsageError(
-                f"{directory / other} is there already", hint=f"resil cron remove {directory.name}/{other}"
-            )
-    text = _script(cron, wanted, words, options)
-    draft = Entry(name=f"{directory.name}/{path.name}", place="", schedule=FOLDER_SCHEDULES[period],
-                  kind=Kind.SUBMIT if wanted.submit else Kind.RUN, argv=(str(path),), path=str(path))  # fmt: skip
+            raise UsageError(f"{directory / other} already exists", hint=f"resil cron remove {directory.name}/{other}")
+    text = _script(cron, requested, words, options)
+    draft = Entry(name=f"{directory.name}/{path.name}", place="", schedule=PERIOD_SCHEDULES[period],
+                  kind=Kind.SUBMIT if requested.submit else Kind.RUN, argv=(str(path),), path=str(path))  # fmt: skip
     upcoming = next_runs(draft, cron.project.system.clock.now(), SHOWN)
     added = Added(draft.name, path, text, upcoming, notes)
     if dry_run:
@@ -202,47 +201,47 @@ def _add_drop_in(
 
 
 def _must_run(table: Table, path: Path) -> None:
-    """Raise UsageError, with the reason, if the scheduler would not run a drop-in that was just written."""
+    """Raise UsageError, with the reason, if the scheduler ignores a drop-in that was just written."""
     if any(Path(entry.path) == path for entry in table.entries):
         return
     for ignored in table.ignored:
         if ignored.place.endswith(f"{path.parent.name}/{path.name}") or ignored.place.endswith(path.parent.name):
-            raise UsageError(f"a drop-in there does not run: {ignored.reason}", hint=ignored.hint)
-    raise UsageError(f"a drop-in in {path.parent} does not run", hint="resil cron doctor")
+            raise UsageError(f"the scheduler ignores the drop-in: {ignored.reason}", hint=ignored.hint)
+    raise UsageError(f"the scheduler ignores drop-ins in {path.parent}", hint="resil cron doctor")
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Make a file whole and at once, and never in the place of another one."""
+    """Create a file atomically; never overwrite an existing one."""
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
     write_atomic(temporary, text, mode=0o755)
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise UsageError(f"{path} is there already", hint=f"resil cron remove {path.parent.name}/{path.name}") from None
+        raise UsageError(f"{path} already exists", hint=f"resil cron remove {path.parent.name}/{path.name}") from None
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _script(cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str) -> str:
-    lines = ["#!/bin/bash" if wanted.submit else "#!/bin/sh", _signature(cron, wanted.name)]
-    if wanted.submit:
+def _script(cron: CronProject, requested: NewEntry, words: Sequence[str], options: str) -> str:
+    lines = ["#!/bin/bash" if requested.submit else "#!/bin/sh", _signature(cron, requested.name)]
+    if requested.submit:
         options = f"sbatch=cron {options}".rstrip()  # account and partition come from [cron] sbatch
     if options:
         lines.append(f"# resil: {options}")
-    if wanted.submit:
-        # A job that is run again by itself would run a slot twice.
-        lines += [f"#SBATCH --job-name={wanted.name}", "#SBATCH --no-requeue"]
-        if timeout := wanted.options.get("timeout", ""):
+    if requested.submit:
+        # A requeued job would run its slot twice.
+        lines += [f"#SBATCH --job-name={requested.name}", "#SBATCH --no-requeue"]
+        if timeout := requested.options.get("timeout", ""):
             lines.append(f"#SBATCH --time={_minutes(timeout)}")
-    # The line as it was typed: `sh -c` would only be a second shell.
-    lines.append(words[2] if wanted.shell else f"exec {shlex.join(words)}")
+    # The line as typed: `sh -c` would only add a second shell.
+    lines.append(words[2] if requested.shell else f"exec {shlex.join(words)}")
     return "\n".join(lines) + "\n"
 
 
 def _minutes(timeout: str) -> str:
-    """A time limit as sbatch has it; 0 is UNLIMITED (sbatch(1), --time)."""
+    """Return a time limit for sbatch; 0 is UNLIMITED (sbatch(1), --time)."""
     return "0" if timeout in ("0", "none", "never") else str(max(1, math.ceil(parse_duration_s(timeout) / 60)))
 
 
@@ -256,58 +255,62 @@ def _signature(cron: CronProject, name: str) -> str:
 
 
 def _add_line(
-    cron: CronProject, wanted: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
+    cron: CronProject, requested: NewEntry, words: Sequence[str], options: str, notes: tuple[str, ...], *, dry_run: bool
 ) -> Added:
     path = cron.directory / CRONTAB
     before = read_crontab(path)
-    name = f"{CRONTAB}/{wanted.name}"
+    name = f"{CRONTAB}/{requested.name}"
     table = parse(cron, before)
     if taken := next((entry for entry in table.entries if entry.name == name), None):
-        raise UsageError(f"{name} is there already, {taken.place}", hint=f"resil cron remove {name}")
+        raise UsageError(f"{name} already exists: {taken.place}", hint=f"resil cron remove {name}")
     # `%` ends a command in crontab(5).
     command = shlex.join(words).replace("%", "\\%")
-    line = f"{' '.join(wanted.schedule.split())}  {command}  # resil: name={wanted.name}"
-    lines = [_signature(cron, wanted.name), f"{line} {options}".rstrip()]
+    line = f"{' '.join(requested.schedule.split())}  {command}  # resil: name={requested.name}"
+    lines = [_signature(cron, requested.name), f"{line} {options}".rstrip()]
     base = before if before.endswith(b"\n") or not before else before + b"\n"
-    entry = _meant(cron, base, lines, name, words)
+    entry = _parsed_entry(cron, base, lines, name, words)
     if entry is None or entry.zone:
-        # What stands above it is meant for other lines.
+        # Settings above the line are meant for other lines.
         lines.insert(1, "CRON_TZ=")
-        entry = _meant(cron, base, lines, name, words)
+        entry = _parsed_entry(cron, base, lines, name, words)
     if entry is None:
         raise UsageError(
-            "this command cannot be written into a crontab's line so that it means the same",
-            hint=f"as a drop-in it can: resil cron add {wanted.name} --hourly -- ...; or put it into a script",
+            "a crontab line cannot express this command",
+            hint=f"use a drop-in: resil cron add {requested.name} --hourly -- ...; or put the command into a script",
         )
     text = "\n".join(lines) + "\n"
     inherited = sorted({*entry.environment, *(["MAILTO"] if entry.mail_to else [])})
     if inherited:
-        notes = (*notes, f"it gets what stands above it in the crontab: {', '.join(inherited)}")
+        notes = (*notes, f"the line inherits settings above it in the crontab: {', '.join(inherited)}")
     added = Added(name, path, text, next_runs(entry, cron.project.system.clock.now(), SHOWN), notes)
     if not dry_run:
         replace_crontab(path, before, base + os.fsencode(text))
-        _must_stand(cron, name)
+        _must_be_listed(cron, name)
     return added
 
 
-def _meant(cron: CronProject, base: bytes, lines: Sequence[str], name: str, words: Sequence[str]) -> Entry | None:
-    """The entry that these lines make of the crontab, if it is the one that is meant, and all others stay the same."""
+def _parsed_entry(
+    cron: CronProject, base: bytes, lines: Sequence[str], name: str, words: Sequence[str]
+) -> Entry | None:
+    """Return the entry that the new lines define, if it is the requested one and all other entries stay the same."""
     after = parse(cron, base + os.fsencode("\n".join(lines) + "\n"))
     others = {entry.name: entry for entry in parse(cron, base).entries}
     found = {entry.name: entry for entry in after.entries}
     entry = found.pop(name, None)
     if entry is None or found != others:
         return None
-    # Under a SHELL= the words are that shell's, and quoted for it.
+    # With SHELL= set above, the words are quoted for that shell.
     shell_line = (entry.environment.get("SHELL", ""), "-c", shlex.join(words))
     return entry if entry.argv in (tuple(words), shell_line) else None
 
 
-def _must_stand(cron: CronProject, name: str) -> None:
-    """Raise UsageError if the crontab as a whole is refused: whose it is, and who may write there."""
+def _must_be_listed(cron: CronProject, name: str) -> None:
+    """Raise UsageError if the scheduler rejects the crontab as a whole, because of its owner or mode."""
     table = cron.read_table()
     if any(entry.name == name for entry in table.entries):
         return
     reason = next((i for i in table.ignored if i.place.rpartition("/")[2] == CRONTAB), None)
     if reason is not None:
-        raise UsageError(f"it is written, and does not run: {reason.reason}", hint=reason.hint)
+        raise UsageError(
+            f"the line was written, but the scheduler ignores the crontab: {reason.reason}", hint=reason.hint
+        )

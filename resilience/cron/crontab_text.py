@@ -1,4 +1,4 @@
-"""The project's crontab as a text that people edit too: read, understood as the scheduler does, and replaced whole."""
+"""Reads, parses and replaces the text of the project's crontab, which users edit as well."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
     from resilience.cron.records import Table
 
 CRONTAB = "crontab"
-"""Its name in the cron directory, and what the names of its entries begin with."""
+"""Its file name in the cron directory, and the prefix of its entries' names."""
 
 LIMIT_BYTES = 2**20
-"""No crontab is larger (MAX_TAB_LINES of cron's is 1000)."""
+"""Maximum size of a crontab (MAX_TAB_LINES of cron is 1000)."""
 
 MARK = "by `resil cron add"
-"""Stands in the comment above what `resil cron add` wrote, and is how `remove` knows that comment."""
+"""Part of the comment that `resil cron add` writes above a line; `remove` recognizes the comment by it."""
 
 
 def parse(cron: CronProject, text: bytes) -> Table:
-    """What a crontab's text means."""
+    """Parse the text of a crontab."""
     from resilience.cron.table.crontab_file import parse_crontab
 
     return parse_crontab(text, f"{cron.directory.name}/{CRONTAB}", cron.settings)
 
 
 def read_crontab(path: Path) -> bytes:
-    """The crontab; empty where there is none. Raise ResilError if it cannot be read."""
+    """Return the crontab, empty if it does not exist. Raise ResilError if it cannot be read."""
     found = read_regular(path.resolve(), LIMIT_BYTES + 1)
     if found is None:
         return b""
     if len(found[0]) > LIMIT_BYTES:
-        raise ResilError(f"{path} is larger than any crontab", hint="look at it")
+        raise ResilError(f"{path} is too large for a crontab", hint="check the file")
     return found[0]
 
 
 def replace_crontab(path: Path, before: bytes, after: bytes) -> None:
-    """Write the crontab anew, whole or not at all; what it links to stays a file of its own place.
+    """Replace the crontab atomically; of a symbolic link, replace the target.
 
-    Raise ResilError if somebody else has changed it meanwhile, or it cannot be written.
+    Raise ResilError if the file has changed since it was read, or cannot be written.
     """
     target = path.resolve()
     make_directory(target.parent, mode=0o755)
     mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
     if read_crontab(path) != before:
-        raise ResilError(f"{path} was changed meanwhile", hint="try again", transient=True)
+        raise ResilError(f"{path} changed in the meantime", hint="try again", transient=True)
     write_atomic(target, after, mode=mode)

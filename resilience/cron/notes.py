@@ -1,4 +1,4 @@
-"""What guards noted about a late scheduler of cron: looked at anew, and told as the watchdog `cron` would tell it."""
+"""Notes of guards about a late scheduler: checks the scheduler, and reports as the watchdog `cron` would."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 CHECK = "cron"
-"""The watchdog in whose name it is told: what both find is one incident."""
+"""The watchdog in whose name it is reported, so that both report one incident."""
 
 
 def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...]:
-    """A report about the scheduler where a guard left a note of it; nothing where the reports speak of it already.
+    """Return a report on the scheduler if a guard left a note; nothing if the reports include the scheduler already.
 
-    A note is a hint and no more: anybody of the group can write one. What is told is what is seen now. Never raises.
+    A note is only a hint: every member of the group can write one. The report states the current state. Never raises.
     """
     if not _note(project).exists() or any(report.check == CHECK for report in reports):
         return ()
@@ -41,7 +41,7 @@ def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...
 
 
 def forget(project: Project) -> None:
-    """What was noted has been told. Never raises."""
+    """Delete the note after it was reported. Never raises."""
     with suppress(OSError):
         _note(project).unlink(missing_ok=True)
 

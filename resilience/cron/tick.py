@@ -46,7 +46,7 @@ def tick(
     def is_over() -> bool:
         return stop() or (until is not None and clock.now() >= until)
 
-    cron.look_first()
+    cron.check_disks()
     teller.begins()
     done = Ticked()
     try:

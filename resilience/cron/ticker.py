@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.clerk import Clerk, Heard
+from resilience.cron.clerk import Clerk, ClerkResult
 from resilience.cron.past import AGAIN, Past, cut_short
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.ticked import Ticked, next_boundary, succeed
@@ -219,7 +219,7 @@ class Ticker:
 
         now = self._clock.now()
         claims, self._submits = self._submits, []
-        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began):
+        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.scheduler_start):
             if not self._fits(one.entry, now):
                 continue
             if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
@@ -324,7 +324,7 @@ class Ticker:
         return Ticked.of((record,))
 
 
-def _told(heard: Heard | None) -> Ticked:
+def _told(heard: ClerkResult | None) -> Ticked:
     if heard is None:
         return Ticked()
     return Ticked.of(heard.records, (heard.trouble,) if heard.trouble else ())

@@ -292,7 +292,7 @@ def test_what_was_added_is_listed_runs_and_is_removed(desk: Desk) -> None:
     assert "wrote " in said.out and "next runs of cron.minutely/say: " in said.out
     assert said.out.count(", in ") == 3 and "resil cron remove cron.minutely/say" in said.out
     assert "cron.minutely/say" in desk.cron("list").out
-    assert "is there already" in desk.cron("add", "say", "--minutely", "--", "true", code=2).err
+    assert "already exists" in desk.cron("add", "say", "--minutely", "--", "true", code=2).err
     gone = desk.cron("remove", "say").out
     assert gone.startswith("removed ") and "nothing is scheduled" in desk.cron("list").out
 

@@ -72,7 +72,7 @@ def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
     found = say('subprocess.run(["sleep", "1000"])')
     assert time.monotonic() - began < 30
     assert found.liveness is Liveness.UNKNOWN
-    assert found.summary == "fake gave no answer in 0.5 s; 5 min ago it was ALIVE: job 88 runs"
+    assert found.summary == "backend fake did not respond within 0.5 s; 5 min ago it was ALIVE: job 88 runs"
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_what_was_asked_for_is_taken_and_nothing_else_is_looked_at(site: Site) -
 
 def test_what_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(site: Site) -> None:
     (site.directory / "linger").rename(site.directory / "gone")
-    with pytest.raises(ResilError, match="systemd cannot make the ticks here") as caught:
+    with pytest.raises(ResilError, match="backend systemd is not available here") as caught:
         install(site.project(), "systemd")
     assert caught.value.hint or "linger" in caught.value.message
     assert directory_of(site.project()).installation() is None

@@ -59,7 +59,7 @@ def begin_run(state: CronDirectory) -> None:
 
 def at(job: Any, seconds_before_end: float) -> bool:
     job.cron.project.system.clock.time = job.end - seconds_before_end
-    return bool(job._is_time_to_go())
+    return bool(job._must_exit())
 
 
 def test_it_leaves_in_its_last_hour_when_nothing_runs_and_not_before(job: Any) -> None:
@@ -128,6 +128,6 @@ def test_a_keeper_that_crashes_is_seen_and_tried_again(job: Any, monkeypatch: py
     job._start_keeper()
     deadline = time.monotonic() + 60
     while job.keeper is not None and time.monotonic() < deadline:
-        job._tend_keeper()
+        job._poll_keeper()
     assert job.troubles == 1
-    assert job.next_look == NOW + 60
+    assert job.next_keep == NOW + 60

@@ -66,9 +66,9 @@ def test_of_several_days_the_newest_slot_of_that_time_is_meant() -> None:
 
 def test_a_slot_in_which_nothing_ran_is_answered_with_those_that_did(cron: CronProject) -> None:
     record(cron)
-    with pytest.raises(UsageError, match="nothing ran in a slot") as raised:
+    with pytest.raises(UsageError, match="no run in slot") as raised:
         find_logs(cron, "backup", slot="03:33")
-    assert "the last ones:" in raised.value.hint
+    assert "last slots:" in raised.value.hint
 
 
 def test_a_run_without_output_says_why(cron: CronProject) -> None:
@@ -76,7 +76,7 @@ def test_a_run_without_output_says_why(cron: CronProject) -> None:
     record(cron, SLOT + 60, output="gone.txt")
     record(cron, SLOT + 120, Outcome.RUNNING)
     silent, removed, running = find_logs(cron, "backup", last=3)
-    assert (silent.path, silent.reason) == (None, "it wrote nothing")
+    assert (silent.path, silent.reason) == (None, "no output")
     assert removed.path is None and "removed" in removed.reason
     assert running.reason == "nothing yet"
 

@@ -25,13 +25,13 @@ PATIENCE_S = 60.0
 SECRET = "9c1f2a44-aaaa-4bbb-8ccc-0123456789ab"
 
 
-class Heard(list[tuple[str, str, str]]):
+class Requests(list[tuple[str, str, str]]):
     """(word, rid, body) of each request."""
 
 
 @contextmanager
-def a_server(status: int = 200) -> Iterator[tuple[str, Heard]]:
-    heard = Heard()
+def a_server(status: int = 200) -> Iterator[tuple[str, Requests]]:
+    heard = Requests()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
