@@ -1,4 +1,4 @@
-"""Which installation of cron is the one of this project, and whose it is."""
+"""The installation of this project, and its owner."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _NOTE = "driver.json"
 
 
 class AlreadyInstalled(ResilError):
-    """Something makes the ticks of this project already, and it is not what was asked for.
+    """Another backend or another user makes the ticks of this project already.
 
     Attributes:
-        installation: what makes them.
+        installation: the existing installation.
     """
 
     def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
@@ -29,10 +29,10 @@ class AlreadyInstalled(ResilError):
 
 
 def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool = False) -> Installation | None:
-    """What makes the ticks of this project; None: nothing.
+    """Return the installation of this project; None: there is none.
 
-    A project that was copied has a copy of the other's note, with its token: what that made is not ours to change, so
-    the copy is forgotten. With `forget`, a note that nobody can read is put aside. A dry run changes neither.
+    A copied project contains the other project's driver.json with its token; that installation is not ours to change,
+    so the copy is deleted. With `forget`, an unreadable driver.json is quarantined. A dry run changes nothing.
     """
     note = cron.state.path / _NOTE
     try:
@@ -41,7 +41,7 @@ def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool 
         if not forget or not note.exists():
             raise
         if not dry_run:
-            cron.state.set_aside(_NOTE)
+            cron.state.quarantine(_NOTE)
         return None
     if found is not None and _is_copy(found, note, cron.project):
         if not dry_run:
@@ -51,33 +51,33 @@ def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool 
 
 
 def spelled(installation: Installation, project: Project) -> str:
-    """The path of the project: as it was written down, as long as that leads here."""
+    """Return the project path as recorded, if that still leads here."""
     here = project.loaded.project
     return installation.project if _is_same(Path(installation.project), here) else str(here)
 
 
 def who(installation: Installation, project: Project) -> str:
-    """`alice has crontab on login1 do that since 2026-11-20T19:00:00+01:00`."""
+    """Return `alice installed crontab on login1 at 2026-11-20T19:00:00+01:00`."""
     from resilience.system.ports import iso_time
 
-    by = "you have" if installation.by == project.system.host.user else f"{installation.by} has"
-    return f"{by} {installation.driver} on {installation.host} do that since {iso_time(installation.time)}"
+    by = "you" if installation.by == project.system.host.user else installation.by
+    return f"{by} installed {installation.driver} on {installation.host} at {iso_time(installation.time)}"
 
 
 def already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
-    """The error for who asks for something else than what makes the ticks already."""
+    """Return the error for a request that conflicts with the existing installation."""
     if installation.by == project.system.host.user:
         backend = f" --backend {wanted}" if wanted != AUTO else ""
-        hint = f"it is enough: resil cron status; to have {wanted} instead: resil cron install{backend} --replace"
+        hint = f"one is enough, see resil cron status; to switch to {wanted}: resil cron install{backend} --replace"
     else:
-        hint = f"it is enough: resil cron status; only {installation.by} can take it out: resil cron uninstall"
+        hint = f"one is enough, see resil cron status; only {installation.by} can remove it: resil cron uninstall"
     return AlreadyInstalled(
-        f"the ticks of this project are made already: {who(installation, project)}", installation, hint=hint
+        f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
     )
 
 
 def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
-    """Whether the project that an installation names is another one, which still has it."""
+    """Whether an installation belongs to another project that still has it."""
     there, here = Path(installation.project), project.loaded.project
     if there == here or not note.is_relative_to(here):
         return False
@@ -85,7 +85,7 @@ def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
     try:
         return installation.token in theirs.read_text(errors="replace") and not theirs.samefile(note)
     except OSError:
-        return False  # it was moved here
+        return False  # the project was moved here
 
 
 def _is_same(one: Path, two: Path) -> bool:

@@ -26,14 +26,14 @@ def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...
     if not _note(project).exists() or any(report.check == CHECK for report in reports):
         return ()
     from resilience.cron.checks._cron.judging import judge_scheduler
-    from resilience.cron.checks._cron.look import look_at_scheduler
-    from resilience.cron.checks._cron.words import SCHEDULER
+    from resilience.cron.checks._cron.probe import read_scheduler
+    from resilience.cron.checks._cron.reading import SCHEDULER
     from resilience.cron.state_directory import CronDirectory
 
     now = project.system.clock.now()
     with suppress(ResilError):
         directory = CronDirectory(project.loaded.state_dir, project.loaded.settings.run.group)
-        reading = look_at_scheduler(directory, now)
+        reading = read_scheduler(directory, now)
         if reading is not None and not reading.nothing:
             findings = judge_scheduler(SCHEDULER, reading, 0.0, now)
             return (Report(check=CHECK, findings=tuple(findings), time=now),)

@@ -102,7 +102,7 @@ class Past:
             known = taken[key][-1] if is_lost else since - 1 if is_born and _is_reboot(schedule) else since
             kept.setdefault(key, Seen(known, schedule))
         if kept != seen:
-            state.note_seen(kept)
+            state.write_seen(kept)
         return {key: max([kept[key].since, *taken.get(key, [])[-1:]]) for key in new}
 
     def _scheduler_start(self, table: Table, seen: dict[str, Seen]) -> float | None:
@@ -141,7 +141,7 @@ class Past:
         try:
             return read()
         except Damaged as error:
-            self._cron.state.set_aside(name)
+            self._cron.state.quarantine(name)
             self._warn(f"{error.message}; moved to {name}.damaged and recreated")
             return otherwise
 

@@ -1,4 +1,4 @@
-"""`resil cron remove`: schedules something no more: removes the drop-in (of a link, the link), or the one line."""
+"""`resil cron remove`: removes a drop-in (of a symbolic link, the link), or a crontab line."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """What was, or would be, removed.
+    """An entry removed, or with a dry run the entry to remove.
 
     Attributes:
-        name: the entry's.
-        place: the file; of a line, with its number.
-        text: of lines: what they were; of a link: where it leads.
+        name: name of the entry.
+        place: the file; for a line, with its number.
+        text: the removed lines; for a link, its target.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Gone:
 
 
 def remove(cron: CronProject, names: Sequence[str], *, dry_run: bool = False) -> tuple[Gone, ...]:
-    """Remove them all, or none. Raise UsageError, with the nearest name, if there is no such entry."""
+    """Remove all named entries, or none. Raise UsageError, with the nearest name, for an unknown entry."""
     table = cron.read_table()
     entries = [_find(table, name) for name in dict.fromkeys(names)]
     return tuple(_remove(cron, entry, dry_run=dry_run) for entry in dict.fromkeys(entry.name for entry in entries))
@@ -49,7 +49,7 @@ def _find(table: Table, wanted: str) -> Entry:
     except UsageError:
         if (ignored := _ignored(table, wanted)) is not None:
             raise UsageError(
-                f"{ignored.place} does not run anyway: {ignored.reason}", hint=f"remove the file: rm {ignored.place}"
+                f"{ignored.place} is not an entry: {ignored.reason}", hint=f"remove the file: rm {ignored.place}"
             ) from None
         raise
 
@@ -62,12 +62,12 @@ def _ignored(table: Table, wanted: str) -> Ignored | None:
 def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
     entry = next((entry for entry in cron.read_table().entries if entry.name == name), None)
     if entry is None:
-        raise ResilError(f"{name} is not there any more: somebody else has removed it", hint="resil cron list")
+        raise ResilError(f"{name} no longer exists: another process removed it", hint="resil cron list")
     return _remove_file(cron, entry, dry_run=dry_run) if entry.path else _remove_line(cron, entry, dry_run=dry_run)
 
 
 def _remove_file(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
-    # Where it lies in the directory, not where a link leads.
+    # The path in the directory, not the target of a link.
     path = cron.directory / entry.name
     if not os.path.lexists(path):
         path = Path(entry.path)
@@ -81,14 +81,14 @@ def _remove_file(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
 
 
 def _remove_line(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
-    """Take out the line, its options that stand above it, and the comment that `resil cron add` wrote for it."""
+    """Remove the line, the options above it, and the comment that `resil cron add` wrote."""
     path = cron.directory / CRONTAB
     before = read_crontab(path)
     number = entry.place.rpartition(":")[2]
     lines = [line + b"\n" for line in before.split(b"\n")]
     last = int(number) - 1 if number.isdigit() else -1
     if not 0 <= last < len(lines):
-        raise ResilError(f"{entry.place} is not there any more", hint="try again", transient=True)
+        raise ResilError(f"{entry.place} no longer exists", hint="try again", transient=True)
     first = last
     options, mark = re.compile(rb"[ \t]*#+[ \t]*resil:"), os.fsencode(f"{MARK} ")
     if first and options.match(lines[first - 1]):
@@ -97,22 +97,22 @@ def _remove_line(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
         first -= 1
     removed, left = lines[first : last + 1], [*lines[:first], *lines[last + 1 :]]
     after = b"".join(left).removesuffix(b"\n")
-    _must_leave_others(cron, before, after, entry)
+    _check_others_unchanged(cron, before, after, entry)
     if not dry_run:
         replace_crontab(path, before, after)
     return Gone(entry.name, entry.place, os.fsdecode(b"".join(removed)).rstrip("\n"))
 
 
-def _must_leave_others(cron: CronProject, before: bytes, after: bytes, entry: Entry) -> None:
-    """Raise ResilError if more than this one entry would change: the file is not as it was read."""
-    there = [_sense(other) for other in parse(cron, before).entries]
-    left = [_sense(other) for other in parse(cron, after).entries]
-    if _sense(entry) in there:
-        there.remove(_sense(entry))
-    # By what they do: of two lines that are the same, the second is called by the first one's name afterwards.
+def _check_others_unchanged(cron: CronProject, before: bytes, after: bytes, entry: Entry) -> None:
+    """Raise ResilError if more than this entry would change, because the file changed since it was read."""
+    there = [_meaning(other) for other in parse(cron, before).entries]
+    left = [_meaning(other) for other in parse(cron, after).entries]
+    if _meaning(entry) in there:
+        there.remove(_meaning(entry))
+    # Compared without names: of two equal lines, the second takes over the name of the first.
     if there != left:
-        raise ResilError(f"{entry.place} was changed meanwhile", hint="try again", transient=True)
+        raise ResilError(f"{entry.place} changed in the meantime", hint="try again", transient=True)
 
 
-def _sense(entry: Entry) -> tuple[object, ...]:
+def _meaning(entry: Entry) -> tuple[object, ...]:
     return entry.schedule, entry.zone, entry.argv, entry.options

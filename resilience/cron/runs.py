@@ -1,4 +1,4 @@
-"""What became of the slots of cron: the histories, and what runs right now, which only its mark knows of."""
+"""Runs of an entry: the history, and active runs, which only their marks record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Marks = Mapping[str, tuple["Mark", ...]]
 
 
 def marks_of(cron: CronProject) -> Marks:
-    """What runs now, by the entry's key. Raise StateDirectoryError if that cannot be read."""
+    """Return the marks of active runs, by the entry's key. Raise StateDirectoryError if they cannot be read."""
     from resilience.cron.table.running import marks
 
     found: dict[str, tuple[Mark, ...]] = {}
@@ -27,7 +27,7 @@ def marks_of(cron: CronProject) -> Marks:
 
 
 def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[RunRecord, ...]:
-    """The slots of an entry, oldest first, those that run right now included.
+    """Return the slots of an entry, oldest first, including active runs.
 
     Raise StateDirectoryError if they cannot be read.
     """
@@ -39,7 +39,7 @@ def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[Ru
 
 
 def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
-    """The record of a mark: it runs, or it was cut short and no tick has noticed yet."""
+    """Return the record of a mark: RUNNING, or CUT_SHORT if no tick has noticed yet."""
     from resilience.cron.table.output import outputs
     from resilience.cron.table.running import look
 

@@ -1,4 +1,4 @@
-"""What one tick of cron did, and the sign of life that it leaves. Pure."""
+"""Result of one tick, and the heartbeat it leaves. Pure."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
 
 GAP = 3.0
-"""Ticks that are further apart than this many times their pause are another life of the scheduler."""
+"""A gap of more than this many intervals between ticks starts a new `alive_since`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticked:
-    """What one tick did.
+class TickResult:
+    """Result of one tick.
 
     Attributes:
-        heartbeat: the sign of life that it left; None: it left none, because the scheduler is stopped.
-        started: what was begun by this scheduler, as it stood then (RUNNING).
-        ended: what ended and is known since the last tick, those of earlier ticks included.
-        submitted: what was queued as a job.
-        skipped: slots passed over: SKIPPED and MISSED.
-        refused: what could not be started or was refused.
-        lines: what to tell people on standard error, one sentence each.
-        stopped: why nothing runs: somebody stopped the scheduler; empty: nobody did.
+        heartbeat: the heartbeat written; None if the scheduler is stopped.
+        started: runs started, as RUNNING.
+        ended: runs known to have ended since the last tick, including those of earlier ticks.
+        submitted: slots submitted as jobs.
+        skipped: slots not run: SKIPPED and MISSED.
+        refused: runs that could not be started or were refused.
+        lines: messages for standard error, one sentence each.
+        stopped: why nothing runs (the scheduler was stopped); empty: not stopped.
     """
 
     heartbeat: Heartbeat | None = None
@@ -35,9 +35,9 @@ class Ticked:
     lines: tuple[str, ...] = ()
     stopped: str = ""
 
-    def plus(self, other: Ticked) -> Ticked:
-        """Both together, the later one's sign of life counting. Pure."""
-        return Ticked(
+    def plus(self, other: TickResult) -> TickResult:
+        """Return both results together, with the later heartbeat. Pure."""
+        return TickResult(
             heartbeat=other.heartbeat or self.heartbeat,
             started=self.started + other.started,
             ended=self.ended + other.ended,
@@ -49,8 +49,8 @@ class Ticked:
         )
 
     @classmethod
-    def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> Ticked:
-        """Sort what became of slots. Pure."""
+    def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
+        """Group records by outcome. Pure."""
         there = tuple(records)
 
         def those(*outcomes: Outcome) -> tuple[RunRecord, ...]:
@@ -67,16 +67,17 @@ class Ticked:
 
 
 def next_boundary(now: float, period_s: float) -> float:
-    """The next multiple of the pause since the epoch, as of `daemon.next_tick`, which is slow to load. Pure."""
+    """Return the next multiple of the interval since the epoch; same as `daemon.next_tick`, which is slow to import.
+    Pure."""
     return (now // period_s + 1) * period_s
 
 
-def succeed(before: Heartbeat | None, now: float, *, expected: float, period_s: float) -> Heartbeat:
-    """Given the sign of life before, return the next: how late it comes, and since when there was no gap. Pure."""
+def next_heartbeat(before: Heartbeat | None, now: float, *, expected: float, period_s: float) -> Heartbeat:
+    """Return the next heartbeat, with its delay and the time since the last gap. Pure."""
     if before is None:
         return Heartbeat(time=now, expected=expected, alive_since=now)
     pause_s = max(before.expected - before.time, period_s)
-    if not -pause_s <= now - before.time <= GAP * pause_s:  # nobody was there; or the clock was set
+    if not -pause_s <= now - before.time <= GAP * pause_s:  # no scheduler was running, or the clock was set
         late_s = max(0.0, now - before.expected)
         return Heartbeat(time=now, expected=expected, alive_since=now, late_s=late_s)
     return Heartbeat(

@@ -258,7 +258,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(desk: Desk) -> None:
     desk.drop("backup")
     for command in ("history", "logs", "remove"):
         said = desk.cron(command, "bakup", code=2)
-        assert "no entry 'bakup'" in said.err and "did you mean cron.hourly/backup?" in said.err
+        assert "unknown entry 'bakup'" in said.err and "did you mean cron.hourly/backup?" in said.err
 
 
 def test_a_history_without_runs_says_when_there_will_be_some(desk: Desk) -> None:
@@ -384,7 +384,7 @@ def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
     seen = project.state.seen()
     from resilience.cron.state_directory import Seen
 
-    project.state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
+    project.state.write_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
     dry = desk.cron("tick", "--dry-run").out
     assert "cron.minutely/say" in dry and "would run" in dry
     said = desk.cron("tick").out

@@ -176,7 +176,7 @@ def test_somebody_elses_change_in_between_is_not_lost(cron: CronProject, monkeyp
 
     cron.directory.mkdir(mode=0o755)
     (cron.directory / "crontab").write_text("# mine\n")
-    meant = cron_add._meant
+    meant = cron_add._parsed_entry
 
     def edited(*given: object) -> object:
         (cron.directory / "crontab").write_text("# mine\n# and a word more\n")
@@ -208,15 +208,15 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("", directories=("hourly",)), "name"),
         (wanted("../x", directories=("hourly",)), "name"),
         (wanted("x" * 65, directories=("hourly",)), "name"),
-        (wanted("x"), "when"),
+        (wanted("x"), "no schedule given"),
         (wanted("x", directories=("hourly", "daily")), "more than one"),
         (wanted("x", directories=("hourly",), schedule="@daily"), "more than one"),
         (wanted("x", schedule="61 * * * *"), ""),
         (wanted("x", schedule="* * * *"), ""),
         (wanted("x", schedule="@hurly"), ""),
-        (NewEntry(name="x", command=(), directories=("hourly",)), "which command"),
-        (wanted("x", "no-such-program-anywhere", directories=("hourly",)), "no program"),
-        (wanted("x", "./not-there", directories=("hourly",)), "no program"),
+        (NewEntry(name="x", command=(), directories=("hourly",)), "no command given"),
+        (wanted("x", "no-such-program-anywhere", directories=("hourly",)), "not on your PATH"),
+        (wanted("x", "./not-there", directories=("hourly",)), "does not exist"),
         (wanted("x", directories=("hourly",), options={"overlap": "sometimes"}), "overlap"),
         (wanted("x", directories=("hourly",), options={"timeout": "soon"}), "timeout"),
         (wanted("x", directories=("hourly",), options={"timeout": "1m rerun"}), "blank"),

@@ -35,7 +35,7 @@ def test_the_next_tick_sends_it_and_the_asker_hears_of_it(stage: Stage) -> None:
     ((channel, took_it, said, after_s),) = found.channels
     assert (channel, took_it) == ("console", True) and said and after_s >= 0
     first, last = (line for line in stage.told() if id in line)
-    assert "this is a drill" in first and "RESOLVED" in last
+    assert "test alert, requested by" in first and "RESOLVED" in last
     assert waiting(stage.cron) == ()
 
 
@@ -95,7 +95,7 @@ def test_what_goes_wrong_on_the_way_is_the_answer(stage: Stage, monkeypatch: pyt
         raise StateDirectoryError("the disk is full")
 
     id = ask(stage.cron)
-    monkeypatch.setattr("resilience.cron.canary._fly", fail)
+    monkeypatch.setattr("resilience.cron.canary._deliver", fail)
     release(stage.cron, id, "foreground")
     found = answered(stage, id)
     assert found.trouble == "the disk is full" and not found.is_well

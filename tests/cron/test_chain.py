@@ -39,7 +39,7 @@ def test_a_trouble_is_written_once_an_hour_and_its_end_once() -> None:
     written = records(Kept(2), *[TROUBLE] * 13, Kept(2), Kept(2))
     assert [record.outcome for record in written] == [Outcome.REFUSED, Outcome.REFUSED, Outcome.DONE]
     assert "QOSMaxSubmit" in written[0].summary
-    assert "1 wait" in written[0].summary
+    assert "1 queued" in written[0].summary
 
 
 def test_another_trouble_is_written_at_once() -> None:

@@ -193,7 +193,7 @@ def test_it_says_what_a_person_wants_to_hear_in_the_morning() -> None:
         )  # fmt: skip
     text = "\n".join((alert.title, *alert.body))
     assert alert.title.startswith("resil is alive: 1,440 ticks, late at most 4 s")
-    for part in ("96 runs of 9 entries: 95 well, 1 failed (watch-fs 03:15)", "3 slots skipped", "2 open incidents",
+    for part in ("96 runs of 9 entries: 95 succeeded, 1 failed (watch-fs 03:15)", "3 slots skipped", "2 open incidents",
                  "/scratch: full", "next: Fri 09:00"):  # fmt: skip
         assert part in text, part
 

@@ -19,7 +19,7 @@ import pytest
 
 from resilience.cron import driver_choice as cron_drivers
 from resilience.cron import environment as cron_environment
-from resilience.cron.driver_choice import Offer, choose, decide, drivers, look
+from resilience.cron.driver_choice import Offer, check_driver, choose, decide, drivers
 from resilience.cron.drivers import Availability, crontab, systemd
 from resilience.cron.install import AlreadyInstalled, install, stop, uninstall
 from resilience.cron.late import late_notice
@@ -130,7 +130,7 @@ def test_with_nothing_at_all_the_reasons_are_told(site: Site) -> None:
     with pytest.raises(ResilError, match="a: no a; b: no b") as caught:
         decide("auto", offers)
     assert "resil cron tick" in caught.value.hint
-    assert look("foreground", site.context()).availability.is_available
+    assert check_driver("foreground", site.context()).availability.is_available
 
 
 def test_the_settings_say_which_where_the_command_line_does_not(site: Site) -> None:

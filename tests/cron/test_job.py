@@ -75,7 +75,7 @@ def test_it_waits_for_what_runs(job: Any) -> None:
 
 def test_told_that_the_end_is_near_it_leaves_at_once_or_after_a_short_wait(job: Any) -> None:
     assert not at(job, 50000)
-    job._told_of_end(signal.SIGUSR1, None)
+    job._on_end_notice(signal.SIGUSR1, None)
     assert at(job, 49999)
     begin_run(job.cron.state)
     assert not at(job, 49998)
@@ -84,7 +84,7 @@ def test_told_that_the_end_is_near_it_leaves_at_once_or_after_a_short_wait(job: 
 
 def test_sigterm_counts_at_once(job: Any) -> None:
     begin_run(job.cron.state)
-    job._told_to_go(signal.SIGTERM, None)
+    job._on_terminate(signal.SIGTERM, None)
     assert at(job, 50000)
 
 
@@ -129,5 +129,5 @@ def test_a_keeper_that_crashes_is_seen_and_tried_again(job: Any, monkeypatch: py
     deadline = time.monotonic() + 60
     while job.keeper is not None and time.monotonic() < deadline:
         job._poll_keeper()
-    assert job.troubles == 1
+    assert job.failures == 1
     assert job.next_keep == NOW + 60

@@ -78,7 +78,7 @@ def test_a_run_without_output_says_why(cron: CronProject) -> None:
     silent, removed, running = find_logs(cron, "backup", last=3)
     assert (silent.path, silent.reason) == (None, "no output")
     assert removed.path is None and "removed" in removed.reason
-    assert running.reason == "nothing yet"
+    assert running.reason == "no output yet"
 
 
 def test_the_output_of_a_job_is_its_own_file(cron: CronProject, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_real_line_with_mailto_is_mailed_by_its_tick(tmp_path: Path) -> None:
     stage.crontab("MAILTO=ada@example.org", "* * * * * /bin/echo good morning # resil: name=hello")
     tick(stage.cron, driver="foreground")
     seen = stage.cron.state.seen()
-    stage.cron.state.note_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
+    stage.cron.state.write_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
     tick(stage.cron, driver="foreground")
     until(lambda: "good morning" in mails(stage), "the mail")
     assert "ada@example.org" in mails(stage)

@@ -147,7 +147,7 @@ def test_slots_that_a_wrong_clock_took_do_not_count(directory: CronDirectory) ->
 
 
 def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirectory) -> None:
-    directory.note_seen({KEY: Seen(int(NOW), "@hourly")})
+    directory.write_seen({KEY: Seen(int(NOW), "@hourly")})
     assert directory.last_slots(NOW) == {KEY: int(NOW)}
     assert directory.seen() == {KEY: Seen(int(NOW), "@hourly")}
 
@@ -354,7 +354,7 @@ def test_a_damaged_heartbeat_says_so_and_can_be_put_aside(directory: CronDirecto
     (directory.path / "heartbeat").write_text(text)
     with pytest.raises(Damaged, match="damaged"):
         directory.heartbeat()
-    directory.set_aside("heartbeat")
+    directory.quarantine("heartbeat")
     assert directory.heartbeat() is None and (directory.path / "heartbeat.damaged").read_text() == text
 
 

@@ -15,9 +15,9 @@ from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import (
     Health,
     cron_status,
+    describe_stop,
     judge_scheduler,
     lateness_of,
-    stopped_sentence,
 )
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
@@ -83,8 +83,8 @@ def test_late_s_of_the_settings_counts() -> None:
 
 
 def test_who_stopped_it_is_named() -> None:
-    assert stopped_sentence(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
-    assert stopped_sentence({}, NOW) == "stopped by somebody"
+    assert describe_stop(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
+    assert describe_stop({}, NOW) == "stopped by somebody"
 
 
 def test_lateness_is_the_nearest_rank() -> None:

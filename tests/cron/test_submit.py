@@ -156,7 +156,7 @@ def test_a_scheduler_that_forgot_a_job_is_not_taken_for_a_failure(context: CronC
     (context.directory / "queue" / "101").unlink()
     context.tick(TOP + 60)
     (record,) = context.history(B)
-    assert str(record.outcome) == "submitted" and "not known" in record.summary and context.names("jobs") == []
+    assert str(record.outcome) == "submitted" and "no longer knows" in record.summary and context.names("jobs") == []
 
 
 def test_a_script_that_is_gone_by_then_is_no_surprise(context: CronContext) -> None:

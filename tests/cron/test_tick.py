@@ -12,7 +12,7 @@ import pytest
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat, Outcome
-from resilience.cron.ticked import succeed
+from resilience.cron.ticked import next_heartbeat
 from resilience.cron.ticker import Ticker
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
@@ -105,7 +105,7 @@ def test_every_tick_leaves_a_sign_of_life(context: CronContext) -> None:
 )
 def test_lateness_is_counted_from_the_moment_that_was_promised(gap_s: float, late_s: float, ticks: int) -> None:
     before = Heartbeat(time=TOP, expected=TOP + 60, alive_since=TOP - 9 * DAY)
-    beat = succeed(before, TOP + gap_s, expected=TOP + gap_s + 60, period_s=60)
+    beat = next_heartbeat(before, TOP + gap_s, expected=TOP + gap_s + 60, period_s=60)
     assert (beat.late_s, beat.ticks) == (late_s, ticks)
     assert (beat.alive_since == TOP - 9 * DAY) == (ticks == 2)
 
@@ -160,7 +160,7 @@ def test_a_file_that_nobody_can_read_costs_no_slot(context: CronContext, name: s
     (context.cron.state.path / name).write_text(text)
     done = context.tick(TOP)
     assert context.ran() == [TOP]
-    assert sum("put aside" in line for line in done.lines) == 1
+    assert sum("moved to" in line for line in done.lines) == 1
     assert (context.cron.state.path / f"{name}.damaged").exists()
     assert context.tick(TOP + 60).lines == ()
 
@@ -351,7 +351,7 @@ def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
         with hung_directory(tmp_path / "state"), monkeypatch.context() as patched:
             patched.setattr("resilience.cron.project.LOOK_S", 0.5)
             for _ in range(3):
-                with pytest.raises(ProbeError, match=r"nothing is run: .* does not answer") as told:
+                with pytest.raises(ProbeError, match=r"no entries run: .* does not respond") as told:
                     context.tick()
                 assert told.value.exit_code == 75
             assert sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from resilience.cron.checks._cron.judging import judge
-from resilience.cron.checks._cron.words import CronCheckSettings, CronReading
+from resilience.cron.checks._cron.reading import CronCheckSettings, CronReading
 from resilience.finding import Finding, Verdict
 
 NOW = 1_800_000_000.0

@@ -64,8 +64,8 @@ def test_from_nothing_two_jobs_are_queued_and_a_second_look_does_nothing(directo
 def test_a_job_begins_after_a_number_of_seconds_and_never_at_a_date_that_needs_a_zone(directory: CronDirectory) -> None:
     queue = Queue()
     keeper(directory, queue, "pulse").keep()
-    begins = [submission.options.get("begin") for submission in queue.submissions]
-    assert begins == [None, "now+900"]
+    tick_started = [submission.options.get("begin") for submission in queue.submissions]
+    assert tick_started == [None, "now+900"]
     assert NOW % 900 == 0
 
 
@@ -169,10 +169,10 @@ def test_two_who_install_at_once_leave_one_chain(directory: CronDirectory) -> No
     """Both look before either submits; the next look of anybody cancels what is too much."""
     queue = Queue()
     one, two = keeper(directory, queue), keeper(directory, queue)
-    plans = [one.plan(one.look()), two.plan(two.look())]
+    plans = [one.plan(one.queued_jobs()), two.plan(two.queued_jobs())]
     for who, plan in zip((one, two), plans, strict=True):
-        for wish in plan.submit:
-            queue.submit(who.submission(wish))
+        for request in plan.submit:
+            queue.submit(who.submission(request))
     one.keep()
     two.keep()
     assert [job.id.array for job in queue.records if job.state.is_alive] == [101, 102]

@@ -19,7 +19,7 @@ from resilience.cron.drivers._slurm.chain import Mode
 from resilience.cron.drivers._slurm.script import (
     kept_environment,
     lead_s,
-    render_revive,
+    render_requeue_script,
     render_script,
     sbatch_options,
     time_limit_s,
@@ -81,7 +81,7 @@ class Desk:
             scheduler="slurm", environ={"HOME": "/"}, tool_directories=(str(self.bin),),
         )  # fmt: skip
         (self.cron.path / "driver" / "job.bash").write_text(text)
-        (self.cron.path / "revive.bash").write_text(render_revive(str(self.cron.path)))
+        (self.cron.path / "revive.bash").write_text(render_requeue_script(str(self.cron.path)))
 
     def python(self, text: str) -> None:
         (self.bin / "python").write_text(f"#!/bin/bash\n{text}\n")
@@ -167,7 +167,7 @@ def test_bash_submits_nothing_while_others_wait(desk: Desk) -> None:
     desk.python("exit 1")
     desk.run()
     assert not desk.calls
-    assert "the chain goes on with job 8" in desk.output
+    assert "the chain continues with job 8" in desk.output
 
 
 def test_jobs_that_ended_or_are_somebody_elses_do_not_carry_the_chain(desk: Desk) -> None:

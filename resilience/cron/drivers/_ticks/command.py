@@ -1,8 +1,8 @@
-"""The command that makes a tick, with the environment that it needs. Pure.
+"""The command that makes a tick, with its environment. Pure.
 
-The environment of a crontab is nearly empty, a user manager's is somebody's guess and a job's is a login shell's: so
-what counts stands in the command itself. It was recorded when the project was installed (`facts` of the installation
-whose names begin with `$`).
+The environment of a crontab is nearly empty, that of a user manager is unpredictable, and that of a job is a login
+shell's. So the command itself sets the environment that was recorded at installation (facts of the installation whose
+names begin with `$`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from resilience.cron.records import Installation
 from resilience.errors import ResilError
 
 VARIABLE = "$"
-"""Facts whose names begin so are environment variables of the ticks: `$PATH`."""
+"""Prefix of facts that are environment variables of the ticks: `$PATH`."""
 
 
 def environment(installation: Installation) -> dict[str, str]:
-    """The environment variables of the ticks."""
+    """Return the environment variables of the ticks."""
     return {name[1:]: value for name, value in sorted(installation.facts.items()) if name.startswith(VARIABLE)}
 
 
 def tick_words(installation: Installation, *words: str) -> tuple[str, ...]:
-    """The command as words: `/opt/venv/bin/python -P -m resilience cron tick ...`.
+    """Return the command as words: `/opt/venv/bin/python -P -m resilience cron tick ...`.
 
-    `-P` keeps a file of the project that is called like a module of Python's (random.py) from being taken for it.
+    `-P` keeps project files such as random.py from shadowing Python's modules.
     """
     return (installation.python, "-P", "-m", "resilience", "cron", *words)
 
 
 def shell_command(installation: Installation, words: Sequence[str], *, output: str = "", is_clean: bool = True) -> str:
-    """One line of sh that goes to the project, sets the environment and becomes the command.
+    """Return one line of sh that changes to the project, sets the environment and executes the command.
 
-    With `output`, all that it writes goes to that file, which begins anew each time; without the file's directory
-    nothing runs and nothing is said (cron would mail it, every minute; the missing heartbeat tells). `is_clean`: no
-    variable besides those recorded.
+    `output`: file that all output goes to, truncated each time; if its directory is missing, nothing runs or is printed
+    (cron would mail it every minute; the missing heartbeat shows the problem). `is_clean`: pass no variables besides
+    those recorded.
     """
     variables = [f"{name}={value}" for name, value in environment(installation).items()]
     clean = ["-i"] if is_clean else ["-u", "PYTHONHOME", "-u", "PYTHONPATH"]
@@ -45,14 +45,14 @@ def shell_command(installation: Installation, words: Sequence[str], *, output: s
     return f": {mark(installation.token)}; {quiet}cd {shlex.quote(installation.project)} && exec {command}"
 
 
-def refuse_unwritable(installation: Installation, *, where: str, bad: Mapping[str, str]) -> None:
-    """Raise ResilError if something of the command cannot be written into a table. `bad`: character to its name."""
+def check_writable(installation: Installation, *, where: str, bad: Mapping[str, str]) -> None:
+    """Raise ResilError if a part of the command cannot be written to a table. `bad`: characters to their names."""
     named = {"the project directory": installation.project, "the interpreter": installation.python}
     named |= {f"${name}": value for name, value in environment(installation).items()}
     for what, value in named.items():
         for character, name in bad.items():
             if character in value:
                 raise ResilError(
-                    f"{what} has {name} in it, which cannot stand in {where}: {value!r}",
+                    f"{what} contains {name}, which {where} cannot express: {value!r}",
                     hint="rename it, or use another backend: resil cron install --backend foreground",
                 )

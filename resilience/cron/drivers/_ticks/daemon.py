@@ -1,4 +1,4 @@
-"""Whether a cron daemon runs on this machine, as far as an ordinary person can see."""
+"""Detects a cron daemon on this machine, as far as an ordinary user can."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from resilience.base.processes import is_there
 
 DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched")
-"""Names of processes (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""
+"""Process names (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""
 
 PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid", "/var/run/cron.pid", "/run/crond.reboot")
-"""Where daemons leave their process id: seen even where /proc hides others' processes (hidepid=2, proc(5))."""
+"""Pid files of daemons: readable even if /proc hides processes of other users (hidepid=2, proc(5))."""
 
 
 def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES) -> str:
-    """A few words on the daemon that was found, `cron, process 312`; empty: none was."""
+    """Return a description of the daemon (`cron, process 312`); empty if none was found."""
     for path in pid_files:
         pid = _pid_in(path)
         if pid and is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
@@ -30,7 +30,7 @@ def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES
 
 
 def hides_processes(proc: Path = Path("/proc")) -> bool:
-    """Whether other people's processes cannot be seen, so that finding none means nothing."""
+    """Whether /proc hides processes of other users, so that finding none proves nothing."""
     return not (proc / "1" / "comm").exists()
 
 

@@ -1,10 +1,10 @@
-"""Puts our lines into a table and takes them out, and leaves every other byte as it is. Pure.
+"""Adds and removes our lines in a table, and leaves every other byte unchanged. Pure.
 
 A table is text whose undecodable bytes are surrogates (surrogateescape), and whose lines end with a newline only:
-carriage returns, form feeds and a missing newline at the end are somebody's bytes, too.
+carriage returns, form feeds and a missing newline at the end are preserved.
 
-Our lines stand first. So settings of the table (MAILTO, SHELL, PATH in a crontab; an `#SCRON` line that waits for its
-entry at the end of a scrontab) do not reach them, and a last line without a newline stays one.
+Our lines come first. So settings of the table (MAILTO, SHELL, PATH in a crontab; a last `#SCRON` line in a scrontab) do
+not affect them, and a last line without a newline stays one.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from resilience.cron.drivers._ticks.marks import is_disabled, is_ours
 
 
 def without_ours(table: str, tokens: Collection[str]) -> str:
-    """The table without the lines of these installations."""
+    """Return the table without the lines of these installations."""
     if not any(token in table for token in tokens):
         return table
     return "".join(line for line in _lines(table) if not _is_of(line, tokens))
 
 
 def with_ours(table: str, lines: Sequence[str], tokens: Collection[str]) -> str:
-    """The table with these lines in the place of all that `tokens` had there; the same table if they stand there."""
+    """Return the table with these lines instead of all lines of `tokens`; unchanged if they are already there."""
     if tuple(lines) == ours(table, tokens):
         return table
     return "".join(f"{line}\n" for line in lines) + without_ours(table, tokens)
 
 
 def ours(table: str, tokens: Collection[str]) -> tuple[str, ...]:
-    """The lines of these installations, without their ends."""
+    """Return the lines of these installations, without newlines."""
     return tuple(line.removesuffix("\n") for line in _lines(table) if _is_of(line, tokens))
 
 
 def disabled(table: str, tokens: Collection[str]) -> tuple[str, ...]:
-    """Those lines of ours that are out of action, without comments of our own."""
+    """Return our lines that are disabled, except comments."""
     return tuple(line for line in ours(table, tokens) if is_disabled(line) and not line.startswith("# resil:"))
 
 
 def without_header(table: str) -> str:
-    """The table without the three lines that some crons write above it at each installation, and list.
+    """Return the table without the three header lines that some crons add at each installation, and list.
 
-    As ISC cron 4.1 does (crontab.c, `replace_cmd`); Debian's and cronie's do not.
+    ISC cron 4.1 does (crontab.c, `replace_cmd`); Debian's and cronie's do not.
     """
     lines = table.split("\n", 3)
     is_header = (

@@ -1,4 +1,4 @@
-"""The text of a systemd timer and its service. Pure.
+"""Text of a systemd timer and its service. Pure.
 
 Syntax: systemd.syntax(7), systemd.service(5) "COMMAND LINES", systemd.timer(5).
 """
@@ -13,14 +13,14 @@ from resilience.cron.records import Installation
 from resilience.runs.context import Context
 
 TICK_LIMIT = "10min"
-"""A tick that only starts what is due and does not end within that hangs; the next one comes after it was ended."""
+"""A tick only starts runs; after this time it is hung and killed, and the next one follows."""
 
 
 def service_text(installation: Installation, words: Sequence[str], context: Context) -> str:
-    """The unit of one tick.
+    """Return the service unit of one tick.
 
-    The tick starts what is due and ends (`--no-wait`): a timer starts nothing while the last tick is there. What it
-    started lives on in the unit's control group: KillMode=process ends the tick alone.
+    The tick starts what is due and exits (`--no-wait`), because a timer starts nothing while the last tick is active.
+    Its runs stay in the unit's control group: KillMode=process kills only the tick itself.
     """
     variables = environment(installation)
     unset = [name for name in ("PYTHONHOME", "PYTHONPATH") if name not in variables]
@@ -43,7 +43,7 @@ def service_text(installation: Installation, words: Sequence[str], context: Cont
 
 
 def timer_text(installation: Installation, service: str, context: Context) -> str:
-    """The unit that starts the other at each full minute."""
+    """Return the timer unit that starts the service at each full minute."""
     lines = [
         headline(installation, context.state_dir),
         "[Unit]",
@@ -61,7 +61,7 @@ def timer_text(installation: Installation, service: str, context: Context) -> st
 
 
 def quoted(word: str) -> str:
-    """One word in double quotes, with C's escapes, and without specifiers (`%`)."""
+    """Return a word in double quotes, with C escapes, and with escaped specifiers (`%`)."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\t", "\\t")
     return f'"{_percent(escaped)}"'
 

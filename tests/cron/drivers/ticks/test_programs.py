@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.programs import LOCK_S, NoAnswer, NotForUs, ask, change, said
+from resilience.cron.drivers._ticks.programs import LOCK_S, ProgramFailed, ProgramUnavailable, change, run_program, said
 from resilience.errors import ResilError
 from resilience.runs.context import Context
 from resilience.system.process import Completed
@@ -99,19 +99,19 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
 
 def test_a_program_that_is_missing_will_be_missing_tomorrow_and_one_that_hangs_may_not(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    with pytest.raises(NotForUs):
-        ask(site.context(), ["no-such-program"])
+    with pytest.raises(ProgramUnavailable):
+        run_program(site.context(), ["no-such-program"])
     site.write_program("slow", "exec sleep 1000\n")
-    with pytest.raises(NoAnswer) as caught:
-        ask(site.context(), ["slow"], timeout_s=0.2)
-    assert caught.value.transient and not isinstance(caught.value, NotForUs)
+    with pytest.raises(ProgramFailed) as caught:
+        run_program(site.context(), ["slow"], timeout_s=0.2)
+    assert caught.value.transient and not isinstance(caught.value, ProgramUnavailable)
 
 
 def test_a_program_speaks_plain_english(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.write_program("speak", 'echo "$LC_ALL"\n')
     context = site.context()
-    assert ask(context, ["speak"]).stdout == "C\n"
+    assert run_program(context, ["speak"]).stdout == "C\n"
 
 
 def test_what_a_program_said_fits_in_a_line() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.checks._cron.look import look, look_at_scheduler
-from resilience.cron.checks._cron.words import SCHEDULER, CronCheckSettings, CronReading
+from resilience.cron.checks._cron.probe import look, read_scheduler
+from resilience.cron.checks._cron.reading import SCHEDULER, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
@@ -82,9 +82,9 @@ def test_nobody_waits_for_a_driver_that_was_uninstalled(directory: CronDirectory
     assert "uninstalled" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
     beat(directory, "foreground", ago_s=86400)
     assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert directory.expect_no_more("elsewhere", 1) is None, "another's scheduler"
+    assert directory.mark_last("elsewhere", 1) is None, "another's scheduler"
     assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert directory.expect_no_more() is not None
+    assert directory.mark_last() is not None
     assert "ended on purpose" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
 
 
@@ -125,12 +125,12 @@ def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(directory: CronDi
 
 def test_a_node_that_slept_since_the_last_look_has_just_woken_up(directory: CronDirectory) -> None:
     beat(directory)
-    first = look_at_scheduler(directory, NOW)
+    first = read_scheduler(directory, NOW)
     assert first is not None and first.boot
     slept = CronReading(slept_s=first.slept_s - 3600, boot=first.boot, awake_since=first.awake_since)
-    again = look_at_scheduler(directory, NOW, slept)
+    again = read_scheduler(directory, NOW, slept)
     assert again is not None and again.awake_since == NOW
-    still = look_at_scheduler(directory, NOW + 60, again)
+    still = read_scheduler(directory, NOW + 60, again)
     assert still is not None and still.awake_since == NOW, "it is remembered when it woke up"
 
 
