@@ -98,10 +98,10 @@ class CronProject:
 
     def refuse(self, entry: Entry) -> Ignored | None:
         """Return why a drop-in may no longer run, just before its start; None if it may."""
-        from resilience.cron.table.directory import look_again
+        from resilience.cron.table.directory import recheck
 
         loaded = self.project.loaded
-        return look_again(
+        return recheck(
             entry,
             self.directory,
             self.settings,

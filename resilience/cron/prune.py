@@ -59,7 +59,7 @@ class Pruned:
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     """Delete expired files. Raise ResilError if the table cannot be read, because removed entries are unknown then."""
-    from resilience.cron.table.books import settle
+    from resilience.cron.table.books import settle_dead_runs
     from resilience.cron.table.history import shorten
 
     now = cron.project.system.clock.now()
@@ -67,7 +67,7 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
         return Pruned()
     cron.state.check()
     trouble: list[str] = []
-    marks = _dead_marks(cron, now) if dry_run else len(settle(cron.state, now=now))
+    marks = _dead_marks(cron, now) if dry_run else len(settle_dead_runs(cron.state, now=now))
     found = plan(cron, now)
     if dry_run:
         return Pruned(found, marks)

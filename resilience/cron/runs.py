@@ -41,7 +41,7 @@ def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[Ru
 def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
     """Return the record of a mark: RUNNING, or CUT_SHORT if no tick has noticed yet."""
     from resilience.cron.table.output import outputs
-    from resilience.cron.table.running import look
+    from resilience.cron.table.running import liveness_of
 
     if mark.end is not None:
         return mark.end
@@ -53,7 +53,7 @@ def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
         name=mark.name, slot=mark.slot, outcome=Outcome.RUNNING, time=now, started=mark.started, host=mark.host,
         pid=mark.pid, output=names[-1] if names else "",
     )  # fmt: skip
-    liveness, why = look(cron.state, mark, now=now)
+    liveness, why = liveness_of(cron.state, mark, now=now)
     if liveness is Liveness.GONE:
         return replace(record, outcome=Outcome.CUT_SHORT, summary=why)
     return record

@@ -185,9 +185,9 @@ class Ticker:
         except OSError:
             marks = []
         if marks:
-            from resilience.cron.table.books import settle
+            from resilience.cron.table.books import settle_dead_runs
 
-            found.append(TickResult.of(settle(self._cron.state, now=now, at=self._cron.here())))
+            found.append(TickResult.of(settle_dead_runs(self._cron.state, now=now, at=self._cron.here())))
         return found
 
     def _beat(

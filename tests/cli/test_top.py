@@ -18,7 +18,7 @@ from resilience.watch.scan.scan import Progress
 from tests.cli.shell import Shell
 from tests.fakes import NOW, FakeClock, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.watch.scan.trees import a_tree, du, settle, write
+from tests.watch.scan.trees import a_tree, du, settle_dead_runs, write
 
 DAY = 86400
 
@@ -35,7 +35,7 @@ def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: p
     write(root / "runs" / "gpt" / "checkpoint-100" / "model.safetensors", 2**20)
     write(root / "runs" / "gpt" / "logs" / "train.log", 2**16)
     write(root / "data" / "shard", 2**19)
-    settle(root)
+    settle_dead_runs(root)
     for file in root.rglob("*.*"):
         os.utime(file, (NOW - 2 * DAY, NOW - 2 * DAY))
     assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0
@@ -159,7 +159,7 @@ def test_the_newest_change_is_told_in_one_unit(ago_s: float, wanted: str) -> Non
 
 def test_the_command_line_leads_here(shell: Shell) -> None:
     write(shell.directory / "runs" / "file")
-    settle(shell.directory / "runs")
+    settle_dead_runs(shell.directory / "runs")
     said = shell.resil("watch", "fs", "--top", "runs", "--json")
     assert said.code == 0
     assert said.json["folders"][0]["files"] == 1

@@ -46,7 +46,7 @@ def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
     return RunRecord(name=BACKUP.name, slot=slot, outcome=outcome, time=time.time(), **fields)  # type: ignore[arg-type]
 
 
-def settle(reporter: TickReporter) -> None:
+def settle_dead_runs(reporter: TickReporter) -> None:
     child = reporter._child
     assert child is None or child.wait(PATIENCE_S)
 
@@ -61,12 +61,12 @@ def test_a_failed_run_is_one_incident_and_its_recovery_is_told(stage: Stage) -> 
     reporter.tick_started()
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100, exit_code=3, summary="disk full")), table)
     until(stage.told, "the alert")
-    settle(reporter)
+    settle_dead_runs(reporter)
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200, exit_code=3, summary="disk full")), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert len(stage.told()) == 1 and "cron.hourly/backup" in stage.told()[0] and "disk full" in stage.told()[0]
     reporter.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300, exit_code=0)), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert "RESOLVED" in stage.told()[-1] and len(stage.told()) == 2
 
 
@@ -81,14 +81,14 @@ def test_a_scheduler_that_comes_back_ends_the_incident_of_its_absence(stage: Sta
     assert "CRITICAL" in stage.told()[0]
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, gap=True), Table())
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert "RESOLVED" in stage.told()[-1]
 
 
 def test_an_idle_tick_starts_no_child(stage: Stage) -> None:
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, gap=True), Table())
-    settle(reporter)
+    settle_dead_runs(reporter)
     later = TickReporter(stage.cron)  # another process, a minute later
     for _ in range(3):
         later.tick_started()
@@ -100,9 +100,9 @@ def test_an_end_that_waits_for_its_time_is_looked_at_again_soon(tmp_path: Path) 
     stage = Stage(tmp_path, alert='channels = ["console"]\ngroup_s = 3600')
     reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100)), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     reporter.ended(a_tick(stage.cron, a_run(Outcome.DONE, 200)), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert len(stage.told()) == 1
     waited_s = time.time() - float((stage.cron.state.path / "looked").read_text().split()[0])
     assert waited_s > 600, "the next look is due in a minute, not in a quarter of an hour"
@@ -112,15 +112,15 @@ def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(
     table = Table(entries=(BACKUP,))
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, gap=True), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     later = TickReporter(stage.cron)
     later.ended(a_tick(stage.cron, a_run(Outcome.DONE, 100)), table)
     assert later._child is None
     later.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200)), table)
-    settle(later)
+    settle_dead_runs(later)
     last = TickReporter(stage.cron)
     last.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300)), table)
-    settle(last)
+    settle_dead_runs(last)
     assert "RESOLVED" in stage.told()[-1]
 
 
@@ -130,7 +130,7 @@ def test_what_lasts_is_looked_at_again_though_nothing_ran(stage: Stage) -> None:
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron), Table())
     assert reporter._child is not None
-    settle(reporter)
+    settle_dead_runs(reporter)
 
 
 def test_where_nobody_is_to_be_told_no_child_is_started(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_the_watchdog_learns_the_table_and_what_is_ignored_by_mistake(stage: Sta
     ignored = Ignored("cron/cron.hourly/x", "everybody may write there", "chmod o-w cron", is_fault=True)
     table = Table(entries=(BACKUP,), ignored=(ignored, Ignored("cron/README.md", "it is no program")))
     reporter.ended(a_tick(stage.cron), table)
-    settle(reporter)
+    settle_dead_runs(reporter)
     written = json.loads((stage.cron.state.path / "table.json").read_text())
     assert written == {"entries": [BACKUP.name], "ignored": [[ignored.place, ignored.reason, ignored.hint]]}
     assert any("everybody may write" in line for line in stage.told())
@@ -154,7 +154,7 @@ def test_the_watchdog_learns_the_table_and_what_is_ignored_by_mistake(stage: Sta
 def test_trouble_of_the_tick_itself_is_told(stage: Stage) -> None:
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, trouble="the crontab cannot be read"), None)
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert any("the crontab cannot be read" in line for line in stage.told())
 
 
@@ -212,7 +212,7 @@ def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
     cron = open_cron(project)
     reporter = TickReporter(cron)
     reporter.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
-    settle(reporter)
+    settle_dead_runs(reporter)
     assert "disk full" in capfd.readouterr().err
 
 

@@ -119,7 +119,7 @@ class SlurmDriver:
                 why = explain_reason(job.reason, str(job.id))
                 if job.state.is_waiting and why.blocks_for_ever and not job.reason.startswith("JobHeld"):
                     raise SchedulerError(
-                        f"SLURM accepted job {job.id} of the scheduler, which can never start: {why.words} ({job.reason})",
+                        f"SLURM accepted the scheduler's job {job.id} but cannot start it: {why.words} ({job.reason})",
                         hint=_NEVER_HINT if _asks_too_much(job.reason) else f"{why.advice}; see [cron] sbatch",
                     )
             first = next((job for job in ours if job.id.array == min(submitted)), None)

@@ -7,18 +7,18 @@ from dataclasses import replace
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.history import add
-from resilience.cron.table.leftovers import end_session
-from resilience.cron.table.running import Here, Mark, here, look, marks, remove_mark
+from resilience.cron.table.leftovers import kill_session
+from resilience.cron.table.running import Here, Mark, here, liveness_of, marks, remove_mark
 from resilience.errors import StateDirectoryError
 from resilience.job import Liveness
 
 
-def settle(directory: CronDirectory, *, now: float, at: Here | None = None) -> tuple[RunRecord, ...]:
-    """Close the books of runs whose supervisor died: write CUT_SHORT (or the end that could not be written before) into
-    the history, end what is left of them on this host, remove the mark, and return what was written.
+def settle_dead_runs(directory: CronDirectory, *, now: float, at: Here | None = None) -> tuple[RunRecord, ...]:
+    """Finish runs whose supervisor died: record CUT_SHORT (or an end that could not be recorded before), kill remaining
+    processes on this host, remove the mark, and return the records.
 
-    For the begin of each tick; of several at once, one gets the record. Raise StateDirectoryError if the marks cannot
-    be read, or nothing can be written.
+    Called at the start of each tick; of several concurrent callers, one gets the record. Raise StateDirectoryError if
+    the marks cannot be read, or nothing can be written.
     """
     found = []
     at = at or here()
@@ -26,13 +26,15 @@ def settle(directory: CronDirectory, *, now: float, at: Here | None = None) -> t
         if mark.end is not None:
             record = mark.end
         else:
-            state, reason = look(directory, mark, now=now, at=at)
+            state, reason = liveness_of(directory, mark, now=now, at=at)
             if state is not Liveness.GONE:
                 continue
             if (mark.host, mark.boot, mark.namespace) == at:
-                end_session(mark.pid)
+                kill_session(mark.pid)
             known = next((run for run in directory.history(mark.key) if run.slot == mark.slot), None)
-            if known is not None and known.outcome is not Outcome.RUNNING:  # it died between line and mark
+            if (
+                known is not None and known.outcome is not Outcome.RUNNING
+            ):  # it died between writing the history and removing the mark
                 record = known
             else:
                 record = RunRecord(
@@ -45,8 +47,8 @@ def settle(directory: CronDirectory, *, now: float, at: Here | None = None) -> t
     return tuple(found)
 
 
-def close_book(directory: CronDirectory, mark: Mark, record: RunRecord) -> RunRecord:
-    """Write the end of a run that nobody else can write any more; return it, with a note where that cannot be done."""
+def record_end(directory: CronDirectory, mark: Mark, record: RunRecord) -> RunRecord:
+    """Record the end of a run whose supervisor is gone; return the record, with a note if it cannot be written."""
     try:
         add(directory, mark.key, record)
         remove_mark(directory, mark)
@@ -56,5 +58,5 @@ def close_book(directory: CronDirectory, mark: Mark, record: RunRecord) -> RunRe
 
 
 def with_note(record: RunRecord, note: str) -> RunRecord:
-    """Given a record, return it with a note for people at its end."""
+    """Return the record with a note appended to its summary."""
     return replace(record, summary=f"{record.summary}; {note}" if record.summary else note)

@@ -10,11 +10,11 @@ from pathlib import Path
 from resilience.base.processes import is_alive
 
 
-def end_session(leader: int) -> int:
+def kill_session(leader: int) -> int:
     """Kill the processes of a session whose leader has died; return how many.
 
-    The kernel gives the number of a session to nobody else while one process of it is left (setsid(2), alloc_pid): so
-    whoever has it is of that session, unless the number is that of a living process.
+    The kernel does not reuse the number of a session while a process of it exists (setsid(2), alloc_pid): its processes
+    belong to that session, unless the number is that of a live process.
     """
     if leader <= 1 or is_alive(leader):
         return 0
@@ -27,7 +27,7 @@ def end_session(leader: int) -> int:
 
 
 def session_members(leader: int) -> tuple[int, ...]:
-    """The living processes of a session, by number (proc_pid_stat(5), field 6)."""
+    """Return the live processes of a session (proc_pid_stat(5), field 6)."""
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names only
         if not name.isdigit():

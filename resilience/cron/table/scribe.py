@@ -11,10 +11,10 @@ from resilience.errors import ResilError, StateDirectoryError
 
 
 class Task:
-    """One thing that is written.
+    """One write operation.
 
     Attributes:
-        error: why it could not be; None: it was, or is not yet.
+        error: why it failed; None: it succeeded, or is not finished.
     """
 
     def __init__(self, what: str, work: Callable[[], object]) -> None:
@@ -24,44 +24,44 @@ class Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was written, or could not be."""
+        """Whether it has finished or failed."""
         return self._over.is_set()
 
     def wait(self, until: float) -> bool:
-        """Wait until then by the monotonic clock; return whether it is over."""
+        """Wait until `until` by the monotonic clock; return whether it is over."""
         return self._over.wait(max(0.0, until - time.monotonic()))
 
     def run(self) -> None:
-        """Do it, and keep what went wrong."""
+        """Run it, and keep the error."""
         try:
             self._work()
         except ResilError as error:
             self.error = error
-        except Exception as error:  # the run is more than its papers
+        except Exception as error:  # the run matters more than its records
             self.error = StateDirectoryError(f"cannot {self.what}: {type(error).__name__}: {error}")
         finally:
             self._over.set()
 
     def why_not(self) -> str:
-        """Given that it should be over, return one sentence why it was not done; empty: it was."""
+        """Return why it was not done, one sentence; empty if it was. Call it when it should be over."""
         if not self.is_over:
-            return f"cannot {self.what}: the file system does not answer"
+            return f"cannot {self.what}: the file system does not respond"
         return str(self.error) if self.error is not None else ""
 
 
 class Scribe:
-    """A thread that does one thing after the other. It does not keep the process from ending."""
+    """A daemon thread that runs tasks one after the other."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         try:
             threading.Thread(target=self._work, name="scribe", daemon=True).start()
             self._is_alone = False
-        except RuntimeError:  # no room for a thread: then it is done at once, and a disk that hangs is waited for
+        except RuntimeError:  # no thread available: tasks run at once, and may block on a hung disk
             self._is_alone = True
 
     def do(self, what: str, work: Callable[[], object]) -> Task:
-        """Have it done; `what` completes the sentence `cannot ...`."""
+        """Queue a task; `what` completes the sentence `cannot ...`."""
         task = Task(what, work)
         if self._is_alone:
             task.run()

@@ -10,7 +10,7 @@ import pytest
 
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table.books import close_book, settle
+from resilience.cron.table.books import record_end, settle_dead_runs
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from resilience.errors import StateDirectoryError
 from resilience.system.child import fork
@@ -36,7 +36,7 @@ def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
         pid = fork()
         if pid == 0:
             try:
-                os.write(writing, b"%d\n" % len(settle(directory, now=NOW)))
+                os.write(writing, b"%d\n" % len(settle_dead_runs(directory, now=NOW)))
             finally:
                 os._exit(0)
         pids.append(pid)
@@ -56,12 +56,12 @@ def test_a_disk_that_takes_nothing_leaves_the_mark_for_the_next_tick(tmp_path: P
         write_mark(directory, a_mark(1))
         ballast = fill(disk)
         with pytest.raises(StateDirectoryError, match="No space left"):
-            settle(directory, now=NOW)
-        noted = close_book(directory, a_mark(1), record)
+            settle_dead_runs(directory, now=NOW)
+        noted = record_end(directory, a_mark(1), record)
         assert noted.summary.startswith("died; not in the history yet: ")
         ballast.unlink()
         make_read_only(disk, True)
         with pytest.raises(StateDirectoryError, match="Read-only"):
-            settle(directory, now=NOW)
+            settle_dead_runs(directory, now=NOW)
         make_read_only(disk, False)
-        assert [run.slot for run in settle(directory, now=NOW)] == [1]
+        assert [run.slot for run in settle_dead_runs(directory, now=NOW)] == [1]

@@ -15,13 +15,15 @@ LINES = 20_000
 SECRET = "s3cr3t-Tok3n"
 
 
-def keep(chunks: list[bytes], limit_bytes: int, secrets: tuple[str, ...] = (SECRET,), *, live: bool = False) -> bytes:
-    """What is kept of a stream; `live`: taken while it comes."""
+def keep(
+    chunks: list[bytes], limit_bytes: int, secrets: tuple[str, ...] = (SECRET,), *, supervise: bool = False
+) -> bytes:
+    """What is kept of a stream; `supervise`: taken while it comes."""
     words = Bounded(limit_bytes, Secrets(secrets))
     found = b""
     for chunk in chunks:
         words.add(chunk)
-        if live:
+        if supervise:
             found += words.take_head()
     return found + words.finish()
 
@@ -34,14 +36,14 @@ def in_pieces(raw: bytes, size: int) -> list[bytes]:
 def test_what_is_short_is_kept_whole_whatever_it_is() -> None:
     raw = b"a\0b\xff\xfe\r10%\r20%\rdone\nno line end"
     assert keep([raw], 1000) == raw
-    assert keep(in_pieces(raw, 1), 1000, live=True) == raw
+    assert keep(in_pieces(raw, 1), 1000, supervise=True) == raw
     assert keep([], 1000) == b""
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 10**6])
 def test_of_many_lines_the_first_and_the_last_are_kept_and_the_others_counted(size: int) -> None:
     raw = b"".join(b"line %d\n" % number for number in range(LINES))
-    kept = keep(in_pieces(raw, size), 10_000, live=True)
+    kept = keep(in_pieces(raw, size), 10_000, supervise=True)
     assert len(kept) < 10_100
     head, gap, tail = re.split(rb"(\.\.\. .* left out \.\.\.\n)", kept)
     assert raw.startswith(head) and head.endswith(b"\n")
@@ -74,8 +76,8 @@ def test_memory_does_not_grow_however_the_stream_comes() -> None:
 @pytest.mark.parametrize("size", [1, 2, 5, 11, 12, 13, 1000])
 def test_a_secret_in_pieces_is_found(size: int) -> None:
     raw = f"token is {SECRET}, I say\n".encode() * 20
-    for live in (False, True):
-        kept = keep(in_pieces(raw, size), 100_000, live=live)
+    for supervise in (False, True):
+        kept = keep(in_pieces(raw, size), 100_000, supervise=supervise)
         assert kept == b"token is REDACTED, I say\n" * 20
 
 
@@ -83,8 +85,8 @@ def test_a_secret_across_the_cuts_is_found_wherever_they_fall() -> None:
     for shift in range(60):
         for fill in (b"x", b"x\n"):
             raw = (fill * shift)[:shift] + (SECRET.encode() + (b"\n" if len(fill) > 1 else b"")) * 500
-            for live in (False, True):
-                kept = keep(in_pieces(raw, 17), 400, live=live)
+            for supervise in (False, True):
+                kept = keep(in_pieces(raw, 17), 400, supervise=supervise)
                 rest = kept.replace(b"REDACTED", b"")
                 assert not re.search(rb"[s3crTokn-]{3}", re.sub(rb"\.\.\. .* left out \.\.\.", b"", rest)), kept
 
@@ -100,7 +102,7 @@ def test_a_secret_of_several_lines_is_not_shown_half_while_it_comes() -> None:
     key = "-----BEGIN KEY-----\nMIIBabcdefgh\nqrstuvwxyz12\n-----END KEY-----"
     raw = f"one\ntwo\n{key}\nthree\n".encode()
     for size in range(1, 40):
-        kept = keep(in_pieces(raw, size), 10_000, (key,), live=True)
+        kept = keep(in_pieces(raw, size), 10_000, (key,), supervise=True)
         assert kept == b"one\ntwo\nREDACTED\nthree\n"
 
 
@@ -133,14 +135,14 @@ def test_lines_can_be_seen_while_the_run_goes_on() -> None:
     st.integers(1, 60),
 )
 def test_whatever_comes_no_secret_is_kept_and_what_fits_is_whole(
-    words: list[bytes], limit: int, sizes: list[int], secrets: tuple[str, ...], live: bool, times: int
+    words: list[bytes], limit: int, sizes: list[int], secrets: tuple[str, ...], supervise: bool, times: int
 ) -> None:
     raw, chunks, at, turn = b"".join(words) * times, [], 0, 0
     while at < len(raw):
         size = sizes[turn % len(sizes)]
         chunks.append(raw[at : at + size])
         at, turn = at + size, turn + 1
-    kept = keep(chunks, limit, secrets, live=live)
+    kept = keep(chunks, limit, secrets, supervise=supervise)
     for secret in secrets:
         assert secret.encode() not in kept
     if len(raw) <= 2 * (limit // 2):

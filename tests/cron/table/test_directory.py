@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, Ignored, Kind, Table
-from resilience.cron.table.directory import look_again, read_table
+from resilience.cron.table.directory import read_table, recheck
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.options import OptionError
 from resilience.errors import StateDirectoryError
@@ -470,7 +470,7 @@ def test_what_has_changed_since_the_table_was_read_is_seen(project: Path) -> Non
     backup, x = read(project).entries
 
     def again(entry: Entry) -> Ignored | None:
-        return look_again(entry, project / "cron", SETTINGS, project=project)
+        return recheck(entry, project / "cron", SETTINGS, project=project)
 
     assert again(backup) is None
     assert again(x) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
-from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
+from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, shown, without_duplicates
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.policy import Refusal
 
@@ -69,9 +69,9 @@ def test_a_job_is_submitted_executable_or_not(name: str, is_executable: bool) ->
 
 def test_of_a_program_and_a_job_of_one_name_the_job_runs_and_the_other_is_told() -> None:
     judged = [judge(found(name), DEFAULT) for name in ("x", "x.slurm", "y")]
-    job, y = [one for one in leave_out_twins(judged) if isinstance(one, Entry)]
+    job, y = [one for one in without_duplicates(judged) if isinstance(one, Entry)]
     assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
-    (told,) = [one for one in leave_out_twins(judged) if isinstance(one, Ignored)]
+    (told,) = [one for one in without_duplicates(judged) if isinstance(one, Ignored)]
     assert (told.place, told.is_fault) == ("cron/cron.hourly/x", True)
     assert told.reason == "x.slurm beside it is submitted instead"
 

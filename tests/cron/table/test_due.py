@@ -172,7 +172,7 @@ def test_a_reboot_entry_written_later_waits_for_the_next_start() -> None:
 # ---- a clock that jumps ---------------------------------------------------------------------------------------
 
 
-def live(one: Entry, clock: Iterable[float], last: int) -> list[list[int]]:
+def supervise(one: Entry, clock: Iterable[float], last: int) -> list[list[int]]:
     """Tick at these times, as a scheduler does: what is due is taken."""
     runs = []
     for now in clock:
@@ -188,7 +188,7 @@ def test_no_jump_of_the_clock_makes_a_storm(schedule: str, jump_s: int) -> None:
     before = [NOON + 30 + 60 * n for n in range(90)]
     after = [before[-1] + jump_s + 60 * n for n in range(30)]
     one = entry(schedule)
-    runs = live(one, [*before, *after], NOON)
+    runs = supervise(one, [*before, *after], NOON)
     assert all(len(found) <= 1 for found in runs)
     ran = [slot for found in runs for slot in found]
     assert len(ran) == len(set(ran))
@@ -206,7 +206,7 @@ def test_a_clock_set_back_by_an_hour_runs_nothing_twice_and_goes_on_after_it() -
     one = entry("*/15 * * * *")
     forth = [NOON + 60 * n for n in range(60)]
     back = [now - HOUR for now in forth] + forth + [now + HOUR for now in forth]
-    runs = live_slots(live(one, [*forth, *back], NOON - 900))
+    runs = live_slots(supervise(one, [*forth, *back], NOON - 900))
     assert runs == [NOON + 900 * n for n in range(8)]
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from resilience.cron.table.leftovers import end_session, session_members
+from resilience.cron.table.leftovers import kill_session, session_members
 from tests.cron.table.runs import until_true
 
 _LEADER = """
@@ -26,9 +26,9 @@ def test_the_session_of_a_dead_leader_is_ended_and_no_other() -> None:
     inside, group, other = map(int, leader.stdout.readline().split())
     try:
         assert set(session_members(leader.pid)) == {inside, group}
-        assert end_session(leader.pid) == 0  # the leader lives
+        assert kill_session(leader.pid) == 0  # the leader lives
         leader.kill()
-        until_true(lambda: end_session(leader.pid) == 2 or session_members(leader.pid) == (), "it is ended")
+        until_true(lambda: kill_session(leader.pid) == 2 or session_members(leader.pid) == (), "it is ended")
         until_true(lambda: session_members(leader.pid) == (), "none of it is left")
         os.kill(other, 0)
     finally:
@@ -39,4 +39,4 @@ def test_the_session_of_a_dead_leader_is_ended_and_no_other() -> None:
 
 
 def test_nobody_s_session_is_ended_by_a_number_that_means_nothing() -> None:
-    assert [end_session(number) for number in (-1, 0, 1, os.getpid(), 2**22 + 1)] == [0] * 5
+    assert [kill_session(number) for number in (-1, 0, 1, os.getpid(), 2**22 + 1)] == [0] * 5

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from resilience.cron.table.strangers import judge_stranger
+from resilience.cron.table.strangers import judge_unknown
 
 FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
 
@@ -27,7 +27,7 @@ FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG
     ],
 )
 def test_a_directory_whose_name_nearly_means_something_is_a_fault(name: str, meant: str) -> None:
-    told = judge_stranger(name, f"cron/{name}", FOLDER)
+    told = judge_unknown(name, f"cron/{name}", FOLDER)
     assert told is not None
     assert told.is_fault
     assert told.hint.startswith(f"did you mean {meant}")
@@ -36,7 +36,7 @@ def test_a_directory_whose_name_nearly_means_something_is_a_fault(name: str, mea
 
 @pytest.mark.parametrize("name", ["lib", "slurm", "scripts", "data", "early", "day", "old", "friendly"])
 def test_any_other_directory_is_no_fault(name: str) -> None:
-    told = judge_stranger(name, f"cron/{name}", FOLDER)
+    told = judge_unknown(name, f"cron/{name}", FOLDER)
     assert told is not None
     assert (told.is_fault, told.reason) == (False, "it is a directory that nothing runs from")
 
@@ -46,14 +46,14 @@ def test_any_other_directory_is_no_fault(name: str) -> None:
 )
 @pytest.mark.parametrize("mode", [FILE, FOLDER])
 def test_another_name_for_the_crontab_is_a_fault(name: str, mode: int) -> None:
-    told = judge_stranger(name, f"cron/{name}", mode)
+    told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (True, "did you mean crontab?")
 
 
 @pytest.mark.parametrize(("name", "mode"), [("backup", PROGRAM), ("x.slurm", FILE), ("x.sbatch", FILE)])
 def test_what_was_dropped_beside_the_directories_is_a_fault(name: str, mode: int) -> None:
-    told = judge_stranger(name, f"cron/{name}", mode)
+    told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (True, f"move it, for instance: mv cron/{name} cron/cron.hourly/")
 
@@ -70,11 +70,11 @@ def test_what_was_dropped_beside_the_directories_is_a_fault(name: str, mode: int
     ],
 )
 def test_anything_else_is_told_and_no_fault(name: str, mode: int | None) -> None:
-    told = judge_stranger(name, f"cron/{name}", mode)
+    told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (False, "")
     assert told.reason.startswith("it is nothing that runs")
 
 
 def test_what_is_hidden_is_not_spoken_of() -> None:
-    assert judge_stranger(".git", "cron/.git", FOLDER) is None
+    assert judge_unknown(".git", "cron/.git", FOLDER) is None

@@ -14,7 +14,7 @@ import pytest
 from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.table import watched_program
-from resilience.cron.table.books import settle
+from resilience.cron.table.books import settle_dead_runs
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
@@ -32,7 +32,7 @@ def test_a_run_under_way_is_marked_and_its_end_removes_the_mark(runs: Runs) -> N
     assert (mark.name, mark.slot, mark.pid) == ("crontab/it", SLOT, record.pid)
     assert (mark.host, mark.boot, mark.namespace) == here()
     assert mark.until is not None and mark.until > before + 3600
-    assert settle(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
     (runs.project / "go").write_text("")
     (end,) = runs.ends()
     assert (end.outcome, end.slot, end.pid) == (Outcome.DONE, SLOT, record.pid)
@@ -122,7 +122,7 @@ def test_a_run_outlives_its_scheduler_and_its_end_is_written_down(runs: Runs) ->
     wait_for(runs.project / "up")
     scheduler.kill()
     scheduler.communicate()
-    assert settle(runs.directory, now=time.time()) == ()  # its supervisor lives
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # its supervisor lives
     (runs.project / "go").write_text("")
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
@@ -161,10 +161,10 @@ def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(ru
     until_true(lambda: not is_alive(watcher), "the supervisor is dead")
     program = int((runs.project / "up").read_text())
     until_true(lambda: not is_alive(program), "nobody watches over it: so it does not go on")
-    (record,) = settle(runs.directory, now=time.time())
+    (record,) = settle_dead_runs(runs.directory, now=time.time())
     assert (record.outcome, record.slot, record.pid) == (Outcome.CUT_SHORT, SLOT, watcher)
     assert record.summary.startswith("its supervisor died: process")
-    assert settle(runs.directory, now=time.time()) == ()
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()
     assert runs.history() == (record,)
     until_true(lambda: runs.left("87616") == [], "none of it is left")
 
@@ -174,7 +174,7 @@ def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(run
     gone = subprocess.Popen(["true"])
     gone.wait()
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *here(), gone.pid, 1, record.time, None))
-    assert settle(runs.directory, now=time.time()) == (record,)
+    assert settle_dead_runs(runs.directory, now=time.time()) == (record,)
     assert (runs.history(), runs.marks()) == ((record,), [])
 
 
@@ -246,8 +246,8 @@ def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
         assert record.outcome is Outcome.SKIPPED and "process 77 on n2" in record.summary
     assert runs.start(entry("true", overlap=Overlap.ALLOW), SLOT + 60).outcome is Outcome.RUNNING
     runs.ends()
-    assert settle(runs.directory, now=time.time()) == ()
-    (record,) = settle(runs.directory, now=time.time() + 1000)
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()
+    (record,) = settle_dead_runs(runs.directory, now=time.time() + 1000)
     assert (record.outcome, record.host) == (Outcome.CUT_SHORT, "n2")
 
 
@@ -259,7 +259,7 @@ def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
     rebooted = here()._replace(boot="an earlier one")
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 30, *rebooted, os.getpid(), 1, now, now + 999))
     assert runs.sh("echo ran").outcome is Outcome.DONE
-    assert [record.outcome for record in settle(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
+    assert [record.outcome for record in settle_dead_runs(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
 
 
 def test_a_supervisor_that_says_nothing_is_told_of_in_the_end(runs: Runs) -> None:

@@ -12,7 +12,7 @@ import pytest
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.books import settle
+from resilience.cron.table.books import settle_dead_runs
 from resilience.cron.table.running import marks
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -56,7 +56,7 @@ def test_a_full_disk_hides_no_end(tmp_path: Path, quick: None) -> None:
         assert "not in the history yet" in record.summary
         assert runs.history() == () and len(runs.marks()) == 1
         ballast.unlink()
-        (settled,) = settle(runs.directory, now=time.time())
+        (settled,) = settle_dead_runs(runs.directory, now=time.time())
         assert (settled.outcome, settled.exit_code, settled.slot) == (Outcome.FAILED, 3, SLOT)
         assert (runs.history(), runs.marks()) == ((settled,), [])
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
@@ -106,7 +106,7 @@ def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: P
         assert "not in the history yet" in record.summary and "Read-only" in record.summary
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
         make_read_only(disk, False)
-        assert [run.outcome for run in settle(runs.directory, now=time.time())] == [Outcome.CUT_SHORT]
+        assert [run.outcome for run in settle_dead_runs(runs.directory, now=time.time())] == [Outcome.CUT_SHORT]
 
 
 CHANGES = {
@@ -119,18 +119,18 @@ left if killed before the next of these."""
 
 def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(tmp_path: Path) -> None:
     seen: dict[str, int] = {}
-    with writer(tmp_path / "strace", "from tests.cron.table.kill_points import supervise") as process:
+    with writer(tmp_path / "strace", "from tests.cron.table.kill_points import run_supervisor") as process:
         (tmp_path / "all").mkdir()
-        points = list(process.kill_points(f"supervise({str(tmp_path / 'all')!r})"))
+        points = list(process.kill_points(f"run_supervisor({str(tmp_path / 'all')!r})"))
         for number, (name, count) in enumerate(point for point in points if point[0] in CHANGES):
             project = tmp_path / str(number)
             project.mkdir()
-            code = process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
+            code = process.run(f"run_supervisor({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
             assert code in (-signal.SIGKILL, 0)  # it may do with fewer waits than the last time
             directory = CronDirectory(project / "state")
-            settle(directory, now=time.time())
+            settle_dead_runs(directory, now=time.time())
             if marks(directory):  # it may have been killed between the file and its content
-                settle(directory, now=time.time() + 1e6)
+                settle_dead_runs(directory, now=time.time() + 1e6)
             assert marks(directory) == ()
             until_true(lambda project=project: processes_in(project) == [], "its program is gone")  # type: ignore[misc]
             ends = directory.history("crontab+it")
