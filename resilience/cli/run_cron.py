@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from resilience.cron.project import CronProject
     from resilience.cron.records import RunRecord
-    from resilience.cron.tick import TickResult
+    from resilience.cron.ticker import TickResult
 
 FOREGROUND = "foreground"
 _OUTCOMES = ("ended", "submitted", "skipped", "refused")
@@ -64,7 +64,7 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.cron.tick import tick
+    from resilience.cron.run import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)

@@ -71,16 +71,16 @@ def keep(cron: CronProject, installation: Installation, arguments: Words) -> int
     if kept.ended:
         say(f"{kept.ended}: no successor")
         return EXIT_ENDED
-    if kept.trouble:
+    if kept.problem:
         what = "a successor is stuck" if kept.is_stuck else "some successors could not be queued"
-        say(f"{what}: {kept.trouble}" + (f" ({kept.hint})" if kept.hint else ""))
+        say(f"{what}: {kept.problem}" + (f" ({kept.hint})" if kept.hint else ""))
     with suppress(ResilError):
         record = chain_record(cron.state.history(CHAIN), kept, project.system.clock.now(),
                               cron.project.system.host.name, environ.get("SLURM_JOB_ID", ""))  # fmt: skip
         if record is not None:
             cron.state.record(CHAIN, record)
     _prune(cron)
-    return EX_TEMPFAIL if kept.trouble else 0
+    return EX_TEMPFAIL if kept.problem else 0
 
 
 def chain_record(history: Sequence[RunRecord], kept: Kept, now: float, host: str, job_id: str) -> RunRecord | None:
@@ -89,10 +89,10 @@ def chain_record(history: Sequence[RunRecord], kept: Kept, now: float, host: str
     Recorded are new errors, the same error once an hour, and the recovery.
     """
     last = history[-1] if history else None
-    if kept.trouble:
+    if kept.problem:
         left = "none" if kept.waiting is None else kept.waiting
         what = "will not start" if kept.is_stuck else "could not be queued"
-        summary = f"a successor of the scheduler's job {what} ({left} queued): {kept.trouble}"
+        summary = f"a successor of the scheduler's job {what} ({left} queued): {kept.problem}"
         if last is not None and last.outcome is Outcome.REFUSED and last.summary == summary and now - last.time < 3600:
             return None
         outcome = Outcome.REFUSED

@@ -29,11 +29,11 @@ class ClerkResult(NamedTuple):
 
     Attributes:
         records: records written to the history.
-        trouble: why a query or submission failed; empty: none did.
+        problem: why a query or submission failed; empty: none did.
     """
 
     records: tuple[RunRecord, ...] = ()
-    trouble: str = ""
+    problem: str = ""
 
 
 class Clerk:
@@ -118,8 +118,8 @@ class Clerk:
         try:
             kind, value, *_ = marshal.loads(self._received[HEADER.size :])
             if kind == "value":
-                records, trouble = value
-                return ClerkResult(tuple(map(RunRecord.from_json, records)), trouble)
+                records, problem = value
+                return ClerkResult(tuple(map(RunRecord.from_json, records)), problem)
             words = value[1] if kind == "error" else value[0]
             return ClerkResult((), f"submitting cron jobs failed: {words}")
         except (ValueError, EOFError, TypeError, KeyError):

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.base.mounts import LASTING
+from resilience.cron.records import VARIABLE
 from resilience.errors import ResilError
 from resilience.system.child import run_apart
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.system.ports import System
-
-VARIABLE = "$"
-"""Prefix of installation facts that are environment variables of the ticks: `$PATH`."""
 
 PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
 """Programs whose directories belong to the PATH of the ticks."""

@@ -1,4 +1,4 @@
-"""Installs, uninstalls and stops what makes the ticks of cron."""
+"""Installs, uninstalls and stops what makes the ticks of cron, and finds the installation of a project."""
 
 from __future__ import annotations
 
@@ -8,22 +8,103 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace as changed
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.cron.driver_choice import AUTO, Choice, choose, driver_of, drivers
 from resilience.cron.drivers import Step
 from resilience.cron.environment import facts_of
-from resilience.cron.installation import AlreadyInstalled, already, installation_here, spelled, who
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
-from resilience.errors import ResilError, UsageError
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.system.files import write_atomic
 from resilience.watch.watchdogs import context_of
 
 if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
     from resilience.runs.project import Project
 
-__all__ = ["AlreadyInstalled", "Installed", "Removed", "install", "stop", "uninstall"]
+_NOTE = "driver.json"
+
+
+class AlreadyInstalled(ResilError):
+    """Another backend or another user makes the ticks of this project already.
+
+    Attributes:
+        installation: the existing installation.
+    """
+
+    def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.installation = installation
+
+
+def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool = False) -> Installation | None:
+    """Return the installation of this project; None: there is none.
+
+    A copied project contains the other project's driver.json with its token; that installation is not ours to change,
+    so the copy is deleted. With `forget`, an unreadable driver.json is quarantined. A dry run changes nothing.
+    """
+    note = cron.state.path / _NOTE
+    try:
+        found = cron.state.installation()
+    except StateDirectoryError:
+        if not forget or not note.exists():
+            raise
+        if not dry_run:
+            cron.state.quarantine(_NOTE)
+        return None
+    if found is not None and _is_copy(found, note, cron.project):
+        if not dry_run:
+            cron.state.uninstall()
+        return None
+    return found
+
+
+def spelled(installation: Installation, project: Project) -> str:
+    """Return the project path as recorded, if that still leads here."""
+    here = project.loaded.project
+    return installation.project if _is_same(Path(installation.project), here) else str(here)
+
+
+def who(installation: Installation, project: Project) -> str:
+    """Return `alice installed crontab on login1 at 2026-11-20T19:00:00+01:00`."""
+    from resilience.system.ports import iso_time
+
+    by = "you" if installation.by == project.system.host.user else installation.by
+    return f"{by} installed {installation.driver} on {installation.host} at {iso_time(installation.time)}"
+
+
+def already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
+    """Return the error for a request that conflicts with the existing installation."""
+    if installation.by == project.system.host.user:
+        backend = f" --backend {wanted}" if wanted != AUTO else ""
+        hint = f"one is enough, see resil cron status; to switch to {wanted}: resil cron install{backend} --replace"
+    else:
+        hint = f"one is enough, see resil cron status; only {installation.by} can remove it: resil cron uninstall"
+    return AlreadyInstalled(
+        f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
+    )
+
+
+def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
+    """Whether an installation belongs to another project that still has it."""
+    there, here = Path(installation.project), project.loaded.project
+    if there == here or not note.is_relative_to(here):
+        return False
+    theirs = there / note.relative_to(here)
+    try:
+        return installation.token in theirs.read_text(errors="replace") and not theirs.samefile(note)
+    except OSError:
+        return False  # the project was moved here
+
+
+def _is_same(one: Path, two: Path) -> bool:
+    try:
+        return one == two or one.samefile(two)
+    except OSError:
+        return False
+
 
 WHY = "why"
 """Fact of an installation: why its driver was chosen, for `resil cron status`."""

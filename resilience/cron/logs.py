@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.entries import find_name, known_names
+from resilience.cron.entries import find_name, known_names, runs_of
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.runs import runs_of
 from resilience.cron.words import slot_text
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.job import Liveness

@@ -54,8 +54,8 @@ def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tu
     `ended`: runs that this tick knows of. Others are in the history: their tick was killed before it queued the mail.
     Mails that cannot be queued now are queued next time. Never raises.
     """
-    people = addresses(entry.mail_to)
-    if not people:
+    recipients = addresses(entry.mail_to)
+    if not recipients:
         return ()
     mark = _mark(cron, entry)
     said: list[str] = []
@@ -71,7 +71,7 @@ def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tu
         at_least = since if since is not None else 0.0 if newest else cron.project.system.clock.now()
         write_atomic(mark, f"{max(newest, at_least):.6f}\n", mode=cron.state.file_mode)
     except ResilError as error:
-        said.append(f"{entry.place}: could not mail its output to {', '.join(people)}: {error.message}")
+        said.append(f"{entry.place}: could not mail its output to {', '.join(recipients)}: {error.message}")
     return tuple(said)
 
 
@@ -102,19 +102,19 @@ def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
 
     Raise StateDirectoryError if they cannot be queued now.
     """
-    people = addresses(entry.mail_to)
-    if not people or not record.output:
+    recipients = addresses(entry.mail_to)
+    if not recipients or not record.output:
         return ()
     body = _output(cron.state.path / "output" / entry.key / record.output)
     if not any(line.strip() for line in body):
         return ()
-    if trouble := mail_trouble(cron.project):
-        return (f"{entry.place}: {trouble}",)
-    return _queue(cron, entry, record, people, body)
+    if problem := mail_trouble(cron.project):
+        return (f"{entry.place}: {problem}",)
+    return _queue(cron, entry, record, recipients, body)
 
 
 def _queue(
-    cron: CronProject, entry: Entry, record: RunRecord, people: tuple[str, ...], body: tuple[str, ...]
+    cron: CronProject, entry: Entry, record: RunRecord, recipients: tuple[str, ...], body: tuple[str, ...]
 ) -> tuple[str, ...]:
     from resilience.alerts.alert import Alert
     from resilience.alerts.state import open_alert_state
@@ -132,7 +132,7 @@ def _queue(
         body=body,
     )
     outbox, said = open_alert_state(cron.project).outbox, []
-    for address in people:
+    for address in recipients:
         try:
             outbox.put(alert, mail_channel(cron.project, address), now)
         except SettingsError as error:

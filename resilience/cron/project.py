@@ -116,10 +116,10 @@ class CronProject:
 
     def with_entry_environment(self) -> CronProject:
         """Return a copy whose scheduler programs see the environment of entries instead of the user's."""
-        nobody = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
+        no_entry = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
         system = self.project.system
         own = {name: value for name, value in system.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
-        environ = {**own, **self.environment(nobody, 0)}
+        environ = {**own, **self.environment(no_entry, 0)}
         return replace(self, project=replace(self.project, system=replace(system, environ=environ)))
 
     def check_disks(self) -> None:

@@ -59,8 +59,8 @@ class Pruned:
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     """Delete expired files. Raise ResilError if the table cannot be read, because removed entries are unknown then."""
-    from resilience.cron.table.books import settle_dead_runs
     from resilience.cron.table.history import shorten
+    from resilience.cron.table.recovery import settle_dead_runs
 
     now = cron.project.system.clock.now()
     if not cron.state.path.is_dir():

@@ -13,6 +13,9 @@ from typing import Any
 
 MINUTE_S = 60
 
+VARIABLE = "$"
+"""Prefix of installation facts that are environment variables of the ticks: `$PATH`."""
+
 
 class Kind(StrEnum):
     """How an entry is started."""
@@ -27,11 +30,11 @@ class Overlap(StrEnum):
     """What to do when a slot is due while an earlier run of the entry is still active."""
 
     SKIP = "skip"
-    """The slot is passed over and counted."""
+    """The slot is skipped and counted."""
     ALLOW = "allow"
     """Both run."""
     REPLACE = "replace"
-    """The earlier one is ended first."""
+    """The earlier run is ended first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,17 +152,17 @@ class Outcome(StrEnum):
     DONE = "done"
     FAILED = "failed"
     TIMEOUT = "timeout"
-    """It was ended because it took too long."""
+    """It exceeded its time limit and was ended."""
     SUBMITTED = "submitted"
-    """The job is queued; what becomes of it is the scheduler's."""
+    """Its job is queued."""
     REFUSED = "refused"
     """It could not be started, or sbatch refused it."""
     SKIPPED = "skipped"
-    """An earlier run was still under way."""
+    """An earlier run was still active."""
     MISSED = "missed"
-    """Nobody was there, and it is not made up for."""
+    """No scheduler was running, and it is not run late."""
     CUT_SHORT = "cut short"
-    """It began, and whoever ran it died before it ended."""
+    """It started, and its supervisor died before it ended."""
 
     @property
     def is_failure(self) -> bool:
@@ -285,6 +288,11 @@ class Installation:
     python: str
     mode: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the ticks."""
+        return {name[1:]: value for name, value in sorted(self.facts.items()) if name.startswith(VARIABLE)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the installation as JSON values."""

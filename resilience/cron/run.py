@@ -1,4 +1,4 @@
-"""`resil cron run`: makes ticks in a loop, in the foreground of a terminal, a container or a job.
+"""`resil cron tick` and `resil cron run`: one tick, or a loop of ticks in the foreground.
 
 The loop sleeps at most one second and then reads the wall clock, so it notices a clock that was set and a machine that
 was suspended at once, and runs nothing late more than once.
@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilience.cron.ticker import Ticker, TickResult, next_boundary
 from resilience.errors import ResilError
 
 if TYPE_CHECKING:
@@ -21,8 +22,70 @@ if TYPE_CHECKING:
 
     from resilience.cron.project import CronProject
     from resilience.cron.tell import TickReporter
-    from resilience.cron.ticked import TickResult
-    from resilience.cron.ticker import Ticker
+
+CLERK_S = 300.0
+"""How long a tick waits for a slow scheduler. The next tick handles what is unfinished then."""
+
+CLERK_NAP_S = 0.5
+"""Interval at which the clerk is polled while no run is active."""
+
+
+def tick(
+    cron: CronProject,
+    *,
+    driver: str,
+    wait: bool = True,
+    until: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    grace_s: float = 10.0,
+) -> TickResult:
+    """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
+
+    With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
+    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError if nothing can be
+    written: then nothing runs, because its result could not be recorded. Raise ProbeError if a disk hangs.
+    """
+    from resilience.cron.tell import TickReporter
+
+    clock, reporter = cron.project.system.clock, TickReporter(cron)
+    ticker = Ticker(cron, driver=driver, until=until)
+
+    def is_over() -> bool:
+        return stop() or (until is not None and clock.now() >= until)
+
+    cron.check_disks()
+    reporter.tick_started()
+    done = TickResult()
+    try:
+        done = ticker.tick()
+        deadline = clock.monotonic() + ticker.period_s
+        while not done.stopped and (start := ticker.delayed_until()) is not None:
+            if clock.monotonic() + (start - clock.now()) > deadline or is_over():
+                break
+            clock.sleep(min(1.0, max(0.01, start - clock.now())))
+            done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
+        if wait:
+            done = _wait(ticker, done, clock.monotonic, is_over)
+            done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
+        if ticker.failure is not None:
+            raise ticker.failure
+    except ResilError as error:
+        reporter.ended(done, ticker.table, trouble=error.message)
+        reporter.close()
+        raise
+    done = done.plus(TickResult(lines=reporter.ended(done, ticker.table)))
+    reporter.close()
+    return done
+
+
+def _wait(ticker: Ticker, done: TickResult, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> TickResult:
+    while ticker.is_running and not is_over():
+        done = done.plus(ticker.poll(60.0, is_over=is_over))
+    until = monotonic() + CLERK_S
+    while ticker.is_busy and monotonic() < until and not is_over():
+        done = done.plus(ticker.poll(CLERK_NAP_S))
+    return done
+
 
 NAP_S = 1.0
 """The longest sleep."""
@@ -70,11 +133,10 @@ def run(
     A tick that fails is reported, and the next one follows as usual.
     """
     if stop is None:
-        with _stop_on_signals() as is_told:
-            return run(cron, driver=driver, once=once, until=until, stop=is_told, say=say, grace_s=grace_s)
+        with _stop_on_signals() as should_stop:
+            return run(cron, driver=driver, once=once, until=until, stop=should_stop, say=say, grace_s=grace_s)
     if not once:
         return _Loop(cron, driver, until, stop, say).run(grace_s)
-    from resilience.cron.tick import tick
 
     done = tick(cron, driver=driver, until=until, stop=stop, grace_s=grace_s)
     for line in done.lines:
@@ -92,7 +154,6 @@ class _Loop:
         say: Callable[[str], None],
     ) -> None:
         from resilience.cron.tell import TickReporter
-        from resilience.cron.ticker import Ticker
 
         self._clock = cron.project.system.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
@@ -120,8 +181,6 @@ class _Loop:
         return Ran(self._ticks, last, why)
 
     def _tick(self) -> TickResult | None:
-        from resilience.cron.ticked import TickResult
-
         done, trouble = TickResult(), ""
         self._reporter.tick_started()
         try:
@@ -143,8 +202,6 @@ class _Loop:
 
     def _sleep(self) -> str:
         """Wait for the next tick; return why the loop ends, or an empty string."""
-        from resilience.cron.ticked import next_boundary
-
         clock, ticker = self._clock, self._ticker
         now = clock.now()
         moment = next_boundary(now, ticker.period_s)
@@ -174,8 +231,6 @@ class _Loop:
 
     def _collect(self, ended: TickResult) -> None:
         """Keep results that arrive between two ticks, to report them with the next tick or at the end."""
-        from resilience.cron.ticked import TickResult
-
         if ended == TickResult():
             return
         self._between = ended if self._between is None else self._between.plus(ended)

@@ -35,19 +35,19 @@ class Health(StrEnum):
     """Health of the scheduler."""
 
     ALIVE = "alive"
-    """Ticks come as they should."""
+    """Ticks come on time."""
     WAITING = "waiting"
-    """It was installed a moment ago and has not ticked yet."""
+    """Recently installed, without a tick yet."""
     LATE = "late"
-    """What makes the ticks is there, or may be, and none has come for too long."""
+    """The driver is present or unknown, and a tick is overdue."""
     DEAD = "dead"
-    """What makes the ticks is gone."""
+    """The driver is gone."""
     STOPPED = "stopped"
-    """Somebody stopped it."""
+    """Stopped by a user."""
     ABSENT = "not installed"
-    """Nothing makes ticks."""
+    """No driver is installed, and no tick is expected."""
     UNKNOWN = "unknown"
-    """It could not be looked at."""
+    """It could not be checked."""
 
 
 _EXIT_CODES = {Health.ALIVE: 0, Health.WAITING: 0, Health.UNKNOWN: EX_TEMPFAIL}

@@ -136,7 +136,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
     by_key = {entry.key: entry for entry in entries}
     mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
     alive: dict[str, list[QueuedJob]] = {}
-    trouble: SchedulerUnavailable | None = None
+    problem: SchedulerUnavailable | None = None
     try:
         for job, ended in follow(cron, by_key):
             if ended is None:
@@ -144,10 +144,10 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
             else:
                 yield ended
     except SchedulerUnavailable as error:
-        trouble = error
+        problem = error
     newest = {claim.key: claim.slot for claim in sorted(mine)}
     for claim in sorted(mine):
-        if trouble is not None:
+        if problem is not None:
             break  # each query of a hung scheduler takes a minute
         entry = by_key.get(claim.key)
         if state.slots.is_won(claim) is False:
@@ -160,7 +160,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
             else:
                 record = _submit(cron, entry, claim.slot, alive.get(claim.key, []))
         except SchedulerUnavailable as error:
-            trouble = error
+            problem = error
             break
         if record.outcome is Outcome.SUBMITTED:
             alive.setdefault(claim.key, []).append(remember(cron, claim.key, record))
@@ -169,8 +169,8 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
         shorten(state, claim.key)
         prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
         yield record
-    if trouble is not None:
-        raise trouble
+    if problem is not None:
+        raise problem
 
 
 def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJob]) -> RunRecord:

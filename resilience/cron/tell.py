@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilience.cron.ping import Ping
     from resilience.cron.project import CronProject
     from resilience.cron.records import Entry, Heartbeat, Table
-    from resilience.cron.ticked import TickResult
+    from resilience.cron.ticker import TickResult
     from resilience.settings.cron_settings import CronSettings
 
 CHILD_S = 180.0
@@ -56,7 +56,7 @@ class TickReporter:
         self._is_first = True
         self._table = ""
         self._watch_due = False
-        """Whether the watchdog has something to say."""
+        """Whether to run the watchdog."""
         self._heartbeat: Heartbeat | None = None
         self._trouble = ""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.cron.entries import runs_of
 from resilience.cron.records import Entry, Ignored, Kind, Overlap
-from resilience.cron.runs import runs_of
 from resilience.cron.status import READ_S, CronStatus, Health, cron_status
 from resilience.cron.words import span_text
 from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write

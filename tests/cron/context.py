@@ -12,7 +12,8 @@ from typing import Any
 
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import RunRecord
-from resilience.cron.tick import TickResult, tick
+from resilience.cron.run import tick
+from resilience.cron.ticker import TickResult
 from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.runs.project import Project

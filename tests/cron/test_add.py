@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.add import Added, NewEntry, add
-from resilience.cron.crontab_text import read_crontab
+from resilience.cron.edit import Added, NewEntry, add, read_crontab
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Kind
 from resilience.errors import ResilError, UsageError
@@ -172,7 +171,7 @@ def test_a_crontab_that_is_a_link_stays_one_and_keeps_its_mode(cron: CronProject
 
 
 def test_somebody_elses_change_in_between_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resilience.cron import add as cron_add
+    from resilience.cron import edit as cron_add
 
     cron.directory.mkdir(mode=0o755)
     (cron.directory / "crontab").write_text("# mine\n")

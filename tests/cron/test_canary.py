@@ -8,7 +8,7 @@ import pytest
 
 from resilience.alerts.state import open_alert_state
 from resilience.cron.canary import CanaryAnswer, answer, ask, release, waiting
-from resilience.cron.tick import tick
+from resilience.cron.run import tick
 from resilience.errors import StateDirectoryError, UsageError
 from tests.cron.stage import Stage, until
 

@@ -10,7 +10,7 @@ from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import UsageError
 from tests.fakes import NOW
 
-TROUBLE = Kept(1, trouble="sbatch refused: QOSMaxSubmitJobPerUserLimit")
+TROUBLE = Kept(1, problem="sbatch refused: QOSMaxSubmitJobPerUserLimit")
 
 
 def test_the_batch_scripts_words_are_understood() -> None:
@@ -43,7 +43,7 @@ def test_a_trouble_is_written_once_an_hour_and_its_end_once() -> None:
 
 
 def test_another_trouble_is_written_at_once() -> None:
-    other = Kept(None, trouble="squeue did not answer")
+    other = Kept(None, problem="squeue did not answer")
     assert [record.summary.rpartition(": ")[2] for record in records(TROUBLE, other, TROUBLE)] == [
         "QOSMaxSubmitJobPerUserLimit", "squeue did not answer", "QOSMaxSubmitJobPerUserLimit"
     ]  # fmt: skip

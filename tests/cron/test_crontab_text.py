@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.crontab_text import LIMIT_BYTES, parse, read_crontab, replace_crontab
+from resilience.cron.edit import LIMIT_BYTES, parse, read_crontab, replace_crontab
 from resilience.cron.project import open_cron
 from resilience.errors import ResilError
 from tests.fakes import make_project

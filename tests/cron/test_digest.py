@@ -17,7 +17,7 @@ from resilience.cron import digest as cron_digest
 from resilience.cron.digest import Tally, compose, day_of, is_due, parse_digest_at, send_digest
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
-from resilience.cron.tick import tick
+from resilience.cron.run import tick
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from tests.cron.stage import Stage, until

@@ -83,7 +83,7 @@ def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site
     ]
     for name, and_then in steps:
         choice = choose(project)
-        assert choice.name == name and choice.driver is drivers().load(name) and "the best" in choice.why
+        assert choice.name == name and choice.driver is drivers().load(name) and "best of the available" in choice.why
         better = [offer for offer in choice.offers if offer.rank < drivers().load(name).rank]
         assert all(not offer.availability.is_available and offer.availability.reason for offer in better)
         assert {offer.name for offer in choice.offers} == set(drivers().names())
@@ -93,7 +93,7 @@ def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site
 def test_what_was_asked_for_is_taken_and_nothing_else_is_looked_at(site: Site) -> None:
     site.break_program("scrontab", 'touch "$SITE/asked"')
     choice = choose(site.project(), "systemd")
-    assert choice.name == "systemd" and choice.why.startswith("asked for") and len(choice.offers) == 1
+    assert choice.name == "systemd" and choice.why.startswith("requested") and len(choice.offers) == 1
     assert not (site.directory / "asked").exists()
 
 
@@ -187,7 +187,7 @@ def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(
 def test_another_backend_is_told_of_and_taken_out_only_when_that_is_meant(site: Site) -> None:
     project = site.project()
     old = install(project, "crontab").installation
-    with pytest.raises(AlreadyInstalled, match="you have crontab on login1") as caught:
+    with pytest.raises(AlreadyInstalled, match="you installed crontab on login1") as caught:
         install(project, "scrontab")
     assert "--backend scrontab --replace" in caught.value.hint and caught.value.exit_code == 1
     assert site.table("scrontab") is None
@@ -261,7 +261,7 @@ def test_on_another_machine_it_is_said_where_it_lives(site: Site) -> None:
     install(project, "crontab")
     there = seen_by(project, host="login2")
     for act in (install, uninstall):
-        with pytest.raises(ResilError, match="it lives in the crontab of login1, and this is login2"):
+        with pytest.raises(ResilError, match="it is installed in the crontab of login1, and this is login2"):
             act(there)
     assert directory_of(project).installation() is not None and directory_of(project).stopped() is None
     done = uninstall(there, force=True)
@@ -276,8 +276,8 @@ def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     done = install(seen_by(project, host="login2"), "crontab", replace=True)
-    assert done.installation.host == "login2" and any("could not be taken out" in note for note in done.notes)
-    assert directory_of(project).stopped() is None and not any("goes on now" in note for note in done.notes)
+    assert done.installation.host == "login2" and any("could not remove it" in note for note in done.notes)
+    assert directory_of(project).stopped() is None and not any("resumed" in note for note in done.notes)
 
 
 def test_projects_live_side_by_side(site: Site) -> None:
@@ -530,7 +530,7 @@ def test_what_was_never_installed_and_ended_is_missed_until_uninstall_says_that_
     now = project.system.clock.now()
     directory_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
     assert late_notice(project)
-    assert "nobody misses" in uninstall(project).notes[0]
+    assert "no further ticks are expected" in uninstall(project).notes[0]
     assert not late_notice(project) and uninstall(project).notes == ()
 
 

@@ -13,8 +13,8 @@ from resilience.alerts.routes import mail_trouble
 from resilience.alerts.state import open_alert_state
 from resilience.cron.mail import addresses, has_news, mail, mail_news
 from resilience.cron.records import Entry, Kind, Outcome, RunRecord
+from resilience.cron.run import tick
 from resilience.cron.state_directory import Seen
-from resilience.cron.tick import tick
 from resilience.errors import StateDirectoryError
 from tests.cron.stage import Stage, until
 

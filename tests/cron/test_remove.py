@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.add import NewEntry, add
+from resilience.cron.edit import NewEntry, add, remove
 from resilience.cron.project import CronProject, open_cron
-from resilience.cron.remove import remove
 from resilience.errors import ResilError, UsageError
 from tests.fakes import make_project
 
@@ -112,7 +111,7 @@ def test_what_does_not_run_anyway_is_said_to(cron: CronProject) -> None:
 
 
 def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resilience.cron import remove as cron_remove
+    from resilience.cron import edit as cron_remove
 
     edited = "# one more line above all\n" + CRONTAB
 
@@ -121,7 +120,7 @@ def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monk
         return edited.encode()
 
     monkeypatch.setattr(cron_remove, "read_crontab", read)
-    with pytest.raises(ResilError, match="changed meanwhile") as raised:
+    with pytest.raises(ResilError, match="changed in the meantime") as raised:
         remove(cron, ["coffee"])
     assert text(cron) == edited and raised.value.transient
 

@@ -37,7 +37,7 @@ def test_it_ticks_at_every_minute_and_runs_every_slot_once(context: CronContext)
     context.drop("cron.minutely/a")
     ran = _run(context, 640)
     assert context.ran() == [TOP + 60 * minute for minute in range(11)]
-    assert ran.why == "it was told to end" and ran.ticks == 12
+    assert ran.why == "stop requested" and ran.ticks == 12
     beat = context.cron.state.heartbeat()
     assert beat is not None and beat.ticks == 12 and beat.late_s == 0
 
@@ -55,7 +55,7 @@ def test_a_slot_between_two_ticks_is_not_late(tmp_path: Path) -> None:
 def test_it_ends_at_its_time_and_leaves_the_rest_to_the_next_one(context: CronContext) -> None:
     context.drop("cron.minutely/a", options="timeout=30s")
     ran = run(context.cron, driver="slurm", until=TOP + 140, stop=lambda: False)
-    assert ran.why == "its time is over"
+    assert ran.why == "time limit reached"
     assert context.ran() == [TOP, TOP + 60], "the slot after could not have ended"
     run(context.cron, driver="slurm", until=TOP + 200, stop=lambda: False)
     assert context.ran() == [TOP, TOP + 60, TOP + 120]
@@ -203,7 +203,7 @@ def test_two_schedulers_at_once_run_each_slot_once(context: CronContext) -> None
     loops = _loops(context, 2)
     wait_until(lambda: len(context.ran()) >= 4)
     for loop in loops:
-        assert _end(loop) == "it was told to end"
+        assert _end(loop) == "stop requested"
     ran = context.ran()
     assert set(Counter(ran).values()) == {1}
     assert sorted(ran) == list(range(min(ran), max(ran) + 1)), "and none was left out"
@@ -217,7 +217,7 @@ def test_sigterm_ends_what_runs_politely_and_records_it(context: CronContext) ->
     (loop,) = _loops(context, 1)
     wait_until((context.home / "begun").exists)
     began = time.monotonic()
-    assert _end(loop) == "it was told to end"
+    assert _end(loop) == "stop requested"
     assert time.monotonic() - began < 60
     assert (context.home / "polite").exists()
     assert "cut short" in {str(record.outcome) for record in context.history("crontab+x")}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from resilience.base.processes import start_ticks
+from resilience.cron.entries import marks_of, runs_of
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.runs import marks_of, runs_of
 from resilience.cron.table.running import Mark, here, write_mark
 from tests.fakes import NOW, make_project
 

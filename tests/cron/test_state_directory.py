@@ -312,7 +312,7 @@ def test_a_group_may_share_it_and_nobody_else(tmp_path: Path) -> None:
     shared.take(KEY, int(NOW), {})
     shared.check()
     shared.path.chmod(0o2777)
-    with pytest.raises(StateDirectoryError, match="others may write") as told:
+    with pytest.raises(StateDirectoryError, match="other users can write") as told:
         shared.check()
     assert "chmod o-w" in told.value.hint
 

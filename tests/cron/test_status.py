@@ -84,7 +84,7 @@ def test_late_s_of_the_settings_counts() -> None:
 
 def test_who_stopped_it_is_named() -> None:
     assert describe_stop(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
-    assert describe_stop({}, NOW) == "stopped by somebody"
+    assert describe_stop({}, NOW) == "stopped by an unknown user"
 
 
 def test_lateness_is_the_nearest_rank() -> None:
@@ -169,7 +169,7 @@ def test_a_state_directory_that_hangs_is_unknown_within_the_deadline(
     from resilience.cron import status as module
     from resilience.cron.state_directory import CronDirectory
 
-    monkeypatch.setattr(module, "LOOK_S", 0.3)
+    monkeypatch.setattr(module, "READ_S", 0.3)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     cron = open_cron(make_project(tmp_path))
     os.mkfifo(tmp_path / "hung")

@@ -13,8 +13,9 @@ from resilience.alerts.state import open_alert_state
 from resilience.cron.ping import ping_state
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
+from resilience.cron.run import tick
 from resilience.cron.tell import TickReporter, send_failures, summary_of
-from resilience.cron.tick import TickResult, tick
+from resilience.cron.ticker import TickResult
 from resilience.doctor.doctor import check_settings
 from resilience.errors import SettingsError
 from resilience.runs.project import Project

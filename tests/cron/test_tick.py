@@ -12,8 +12,7 @@ import pytest
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat, Outcome
-from resilience.cron.ticked import next_heartbeat
-from resilience.cron.ticker import Ticker
+from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -189,7 +188,7 @@ def test_a_directory_that_others_may_write_to_runs_nothing(context: CronContext)
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     context.cron.state.path.chmod(0o777)
-    with pytest.raises(StateDirectoryError, match="others may write") as told:
+    with pytest.raises(StateDirectoryError, match="other users can write") as told:
         context.tick(TOP)
     assert "chmod" in told.value.hint and context.ran() == []
 
@@ -200,7 +199,7 @@ def test_somebody_elses_directory_runs_nothing(context: CronContext) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     os.chown(context.cron.state.path, 12345, -1)
-    with pytest.raises(StateDirectoryError, match="belongs to somebody else"):
+    with pytest.raises(StateDirectoryError, match="belongs to another user"):
         context.tick(TOP)
     assert context.ran() == []
 

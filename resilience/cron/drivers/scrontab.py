@@ -13,9 +13,17 @@ from dataclasses import dataclass
 
 from resilience.cron.drivers import Availability, DriverState, Step
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.command import check_writable, shell_command, tick_words
-from resilience.cron.drivers._ticks.editing import with_ours, without_ours
-from resilience.cron.drivers._ticks.marks import headline, mark, tokens_of, unit_name
+from resilience.cron.drivers._ticks.lines import (
+    check_writable,
+    headline,
+    mark,
+    shell_command,
+    tick_words,
+    tokens_of,
+    unit_name,
+    with_ours,
+    without_ours,
+)
 from resilience.cron.drivers._ticks.place import check_owner, last_words, output_file, table_state
 from resilience.cron.records import Installation
 from resilience.errors import ResilError

@@ -85,9 +85,9 @@ class SlurmDriver:
         try:
             if kept.ended:
                 raise SchedulerError(f"{kept.ended} while it was being installed", hint="resil cron install")
-            if kept.trouble and not kept.waiting and not keeper.plan(keeper.queued_jobs()).waiting:
+            if kept.problem and not kept.waiting and not keeper.plan(keeper.queued_jobs()).waiting:
                 raise SchedulerError(
-                    f"the scheduler's first job could not be queued: {kept.trouble}",
+                    f"the scheduler's first job could not be queued: {kept.problem}",
                     hint=kept.hint or "to run without a queue: resil cron install --backend foreground",
                 )
             if kept.submitted:
@@ -103,9 +103,9 @@ class SlurmDriver:
                 f"queued {_jobs(kept.submitted)} under the name {keeper.name}: {_rhythm(installation, settings)}"
             )
         if kept.is_stuck:
-            done.append(f"{kept.trouble}: {kept.hint}")
-        elif kept.trouble:
-            done.append(f"some successors could not be queued; the jobs will try again: {kept.trouble}")
+            done.append(f"{kept.problem}: {kept.hint}")
+        elif kept.problem:
+            done.append(f"some successors could not be queued; the jobs will try again: {kept.problem}")
         if kept.cancelled:
             done.append(f"cancelled surplus {_jobs(kept.cancelled)}")
         return done
@@ -137,7 +137,7 @@ class SlurmDriver:
         cancelled = keeper.cancel_all(running=False)
         done = [f"cancelled pending {_jobs(cancelled)}"] if cancelled else []
         if signalled := keeper.signal_exit():
-            done.append(f"told {_jobs(signalled)} to exit when its current runs have ended, without a successor")
+            done.append(f"signalled {_jobs(signalled)} to exit when its current runs have ended, without a successor")
         for name in (REQUEUE_SCRIPT, SCRIPT):
             path = keeper.directory.path / name
             if path.exists():

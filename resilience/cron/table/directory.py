@@ -15,11 +15,10 @@ from pathlib import Path
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Table
 from resilience.cron.table.crontab_file import parse_crontab
-from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, shown, without_duplicates
+from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
 from resilience.cron.table.links import BROKEN_LINK, explain, facts_of, follow
 from resilience.cron.table.options import default_options
 from resilience.cron.table.policy import Policy, Refusal
-from resilience.cron.table.strangers import judge_unknown
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
 
@@ -213,9 +212,9 @@ class _Reader:
         try:
             info = path.lstat()
         except FileNotFoundError:
-            return blank._replace(trouble=GONE)
+            return blank._replace(problem=GONE)
         except OSError as error:
-            return blank._replace(trouble=explain(error))
+            return blank._replace(problem=explain(error))
         try:
             real = path
             if stat.S_ISLNK(info.st_mode):
@@ -234,7 +233,7 @@ class _Reader:
                 refusal=refusal or own,
             )
         except OSError as error:
-            return blank._replace(trouble=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
+            return blank._replace(problem=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
 
     def crontab(self, path: Path, above: Refusal | None) -> Table:
         """Read the crontab."""

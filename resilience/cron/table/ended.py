@@ -17,12 +17,12 @@ class Cause(StrEnum):
     """Why a supervisor ended a run."""
 
     NONE = ""
-    """It did not."""
+    """It ended by itself."""
     TIMEOUT = "timeout"
     STOPPED = "stopped"
-    """The scheduler was told to end."""
+    """The scheduler was stopped."""
     REPLACED = "replaced"
-    """A newer slot of the same entry came."""
+    """A newer slot of the same entry was due."""
 
 
 class End(NamedTuple):

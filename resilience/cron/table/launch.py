@@ -37,12 +37,12 @@ class Launched(NamedTuple):
     Attributes:
         pid: its process, leader of a process group.
         output: read end of the pipe with its output.
-        trouble: read end of the pipe with the reason of a failed start, as JSON; closed without data: it started.
+        problem: read end of the pipe with the reason of a failed start, as JSON; closed without data: it started.
     """
 
     pid: int
     output: int
-    trouble: int
+    problem: int
 
 
 def launch(
@@ -59,14 +59,14 @@ def launch(
     users whom the policy trusts.
     """
     output, writes = os.pipe2(os.O_CLOEXEC)
-    trouble, reports = os.pipe2(os.O_CLOEXEC)
+    problem, reports = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # our handlers would consume it
     try:
         pid = fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for descriptor in (output, writes, trouble, reports):
+        for descriptor in (output, writes, problem, reports):
             os.close(descriptor)
         raise
     if pid == 0:
@@ -74,15 +74,15 @@ def launch(
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writes)
     os.close(reports)
-    for descriptor in (output, trouble):
+    for descriptor in (output, problem):
         os.set_blocking(descriptor, False)
     with suppress(OSError):  # parent and child both do it, in either order
         os.setpgid(pid, pid)
-    return Launched(pid, output, trouble)
+    return Launched(pid, output, problem)
 
 
 def explain(raw: bytes, program: str) -> tuple[str, str]:
-    """Return why the program did not start, given the data from `trouble`, and what to try."""
+    """Return why the program did not start, given the data from `problem`, and what to try."""
     try:
         failure: dict[str, Any] = json.loads(raw)
         if "reason" in failure:

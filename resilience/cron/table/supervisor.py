@@ -20,9 +20,8 @@ from typing import NamedTuple
 from resilience.base.processes import start_ticks
 from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
 from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table.books import record_end, with_note
 from resilience.cron.table.ended import why_not_started
-from resilience.cron.table.leftovers import kill_session
+from resilience.cron.table.recovery import kill_session, record_end, with_note
 from resilience.cron.table.running import Here, Mark, here, liveness_of, marks
 from resilience.cron.table.watched_run import RunSpec, longest_s, supervise
 from resilience.errors import ResilError, StateDirectoryError

@@ -73,13 +73,13 @@ class Watched(NamedTuple):
 
     Attributes:
         status: as of os.waitstatus_to_exitcode; None: it has not ended.
-        trouble: why it could not be started, for launch.py's `explain`; empty: it was started.
+        problem: why it could not be started, for launch.py's `explain`; empty: it was started.
         left: number of leftover processes that were killed.
         stuck: number of processes that could not be killed.
     """
 
     status: int | None
-    trouble: bytes = b""
+    problem: bytes = b""
     left: int = 0
     stuck: int = 0
 
@@ -102,7 +102,7 @@ class Watch:
         self._phase, self._kills_again = _Phase.RUNS, 0.0
         self._moment = time.monotonic() + timeout_s if timeout_s > 0 else float("inf")
         self._status: int | None = None
-        self._trouble = b""
+        self._problem = b""
         self._left = 0
         self._alone = self._gave_up = False
 
@@ -113,7 +113,7 @@ class Watch:
         """
         second = time.monotonic() + SECOND_S
         with selectors.DefaultSelector() as selector:
-            for descriptor in (self._program.output, self._program.trouble, self._requests.wake):
+            for descriptor in (self._program.output, self._program.problem, self._requests.wake):
                 selector.register(descriptor, selectors.EVENT_READ)
             while True:
                 for ready, _ in selector.select(self._pause(second)):
@@ -132,10 +132,10 @@ class Watch:
         for _ in range(_DRAIN):  # the rest in the pipe; limited, because another process may keep it open
             if not self._receive(self._program.output, at_end=True):
                 break
-        while self._receive(self._program.trouble, at_end=True):
+        while self._receive(self._program.problem, at_end=True):
             pass
         stuck = len(descendants(os.getpid())) if self._gave_up else 0
-        return Watched(self._status, self._trouble, self._left, stuck)
+        return Watched(self._status, self._problem, self._left, stuck)
 
     def _pause(self, second: float) -> float:
         moment = self._moment
@@ -153,8 +153,8 @@ class Watch:
             return not at_end
         if descriptor == self._program.output:
             self._output.add(chunk)
-        elif descriptor == self._program.trouble:
-            self._trouble += chunk
+        elif descriptor == self._program.problem:
+            self._problem += chunk
         return bool(chunk)
 
     def _reap(self) -> None:

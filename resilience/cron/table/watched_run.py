@@ -1,7 +1,7 @@
 """The supervisor: one process that supervises one run, and records its result.
 
-It is forked by the scheduler, and outlives it. A thread writes to the state directory, so that a hung disk cannot keep
-a run from being ended.
+It is forked by the scheduler, and outlives it. A thread (BackgroundWriter) writes to the state directory, so that a
+hung disk cannot keep a run from being ended.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import fcntl
 import gc
 import json
 import os
+import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -37,9 +39,74 @@ from resilience.cron.table.launch import (
 )
 from resilience.cron.table.output import OutputFile, prune
 from resilience.cron.table.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
-from resilience.cron.table.scribe import Scribe, Task
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, StopRequests, Watch, Watched
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.system.ports import Clock
+
+
+class Task:
+    """One write operation.
+
+    Attributes:
+        error: why it failed; None: it succeeded, or is not finished.
+    """
+
+    def __init__(self, what: str, work: Callable[[], object]) -> None:
+        self.what, self._work = what, work
+        self._over = threading.Event()
+        self.error: ResilError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has finished or failed."""
+        return self._over.is_set()
+
+    def wait(self, until: float) -> bool:
+        """Wait until `until` by the monotonic clock; return whether it is over."""
+        return self._over.wait(max(0.0, until - time.monotonic()))
+
+    def run(self) -> None:
+        """Run it, and keep the error."""
+        try:
+            self._work()
+        except ResilError as error:
+            self.error = error
+        except Exception as error:  # the run matters more than its records
+            self.error = StateDirectoryError(f"cannot {self.what}: {type(error).__name__}: {error}")
+        finally:
+            self._over.set()
+
+    def why_not(self) -> str:
+        """Return why it was not done, one sentence; empty if it was. Call it when it should be over."""
+        if not self.is_over:
+            return f"cannot {self.what}: the file system does not respond"
+        return str(self.error) if self.error is not None else ""
+
+
+class BackgroundWriter:
+    """A daemon thread that runs tasks one after the other."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        try:
+            threading.Thread(target=self._work, name="scribe", daemon=True).start()
+            self._is_alone = False
+        except RuntimeError:  # no thread available: tasks run at once, and may block on a hung disk
+            self._is_alone = True
+
+    def do(self, what: str, work: Callable[[], object]) -> Task:
+        """Queue a task; `what` completes the sentence `cannot ...`."""
+        task = Task(what, work)
+        if self._is_alone:
+            task.run()
+        else:
+            self._tasks.put(task)
+        return task
+
+    def _work(self) -> None:
+        while True:
+            self._tasks.get().run()
+
 
 PATIENCE_S = 10.0
 """The scheduler gets the result within this time, even if it cannot be written."""
@@ -139,7 +206,7 @@ class WatchedRun:
         self._file = OutputFile(spec.directory, self._entry.key, spec.slot)
         self._started: float | None = None
         self._notes: list[str] = []
-        self._scribe = Scribe()
+        self._writer = BackgroundWriter()
 
     def supervise(self) -> None:
         """Run it."""
@@ -156,7 +223,7 @@ class WatchedRun:
             write_mark(self._directory, self._mark)
             self._spec.on_registered()
 
-        task = self._scribe.do("write its mark", write)
+        task = self._writer.do("write its mark", write)
         task.wait(time.monotonic() + _SIGN_ON_S)
         if why := task.why_not():
             self._notes.append(why)
@@ -212,14 +279,14 @@ class WatchedRun:
         def each_second(now: float) -> None:
             nonlocal spill, touched
             if (spill is None or spill.is_over) and (chunk := self._output.take_head()):
-                spill = self._scribe.do("write its output", partial(self._file.append, chunk))
+                spill = self._writer.do("write its output", partial(self._file.append, chunk))
             if now - touched >= REFRESH_S:
                 touched = now
-                self._scribe.do("touch its mark", partial(touch_mark, self._directory, self._mark))
+                self._writer.do("touch its mark", partial(touch_mark, self._directory, self._mark))
 
         seen = Watch(self._program, options.timeout_s, self._output, self._requests).keep(each_second)
-        if seen.trouble:
-            return self._refused(*explain(seen.trouble, self._entry.argv[0]))
+        if seen.problem:
+            return self._refused(*explain(seen.problem, self._entry.argv[0]))
         return self._judge(seen)
 
     def _judge(self, seen: Watched) -> End:
@@ -236,7 +303,7 @@ class WatchedRun:
         """Write the output and the end, remove the mark, and report to the scheduler."""
         until = time.monotonic() + PATIENCE_S
         words = self._output.finish()
-        kept = self._scribe.do("write its output", lambda: self._keep(words))
+        kept = self._writer.do("write its output", lambda: self._keep(words))
         kept.wait(until)
         if why := kept.why_not():
             self._notes.append(why)
@@ -245,9 +312,9 @@ class WatchedRun:
             started=self._started, exit_code=end.exit_code, host=self._mark.host, pid=self._mark.pid,
             summary=self._summary(end), output=self._file.name if kept.is_over else "",
         )  # fmt: skip
-        written = self._scribe.do("write its result", lambda: self._write_end(record))
+        written = self._writer.do("write its result", lambda: self._write_end(record))
         written.wait(until)
-        pruned = self._scribe.do("prune", lambda: self._prune())
+        pruned = self._writer.do("prune", lambda: self._prune())
         pruned.wait(until)
         report = {"end": record.to_json(), "unwritten": written.why_not()}
         with suppress(OSError):  # the scheduler may be dead

@@ -88,13 +88,13 @@ def test_a_late_scheduler_in_trouble_is_told_of_both() -> None:
 
 def test_a_whole_cluster_that_has_just_come_back_raises_no_alarm() -> None:
     finding = one(replace(silent_for(86400), awake_since=NOW - 40))
-    assert finding.verdict is Verdict.OK and "awaited" in finding.summary
+    assert finding.verdict is Verdict.OK and "waiting for the next tick" in finding.summary
     assert one(replace(silent_for(86400), awake_since=NOW - 400)).verdict is Verdict.CRITICAL
 
 
 def test_one_that_was_installed_and_never_ticked_is_late_as_well() -> None:
     finding = one(CronReading(time=NOW - 900, expected=NOW - 840, driver="slurm", is_installed=True))
-    assert finding.verdict is Verdict.CRITICAL and "has not ticked yet" in finding.summary
+    assert finding.verdict is Verdict.CRITICAL and "no tick yet" in finding.summary
 
 
 @pytest.mark.parametrize("outcome", ["failed", "timeout", "refused", "cut short"])
@@ -123,7 +123,7 @@ def test_three_skips_in_a_row_are_told(skips: int, verdict: Verdict) -> None:
 def test_an_entry_that_ran_well_or_not_yet_is_well() -> None:
     assert one(CronReading(kind="entry")).verdict is Verdict.OK
     done = one(CronReading(kind="entry", outcome="done", ended=NOW - 60, missed=4))
-    assert done.verdict is Verdict.OK and "4 slots were missed" in done.summary
+    assert done.verdict is Verdict.OK and "4 slots missed" in done.summary
     assert "as job 88" in one(CronReading(kind="entry", outcome="submitted", ended=NOW - 60, job_id="88")).summary
 
 

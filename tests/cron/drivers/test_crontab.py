@@ -38,7 +38,7 @@ from tests.cron.drivers.real_cron import (
     requirements,
 )
 from tests.cron.drivers.site import Site, an_installation
-from tests.cron.drivers.ticks.test_editing import TABLES
+from tests.cron.drivers.ticks.test_lines import TABLES
 from tests.fakes import NOW
 
 SETTINGS = CronSettings()
@@ -160,7 +160,7 @@ def test_a_table_that_never_holds_still_is_an_error_and_not_a_loop(site: Site) -
         "crontab", 'if [ "$1" = - ]; then cat >/dev/null; echo "# $$" >"$SITE/crontab.table"; exit 0; fi'
     )
     context = site.context()
-    with pytest.raises(ResilError, match="changes faster"):
+    with pytest.raises(ResilError, match="keeps changing"):
         DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
 
 
@@ -263,7 +263,7 @@ def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "proc").mkdir()
     hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
-    assert "cannot be seen" in hidden.availability(site.context()).reason
+    assert "hides whether" in hidden.availability(site.context()).reason
     (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
     assert hidden.availability(site.context()).is_available
     (tmp_path / "crond.pid").write_text(f"{2**22 + 1}\n")
@@ -296,7 +296,7 @@ def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> 
     site.write_table("\n".join([lines[0], f"#{lines[1]}", "0 3 * * * mine", ""]).encode())
     state = DRIVER.state(installation, SETTINGS, context)
     assert (
-        state.liveness is Liveness.GONE and "commented it out" in state.summary and "resil cron install" in state.hint
+        state.liveness is Liveness.GONE and "was commented out" in state.summary and "resil cron install" in state.hint
     )
     assert DRIVER.install(installation, SETTINGS, context)
     assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
@@ -412,7 +412,7 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
 def test_what_no_line_can_say_is_refused_before_anything_is_written(site: Site, bad: str) -> None:
     context = site.context()
-    with pytest.raises(ResilError, match="cannot stand in a crontab"):
+    with pytest.raises(ResilError, match="a crontab cannot express"):
         DRIVER.install(replace(an_installation(context, "crontab"), project=f"/p/{bad}"), SETTINGS, context)
     assert site.table() is None
 

@@ -140,9 +140,9 @@ CASES = {
     "well": (
         (RUNS, job(89, "d88.1", JobState.PENDING), job(90, "d88.2", JobState.PENDING)),
         "ALIVE",
-        "jobs 89, 90 wait",
+        "jobs 89, 90 are queued",
     ),
-    "no successor": ((RUNS,), "ALIVE", "no job waits behind it"),
+    "no successor": ((RUNS,), "ALIVE", "no job is queued behind it"),
     "gone": ((), "GONE", "broken"),
     "ending": ((job(88, "d0.1", JobState.COMPLETING),), "GONE", "broken"),
     "held": ((job(89, "d0.1", JobState.PENDING, "JobHeldUser"),), "ALIVE", "held by its owner"),
@@ -207,7 +207,7 @@ def test_a_job_that_slurm_takes_and_will_never_start_is_refused(tmp_path: Path) 
 
     queue = Taker()
     CronDirectory(tmp_path / ".resil").install(INSTALLED)
-    with pytest.raises(SchedulerError, match="never start it") as refused:
+    with pytest.raises(SchedulerError, match="cannot start it") as refused:
         DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))
     assert "time_limit_s" in refused.value.hint
     assert not [job for job in queue.records if job.state.is_alive]

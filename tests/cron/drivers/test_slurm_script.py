@@ -155,7 +155,7 @@ def test_where_python_cannot_start_bash_queues_the_next_job_and_says_so(desk: De
     assert "--begin=now+300 " in call, "not at once: it would fail as fast"
     assert "--dependency=singleton" in call
     assert "--comment=resil:.cron:abc0-d7.bash" in call
-    assert "bash keeps its chain" in desk.output
+    assert "bash maintains its chain" in desk.output
     assert "job 101 is queued and will go on" in desk.output
     (told,) = desk.cron.history("scheduler")
     assert told.outcome.is_failure
@@ -249,7 +249,7 @@ def test_where_the_state_directory_is_gone_an_hourly_job_looks_again_for_a_day(
     shutil.rmtree(desk.cron.path)
     code, said = desk.run(*([before] if before else []), copy=str(copy))
     assert code == 1
-    assert "is not there or does not answer" in said
+    assert "is missing or does not respond" in said
     if after is None:
         assert not desk.calls
     else:
@@ -271,7 +271,7 @@ def test_a_state_directory_that_hangs_does_not_hang_the_chain(desk: Desk, tmp_pa
         copy.write_text(text.replace("i < 600", "i < 30"))
         code, said = desk.run("lost=3", copy=str(copy))
     assert code == 1
-    assert "does not answer" in said
+    assert "does not respond" in said
     assert f"{copy} lost=4" in desk.calls[0]
 
 
@@ -335,14 +335,14 @@ def test_a_living_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None
     desk.cron.unstop()
     desk.cron.uninstall()
     code, said = desk.revive()
-    assert (code, "not installed" in said) == (0, True)
+    assert (code, "no longer installed" in said) == (0, True)
     assert not desk.calls
 
 
 def test_a_queue_that_does_not_answer_revives_nothing(desk: Desk) -> None:
     (desk.bin / "down").touch()
     code, said = desk.revive()
-    assert (code, "not known" in said) == (75, True)
+    assert (code, "unknown" in said) == (75, True)
     assert not desk.calls
 
 

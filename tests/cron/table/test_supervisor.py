@@ -14,7 +14,7 @@ import pytest
 from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.table import watched_program
-from resilience.cron.table.books import settle_dead_runs
+from resilience.cron.table.recovery import settle_dead_runs
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 

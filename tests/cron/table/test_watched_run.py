@@ -12,7 +12,7 @@ import pytest
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.books import settle_dead_runs
+from resilience.cron.table.recovery import settle_dead_runs
 from resilience.cron.table.running import marks
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -87,7 +87,7 @@ def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
         runs.supervised.start(entry("/bin/sh", "-c", "sleep 87619", overlap=Overlap.ALLOW, timeout_s=0.3), SLOT + 1)
         ends = sorted(runs.ends(2), key=lambda record: record.slot)
         assert [record.outcome for record in ends] == [Outcome.DONE, Outcome.TIMEOUT]
-        assert all("the file system does not answer" in record.summary for record in ends)
+        assert all("the file system does not respond" in record.summary for record in ends)
         assert runs.left("87619") == []
     until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped when it answers again")
 

@@ -26,7 +26,7 @@ class Mode(StrEnum):
     """How a job of the scheduler works."""
 
     DAEMON = "daemon"
-    """Ticks on and on, until shortly before its time limit."""
+    """Ticks in a loop until shortly before its time limit."""
     PULSE = "pulse"
     """Ticks once."""
 

@@ -38,7 +38,7 @@ class Kept(NamedTuple):
     Attributes:
         waiting: number of pending jobs, as far as known; None: the queue did not answer.
         submitted, cancelled: ids.
-        trouble: the error, one sentence; empty: none.
+        problem: the error, one sentence; empty: none.
         hint: what to try.
         is_stuck: a pending job will never start by itself, and blocks the others.
         is_refused: the scheduler rejected a job, or there is none here; it did answer.
@@ -48,7 +48,7 @@ class Kept(NamedTuple):
     waiting: int | None
     submitted: tuple[int, ...] = ()
     cancelled: tuple[int, ...] = ()
-    trouble: str = ""
+    problem: str = ""
     hint: str = ""
     is_refused: bool = False
     ended: str = ""
@@ -170,16 +170,16 @@ class Keeper:
                     return Kept(0, ended=why)
         except ResilError as error:
             refused = isinstance(error, SchedulerError) and not error.transient
-            trouble, hint = error.message, error.hint
+            problem, hint = error.message, error.hint
             if (
                 self.own
                 and refused
                 and (isinstance(error, SchedulerUnavailable) or "ermission denied" in error.message)
             ):
-                trouble, hint = f"jobs apparently cannot submit jobs here: {error.message}", OTHER_BACKEND_HINT
-            return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, refused)
-        trouble, hint = self._stuck(jobs)
-        return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, is_stuck=bool(trouble))
+                problem, hint = f"jobs apparently cannot submit jobs here: {error.message}", OTHER_BACKEND_HINT
+            return Kept(waiting, tuple(submitted), tuple(cancelled), problem, hint, refused)
+        problem, hint = self._stuck(jobs)
+        return Kept(waiting, tuple(submitted), tuple(cancelled), problem, hint, is_stuck=bool(problem))
 
     def _stuck(self, jobs: Sequence[Job]) -> tuple[str, str]:
         """Return why a job can never start, and what to try: `singleton` makes later jobs wait for it."""

@@ -29,9 +29,6 @@ ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
 """Further options for the embedded scheduler: an idle job would reserve a CPU for days, and a training that requests
 the whole machine would never start. On a cluster the site decides about sharing."""
 
-VARIABLE = "$"
-"""Prefix of installation facts that are environment variables of the ticks: `$TZ`."""
-
 _RESERVED = {
     "job-name": "jobs of one name run one after the other",
     "comment": "it identifies the job",
@@ -172,8 +169,7 @@ def render_script(
     if spool:
         tool_directories = (f"{spool}/bin", *tool_directories)
     path = ":".join(dict.fromkeys((*tool_directories, own, "/usr/local/bin", "/usr/bin", "/bin")))
-    recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
-    kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
+    kept = kept_environment(environ) | installation.environment | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")
     if config:
         kept.setdefault("RESIL_CONFIG", config)

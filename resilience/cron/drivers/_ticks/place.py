@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.cron.drivers import DriverState
-from resilience.cron.drivers._ticks.editing import disabled, ours
+from resilience.cron.drivers._ticks.lines import disabled, ours
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import FOLDER, CronDirectory
 from resilience.errors import ResilError

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.programs import LOCK_S, ProgramFailed, ProgramUnavailable, change, run_program, said
+from resilience.cron.drivers._ticks.programs import (
+    LOCK_S,
+    ProgramFailed,
+    ProgramUnavailable,
+    change,
+    error_of,
+    run_program,
+)
 from resilience.errors import ResilError
 from resilience.runs.context import Context
 from resilience.system.process import Completed
@@ -115,7 +122,7 @@ def test_a_program_speaks_plain_english(tmp_path: Path) -> None:
 
 
 def test_what_a_program_said_fits_in_a_line() -> None:
-    assert said(Completed(("x",), 1, "out\n", " a \n\n b\n")) == "a; b"
-    assert said(Completed(("x",), 1, "out\n", "")) == "out"
-    assert said(Completed(("x",), 3, "", "")) == "it ended with 3 and said nothing"
-    assert len(said(Completed(("x",), 1, "", "y" * 10_000))) == 300
+    assert error_of(Completed(("x",), 1, "out\n", " a \n\n b\n")) == "a; b"
+    assert error_of(Completed(("x",), 1, "out\n", "")) == "out"
+    assert error_of(Completed(("x",), 3, "", "")) == "exit code 3, no output"
+    assert len(error_of(Completed(("x",), 1, "", "y" * 10_000))) == 300

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._ticks.editing import disabled, ours, with_ours, without_header, without_ours
-from resilience.cron.drivers._ticks.marks import headline, is_ours, mark, project_name, tokens_of
+from resilience.cron.drivers._ticks.lines import (
+    disabled,
+    headline,
+    is_ours,
+    mark,
+    ours,
+    project_name,
+    tokens_of,
+    with_ours,
+    without_header,
+    without_ours,
+)
 from tests.cron.drivers.site import Site, an_installation
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
