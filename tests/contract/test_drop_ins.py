@@ -147,7 +147,7 @@ def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens
         assert entry.kind is Kind.SUBMIT
         if (directory / "watch-fs").exists():
             (ignored,) = (ignored for ignored in table.ignored if ignored.place.endswith("/watch-fs"))
-            assert "watch-fs.slurm beside it is submitted instead" in ignored.reason
+            assert "watch-fs.slurm in the same directory is submitted instead" in ignored.reason
             (directory / "watch-fs").unlink()
 
 
