@@ -154,7 +154,7 @@ def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronP
 
 
 @pytest.mark.parametrize("word", ["two\nlines", "a # resil: timeout=1s", "bell\x07"])
-def test_what_no_line_can_say_is_refused_and_nothing_is_written(cron: CronProject, word: str) -> None:
+def test_characters_that_no_line_can_express_are_refused(cron: CronProject, word: str) -> None:
     error = refused(cron, wanted("odd", "echo", word, schedule="@hourly"))
     assert "drop-in" in error.hint and read_crontab(cron.directory / "crontab") == b""
 
@@ -170,7 +170,7 @@ def test_a_crontab_that_is_a_link_stays_one_and_keeps_its_mode(cron: CronProject
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
-def test_somebody_elses_change_in_between_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_concurrent_change_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.cron import edit as cron_add
 
     cron.directory.mkdir(mode=0o755)
@@ -223,7 +223,7 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("x", "a\0b", directories=("hourly",)), "NUL"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
+def test_an_invalid_request_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
     error = refused(cron, entry)
     assert said in error.message and error.hint
     assert not cron.directory.exists(), "nothing was written"

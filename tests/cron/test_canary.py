@@ -62,7 +62,7 @@ def test_two_canaries_in_a_row_wait_for_no_group(tmp_path: Path) -> None:
         assert answered(stage, id).is_well
 
 
-def test_a_channel_that_does_not_take_it_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_a_channel_that_rejects_the_alert_is_reported_with_its_reason(tmp_path: Path) -> None:
     stage = Stage(tmp_path, channel=BROKEN, alert=BOTH)
     id = ask(stage.cron)
     release(stage.cron, id, "foreground")
@@ -78,19 +78,19 @@ def test_without_a_channel_nobody_can_be_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("id", ["canary-00000000", "../../etc/passwd", "", "canary-zzzzzzzz"])
-def test_one_that_nobody_asked_for_is_refused(stage: Stage, id: str) -> None:
+def test_an_unrequested_canary_is_refused(stage: Stage, id: str) -> None:
     with pytest.raises(UsageError):
         answer(stage.cron, id)
 
 
-def test_a_damaged_one_is_said(stage: Stage) -> None:
+def test_a_damaged_one_is_reported(stage: Stage) -> None:
     id = ask(stage.cron)
     (stage.cron.state.path / "canary" / f"{id}.asked").write_text('{"asked": "x"}')
     with pytest.raises(StateDirectoryError):
         answer(stage.cron, id)
 
 
-def test_what_goes_wrong_on_the_way_is_the_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_delivery_is_the_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise StateDirectoryError("the disk is full")
 

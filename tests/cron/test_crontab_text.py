@@ -33,7 +33,7 @@ def test_a_change_in_between_is_not_overwritten(tmp_path: Path) -> None:
     assert raised.value.transient and path.read_bytes() == b"# theirs\n"
 
 
-def test_what_is_no_crontab_is_not_read_as_one(tmp_path: Path) -> None:
+def test_other_files_are_not_read_as_a_crontab(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "crontab")
     with pytest.raises(ResilError, match="not a regular file"):
         read_crontab(tmp_path / "crontab")

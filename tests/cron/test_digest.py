@@ -68,7 +68,7 @@ def system(tmp_path: Path) -> Iterator[System]:
         yield System(tmp_path)
 
 
-def test_one_a_day_whoever_ticks_and_however_often(system: System) -> None:
+def test_one_a_day_whatever_scheduler_ticks_and_however_often(system: System) -> None:
     start = at("2026-11-20T00:00")
     sent = [start + n * 600 for n in range(3 * 144) if system.sent_at(start + n * 600)]
     assert [datetime.fromtimestamp(one, UTC).strftime("%d %H:%M") for one in sent] == [
@@ -137,7 +137,7 @@ def test_a_tick_that_was_killed_in_between_is_made_up_for(system: System) -> Non
     assert not system.sent_at(moment + 660)
 
 
-def test_what_could_not_be_queued_is_tried_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_submission_is_retried(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.alerts.outbox import Outbox
     from resilience.errors import StateDirectoryError
 
@@ -163,7 +163,7 @@ def test_who_asks_for_none_gets_none_and_pays_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["8", "24:00", "08:60", "morning", "08:00:00", "-1:00"])
-def test_what_is_no_time_of_day_is_refused(text: str) -> None:
+def test_an_invalid_time_of_day_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="digest_at"):
         parse_digest_at(text)
 
@@ -177,7 +177,7 @@ def test_ticks_and_their_lateness_are_counted_from_digest_to_digest(system: Syst
     assert "5 ticks" in entry.alert.title and "late at most 4 s" in entry.alert.title
 
 
-def test_it_says_what_a_person_wants_to_hear_in_the_morning() -> None:
+def test_the_digest_has_counts_failures_and_open_incidents() -> None:
     with zone("UTC"):
         now = at("2026-11-20T08:00")
         runs = [

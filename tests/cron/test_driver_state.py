@@ -60,7 +60,7 @@ def test_what_the_driver_says_arrives_whole(say: Say) -> None:
     assert say(ALIVE) == DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")
 
 
-def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
+def test_a_hung_driver_is_unknown_soon_with_its_last_known_state(
     say: Say, cron: CronProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(ALIVE)
@@ -84,7 +84,7 @@ def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
         ("return None", "TypeError"),
     ],
 )
-def test_what_goes_wrong_is_unknown_and_never_gone(say: Say, body: str, why: str) -> None:
+def test_an_error_is_unknown_and_never_gone(say: Say, body: str, why: str) -> None:
     say(ALIVE)
     found = say(body)
     assert found.liveness is Liveness.UNKNOWN and why in found.summary and "it was ALIVE" in found.summary

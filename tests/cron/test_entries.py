@@ -106,7 +106,7 @@ def test_how_late_and_how_long() -> None:
     assert took_s(run(outcome=Outcome.SUBMITTED, started=SLOT + 2.0)) is None, "how long its job takes is not known"
 
 
-def test_the_listing_has_lines_and_drop_ins_with_what_became_of_them(cron: CronProject) -> None:
+def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> None:
     cron.state.record("crontab+probe", run(name="crontab/probe"))
     found = list_entries(cron)
     rows = {row.name: row for row in found.rows}

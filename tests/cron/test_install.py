@@ -72,7 +72,7 @@ def everything(site: Site) -> Mapping[str, bytes]:
 # ---- which one ------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site: Site) -> None:
+def test_the_best_driver_is_chosen_and_the_others_have_reasons(site: Site) -> None:
     project = site.project()
     steps: list[tuple[str, Any]] = [
         ("scrontab", lambda: (site.directory / "scron_parameters").write_text("(null)")),
@@ -105,13 +105,13 @@ def test_what_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(site: S
     assert directory_of(site.project()).installation() is None
 
 
-def test_a_backend_that_nobody_knows_is_a_usage_error_with_the_nearest(site: Site) -> None:
+def test_an_unknown_backend_is_a_usage_error_with_the_nearest_name(site: Site) -> None:
     with pytest.raises(UsageError, match="'crontap'") as caught:
         install(site.project(), "crontap")
     assert caught.value.hint == "did you mean crontab?"
 
 
-def test_a_driver_that_breaks_keeps_nobody_from_the_others(site: Site, tmp_path: Path) -> None:
+def test_a_driver_that_raises_does_not_hide_the_others(site: Site, tmp_path: Path) -> None:
     (tmp_path / "plugins" / "drivers" / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "plugins" / "drivers" / "rude.py").write_text(
         "class Rude:\n    summary, rank = 'rude', 1\n"
@@ -148,7 +148,7 @@ def test_a_dry_run_changes_nothing_at_all_and_shows_every_word(site: Site) -> No
     assert shown.lines == () and any("* * * * * /bin/sh -c" in step.text for step in shown.steps)
 
 
-def test_twice_is_once_and_it_is_said(site: Site) -> None:
+def test_installing_twice_changes_nothing_and_is_reported(site: Site) -> None:
     project = site.project()
     first = install(project, "crontab")
     assert first.lines and first.installation == directory_of(project).installation()
@@ -159,7 +159,7 @@ def test_twice_is_once_and_it_is_said(site: Site) -> None:
     assert everything(site) == after
 
 
-def test_what_changed_since_is_brought_up_to_date_under_the_same_token(site: Site) -> None:
+def test_changes_are_updated_under_the_same_token(site: Site) -> None:
     first = install(site.project(), "crontab").installation
     again = install(site.project(more={"SLURM_CONF": "/etc/other.conf"}), "crontab")
     assert again.lines and again.installation.token == first.token
@@ -168,7 +168,7 @@ def test_what_changed_since_is_brought_up_to_date_under_the_same_token(site: Sit
     assert (site.table() or b"").count(first.token.encode()) == 2
 
 
-def test_a_line_that_somebody_took_out_is_put_back(site: Site) -> None:
+def test_a_line_that_was_removed_is_restored(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     whole = site.table()
@@ -176,7 +176,7 @@ def test_a_line_that_somebody_took_out_is_put_back(site: Site) -> None:
     assert install(project).lines and site.table() == whole
 
 
-def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(site: Site) -> None:
+def test_a_kill_between_the_record_and_the_line_is_repaired_by_the_next_install(site: Site) -> None:
     project = site.project()
     made = install(project, "crontab").installation
     uninstall(project)
@@ -184,7 +184,7 @@ def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(
     assert install(project).lines and (site.table() or b"").count(made.token.encode()) == 2
 
 
-def test_another_backend_is_told_of_and_taken_out_only_when_that_is_meant(site: Site) -> None:
+def test_another_backend_is_reported_and_removed_only_with_replace(site: Site) -> None:
     project = site.project()
     old = install(project, "crontab").installation
     with pytest.raises(AlreadyInstalled, match="you installed crontab on login1") as caught:
@@ -209,7 +209,7 @@ def test_who_comes_second_is_told_whose_scheduler_runs(site: Site) -> None:
     assert everything(site) == before
 
 
-def test_two_people_at_the_same_moment_give_one_scheduler(site: Site) -> None:
+def test_two_users_at_the_same_time_install_one_scheduler(site: Site) -> None:
     for _ in range(5):
         one, two = site.project(), seen_by(site.project(), user="carol")
         start, results = threading.Barrier(2), dict[str, Any]()
@@ -233,7 +233,7 @@ def test_two_people_at_the_same_moment_give_one_scheduler(site: Site) -> None:
         directory_of(one).uninstall()
 
 
-def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> None:
+def test_the_same_user_twice_at_the_same_time_has_one_line(site: Site) -> None:
     project = site.project(clock=SystemClock())  # the lock has a deadline of its own
     start = threading.Barrier(3)
     errors: list[BaseException] = []
@@ -256,7 +256,7 @@ def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> No
     assert (site.table() or b"").endswith(MINE) and made.token.encode() in (site.table() or b"")
 
 
-def test_on_another_machine_it_is_said_where_it_lives(site: Site) -> None:
+def test_on_another_machine_the_host_of_the_installation_is_shown(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     there = seen_by(project, host="login2")
@@ -372,7 +372,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(site: Site, monkeypatch: pyte
     assert directory_of(project).installation() is None
 
 
-def test_a_failure_never_forgets_somebody_elses_installation(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_never_deletes_another_installation(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     project = site.project()
 
     def overtaken(self: object, installation: Any, *_: object) -> None:
@@ -466,7 +466,7 @@ def test_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     assert uninstall(project).installation is None, "nothing to undo is no error"
 
 
-def test_lines_that_nobody_remembers_are_taken_out_by_uninstall_and_replaced_by_install(site: Site) -> None:
+def test_unrecorded_lines_are_removed_by_uninstall_and_replaced_by_install(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     directory_of(project).uninstall()  # the state directory was removed
@@ -479,7 +479,7 @@ def test_lines_that_nobody_remembers_are_taken_out_by_uninstall_and_replaced_by_
     assert made.token.encode() in (site.table() or b"")
 
 
-def test_stop_takes_away_what_would_tick_and_install_takes_that_back(site: Site) -> None:
+def test_stop_removes_the_driver_and_install_restores_it(site: Site) -> None:
     project = site.project()
     made = install(project, "crontab").installation
     stopped = stop(project, "the file system is full")
@@ -503,7 +503,7 @@ def test_stop_leaves_nothing_queued(site: Site, name: str) -> None:
     assert directory_of(project).stopped() is not None
 
 
-def test_a_colleague_can_stop_what_she_cannot_take_out(site: Site) -> None:
+def test_a_colleague_can_stop_a_scheduler_that_she_cannot_uninstall(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     done = stop(seen_by(project, user="carol"), "it fills the disk")
@@ -512,7 +512,7 @@ def test_a_colleague_can_stop_what_she_cannot_take_out(site: Site) -> None:
     assert "do nothing from now on" in done.notes[0] and site.table() != MINE
 
 
-def test_what_cannot_be_taken_away_is_stopped_all_the_same(site: Site) -> None:
+def test_a_driver_that_cannot_be_removed_is_stopped_all_the_same(site: Site) -> None:
     project = site.project()
     install(project, "slurm")
     site.queue.trouble = DOWN
@@ -593,7 +593,7 @@ def test_an_interpreter_that_needs_a_library_or_a_checkout_gets_it(
         assert {"$PYTHONPATH", "$LD_LIBRARY_PATH"} & set(facts) == {f"${needs}"}, "and nothing else"
 
 
-def test_an_interpreter_that_never_starts_is_said_before_anything_is_written(
+def test_an_interpreter_that_does_not_start_is_reported_before_anything_is_written(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"

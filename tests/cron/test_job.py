@@ -73,7 +73,7 @@ def test_it_waits_for_what_runs(job: Any) -> None:
     assert not at(job, 100)
 
 
-def test_told_that_the_end_is_near_it_leaves_at_once_or_after_a_short_wait(job: Any) -> None:
+def test_after_an_end_notice_it_exits_at_once_or_after_a_short_wait(job: Any) -> None:
     assert not at(job, 50000)
     job._on_end_notice(signal.SIGUSR1, None)
     assert at(job, 49999)

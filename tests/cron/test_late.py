@@ -40,7 +40,7 @@ def test_one_that_ticks_is_not_spoken_of(project: Project) -> None:
     assert late_notice(project) == ""
 
 
-def test_one_that_is_late_is_said_with_since_when_and_what_to_run(project: Project) -> None:
+def test_a_late_scheduler_is_reported_with_its_age_and_a_command(project: Project) -> None:
     beat(project, 300)
     notice = late_notice(project)
     assert "late" in notice and "5 min ago" in notice and "resil cron status" in notice and "\n" not in notice

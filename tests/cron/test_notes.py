@@ -72,7 +72,7 @@ def test_the_watchdog_does_not_tell_it_again(project: Project) -> None:
     assert incidents(project) == [("cron", "scheduler", "late")] and len(told(project)) == 1
 
 
-def test_a_note_about_what_is_well_again_tells_nobody(project: Project) -> None:
+def test_a_note_about_a_recovered_scheduler_reports_nothing(project: Project) -> None:
     beat(project, 10)
     path = note(project)
     list(deliver(project, notes=notes))

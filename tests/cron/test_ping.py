@@ -160,7 +160,7 @@ def test_a_server_that_is_not_there_is_only_noted_and_its_address_stays_secret(t
     assert state is not None and state.error and SECRET not in state.error and not state.well
 
 
-def test_what_refuses_is_noted_and_what_was_well_before_is_remembered(tmp_path: Path) -> None:
+def test_a_failed_ping_is_recorded_with_the_last_success(tmp_path: Path) -> None:
     with a_server(404) as (url, _):
         cron = a_cron(tmp_path, ping_url=url)
         cron.state.path.mkdir(parents=True)

@@ -54,7 +54,7 @@ def test_only_that_line_goes_with_the_options_that_stand_above_it(cron: CronProj
     assert "crontab/coffee" in names(cron) and "crontab/tea" not in names(cron)
 
 
-def test_what_add_wrote_goes_whole(cron: CronProject) -> None:
+def test_lines_written_by_add_are_removed_completely(cron: CronProject) -> None:
     before = text(cron)
     add(cron, NewEntry(name="probe", command=("true",), schedule="@hourly"))
     remove(cron, ["crontab/probe"])
@@ -101,7 +101,7 @@ def test_an_unknown_name_removes_nothing_not_even_the_known_ones(cron: CronProje
     assert raised.value.hint == "did you mean crontab/coffee?" and text(cron) == CRONTAB
 
 
-def test_what_does_not_run_anyway_is_said_to(cron: CronProject) -> None:
+def test_an_ignored_file_is_reported_as_such(cron: CronProject) -> None:
     directory = cron.directory / "cron.hourly"
     directory.mkdir(mode=0o755)
     (directory / "draft").write_text("#!/bin/sh\n")

@@ -61,7 +61,7 @@ def test_it_ends_at_its_time_and_leaves_the_rest_to_the_next_one(context: CronCo
     assert context.ran() == [TOP, TOP + 60, TOP + 120]
 
 
-def test_one_tick_waits_for_what_it_started(context: CronContext) -> None:
+def test_one_tick_waits_for_its_runs(context: CronContext) -> None:
     context.drop("cron.minutely/a", body="sleep 0.2; echo end >> ended")
     run(context.cron, driver="x", once=True)
     context.clock.time = TOP
@@ -69,7 +69,7 @@ def test_one_tick_waits_for_what_it_started(context: CronContext) -> None:
     assert (context.home / "ended").exists() and ran.last is not None and len(ran.last.ended) == 1
 
 
-def test_it_ends_when_somebody_stops_the_scheduler(context: CronContext) -> None:
+def test_it_ends_when_the_scheduler_is_stopped(context: CronContext) -> None:
     context.drop("cron.minutely/a")
 
     def stop(_: float) -> None:
@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_back_stops_nothing_for_long_and_runs_no_slot_twice(
     assert len(ran) >= 1200 / 60 - 1 - (jump_s / 60 if jump_s <= 900 else 1)
 
 
-def test_a_tick_that_fails_is_said_once_and_does_not_end_it(
+def test_a_failing_tick_is_reported_once_and_does_not_end_the_loop(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.minutely/a")
@@ -139,7 +139,7 @@ def test_a_tick_that_fails_is_said_once_and_does_not_end_it(
     assert len([line for line in said if "Stale" in line]) == 1 and len([line for line in said if "bug" in line]) == 1
 
 
-def test_a_trouble_that_stays_is_said_again_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lasting_error_is_repeated_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: CronProject) -> Table:
         raise StateDirectoryError("no such luck")
 

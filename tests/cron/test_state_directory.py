@@ -166,7 +166,7 @@ def test_strange_names_in_the_directory_are_no_slots(directory: CronDirectory) -
 # ---- where a scheduler dies -----------------------------------------------------------------------------------------
 
 
-def test_what_died_while_it_took_a_slot_has_left_word(directory: CronDirectory) -> None:
+def test_a_process_that_died_while_claiming_leaves_its_claim(directory: CronDirectory) -> None:
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None and directory.slots.open_claims() == [claim] and claim.is_mine()
     assert not claim.is_gone(NOW) and directory.slots.is_won(claim) is True
@@ -176,16 +176,16 @@ def test_what_died_while_it_took_a_slot_has_left_word(directory: CronDirectory) 
     assert directory.slots.open_claims() == []
 
 
-def test_the_number_of_a_process_that_was_given_anew_is_not_that_process() -> None:
+def test_a_reused_pid_is_not_the_same_process() -> None:
     assert Claim(KEY, 1, "x", f"{machine()}-{os.getpid()}-1-{int(NOW)}").is_gone(NOW)
 
 
-def test_what_another_host_took_in_hand_is_left_alone_until_its_time_is_over() -> None:
+def test_a_claim_of_another_host_is_left_alone_until_its_time_limit() -> None:
     claim = Claim(KEY, 1, "x", f"00000000-{os.getpid()}-1-{int(NOW)}")
     assert not claim.is_gone(NOW + 599) and claim.is_gone(NOW + 601)
 
 
-def test_what_is_left_of_a_dead_one_is_taken_over_by_one(directory: CronDirectory) -> None:
+def test_the_claim_of_a_dead_process_is_seized_by_one(directory: CronDirectory) -> None:
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
     mine = directory.slots.seize(claim, NOW + 5)
@@ -255,7 +255,7 @@ def test_a_link_whose_answer_was_lost_was_made_all_the_same(
 
 
 @pytest.mark.parametrize("call", ["link", "fsync", "write", "openat"])
-def test_nobody_has_a_slot_that_could_not_be_written(claims: object, tmp_path: Path, call: str) -> None:
+def test_a_slot_that_could_not_be_written_is_not_taken(claims: object, tmp_path: Path, call: str) -> None:
     CronDirectory(tmp_path).take("other", int(NOW), {})
     request = _REQUEST.format(path=str(tmp_path))
     inject = [f"{call}:error=EIO:when=1+"] if call != "openat" else ["openat:error=EDQUOT:when=1+"]
@@ -307,7 +307,7 @@ def test_something_else_in_the_directories_place_is_refused(tmp_path: Path, dire
         directory.check()
 
 
-def test_a_group_may_share_it_and_nobody_else(tmp_path: Path) -> None:
+def test_only_the_group_may_share_it(tmp_path: Path) -> None:
     shared = CronDirectory(tmp_path, group="team")
     shared.take(KEY, int(NOW), {})
     shared.check()
@@ -331,7 +331,7 @@ def test_of_each_slot_the_last_word_counts_and_a_beginning_ends_nothing(director
     assert directory.keys() == (KEY,)
 
 
-def test_damaged_lines_of_a_history_cost_nobody_the_others(directory: CronDirectory) -> None:
+def test_damaged_lines_of_a_history_do_not_affect_the_others(directory: CronDirectory) -> None:
     directory.record(KEY, RUN)
     path = directory.path / "history" / f"{KEY}.jsonl"
     path.write_bytes(
@@ -363,7 +363,7 @@ INSTALLED = Installation(
 )
 
 
-def test_of_two_who_install_at_once_the_first_counts(directory: CronDirectory) -> None:
+def test_of_two_concurrent_installs_the_first_counts(directory: CronDirectory) -> None:
     assert directory.install(INSTALLED) == INSTALLED
     assert directory.install(replace(INSTALLED, token="b")) == INSTALLED
     assert [name for name in os.listdir(directory.path) if name.startswith(".")] == []  # noqa: PTH208

@@ -89,7 +89,7 @@ def test_a_run_that_is_repeated_is_not_repeated_beside_itself(context: CronConte
     assert context.ran() == [TOP] * 2 and context.outcomes(A) == {TOP: "done"}
 
 
-def test_what_is_begun_stays_in_hand_until_its_supervisor_has_signed_on(
+def test_a_claim_stays_open_until_its_supervisor_has_registered(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.hourly/a")

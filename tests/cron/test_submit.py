@@ -124,7 +124,7 @@ def test_a_job_that_may_overlap_or_take_the_place_of_the_earlier_one(tmp_path: P
         ("REQUEUED", 0, "", "submitted"),
     ],
 )
-def test_what_became_of_a_job_is_heard_by_a_later_tick(
+def test_the_result_of_a_job_reaches_a_later_tick(
     context: CronContext, state: str, code: int, options: str, outcome: str
 ) -> None:
     context.drop("cron.hourly/b.slurm", options=options)

@@ -57,7 +57,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_a_failed_run_is_one_incident_and_its_recovery_is_told(stage: Stage) -> None:
+def test_a_failed_run_is_one_incident_and_its_recovery_is_reported(stage: Stage) -> None:
     reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
     reporter.tick_started()
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100, exit_code=3, summary="disk full")), table)
@@ -97,7 +97,7 @@ def test_an_idle_tick_starts_no_child(stage: Stage) -> None:
         assert later._child is None
 
 
-def test_an_end_that_waits_for_its_time_is_looked_at_again_soon(tmp_path: Path) -> None:
+def test_a_pending_resolution_is_checked_again_soon(tmp_path: Path) -> None:
     stage = Stage(tmp_path, alert='channels = ["console"]\ngroup_s = 3600')
     reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100)), table)
@@ -125,7 +125,7 @@ def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(
     assert "RESOLVED" in stage.told()[-1]
 
 
-def test_what_lasts_is_looked_at_again_though_nothing_ran(stage: Stage) -> None:
+def test_an_ongoing_problem_is_checked_again_without_new_runs(stage: Stage) -> None:
     (stage.cron.state.path).mkdir(parents=True)
     (stage.cron.state.path / "looked").write_text(f"{time.time() - 3600} 0\n")
     reporter = TickReporter(stage.cron)
@@ -152,7 +152,7 @@ def test_the_watchdog_learns_the_table_and_what_is_ignored_by_mistake(stage: Sta
     assert any("everybody may write" in line for line in stage.told())
 
 
-def test_trouble_of_the_tick_itself_is_told(stage: Stage) -> None:
+def test_an_error_of_the_tick_itself_is_reported(stage: Stage) -> None:
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, trouble="the crontab cannot be read"), None)
     settle_dead_runs(reporter)
@@ -218,7 +218,7 @@ def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
 
 
 @pytest.mark.parametrize("cron", ['digest_at = "morning"', 'ping_url = "http://example.org/secret-123456"'])
-def test_settings_that_cannot_be_meant_are_said_by_the_check_and_by_each_tick(tmp_path: Path, cron: str) -> None:
+def test_invalid_settings_are_reported_by_the_check_and_by_each_tick(tmp_path: Path, cron: str) -> None:
     stage = Stage(tmp_path, cron=cron)
     with pytest.raises(SettingsError) as caught:
         check_settings(stage.project)
@@ -226,7 +226,7 @@ def test_settings_that_cannot_be_meant_are_said_by_the_check_and_by_each_tick(tm
     assert caught.value.message in line and "secret" not in line
 
 
-def test_the_summary_says_what_happened_and_nothing_that_a_run_wrote() -> None:
+def test_the_summary_has_counts_and_no_output_of_runs() -> None:
     run = RunRecord(name="a/b", slot=1, outcome=Outcome.FAILED, time=1.0, summary="password=hunter2")
     text = summary_of(TickResult(ended=(run,)), "")
     assert "1 failed" in text and "a/b: failed" in text and "hunter2" not in text

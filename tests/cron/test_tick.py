@@ -52,7 +52,7 @@ def test_an_entry_that_came_just_before_its_slot_is_run_by_the_tick_after_it(con
     assert context.outcomes(A) == {TOP: "done"}
 
 
-def test_an_entry_that_was_away_for_a_month_begins_anew(context: CronContext) -> None:
+def test_an_entry_removed_for_a_month_starts_anew(context: CronContext) -> None:
     path = context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     context.tick(TOP)
@@ -153,7 +153,7 @@ def test_jitter_holds_a_slot_back_within_one_tick(context: CronContext) -> None:
 
 @pytest.mark.parametrize("name", ["heartbeat", "seen"])
 @pytest.mark.parametrize("text", ['{"time": "yest', "[]", "", '{"time": "x", "cron.hourly+a": 3}', "[" * 100_000])
-def test_a_file_that_nobody_can_read_costs_no_slot(context: CronContext, name: str, text: str) -> None:
+def test_a_damaged_file_costs_no_slot(context: CronContext, name: str, text: str) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     (context.cron.state.path / name).write_text(text)
@@ -193,7 +193,7 @@ def test_a_directory_that_others_may_write_to_runs_nothing(context: CronContext)
     assert "chmod" in told.value.hint and context.ran() == []
 
 
-def test_somebody_elses_directory_runs_nothing(context: CronContext) -> None:
+def test_another_users_directory_runs_nothing(context: CronContext) -> None:
     if os.geteuid():
         pytest.skip("only root can give a directory away")
     context.drop("cron.hourly/a")
@@ -309,7 +309,7 @@ def test_a_host_whose_clock_is_ten_minutes_ahead_runs_nothing_twice_with_ours(co
     assert len(context.ran()) == len(set(context.ran()))
 
 
-def test_a_table_that_cannot_be_read_is_said_and_runs_nothing(
+def test_an_unreadable_table_is_reported_and_runs_nothing(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.hourly/a")
@@ -328,7 +328,7 @@ def test_a_table_that_cannot_be_read_is_said_and_runs_nothing(
 
 
 @pytest.mark.parametrize("name", ["cron.hourly/a", "cron.hourly/b.slurm"])
-def test_what_became_unsafe_after_the_table_was_read_is_not_run(
+def test_a_drop_in_that_became_unsafe_after_the_table_was_read_is_not_run(
     context: CronContext, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = context.drop(name)
@@ -342,9 +342,7 @@ def test_what_became_unsafe_after_the_table_was_read_is_not_run(
     assert context.ran() == [] and context.queued() == []
 
 
-def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_disk_is_reported_and_ticks_do_not_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = CronContext(tmp_path)
     try:
         with hung_directory(tmp_path / "state"), monkeypatch.context() as patched:
@@ -373,7 +371,9 @@ def test_an_empty_directory_and_no_directory_run_nothing(context: CronContext) -
     assert done.heartbeat is not None and done.heartbeat.entries == 0 and done.lines == ()
 
 
-def test_what_cannot_end_in_time_is_left_to_the_next_scheduler_unless_it_never_could(context: CronContext) -> None:
+def test_a_run_that_cannot_finish_in_time_is_left_to_the_next_scheduler_unless_it_never_could(
+    context: CronContext,
+) -> None:
     context.drop("cron.hourly/short", options="timeout=1m")
     context.drop("cron.hourly/long", options="timeout=10m")
     context.drop("cron.hourly/endless", options="timeout=10h")

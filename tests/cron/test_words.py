@@ -26,7 +26,7 @@ SLOT = int(NOW // 3600 * 3600)
         ("nonsense", "", "nonsense"),
     ],
 )
-def test_a_schedule_is_said_in_words(schedule: str, zone: str, words: str) -> None:
+def test_a_schedule_is_shown_in_words(schedule: str, zone: str, words: str) -> None:
     assert schedule_in_words(schedule, zone) == words
 
 

@@ -50,13 +50,13 @@ def test_where_nothing_was_ever_installed_there_is_nothing_to_look_at(directory:
     assert read_cron(directory, SETTINGS, {}, NOW) == {}
 
 
-def test_a_tick_is_seen_with_all_that_it_said(directory: CronDirectory) -> None:
+def test_a_tick_is_shown_with_all_its_output(directory: CronDirectory) -> None:
     beat(directory)
     reading = read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER]
     assert (reading.time, reading.ticks, reading.driver, reading.host) == (NOW - 30, 10, "foreground", "n1")
 
 
-def test_one_that_is_installed_and_has_not_ticked_is_looked_at_from_its_installation_on(
+def test_one_that_never_ticked_is_judged_from_its_installation_on(
     directory: CronDirectory,
 ) -> None:
     install(directory, ago_s=600)
@@ -64,7 +64,7 @@ def test_one_that_is_installed_and_has_not_ticked_is_looked_at_from_its_installa
     assert (reading.time, reading.ticks, reading.is_installed) == (NOW - 600, 0, True)
 
 
-def test_one_that_is_installed_anew_is_not_late_by_its_old_sign_of_life(directory: CronDirectory) -> None:
+def test_a_reinstalled_scheduler_is_not_late_by_its_old_heartbeat(directory: CronDirectory) -> None:
     beat(directory, "crontab", ago_s=86400)
     install(directory, ago_s=10)
     assert read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].time == NOW - 10
@@ -77,7 +77,7 @@ def test_a_stop_is_seen_with_its_author(directory: CronDirectory) -> None:
     assert "ada" in said and "maintenance" in said and "2 h" in said
 
 
-def test_nobody_waits_for_a_driver_that_was_uninstalled(directory: CronDirectory) -> None:
+def test_no_tick_of_an_uninstalled_driver_is_expected(directory: CronDirectory) -> None:
     beat(directory, "crontab", ago_s=86400)
     assert "uninstalled" in read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
     beat(directory, "foreground", ago_s=86400)
@@ -95,7 +95,7 @@ def test_a_damaged_sign_of_life_is_seen_as_that(directory: CronDirectory, conten
     assert read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
-def test_what_keeps_the_chain_of_jobs_from_going_on_is_trouble_of_the_scheduler_and_no_entry(
+def test_a_problem_of_the_job_chain_belongs_to_the_scheduler_and_to_no_entry(
     directory: CronDirectory,
 ) -> None:
     install(directory, "slurm", ago_s=600)
@@ -114,7 +114,7 @@ def test_a_directory_in_its_place_is_damage_as_well(directory: CronDirectory) ->
 
 
 @needs_root
-def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(directory: CronDirectory) -> None:
+def test_an_unreadable_directory_is_an_error_and_not_empty(directory: CronDirectory) -> None:
     beat(directory)
     (directory.path / "heartbeat").chmod(0o600)
     directory.path.chmod(0o755)
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(directory: CronDi
         read_cron(directory, SETTINGS, {}, NOW)
 
 
-def test_a_node_that_slept_since_the_last_look_has_just_woken_up(directory: CronDirectory) -> None:
+def test_a_node_suspended_since_the_last_check_has_just_woken_up(directory: CronDirectory) -> None:
     beat(directory)
     first = read_scheduler(directory, NOW)
     assert first is not None and first.boot
@@ -174,7 +174,7 @@ def test_missed_slots_before_the_last_run_are_counted(directory: CronDirectory) 
     assert entry(directory).missed == 0
 
 
-def test_the_end_of_what_a_failed_run_wrote_is_evidence(directory: CronDirectory) -> None:
+def test_the_end_of_a_failed_runs_output_is_evidence(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.FAILED, output="100.txt")
     output = directory.path / "output" / "cron.hourly+backup" / "100.txt"
@@ -202,7 +202,7 @@ def test_an_entry_that_left_the_table_is_over(directory: CronDirectory) -> None:
     assert "not in the table" in entry(directory).nothing
 
 
-def test_what_is_ignored_by_mistake_is_seen_and_so_is_its_end(directory: CronDirectory) -> None:
+def test_files_ignored_by_mistake_are_reported_and_so_is_their_end(directory: CronDirectory) -> None:
     beat(directory)
     ignored = [["cron/cron.hourly/x", "everybody may write there", "chmod o-w"]]
     (directory.path / "table.json").write_text(json.dumps({"entries": [], "ignored": ignored}))
@@ -213,7 +213,7 @@ def test_what_is_ignored_by_mistake_is_seen_and_so_is_its_end(directory: CronDir
     assert read_cron(directory, SETTINGS, before, NOW)["cron/cron.hourly/x"].nothing
 
 
-def test_only_the_entries_that_were_named_are_looked_at(directory: CronDirectory) -> None:
+def test_only_the_named_entries_are_checked(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.DONE)
     ran(directory, 100, Outcome.DONE, name="crontab/sync")

@@ -237,7 +237,7 @@ def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["no crontab for alice", "crontab: can't open 'alice': No such file or directory"])
-def test_no_table_is_no_trouble(site: Site, said: str) -> None:
+def test_a_missing_table_is_no_error(site: Site, said: str) -> None:
     site.break_program("crontab", f'[ "$1" = -l ] && {{ echo {shlex.quote(said)} >&2; exit 1; }}')
     assert DRIVER.availability(site.context()).is_available
 
@@ -275,7 +275,7 @@ def test_a_project_in_afs_is_not_for_cron_which_has_no_token(site: Site) -> None
     assert not found.is_available and "AFS" in found.reason
 
 
-def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> None:
+def test_an_installation_elsewhere_cannot_be_checked_here(site: Site) -> None:
     context = site.context()
     there = replace(an_installation(context, "crontab"), host="login2")
     state = DRIVER.state(there, SETTINGS, context)
@@ -288,7 +288,7 @@ def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> N
         DRIVER.uninstall(hers, SETTINGS, context)
 
 
-def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> None:
+def test_a_line_that_was_commented_out_is_detected_and_restored(site: Site) -> None:
     context = site.context()
     installation = an_installation(context, "crontab")
     DRIVER.install(installation, SETTINGS, context)
@@ -410,7 +410,7 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
-def test_what_no_line_can_say_is_refused_before_anything_is_written(site: Site, bad: str) -> None:
+def test_inexpressible_characters_are_refused_before_anything_is_written(site: Site, bad: str) -> None:
     context = site.context()
     with pytest.raises(ResilError, match="a crontab cannot express"):
         DRIVER.install(replace(an_installation(context, "crontab"), project=f"/p/{bad}"), SETTINGS, context)

@@ -29,7 +29,7 @@ def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:
     return Heartbeat(time=expected - 60, expected=expected, alive_since=NOW - 600, host=host, pid=pid)
 
 
-def test_it_says_what_to_leave_running_and_installs_nothing(tmp_path: Path) -> None:
+def test_it_shows_the_command_to_run_and_installs_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path)
     context = site.context("a project")
     (step,) = DRIVER.plan(an_installation(context, "foreground"), SETTINGS, context)

@@ -113,7 +113,7 @@ def test_the_chain_ticks_survives_a_cancel_is_revived_and_stops(site: Site) -> N
     until(lambda: not site.alive(), timeout_s=60, what="the last job to leave")
 
 
-def test_a_second_project_of_the_same_person_has_a_chain_of_its_own(lab: Lab) -> None:
+def test_a_second_project_of_the_same_user_has_its_own_chain(lab: Lab) -> None:
     sites = [Site(lab, "daemon"), Site(lab, "pulse")]
     for site in sites:
         install(site.project)
@@ -151,13 +151,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_state_of_the_chain_is_said_in_words(case: str) -> None:
+def test_the_state_of_the_chain_is_described(case: str) -> None:
     jobs, liveness, words = CASES[case]
     state = _judge(jobs, INSTALLED, CronSettings(), NOW)
     assert (str(state.liveness), words in state.summary) == (liveness, True), state.summary
 
 
-def test_an_end_that_is_not_today_is_said_with_its_date() -> None:
+def test_an_end_on_another_day_is_shown_with_its_date() -> None:
     tomorrow = replace(RUNS, end_time=NOW + 86_400)
     assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", _judge((tomorrow,), INSTALLED, CronSettings(), NOW).summary)
 
@@ -189,7 +189,7 @@ def test_a_refused_first_job_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert not (tmp_path / ".resil" / ".cron" / "revive.bash").exists()
 
 
-def test_a_refused_second_job_is_said_and_the_chain_begins(tmp_path: Path) -> None:
+def test_a_refused_second_job_is_reported_and_the_chain_starts(tmp_path: Path) -> None:
     queue = Queue(refusals={2: SchedulerError("sbatch: QOSMaxSubmitJobPerUserLimit")})
     CronDirectory(tmp_path / ".resil").install(INSTALLED)
     done = DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))

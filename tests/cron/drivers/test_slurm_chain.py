@@ -37,7 +37,7 @@ def test_a_token_is_read_back_as_it_was_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "abc", "abc-x1.1", "abc-d.1", "abc-d1.", "a b-d1.1", "-d1.1", "abc-d1.1 more"])
-def test_what_is_no_token_is_none(text: str) -> None:
+def test_an_invalid_token_is_none(text: str) -> None:
     assert Token.parse(text) is None
 
 
@@ -53,7 +53,7 @@ def test_from_nothing_the_first_pulse_comes_at_once_and_the_second_at_its_slot()
     assert (str(second.token), second.begin) == (f"abc-p{SLOT + P}.1", SLOT + P)
 
 
-def test_two_who_bootstrap_at_once_make_the_same_tokens() -> None:
+def test_two_concurrent_bootstraps_make_the_same_tokens() -> None:
     assert tokens(plan(now=NOW)) == tokens(plan(now=NOW + 5))
     assert tokens(plan(mode=Mode.DAEMON)) == tokens(plan(mode=Mode.DAEMON, now=NOW + 500)) == ["abc-d0.1", "abc-d0.2"]
 

@@ -53,7 +53,7 @@ def start(queue: FakeScheduler, job_id: int, state: JobState = JobState.RUNNING)
     queue.records = [replace(job, state=state) if job.id.array == job_id else job for job in queue.records]
 
 
-def test_from_nothing_two_jobs_are_queued_and_a_second_look_does_nothing(directory: CronDirectory) -> None:
+def test_an_empty_queue_gets_two_jobs_and_a_second_call_does_nothing(directory: CronDirectory) -> None:
     queue = Queue()
     kept = keeper(directory, queue).keep()
     assert (kept.submitted, kept.waiting, kept.problem) == ((101, 102), 2, "")
@@ -69,7 +69,7 @@ def test_a_job_begins_after_a_number_of_seconds_and_never_at_a_date_that_needs_a
     assert NOW % 900 == 0
 
 
-def test_of_the_persons_sbatch_variables_only_where_jobs_go_counts(directory: CronDirectory) -> None:
+def test_only_sbatch_variables_for_the_destination_apply(directory: CronDirectory) -> None:
     """SBATCH_ARRAY_INX would make two schedulers of one job; SBATCH_WAIT would have `install` wait for its end."""
     queue = Queue()
     keeper(directory, queue).keep()
@@ -96,7 +96,7 @@ def test_an_sbatch_whose_answer_was_lost_is_found_again_by_its_token(directory: 
     assert len({job.comment for job in queue.records}) == len(queue.records) == 2
 
 
-def test_a_refused_successor_is_told_and_queued_the_next_time(directory: CronDirectory) -> None:
+def test_a_refused_successor_is_reported_and_queued_the_next_time(directory: CronDirectory) -> None:
     queue = Queue(refusals={2: SchedulerError("sbatch: QOSMaxSubmitJobPerUserLimit", hint="wait for others to end")})
     kept = keeper(directory, queue).keep()
     assert (kept.waiting, kept.submitted, kept.hint) == (1, (101,), "wait for others to end")
@@ -165,7 +165,7 @@ def test_whoever_stops_while_a_job_submits_wins(directory: CronDirectory, moment
     assert not [job for job in queue.records if job.state.is_alive]
 
 
-def test_two_who_install_at_once_leave_one_chain(directory: CronDirectory) -> None:
+def test_two_concurrent_installs_leave_one_chain(directory: CronDirectory) -> None:
     """Both look before either submits; the next look of anybody cancels what is too much."""
     queue = Queue()
     one, two = keeper(directory, queue), keeper(directory, queue)
@@ -187,7 +187,7 @@ def test_a_running_job_keeps_two_behind_it_and_does_not_count_itself(directory: 
     assert kept.waiting == 2
 
 
-def test_a_successor_that_is_held_is_told_and_with_what_to_do(directory: CronDirectory) -> None:
+def test_a_held_successor_is_reported_with_a_hint(directory: CronDirectory) -> None:
     """`singleton` has all that come after it wait for it: when the job that runs ends, so does the chain."""
     queue = Queue()
     keeper(directory, queue).keep()

@@ -170,7 +170,7 @@ def test_bash_submits_nothing_while_others_wait(desk: Desk) -> None:
     assert "the chain continues with job 8" in desk.output
 
 
-def test_jobs_that_ended_or_are_somebody_elses_do_not_carry_the_chain(desk: Desk) -> None:
+def test_finished_and_foreign_jobs_do_not_continue_the_chain(desk: Desk) -> None:
     desk.queue("7 R resil:.cron:abc0-d0.1", "8 CA resil:.cron:abc0-d7.1", "9 PD resil:.cron:other-d0.1", "10 CG (null)")
     desk.python("exit 1")
     desk.run()
@@ -191,7 +191,7 @@ def test_a_pulse_of_bash_comes_at_its_slot(tmp_path: Path, monkeypatch: pytest.M
     assert f"abc0-p{slot}.bash" in words["--comment"]
 
 
-def test_what_python_said_about_refused_successors_bash_tries_until_it_works(desk: Desk) -> None:
+def test_bash_retries_refused_successors_until_it_works(desk: Desk) -> None:
     desk.python("exit 75")
     (desk.bin / "full").touch()
     job = desk.start()
@@ -275,7 +275,7 @@ def test_a_state_directory_that_hangs_does_not_hang_the_chain(desk: Desk, tmp_pa
     assert f"{copy} lost=4" in desk.calls[0]
 
 
-def test_what_is_run_gets_the_persons_umask_and_our_files_are_private(desk: Desk) -> None:
+def test_entries_run_with_the_users_umask_and_our_files_are_private(desk: Desk) -> None:
     desk.python("umask")
     before = os.umask(0o022)
     try:
@@ -326,7 +326,7 @@ def test_a_dead_chain_is_started_again_once_however_many_trainings_look(desk: De
     assert desk.revive()[0] == 0
 
 
-def test_a_living_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None:
+def test_a_live_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None:
     desk.queue("8 PD resil:.cron:abc0-d7.1")
     assert desk.revive()[0] == 0
     desk.queue()
@@ -346,7 +346,7 @@ def test_a_queue_that_does_not_answer_revives_nothing(desk: Desk) -> None:
     assert not desk.calls
 
 
-def test_a_refused_revival_is_said_and_may_be_tried_again(desk: Desk) -> None:
+def test_a_refused_restart_is_reported_and_may_be_retried(desk: Desk) -> None:
     (desk.bin / "full").touch()
     code, said = desk.revive()
     assert (code, "QOSMaxSubmit" in said) == (75, True)
@@ -354,7 +354,7 @@ def test_a_refused_revival_is_said_and_may_be_tried_again(desk: Desk) -> None:
     assert desk.revive()[0] == 10
 
 
-def test_nobody_revives_somebody_elses_scheduler_with_his_own_rights(desk: Desk) -> None:
+def test_a_foreign_scheduler_is_never_restarted_with_ones_own_rights(desk: Desk) -> None:
     path = desk.cron.path / "driver" / "job.bash"
     path.write_text(path.read_text().replace(f"by={ME}\n", "by=somebody\n"))
     code, said = desk.revive()
@@ -373,7 +373,7 @@ def test_options_that_would_break_the_chain_are_refused(option: str) -> None:
         sbatch_options("x", CronSettings(sbatch={option: "1"}), Mode.DAEMON)
 
 
-def test_the_persons_options_count_and_an_empty_one_takes_a_default_away() -> None:
+def test_the_users_options_apply_and_an_empty_one_removes_a_default() -> None:
     options = sbatch_options(
         "x", CronSettings(sbatch={"partition": "cpu", "mem": "", "cpus_per_task": "2"}), Mode.PULSE
     )

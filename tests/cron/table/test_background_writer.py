@@ -11,7 +11,7 @@ from resilience.cron.table.watched_run import BackgroundWriter
 from resilience.errors import StateDirectoryError
 
 
-def test_tasks_are_done_one_after_the_other_and_nobody_waits_for_one_that_hangs() -> None:
+def test_tasks_run_one_after_the_other_and_a_hung_one_blocks_no_caller() -> None:
     writer, hangs, done = BackgroundWriter(), threading.Event(), []
     first = writer.do("write one", lambda: done.append(1) if hangs.wait(60) else None)
     second = writer.do("write two", lambda: done.append(2))
@@ -23,7 +23,7 @@ def test_tasks_are_done_one_after_the_other_and_nobody_waits_for_one_that_hangs(
     assert (first.why_not(), second.why_not()) == ("", "")
 
 
-def test_what_goes_wrong_is_told_in_its_own_words_and_ends_nothing() -> None:
+def test_an_error_is_reported_and_ends_no_other_task() -> None:
     def full() -> None:
         raise StateDirectoryError("cannot write /x: No space left on device")
 

@@ -33,7 +33,7 @@ def in_pieces(raw: bytes, size: int) -> list[bytes]:
     return [raw[at : at + size] for at in range(0, len(raw), size)]
 
 
-def test_what_is_short_is_kept_whole_whatever_it_is() -> None:
+def test_short_output_is_kept_completely() -> None:
     raw = b"a\0b\xff\xfe\r10%\r20%\rdone\nno line end"
     assert keep([raw], 1000) == raw
     assert keep(in_pieces(raw, 1), 1000, supervise=True) == raw
@@ -53,7 +53,7 @@ def test_of_many_lines_the_first_and_the_last_are_kept_and_the_others_counted(si
     assert b" KiB) left out" in gap
 
 
-def test_one_huge_line_is_cut_and_its_size_said() -> None:
+def test_one_huge_line_is_cut_and_its_size_shown() -> None:
     kept = keep([b"x" * 10_000_000], 10_000)
     assert re.fullmatch(rb"x{5000}\n\.\.\. 9\.5 MiB left out \.\.\.\nx{5000}", kept)
 
@@ -114,7 +114,7 @@ def test_a_secret_that_is_longer_than_what_is_left_out_is_not_shown_from_its_mid
         assert not re.search(rb"\d{4}", kept)
 
 
-def test_lines_can_be_seen_while_the_run_goes_on() -> None:
+def test_output_is_visible_during_the_run() -> None:
     words = Bounded(1000, Secrets())
     words.add(b"step 1\nstep")
     assert words.has_head
@@ -165,5 +165,5 @@ def test_whatever_comes_no_secret_is_kept_and_what_fits_is_whole(
         (b"x" * 500, "x" * 199 + "…"),
     ],
 )
-def test_the_last_line_is_one_for_people(text: bytes, line: str) -> None:
+def test_the_last_line_is_printable(text: bytes, line: str) -> None:
     assert last_line(text) == line

@@ -54,7 +54,7 @@ def test_without_a_shell_a_command_is_words(text: str, words: tuple[str, ...]) -
         ("a # comment", "a comment behind the command"),
     ],
 )
-def test_what_only_a_shell_understands_is_refused_with_the_fix(text: str, found: str) -> None:
+def test_shell_syntax_is_rejected_with_the_fix(text: str, found: str) -> None:
     with pytest.raises(CommandError) as refused:
         parse_command(text)
     assert found in refused.value.message
@@ -80,7 +80,7 @@ def test_what_only_a_shell_understands_is_refused_with_the_fix(text: str, found:
     ],
 )
 @pytest.mark.parametrize("shell", ["", "/bin/sh"])
-def test_what_cannot_be_meant_is_told(text: str, reason: str, hint: str, shell: str) -> None:
+def test_invalid_settings_raise_an_error(text: str, reason: str, hint: str, shell: str) -> None:
     if shell and not any(word in reason for word in ("`%`", "sixth", "column", "system")):
         return  # a shell says so itself, or can do it
     with pytest.raises(CommandError) as refused:

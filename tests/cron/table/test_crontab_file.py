@@ -99,20 +99,20 @@ def test_options_stand_behind_a_line_or_above_it() -> None:
 
 
 @pytest.mark.parametrize("after", ["", "\n0 1 * * * x\n", "A=b\n0 1 * * * x\n", "# resil: timeout=1m\n0 1 * * * x\n"])
-def test_options_that_belong_to_no_line_are_told(after: str) -> None:
+def test_options_without_a_line_are_reported(after: str) -> None:
     table = read("# resil: rerun\n" + after)
     assert "belong to no line" in only_fault(table).reason
     assert table.ignored[0].place == "cron/crontab:1"
     assert all(not entry.options.rerun for entry in table.entries)
 
 
-def test_a_line_with_an_option_that_nobody_knows_does_not_run_without_it() -> None:
+def test_a_line_with_an_unknown_option_does_not_run() -> None:
     table = read("0 1 * * * a # resil: timout=1m\n0 2 * * * b\n")
     assert [entry.argv for entry in table.entries] == [("b",)]
     assert only_fault(table).hint == "did you mean timeout?"
 
 
-def test_a_line_that_stands_there_twice_runs_twice_under_two_names() -> None:
+def test_a_duplicate_line_runs_twice_under_two_names() -> None:
     first, second = read("0 1 * * * a\n0 1 * * * a\n").entries
     assert second.name == first.name + "-2"
 
@@ -129,7 +129,7 @@ def test_a_name_is_given_once() -> None:
     assert only_fault(table).reason == "the name 'x' is taken by cron/crontab:1"
 
 
-def test_in_a_zone_that_nobody_knows_nothing_runs_at_the_wrong_time() -> None:
+def test_in_an_unknown_zone_nothing_runs_at_the_wrong_time() -> None:
     table = read("0 1 * * * a\nCRON_TZ=Europe/Pariss\n0 2 * * * b\nCRON_TZ=UTC\n0 3 * * * c\n")
     assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
     zone, line = table.ignored
@@ -167,7 +167,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-def test_a_bad_line_is_told_and_takes_no_good_one_with_it(line: bytes, reason: str) -> None:
+def test_an_invalid_line_is_reported_and_does_not_affect_valid_ones(line: bytes, reason: str) -> None:
     after = b"CRON_TZ=UTC\n" if line.startswith(b"CRON_TZ") else b""
     table = read(GOOD + line + b"\n" + after + b"9 3 * * * better\n")
     assert [entry.argv for entry in table.entries] == [("good",), ("better",)]
@@ -215,7 +215,7 @@ def test_an_empty_crontab_is_an_empty_table() -> None:
     assert read(b"") == read(b"\n\n") == read(b"# only this") == Table()
 
 
-def test_settings_that_nobody_can_do_are_told_before_anything_runs() -> None:
+def test_invalid_settings_are_reported_before_anything_runs() -> None:
     with pytest.raises(OptionError, match="catch_up=never"):
         read(GOOD, catch_up="never")
 

@@ -67,7 +67,7 @@ def test_a_job_is_submitted_executable_or_not(name: str, is_executable: bool) ->
     assert (one.name, one.kind, one.argv) == (f"cron.hourly/{name}", Kind.SUBMIT, (one.path,))
 
 
-def test_of_a_program_and_a_job_of_one_name_the_job_runs_and_the_other_is_told() -> None:
+def test_of_a_program_and_a_job_of_one_name_only_the_job_runs() -> None:
     judged = [judge(found(name), DEFAULT) for name in ("x", "x.slurm", "y")]
     job, y = [one for one in without_duplicates(judged) if isinstance(one, Entry)]
     assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
@@ -138,7 +138,7 @@ def test_a_bad_option_keeps_a_drop_in_from_running(line: bytes, reason: str) -> 
         ("x" * 230, "longer than 200", True),
     ],
 )
-def test_a_name_that_does_not_run_is_told(name: str, reason: str, is_fault: bool) -> None:
+def test_a_name_that_does_not_run_is_reported(name: str, reason: str, is_fault: bool) -> None:
     one = ignored(found(name))
     assert reason in one.reason
     assert one.is_fault is is_fault
@@ -149,7 +149,7 @@ def test_a_better_name_is_offered() -> None:
     assert ignored(found("my job v1.2.py")).hint == "rename it: my-job-v1-2"
 
 
-def test_what_run_parts_takes_is_what_we_take(tmp_path: Path) -> None:
+def test_names_are_accepted_as_by_run_parts(tmp_path: Path) -> None:
     run_parts = shutil.which("run-parts")
     if run_parts is None:
         pytest.skip("no run-parts here (it is Debian's)")
@@ -203,7 +203,7 @@ def test_without_its_x_bit_a_file_waits() -> None:
     assert "chmod +x" in ignored(found("ok.sh", is_executable=False, mode=stat.S_IFREG | 0o644)).hint
 
 
-def test_an_x_bit_that_counts_for_nothing_is_told() -> None:
+def test_an_ineffective_x_bit_is_reported() -> None:
     one = ignored(found(is_executable=False))
     assert "noexec" in one.reason
     assert one.is_fault
@@ -241,7 +241,7 @@ def test_the_fixes_offered_do_fix(tmp_path: Path) -> None:
         assert ran.stdout == b"done\n"
 
 
-def test_a_refusal_and_trouble_are_told() -> None:
+def test_a_refusal_and_an_error_are_reported() -> None:
     one = ignored(found(refusal=Refusal("everybody can write it", "chmod o-w it")))
     assert (one.reason, one.hint, one.is_fault) == ("everybody can write it", "chmod o-w it", True)
     one = ignored(found(problem="it is a link to nothing", hint="rm it"))
@@ -323,12 +323,12 @@ def test_what_was_dropped_beside_the_directories_is_a_fault(name: str, mode: int
         ("hourly", FILE),
     ],
 )
-def test_anything_else_is_told_and_no_fault(name: str, mode: int | None) -> None:
+def test_anything_else_is_reported_and_no_fault(name: str, mode: int | None) -> None:
     told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (False, "")
     assert told.reason.startswith("it is nothing that runs")
 
 
-def test_what_is_hidden_is_not_spoken_of() -> None:
+def test_hidden_files_are_not_reported() -> None:
     assert judge_unknown(".git", "cron/.git", FOLDER) is None

@@ -39,7 +39,7 @@ def ask(one: Entry, last: int | None, now: float, **more: object) -> tuple[Due, 
     return due(Table((one,)), known, now, **{"tick_s": TICK_S, **more})  # type: ignore[arg-type]
 
 
-def test_what_is_seen_for_the_first_time_has_no_past() -> None:
+def test_a_new_entry_has_no_past() -> None:
     assert ask(entry(), None, NOON) == ()
     assert ask(entry("* * * * *"), None, NOON + 1) == ()
 
@@ -65,9 +65,7 @@ def test_a_slot_that_was_taken_is_not_due_again() -> None:
         (100, [NOON - hours * HOUR for hours in range(7, -1, -1)], 0),
     ],
 )
-def test_what_a_night_has_missed_is_made_up_for_as_it_was_asked(
-    catch_up: int, expected: list[int], passed_over: int
-) -> None:
+def test_slots_missed_in_a_night_run_late_as_configured(catch_up: int, expected: list[int], passed_over: int) -> None:
     found = ask(entry(catch_up=catch_up), NOON - 8 * HOUR, NOON + 1800)
     assert slots(found) == expected
     assert [one.passed_over for one in found] == [passed_over, *[0] * (len(expected) - 1)][: len(expected)]
@@ -87,7 +85,7 @@ def test_what_was_not_made_up_for_is_counted_with_the_next_slot_that_runs() -> N
     assert (one.slot, one.passed_over) == (NOON, 4)
 
 
-def test_what_is_due_comes_in_the_order_of_its_start() -> None:
+def test_due_slots_are_ordered_by_their_start() -> None:
     first, second = entry("0 * * * *", "cron.hourly/b"), entry("30 * * * *", "cron.hourly/a")
     twin = replace(second, name="cron.hourly/c")
     last = dict.fromkeys((first.key, second.key, twin.key), NOON - HOUR)
@@ -202,7 +200,7 @@ def live_slots(runs: list[list[int]]) -> list[int]:
     return [slot for found in runs for slot in found]
 
 
-def test_a_clock_set_back_by_an_hour_runs_nothing_twice_and_goes_on_after_it() -> None:
+def test_a_clock_set_back_by_an_hour_runs_nothing_twice_and_continues_after_it() -> None:
     one = entry("*/15 * * * *")
     forth = [NOON + 60 * n for n in range(60)]
     back = [now - HOUR for now in forth] + forth + [now + HOUR for now in forth]

@@ -107,12 +107,12 @@ def lines(block: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", lines(AS_CRON))
-def test_what_cron_takes_is_taken(text: str) -> None:
+def test_expressions_that_cron_accepts_are_accepted(text: str) -> None:
     assert parse_schedule(text).text == text
 
 
 @pytest.mark.parametrize("text", lines(REFUSED_BY_CRON_TOO) + lines(MISREAD_BY_CRON))
-def test_what_cron_refuses_or_misreads_is_refused_with_something_to_try(text: str) -> None:
+def test_expressions_that_cron_rejects_or_misreads_are_rejected_with_a_hint(text: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         parse_schedule(text)
     assert refused.value.message
@@ -169,7 +169,7 @@ def test_the_recorded_verdicts_are_those_of_the_cron_installed_here(tmp_path: Pa
         ("\u0661 * * * *", "minute: '\u0661' in '\u0661' is nothing that cron knows", "1-5"),
     ],
 )
-def test_a_bad_schedule_is_told_with_what_to_write(text: str, reason: str, hint: str) -> None:
+def test_an_invalid_schedule_is_reported_with_a_hint(text: str, reason: str, hint: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         parse_schedule(text)
     assert reason in refused.value.message
@@ -215,7 +215,7 @@ def test_a_reboot_is_at_no_time_of_the_day() -> None:
         ("Mars/Olympus\0", "IANA"),
     ],
 )
-def test_a_zone_that_nobody_knows_is_told(zone: str, hint: str) -> None:
+def test_an_unknown_zone_is_reported(zone: str, hint: str) -> None:
     with pytest.raises(ZoneError) as refused:
         parse_schedule("0 0 * * *", zone)
     assert "there is no time zone" in refused.value.message

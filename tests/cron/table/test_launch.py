@@ -77,7 +77,7 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
-def test_a_project_directory_that_is_gone_is_told(runs: Runs) -> None:
+def test_a_missing_project_directory_is_reported(runs: Runs) -> None:
     runs.supervised._project = runs.project / "moved"
     record = runs.sh("true")
     assert record.outcome is Outcome.REFUSED and "cannot enter" in record.summary and "moved" in record.summary
@@ -91,7 +91,7 @@ def test_what_the_policy_refuses_in_the_last_moment_does_not_run(runs: Runs) -> 
     assert not (runs.project / "ran").exists()
 
 
-def test_no_room_for_a_process_is_told_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

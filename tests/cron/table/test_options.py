@@ -40,7 +40,7 @@ def test_values_are_read(text: str, expected: EntryOptions) -> None:
     assert parse_options(text, EntryOptions()).options == expected
 
 
-def test_what_is_not_said_stays_as_the_settings_have_it() -> None:
+def test_unset_options_keep_their_defaults() -> None:
     settings = CronSettings(timeout_s=77, catch_up="all<=3", jitter_s=9)
     assert default_options(settings, is_drop_in=True) == EntryOptions(timeout_s=77, catch_up=3, jitter_s=9)
     line = default_options(settings, is_drop_in=False)
@@ -72,14 +72,14 @@ def test_what_is_not_said_stays_as_the_settings_have_it() -> None:
         ("name=" + "x" * 65, "cannot be a name", "64"),
     ],
 )
-def test_a_bad_option_is_told_with_what_to_write(text: str, reason: str, hint: str) -> None:
+def test_an_invalid_option_is_reported_with_a_hint(text: str, reason: str, hint: str) -> None:
     with pytest.raises(OptionError) as refused:
         parse_options(text, EntryOptions())
     assert reason in refused.value.message
     assert hint in refused.value.hint
 
 
-def test_settings_that_nobody_can_do_are_told() -> None:
+def test_invalid_settings_are_reported() -> None:
     with pytest.raises(OptionError, match="catch_up=sometimes"):
         default_options(CronSettings(catch_up="sometimes"), is_drop_in=True)
 

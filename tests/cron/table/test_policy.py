@@ -41,9 +41,7 @@ def test_ones_own_file_and_roots_pass(facts: Facts) -> None:
 @pytest.mark.parametrize("policy", [PRIVATE, SHARED])
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757, 0o2777, 0o703, 0o702])
 @pytest.mark.parametrize("uid", [ME, ROOT, OTHER])
-def test_what_everybody_can_write_is_refused_with_the_fix_and_sticky_is_no_excuse(
-    policy: Policy, mode: int, uid: int
-) -> None:
+def test_world_writable_paths_are_rejected_even_with_the_sticky_bit(policy: Policy, mode: int, uid: int) -> None:
     for refusal in (
         policy.judge_directory(directory(mode, uid, TEAM)),
         policy.judge_file(file(mode & 0o777, uid, TEAM), directory(0o2770, ME, TEAM)),
@@ -54,7 +52,7 @@ def test_what_everybody_can_write_is_refused_with_the_fix_and_sticky_is_no_excus
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o770, 0o720])
-def test_what_a_group_of_others_can_write_is_refused_where_no_group_operates_the_project(mode: int) -> None:
+def test_a_group_writable_file_is_rejected_if_no_group_operates_the_project(mode: int) -> None:
     for refusal in (
         PRIVATE.judge_directory(directory(mode, ME, USERS)),
         PRIVATE.judge_file(file(mode, ME, USERS), directory()),
@@ -95,7 +93,7 @@ def test_a_members_file_runs_where_the_group_operates_the_project() -> None:
         (file(0o750, OTHER, TEAM), directory(0o2755, ME, MINE)),  # another group's directory
     ],
 )
-def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_directory: Facts) -> None:
+def test_a_foreign_file_is_still_rejected(of_file: Facts, of_directory: Facts) -> None:
     refusal = SHARED.judge_file(of_file, of_directory)
     assert refusal is not None
     assert "belongs to eve, and is not safely the group's (team)" in refusal.reason
@@ -123,7 +121,7 @@ def test_root_runs_what_belongs_to_root_alone() -> None:
     assert policy.judge_directory(directory()) is not None
 
 
-def test_far_above_only_what_everybody_can_exchange_is_refused() -> None:
+def test_far_above_only_replaceable_directories_are_rejected() -> None:
     assert PRIVATE.judge_above(directory(0o1777, ROOT)) is None
     assert PRIVATE.judge_above(directory(0o2770, OTHER, USERS)) is None
     refusal = PRIVATE.judge_above(directory(0o777, ROOT))

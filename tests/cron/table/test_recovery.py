@@ -48,7 +48,7 @@ def test_the_session_of_a_dead_leader_is_ended_and_no_other() -> None:
         leader.wait()
 
 
-def test_nobody_s_session_is_ended_by_a_number_that_means_nothing() -> None:
+def test_no_session_is_killed_by_a_meaningless_number() -> None:
     assert [kill_session(number) for number in (-1, 0, 1, os.getpid(), 2**22 + 1)] == [0] * 5
 
 

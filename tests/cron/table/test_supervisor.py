@@ -54,7 +54,7 @@ def test_who_may_take_for_ever_has_no_timeout(runs: Runs) -> None:
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
-def test_waiting_ends_when_somebody_wants_it(runs: Runs) -> None:
+def test_waiting_ends_on_request(runs: Runs) -> None:
     assert runs.supervised.wait(60) == ()  # nothing is under way
     runs.start(entry("sleep", "87611"))
     asked = iter((False, False, True))
@@ -152,7 +152,7 @@ def test_a_program_that_kills_its_parent_is_cut_short_and_takes_its_children_alo
     until_true(lambda: runs.left("87615") == [], "none of it is left")
 
 
-def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(runs: Runs) -> None:
+def test_runs_of_a_killed_scheduler_and_a_killed_supervisor_are_settled_once(runs: Runs) -> None:
     scheduler, watcher = a_scheduler(runs.project, "/bin/sh", "-c", "sleep 87616 & echo $$ > up; sleep 87616; :")
     wait_for(runs.project / "up")
     for pid in (scheduler.pid, watcher):
@@ -251,7 +251,7 @@ def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
     assert (record.outcome, record.host) == (Outcome.CUT_SHORT, "n2")
 
 
-def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
+def test_the_mark_of_a_dead_run_blocks_no_run(runs: Runs) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     now = time.time()
@@ -262,7 +262,7 @@ def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
     assert [record.outcome for record in settle_dead_runs(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
 
 
-def test_a_supervisor_that_says_nothing_is_told_of_in_the_end(runs: Runs) -> None:
+def test_a_silent_supervisor_is_reported_eventually(runs: Runs) -> None:
     record = runs.start(entry("sleep", "87620", timeout_s=3600.0))
     kill(record.pid, signal.SIGSTOP)
     runs.supervised._runs[0].overdue = 0.0

@@ -29,7 +29,7 @@ __all__ = ["quick", "runs"]
         ("kill -TERM $$", (143,), Outcome.DONE, 143, "killed by SIGTERM"),
     ],
 )
-def test_the_end_of_a_program_is_told_as_it_was(
+def test_the_end_of_a_program_is_described(
     runs: Runs, script: str, ok: tuple[int, ...], outcome: Outcome, code: int, summary: str
 ) -> None:
     record = runs.sh(script, ok=ok)
@@ -103,7 +103,7 @@ def test_who_has_left_its_process_group_does_not_escape_the_timeout(runs: Runs) 
     assert runs.left("87602") == []
 
 
-def test_a_daemon_that_a_program_leaves_is_ended_and_that_is_said(runs: Runs) -> None:
+def test_a_leftover_daemon_is_killed_and_reported(runs: Runs) -> None:
     script = "(setsid sh -c 'sleep 87603' &) & echo started"
     record = runs.sh(script)
     assert record.outcome is Outcome.DONE and record.exit_code == 0

@@ -22,7 +22,7 @@ from tests.system.writer import writer
 __all__ = ["quick", "runs"]
 
 
-def test_no_secret_stands_in_output_history_or_record(runs: Runs, canary: str) -> None:
+def test_no_secret_appears_in_output_history_or_record(runs: Runs, canary: str) -> None:
     runs.environ["SLACK_BOT_TOKEN"] = canary
     half = len(canary) // 2
     script = 't=$SLACK_BOT_TOKEN; printf \'%s\' "${t%????????????}"; sleep 0.2; echo "${t#' + "?" * (len(canary) - 12)

@@ -77,7 +77,7 @@ def test_an_older_line_of_ours_is_replaced() -> None:
     assert with_ours(old, LINES, {TOKEN}) == f"{HEAD}\n{LINE}\na\nb\n"
 
 
-def test_an_installation_that_nobody_remembers_is_found_by_its_project() -> None:
+def test_an_unrecorded_installation_is_found_by_its_project() -> None:
     table = f"a\n{HEAD}\n{LINE}\nb\n"
     assert tokens_of(table, STATE) == {TOKEN}
     assert tokens_of(f"#DISABLED: {table[2:]}", STATE) == {TOKEN}
@@ -113,7 +113,7 @@ def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
         "",
     ],
 )
-def test_a_line_that_only_speaks_of_ours_is_somebody_elses(line: str) -> None:
+def test_a_line_that_only_mentions_our_mark_is_foreign(line: str) -> None:
     assert not is_ours(line, TOKEN)
 
 

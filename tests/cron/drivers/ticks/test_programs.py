@@ -52,7 +52,7 @@ def lock_of(context: Context) -> Path:
     return Path("/tmp", f"resil-{context.system.host.uid}", f"{Table.name}.lock")
 
 
-def test_what_needs_no_change_is_not_written(tmp_path: Path) -> None:
+def test_an_unchanged_table_is_not_written(tmp_path: Path) -> None:
     table = Table("a\n")
     assert not change(table, lambda text: text, Site(tmp_path).context())
     assert table.writes == 0
@@ -121,7 +121,7 @@ def test_a_program_speaks_plain_english(tmp_path: Path) -> None:
     assert run_program(context, ["speak"]).stdout == "C\n"
 
 
-def test_what_a_program_said_fits_in_a_line() -> None:
+def test_the_error_of_a_program_fits_in_a_line() -> None:
     assert error_of(Completed(("x",), 1, "out\n", " a \n\n b\n")) == "a; b"
     assert error_of(Completed(("x",), 1, "out\n", "")) == "out"
     assert error_of(Completed(("x",), 3, "", "")) == "exit code 3, no output"
