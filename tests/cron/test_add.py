@@ -133,7 +133,7 @@ def test_a_line_for_a_shell_asks_for_one_and_for_itself_alone(cron: CronProject)
     assert len(entries[after.name].argv) == 1
 
 
-def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronProject) -> None:
+def test_existing_crontab_lines_stay_and_keep_their_meaning(cron: CronProject) -> None:
     before = (
         "# mine\nMAILTO=ada@example.org\nCRON_TZ=Asia/Tokyo\nSHELL=/bin/bash\n0 8 * * *  true | cat  # resil: name=tea"
     )
@@ -181,8 +181,8 @@ def test_a_concurrent_change_is_not_lost(cron: CronProject, monkeypatch: pytest.
         (cron.directory / "crontab").write_text("# mine\n# and a word more\n")
         return meant(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cron_add, "_meant", edited)
-    with pytest.raises(ResilError, match="changed meanwhile"):
+    monkeypatch.setattr(cron_add, "_parsed_entry", edited)
+    with pytest.raises(ResilError, match="changed in the meantime"):
         add(cron, wanted("probe", "true", schedule="@hourly"))
     assert (cron.directory / "crontab").read_text() == "# mine\n# and a word more\n"
 

@@ -72,7 +72,7 @@ def test_a_channel_that_rejects_the_alert_is_reported_with_its_reason(tmp_path: 
     assert said["console"][0] and not said["pager"][0] and said["pager"][1]
 
 
-def test_without_a_channel_nobody_can_be_asked(tmp_path: Path) -> None:
+def test_without_a_channel_a_canary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no channel"):
         ask(Stage(tmp_path, alert="").cron)
 

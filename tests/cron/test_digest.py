@@ -87,7 +87,7 @@ def test_after_an_outage_there_is_one_for_today_and_none_for_the_days_before(sys
     assert len(system.queued()) == 3
 
 
-def test_whoever_installs_at_noon_hears_tomorrow_morning(system: System) -> None:
+def test_an_installation_at_noon_gets_its_first_digest_the_next_morning(system: System) -> None:
     assert not system.sent_at(at("2026-11-20T12:00"))
     assert not system.sent_at(at("2026-11-20T23:59"))
     assert system.sent_at(at("2026-11-21T08:00"))
@@ -125,7 +125,7 @@ def test_one_that_is_due_a_minute_before_midnight_comes_after_it(tmp_path: Path)
         assert len(system.queued()) == 2
 
 
-def test_a_tick_that_was_killed_in_between_is_made_up_for(system: System) -> None:
+def test_a_tick_killed_in_between_is_completed_by_the_next(system: System) -> None:
     directory = system.cron.state.path / "digest"
     directory.mkdir(parents=True)
     taken = directory / "20261120.taken"
@@ -155,7 +155,7 @@ def test_a_failed_submission_is_retried(system: System, monkeypatch: pytest.Monk
     assert system.sent_at(moment + 600)
 
 
-def test_who_asks_for_none_gets_none_and_pays_nothing(tmp_path: Path) -> None:
+def test_without_digests_there_is_no_cost(tmp_path: Path) -> None:
     system = System(tmp_path, digest_at="")
     beat = Heartbeat(time=1.0, expected=2.0, alive_since=0.0)
     cron_digest.count(system.cron, beat)

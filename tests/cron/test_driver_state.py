@@ -56,7 +56,7 @@ def say(tmp_path: Path, cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> I
 ALIVE = 'return DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")'
 
 
-def test_what_the_driver_says_arrives_whole(say: Say) -> None:
+def test_the_drivers_answer_is_complete(say: Say) -> None:
     assert say(ALIVE) == DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")
 
 

@@ -116,7 +116,7 @@ def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> N
     assert rows["cron.hourly/backup"].command == "" and rows["cron.hourly/backup"].words == "every hour"
 
 
-def test_what_would_run_now_is_told_without_taking_it(cron: CronProject) -> None:
+def test_due_slots_are_listed_without_claiming_them(cron: CronProject) -> None:
     assert due_now(cron) == (), "an entry that was never seen has no past"
     cron.state.take("crontab+probe", SLOT - 600, {}, NOW)
     for _ in range(2):

@@ -90,14 +90,14 @@ def test_the_best_driver_is_chosen_and_the_others_have_reasons(site: Site) -> No
         and_then()
 
 
-def test_what_was_asked_for_is_taken_and_nothing_else_is_looked_at(site: Site) -> None:
+def test_a_requested_driver_is_chosen_and_no_other_is_checked(site: Site) -> None:
     site.break_program("scrontab", 'touch "$SITE/asked"')
     choice = choose(site.project(), "systemd")
     assert choice.name == "systemd" and choice.why.startswith("requested") and len(choice.offers) == 1
     assert not (site.directory / "asked").exists()
 
 
-def test_what_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(site: Site) -> None:
+def test_a_requested_driver_that_is_unavailable_is_an_error_with_the_reason(site: Site) -> None:
     (site.directory / "linger").rename(site.directory / "gone")
     with pytest.raises(ResilError, match="backend systemd is not available here") as caught:
         install(site.project(), "systemd")
@@ -125,7 +125,7 @@ def test_a_driver_that_raises_does_not_hide_the_others(site: Site, tmp_path: Pat
     assert "nothing_of_that_name" in why["broken"] and "KeyError" in why["rude"]
 
 
-def test_with_nothing_at_all_the_reasons_are_told(site: Site) -> None:
+def test_without_any_driver_the_reasons_are_shown(site: Site) -> None:
     offers = tuple(Offer(name, 1, "", Availability(False, f"no {name}")) for name in ("a", "b"))
     with pytest.raises(ResilError, match="a: no a; b: no b") as caught:
         decide("auto", offers)
@@ -192,17 +192,17 @@ def test_another_backend_is_reported_and_removed_only_with_replace(site: Site) -
     assert "--backend scrontab --replace" in caught.value.hint and caught.value.exit_code == 1
     assert site.table("scrontab") is None
     shown = install(project, "scrontab", replace=True, dry_run=True)
-    assert "take out" in shown.steps[0].what and directory_of(project).installation() == old
+    assert "remove" in shown.steps[0].what and directory_of(project).installation() == old
     done = install(project, "scrontab", replace=True)
     assert site.table() == MINE and done.installation.token.encode() in (site.table("scrontab") or b"")
-    assert any("took our lines out" in note for note in done.notes)
+    assert any("removed our lines" in note for note in done.notes)
     assert directory_of(project).installation() == done.installation
 
 
-def test_who_comes_second_is_told_whose_scheduler_runs(site: Site) -> None:
+def test_a_second_install_names_the_owner_of_the_first(site: Site) -> None:
     install(site.project(), "crontab")
     before = everything(site)
-    with pytest.raises(AlreadyInstalled, match=f"{ME} has crontab on login1") as caught:
+    with pytest.raises(AlreadyInstalled, match=f"{ME} installed crontab on login1") as caught:
         install(seen_by(site.project(), user="carol"), "scrontab")
     assert "carol" not in caught.value.message and caught.value.exit_code == 1
     assert caught.value.installation.by != "carol"
@@ -328,7 +328,7 @@ def test_another_way_to_the_same_project_changes_nothing(site: Site) -> None:
     assert again.installation.project == str(one.loaded.project) and again.lines == ()
 
 
-def test_what_was_taken_out_for_something_that_fails_comes_back(site: Site) -> None:
+def test_the_previous_driver_is_restored_if_the_new_one_fails(site: Site) -> None:
     project = site.project()
     old = install(project, "crontab").installation
     whole = site.table()
@@ -520,12 +520,12 @@ def test_a_driver_that_cannot_be_removed_is_stopped_all_the_same(site: Site) -> 
     assert directory_of(project).stopped() is not None and "squeue did not answer" in done.notes[0]
 
 
-def test_what_was_never_installed_can_be_stopped(site: Site) -> None:
+def test_a_scheduler_that_was_never_installed_can_be_stopped(site: Site) -> None:
     project = site.project()
     assert stop(project).installation is None and directory_of(project).stopped() is not None
 
 
-def test_what_was_never_installed_and_ended_is_missed_until_uninstall_says_that_it_was_meant(site: Site) -> None:
+def test_ticks_that_were_never_installed_are_expected_until_uninstall(site: Site) -> None:
     project = site.project()
     now = project.system.clock.now()
     directory_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
@@ -560,7 +560,7 @@ def test_the_ticks_get_what_they_need_and_no_secret(site: Site) -> None:
     assert made.python == sys.executable and Path(made.python).is_absolute()
 
 
-def test_the_persons_own_settings_do_not_stand_in_the_way_of_a_resil_toml_that_comes_later(site: Site) -> None:
+def test_the_users_own_settings_do_not_override_a_later_resil_toml(site: Site) -> None:
     (site.directory / "config" / "resil").mkdir(parents=True)
     (site.directory / "config" / "resil" / "config.toml").write_text('[run]\nname = "gpt"\n')
     (site.directory / "bare").mkdir()

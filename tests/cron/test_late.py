@@ -31,7 +31,7 @@ def beat(project: Project, ago_s: float, driver: str = "foreground", **fields: A
     write(project, "heartbeat", time=NOW - ago_s, expected=NOW - ago_s + 60, driver=driver, **fields)
 
 
-def test_where_there_is_no_cron_nothing_is_said(project: Project) -> None:
+def test_without_cron_there_is_no_notice(project: Project) -> None:
     assert late_notice(project) == ""
 
 

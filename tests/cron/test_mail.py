@@ -116,7 +116,9 @@ def test_nothing_that_was_a_secret_here_is_mailed(tmp_path: Path) -> None:
     assert "the password is" in mails(stage) and "hunter2" not in mails(stage)
 
 
-def test_without_a_way_for_mail_that_is_said_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_mail_program_there_is_a_message_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(tmp_path)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     assert "no [channel.email] and no sendmail" in mail_trouble(stage.project)
@@ -170,7 +172,7 @@ def test_mails_that_cannot_be_queued_now_are_queued_the_next_time(
     assert "hello" in mails(stage)
 
 
-def test_addresses_are_taken_as_cron_takes_them() -> None:
+def test_addresses_are_parsed_as_in_cron() -> None:
     assert addresses("ada, bob@example.org,ada") == ("ada", "bob@example.org")
     assert addresses(None) == addresses("") == ()
 

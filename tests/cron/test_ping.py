@@ -214,7 +214,7 @@ def test_the_words_stand_where_healthchecks_wants_them() -> None:
     assert ping_url("https://example.org", "fail", "r") == "https://example.org/fail?rid=r"
 
 
-def test_who_sets_no_address_pays_for_no_child(tmp_path: Path) -> None:
+def test_without_an_address_no_child_is_started(tmp_path: Path) -> None:
     ping = Ping(a_cron(tmp_path))
     ping.ended("well", is_well=True)
     ping.wait(0)

@@ -108,7 +108,7 @@ def test_a_scheduler_that_was_frozen_for_a_day_takes_no_slot_that_was_run_meanwh
     assert len(directory.slots.taken()[KEY]) == KEPT_SLOTS
 
 
-def test_one_that_lags_behind_for_long_loses_no_slot_that_it_has_in_hand(directory: CronDirectory) -> None:
+def test_a_delayed_scheduler_loses_no_claimed_slot(directory: CronDirectory) -> None:
     """Frozen right after it took a slot, while another one went on for hours: its slot is its own still."""
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
@@ -265,7 +265,7 @@ def test_a_slot_that_could_not_be_written_is_not_taken(claims: object, tmp_path:
     assert directory.take("a", int(NOW), {})
 
 
-def test_a_full_disk_says_so_and_takes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as place:
         directory = CronDirectory(place / "state")
         directory.take(KEY, int(NOW), {})
@@ -277,7 +277,7 @@ def test_a_full_disk_says_so_and_takes_nothing(tmp_path: Path) -> None:
         assert directory.take(KEY, int(NOW) + 60, {})
 
 
-def test_a_disk_that_is_read_only_says_so_and_takes_nothing(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_an_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as place:
         directory = CronDirectory(place / "state")
         directory.take(KEY, int(NOW), {})
@@ -372,7 +372,7 @@ def test_of_two_concurrent_installs_the_first_counts(directory: CronDirectory) -
 
 
 @pytest.mark.parametrize("text", ["", "{}{", "[]", "3"])
-def test_whatever_lies_in_the_place_of_a_stop_stops(directory: CronDirectory, text: str) -> None:
+def test_anything_in_place_of_the_stop_file_stops(directory: CronDirectory, text: str) -> None:
     assert directory.stopped() is None
     directory.stop("alice", "moving", NOW)
     assert directory.stopped() == {"by": "alice", "why": "moving", "time": NOW}
@@ -382,6 +382,6 @@ def test_whatever_lies_in_the_place_of_a_stop_stops(directory: CronDirectory, te
     assert directory.stopped() is None
 
 
-def test_who_took_a_slot_can_be_read(directory: CronDirectory) -> None:
+def test_the_owner_of_a_slot_can_be_read(directory: CronDirectory) -> None:
     directory.take(KEY, int(NOW), {"host": "n1", "pid": 7})
     assert json.loads((directory.path / "slots" / f"{KEY}@{int(NOW)}").read_text())["host"] == "n1"

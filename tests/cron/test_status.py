@@ -25,7 +25,7 @@ from tests.fakes import NOW, make_project
 
 SETTINGS = CronSettings()
 ALIVE = DriverState(Liveness.ALIVE, "our line is in the crontab", NOW + 30)
-GONE = DriverState(Liveness.GONE, "our line is not in the crontab any more", hint="put it back: resil cron install")
+GONE = DriverState(Liveness.GONE, "our line is missing from the crontab", hint="restore it: resil cron install")
 UNKNOWN = DriverState(Liveness.UNKNOWN, "squeue did not answer in 30 s")
 
 
@@ -82,7 +82,7 @@ def test_late_s_of_the_settings_counts() -> None:
     assert found.health is Health.ALIVE
 
 
-def test_who_stopped_it_is_named() -> None:
+def test_the_user_who_stopped_it_is_named() -> None:
     assert describe_stop(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
     assert describe_stop({}, NOW) == "stopped by an unknown user"
 

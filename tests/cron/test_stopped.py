@@ -95,7 +95,7 @@ def test_a_claim_stays_open_until_its_supervisor_has_registered(
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     # scheduler and supervisor die together, as a cgroup does
-    monkeypatch.setattr(WatchedRun, "_sign_on", lambda self: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(WatchedRun, "_register", lambda self: os.kill(os.getpid(), signal.SIGKILL))
     context.clock.time = TOP
     Ticker(context.cron, driver="x").tick()
     assert [claim.slot for claim in context.cron.state.slots.open_claims()] == [TOP]

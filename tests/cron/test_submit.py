@@ -37,7 +37,7 @@ def test_the_token_is_the_same_from_everywhere_and_another_for_each_slot(context
     assert token_of(context.open(), B, 1) == token_of(context.cron, B, 1)
 
 
-def test_what_the_script_says_counts_more_than_our_names(context: CronContext) -> None:
+def test_options_in_the_script_override_our_names(context: CronContext) -> None:
     (entry,) = context.cron.read_table().entries
     ours = submission_of(context.cron, entry, int(TOP))
     assert ours.options["job-name"] == "b"

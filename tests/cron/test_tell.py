@@ -134,7 +134,7 @@ def test_an_ongoing_problem_is_checked_again_without_new_runs(stage: Stage) -> N
     settle_dead_runs(reporter)
 
 
-def test_where_nobody_is_to_be_told_no_child_is_started(tmp_path: Path) -> None:
+def test_without_recipients_no_child_is_started(tmp_path: Path) -> None:
     stage = Stage(tmp_path, alert="")
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED), gap=True), Table(entries=(BACKUP,)))
@@ -180,7 +180,7 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
     reporter.close()
 
 
-def test_what_was_not_told_is_shown_by_the_status(tmp_path: Path) -> None:
+def test_failures_to_send_are_shown_by_the_status(tmp_path: Path) -> None:
     stage = Stage(tmp_path, cron='ping_url = "https://ping.invalid/secret-123456"')
     stage.cron.state.path.mkdir(parents=True)
     assert send_failures(stage.cron) == ()

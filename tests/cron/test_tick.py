@@ -36,7 +36,7 @@ def test_dropping_a_file_runs_it_from_the_next_slot_on(context: CronContext) -> 
     assert context.tick(TOP + 61).started == () and context.ran() == [TOP]
 
 
-def test_the_past_of_a_new_entry_is_not_made_up_for(context: CronContext) -> None:
+def test_the_past_of_a_new_entry_is_not_run(context: CronContext) -> None:
     context.tick(TOP - 2 * DAY)
     context.tick(TOP + 600)
     context.drop("cron.hourly/a")
@@ -72,7 +72,7 @@ def test_another_schedule_is_another_beginning(context: CronContext) -> None:
     assert context.tick(TOP + 10 * HOUR).started == ()
 
 
-def test_what_was_missed_is_made_up_for_once_and_counted(context: CronContext) -> None:
+def test_missed_slots_run_once_and_are_counted(context: CronContext) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     done = context.tick(TOP + 10 * HOUR + 5)
@@ -166,7 +166,7 @@ def test_a_damaged_file_costs_no_slot(context: CronContext, name: str, text: str
 
 @pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a.jsonl"])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
-def test_something_else_in_the_place_of_a_file_holds_nothing_up(context: CronContext, name: str, kind: str) -> None:
+def test_something_else_instead_of_a_file_blocks_nothing(context: CronContext, name: str, kind: str) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     path = context.cron.state.path / name
@@ -410,7 +410,7 @@ def test_one_that_may_be_repeated_is_and_not_for_ever(context: CronContext) -> N
     assert context.cron.state.keys() == (A,)
 
 
-def test_what_the_last_scheduler_had_to_end_is_run_again_by_the_next_one_where_it_may(context: CronContext) -> None:
+def test_a_run_ended_by_the_last_scheduler_is_rerun_by_the_next_if_allowed(context: CronContext) -> None:
     context.drop("cron.hourly/a", options="rerun", body="[ -e go ] || sleep 100")
     context.drop("cron.hourly/b", body="[ -e go ] || sleep 100")
     context.tick(TOP - 30)

@@ -76,7 +76,7 @@ def test_a_sign_of_life_from_the_future_shows_a_wrong_clock() -> None:
     assert finding.verdict is Verdict.WARNING and finding.fault == "clock" and "login1" in finding.summary
 
 
-def test_what_went_wrong_in_the_tick_itself_is_told() -> None:
+def test_an_error_in_the_tick_itself_is_reported() -> None:
     finding = one(replace(ALIVE, trouble="no successor could be queued: QOSMaxSubmitJobPerUserLimit"))
     assert finding.verdict is Verdict.WARNING and finding.fault == "trouble" and "QOSMax" in finding.summary
 

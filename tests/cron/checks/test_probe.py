@@ -46,7 +46,7 @@ def entry(directory: CronDirectory, name: str = "cron.hourly/backup") -> CronRea
     return read_cron(directory, SETTINGS, {}, NOW)[name]
 
 
-def test_where_nothing_was_ever_installed_there_is_nothing_to_look_at(directory: CronDirectory) -> None:
+def test_without_any_installation_there_is_nothing_to_check(directory: CronDirectory) -> None:
     assert read_cron(directory, SETTINGS, {}, NOW) == {}
 
 
@@ -199,7 +199,7 @@ def test_an_entry_that_left_the_table_is_over(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.FAILED)
     (directory.path / "table.json").write_text(json.dumps({"entries": ["cron.daily/other"], "ignored": []}))
-    assert "not in the table" in entry(directory).nothing
+    assert "no longer in the table" in entry(directory).nothing
 
 
 def test_files_ignored_by_mistake_are_reported_and_so_is_their_end(directory: CronDirectory) -> None:

@@ -142,7 +142,7 @@ def test_two_characters_that_look_like_a_carriage_return_stay_two(site: Site) ->
     assert (site.table() or b"").endswith(before)
 
 
-def test_what_somebody_else_writes_at_the_same_moment_is_kept(site: Site) -> None:
+def test_a_concurrent_write_is_kept(site: Site) -> None:
     site.write_table(b"0 3 * * * mine\n")
     site.break_program(
         "crontab",
@@ -201,7 +201,7 @@ def test_a_table_that_crontab_refuses_stays_as_it_was(site: Site) -> None:
     assert site.table() == b"0 3 * * * mine\n"
 
 
-def test_a_line_that_was_written_and_cannot_be_seen_is_taken_out_again(site: Site) -> None:
+def test_a_written_line_that_cannot_be_read_back_is_removed_again(site: Site) -> None:
     site.write_table(b"0 3 * * * mine\n")
     # After the write, the first listing fails.
     site.break_program(
@@ -227,7 +227,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
+def test_a_user_without_access_to_crontab_gets_the_reason(site: Site, said: str) -> None:
     site.break_program("crontab", f"echo {shlex.quote(said)} >&2; exit 1")
     found = DRIVER.availability(site.context())
     assert not found.is_available and said.split("\n")[0] in found.reason and SAID[said] in found.hint
@@ -353,7 +353,7 @@ def test_a_tick_that_cannot_start_is_silent_and_its_words_are_kept(site: Site) -
     assert "/gone/python" in (context.state_dir / ".cron" / "driver" / "crontab.out").read_text()
 
 
-def test_what_the_last_tick_said_before_it_failed_is_found(site: Site) -> None:
+def test_the_output_of_a_failed_tick_is_found(site: Site) -> None:
     context = site.context()
     installation = replace(an_installation(context, "crontab"), python="/gone/python")
     DRIVER.install(installation, SETTINGS, context)
@@ -383,7 +383,7 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
         assert site.table() == b"0 3 * * * mine\n"
 
 
-def test_without_the_state_directory_nothing_runs_and_nobody_is_mailed(site: Site) -> None:
+def test_without_the_state_directory_nothing_runs_and_no_mail_is_sent(site: Site) -> None:
     context = site.context()
     with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
         line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[1]

@@ -201,7 +201,7 @@ def test_a_cancelled_job_disables_the_entry_and_that_is_seen_and_undone(site: Si
     assert site.table("scrontab") == b"@hourly sleep 5\n"
 
 
-def test_a_disabled_entry_can_be_taken_out(site: Site) -> None:
+def test_a_disabled_entry_can_be_removed(site: Site) -> None:
     installation = installed(site)
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
     DRIVER.uninstall(installation, DAEMON, site.context())
@@ -230,7 +230,7 @@ def test_it_is_available_only_where_the_cluster_has_it_enabled(site: Site) -> No
     )
 
 
-def test_where_only_the_program_is_missing_it_is_said(site: Site) -> None:
+def test_a_missing_program_is_reported(site: Site) -> None:
     (site.bin / "scrontab").unlink()
     site.write_program("scontrol", "echo 'ScronParameters         = (null)'\n")
     found = DRIVER.availability(site.context())

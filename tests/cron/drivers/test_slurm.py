@@ -172,7 +172,7 @@ def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Pat
     assert not DRIVER.availability(there).is_available
 
 
-def test_who_may_only_operate_the_project_sees_its_owners_jobs_and_never_takes_none_for_dead(tmp_path: Path) -> None:
+def test_an_operator_sees_the_owners_jobs_and_never_concludes_dead_from_none(tmp_path: Path) -> None:
     theirs = replace(INSTALLED, by="bob")
     queue = Queue()
     there = context(tmp_path, queue)
@@ -197,7 +197,7 @@ def test_a_refused_second_job_is_reported_and_the_chain_starts(tmp_path: Path) -
     assert any("queued job 101" in line for line in done)
 
 
-def test_a_job_that_slurm_takes_and_will_never_start_is_refused(tmp_path: Path) -> None:
+def test_a_job_that_slurm_accepts_but_cannot_start_is_refused(tmp_path: Path) -> None:
     """EnforcePartLimits=NO, SLURM's default: a time limit beyond the partition's is accepted, and pends for ever."""
 
     class Taker(Queue):

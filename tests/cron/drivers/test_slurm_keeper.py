@@ -152,7 +152,7 @@ def test_a_stopped_or_other_installation_gets_no_successor(directory: CronDirect
 
 
 @pytest.mark.parametrize("moment", [1, 2])
-def test_whoever_stops_while_a_job_submits_wins(directory: CronDirectory, moment: int) -> None:
+def test_a_stop_during_a_submission_wins(directory: CronDirectory, moment: int) -> None:
     numbers = itertools.count(1)
 
     def stop(_: Submission) -> None:

@@ -156,7 +156,7 @@ def test_where_python_cannot_start_bash_queues_the_next_job_and_says_so(desk: De
     assert "--dependency=singleton" in call
     assert "--comment=resil:.cron:abc0-d7.bash" in call
     assert "bash maintains its chain" in desk.output
-    assert "job 101 is queued and will go on" in desk.output
+    assert "job 101 is queued and will continue the chain" in desk.output
     (told,) = desk.cron.history("scheduler")
     assert told.outcome.is_failure
     assert "7.out" in told.summary
@@ -405,7 +405,7 @@ def test_the_environment_is_where_jobs_go_and_how_alerts_leave_and_nothing_else(
     }  # fmt: skip
 
 
-def test_any_path_stands_in_the_script_as_it_is(tmp_path: Path) -> None:
+def test_any_path_is_preserved_in_the_script(tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s a "$(touch oops)" directory\nwith a line'
     odd.mkdir()
     desk = Desk(odd)

@@ -174,7 +174,7 @@ def test_without_linger_the_ticks_would_end_with_the_login(site: Site, driver: S
     assert driver.availability(site.context()).is_available
 
 
-def test_whether_it_lingers_may_not_be_told(site: Site) -> None:
+def test_linger_may_be_unknown(site: Site) -> None:
     driver = SystemdDriver(linger=site.directory / "gone", runtime=site.directory / "run")
     found = driver.availability(site.context())
     assert not found.is_available and "cannot determine" in found.reason

@@ -138,30 +138,30 @@ def test_in_an_unknown_zone_nothing_runs_at_the_wrong_time() -> None:
 
 
 BAD_LINES = [
-    (b"* * * *", "has five fields and a command"),
-    (b"* * * * *", "has five fields and a command"),
+    (b"* * * *", "expected five fields and a command"),
+    (b"* * * * *", "expected five fields and a command"),
     (b"@daily", "@daily and a command"),
     (b"@every 90s", "@every and a command"),
-    (b"@fortnightly x", "is no schedule"),
+    (b"@fortnightly x", "is not a schedule"),
     (b"61 * * * * x", "61 is not between 0 and 59"),
     (b"5-1 * * * * x", "ends before it begins"),
-    (b"0 0 31 2 * x", "never comes"),
+    (b"0 0 31 2 * x", "never matches"),
     (b"0 0 * * * * x", "sixth field"),
-    (b"0 0 * * * root /bin/x", "a column for the user"),
+    (b"0 0 * * * root /bin/x", "like the user column"),
     (b"0 0 * * * mail%body", "`%`"),
-    (b"0 0 * * * a 'b", "quotes do not match"),
-    (b"hello system", "there are 2 words"),
-    (b"A-B=c", "'A-B' is no name of a variable"),
-    (b"=c", "there is one word"),
-    (b"A='b", "quotes around the value of A do not match"),
-    (b'A="b" c', "quotes around the value of A do not match"),
-    (b"SHELL=bash", "SHELL=bash is no absolute path"),
+    (b"0 0 * * * a 'b", "unbalanced quotes"),
+    (b"hello system", "found 2 words"),
+    (b"A-B=c", "'A-B' is not a variable name"),
+    (b"=c", "found 1 word"),
+    (b"A='b", "unbalanced quotes around the value of A"),
+    (b'A="b" c', "unbalanced quotes around the value of A"),
+    (b"SHELL=bash", "SHELL=bash is not an absolute path"),
     (b"PATH=$HOME/bin:$PATH", "`$...`"),
-    (b"CRON_TZ='UTC", "quotes around the value of CRON_TZ do not match"),
-    (b"0 0 * * * x\x00y", "control character in the line, U+0000"),
-    (b"0 0 * * * x\x1b[2Jy", "control character in the line, U+001B"),
-    (b"0 0 * * * x\ry", "control character in the line, U+000D"),
-    (b"0 0 * * * caf\xe9", "byte 14 of the line is no UTF-8"),
+    (b"CRON_TZ='UTC", "unbalanced quotes around the value of CRON_TZ"),
+    (b"0 0 * * * x\x00y", "control character U+0000"),
+    (b"0 0 * * * x\x1b[2Jy", "control character U+001B"),
+    (b"0 0 * * * x\ry", "control character U+000D"),
+    (b"0 0 * * * caf\xe9", "byte 14 of the line is not UTF-8"),
     (b"0 0 * * * " + b"x" * 2**20, f"the line is {2**20 + 10} bytes long"),
 ]
 
@@ -177,12 +177,12 @@ def test_an_invalid_line_is_reported_and_does_not_affect_valid_ones(line: bytes,
     assert fault.hint
 
 
-def test_values_are_taken_as_they_stand_as_cron_takes_them() -> None:
+def test_values_are_read_literally_as_in_cron() -> None:
     (entry,) = read("PATH=/opt/bin:/bin\nSECRET=a$b\nHERE=$HOME\n0 1 * * * a\n").entries
     assert dict(entry.environment) == {"PATH": "/opt/bin:/bin", "SECRET": "a$b", "HERE": "$HOME"}
 
 
-def test_who_cron_lets_nobody_change_is_told_and_no_fault() -> None:
+def test_variables_that_cron_protects_are_reported_and_no_fault() -> None:
     (ignored,) = read("LOGNAME=ada\n").ignored
     assert not ignored.is_fault
 
@@ -199,7 +199,7 @@ def test_who_cron_lets_nobody_change_is_told_and_no_fault() -> None:
         b"7 3 * * * good\n\t# indented comment\n   8  3\t* * *  fine   ",
     ],
 )
-def test_ends_of_lines_marks_and_comments_are_as_people_write_them(text: bytes) -> None:
+def test_line_ends_byte_order_marks_and_comments_are_accepted(text: bytes) -> None:
     table = read(text)
     assert table.ignored == ()
     assert [entry.argv for entry in table.entries] == [("good",), ("fine",)]
@@ -239,7 +239,7 @@ def test_megabytes_of_anything_are_read_in_no_time() -> None:
         max_size=8,
     )
 )
-def test_whatever_stands_there_the_good_lines_run(lines: list[bytes]) -> None:
+def test_valid_lines_run_whatever_else_the_crontab_contains(lines: list[bytes]) -> None:
     text = b"\n".join([b"CRON_TZ=UTC", *lines, b"", b"CRON_TZ=UTC", b"SHELL=", b"7 3 * * * good --really"])
     table = read(text)
     assert [entry for entry in table.entries if entry.argv == ("good", "--really") and entry.schedule == "7 3 * * *"]

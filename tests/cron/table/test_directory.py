@@ -152,9 +152,9 @@ def test_other_file_system_errors_block_nothing(project: Path) -> None:
         ("fifo", "a FIFO"),
         ("fifo.slurm", "a FIFO"),
         ("directory", "a directory"),
-        ("loop", "a link in a circle"),
-        ("lost", "a link to nothing"),
-        ("lost.slurm", "a link to nothing"),
+        ("loop", "a circular symbolic link"),
+        ("lost", "a broken symbolic link"),
+        ("lost.slurm", "a broken symbolic link"),
         ("terminal", "a device"),
         ("socket", "a socket"),
     ):
@@ -228,13 +228,13 @@ def test_other_directories_and_hidden_files_are_no_fault(project: Path) -> None:
 
 def test_a_file_instead_of_a_directory_is_reported(project: Path) -> None:
     drop(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.weekly").reason == "it is no directory"
+    assert told(read(project), "cron/cron.weekly").reason == "it is not a directory"
     (project / "cron/cron.quarter_hourly").symlink_to(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is no directory"
+    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is not a directory"
     (project / "cron/cron.monthly").symlink_to("nothing")
-    assert told(read(project), "cron/cron.monthly").reason == "it is a link to nothing"
+    assert told(read(project), "cron/cron.monthly").reason == "it is a broken symbolic link"
     (project / "cron/crontab").mkdir()
-    assert told(read(project), "cron/crontab").reason == "it is no file"
+    assert told(read(project), "cron/crontab").reason == "it is not a file"
 
 
 def test_a_broken_link_instead_of_the_cron_directory_is_reported(project: Path) -> None:
@@ -341,14 +341,14 @@ def test_a_members_drop_in_runs_where_the_group_operates_the_project(project: Pa
     assert names(read(project, group=group.gr_name)) == ["cron.hourly/backup"]
     assert read(project).entries == ()
     (project / "cron/cron.hourly").chmod(0o770)
-    assert "is not safely the group's" in told(read(project, group=group.gr_name), "cron/cron.hourly/backup").reason
+    assert "does not control it safely" in told(read(project, group=group.gr_name), "cron/cron.hourly/backup").reason
 
 
 def test_an_unknown_group_is_reported_and_trusts_no_one(project: Path) -> None:
     drop(project / "cron/cron.hourly/backup")
     table = read(project, group="no-such-group")
     assert names(table) == ["cron.hourly/backup"]
-    assert "there is no group 'no-such-group'" in told(table, "cron").reason
+    assert "group 'no-such-group' does not exist" in told(table, "cron").reason
 
 
 # ---- links ----------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def test_a_link_to_another_ones_crontab_or_cron_directory_is_refused(project: Pa
     assert told(table, "there").is_fault
 
 
-def test_what_vanishes_while_it_is_looked_at_is_nobodys_fault(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_while_it_is_read_is_no_fault(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drop(project / "cron/cron.hourly/good")
     listed = os.listdir
     monkeypatch.setattr(
@@ -475,10 +475,10 @@ def test_changes_since_the_table_was_read_are_detected(project: Path) -> None:
     assert again(backup) is None
     assert again(x) is None
     (project / "cron").chmod(0o777)
-    assert "everybody" in str(again(backup))
+    assert "world-writable" in str(again(backup))
     (project / "cron").chmod(0o755)
     path.chmod(0o777)
-    assert "everybody" in str(again(backup))
+    assert "world-writable" in str(again(backup))
     path.unlink()
     assert "it is gone" in str(again(backup))
     path.symlink_to("/dev/null")
@@ -495,7 +495,7 @@ def test_the_beginning_of_an_endless_crontab_is_read(project: Path, monkeypatch:
     drop(project / "cron/crontab", "0 1 * * * first\n" + "#" * 40 + "\n0 2 * * * second\n", 0o644)
     table = read(project)
     assert [entry.argv for entry in table.entries] == [("first",)]
-    assert "only its first" in told(table, "cron/crontab").reason
+    assert "only the first" in told(table, "cron/crontab").reason
     assert told(table, "cron/crontab").is_fault
 
 
@@ -504,4 +504,4 @@ def test_the_users_own_name_before_a_command_is_a_systems_crontab(
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
     drop(project / "cron/crontab", "0 1 * * * ada ./backup\n", 0o644)
-    assert "a column for the user" in told(read(project), "cron/crontab:1").reason
+    assert "like the user column" in told(read(project), "cron/crontab:1").reason

@@ -73,7 +73,7 @@ def test_of_a_program_and_a_job_of_one_name_only_the_job_runs() -> None:
     assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
     (told,) = [one for one in without_duplicates(judged) if isinstance(one, Ignored)]
     assert (told.place, told.is_fault) == ("cron/cron.hourly/x", True)
-    assert told.reason == "x.slurm beside it is submitted instead"
+    assert told.reason == "x.slurm in the same directory is submitted instead"
 
 
 def test_every_directory_has_a_schedule() -> None:
@@ -103,7 +103,8 @@ def test_options_far_down_or_cut_in_the_middle_are_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [(b"timout=1m", "no option 'timout=1m'"), (b"name=x", "called by its file's name")]
+    ("line", "reason"),
+    [(b"timout=1m", "unknown option 'timout=1m'"), (b"name=x", "the name of a drop-in is its file name")],
 )
 def test_a_bad_option_keeps_a_drop_in_from_running(line: bytes, reason: str) -> None:
     one = ignored(found(head=SCRIPT + b"# resil: " + line + b"\n"))
@@ -120,21 +121,21 @@ def test_a_bad_option_keeps_a_drop_in_from_running(line: bytes, reason: str) -> 
         ("my job", "other than letters", True),
         ("caf\u00e9", "other than letters", True),
         (".hid", "hidden", False),
-        (".backup.swp", "swap file of an editor", False),
+        (".backup.swp", "editor's swap file", False),
         (".nfs000000000001", "hidden", False),
         ("backup~", "left behind", False),
         ("#backup#", "left behind", False),
         ("x.dpkg-old", "left behind", False),
         ("x.rpmsave", "left behind", False),
         ("x.bak", "left behind", False),
-        ("README", "for people to read", False),
-        ("README.md", "for people to read", False),
-        ("backup.off", "switched off by its name", False),
-        ("*.slurm", "a pattern that a shell found nothing for", False),
-        ("*.sbatch", "a pattern", False),
+        ("README", "documentation", False),
+        ("README.md", "documentation", False),
+        ("backup.off", "disabled by its name", False),
+        ("*.slurm", "an unexpanded shell pattern", False),
+        ("*.sbatch", "unexpanded shell pattern", False),
         ("x.SLURM", "only `.slurm` and `.sbatch`", True),
-        ("my job.slurm", "only letters, digits", True),
-        ("-x.slurm", "only letters, digits", True),
+        ("my job.slurm", "may only contain letters, digits", True),
+        ("-x.slurm", "may only contain letters, digits", True),
         ("x" * 230, "longer than 200", True),
     ],
 )
@@ -198,7 +199,7 @@ def test_only_files_run(name: str, mode: int, reason: str) -> None:
 def test_without_its_x_bit_a_file_waits() -> None:
     one = ignored(found(is_executable=False, mode=stat.S_IFREG | 0o644))
     assert one.reason == "it is not executable"
-    assert one.hint == "to have it run: chmod +x /p/cron/cron.hourly/backup"
+    assert one.hint == "to run it: chmod +x /p/cron/cron.hourly/backup"
     assert not one.is_fault
     assert "chmod +x" in ignored(found("ok.sh", is_executable=False, mode=stat.S_IFREG | 0o644)).hint
 
@@ -214,16 +215,18 @@ def test_an_ineffective_x_bit_is_reported() -> None:
     [
         ("x", b"", "it is empty", "remove"),
         ("x.slurm", b"", "it is empty", "remove"),
-        ("x", b"echo hello\n", "begins with no `#!`", "#!/bin/sh"),
+        ("x", b"echo hello\n", "does not begin with `#!`", "#!/bin/sh"),
         ("x", b"#!\n", "names no interpreter", "#!/bin/sh"),
-        ("x", b"#!/bin/sh\r\necho\r\n", "as on Windows", "sed -i 's/\\r$//' /p/cron/cron.hourly/x"),
+        ("x", b"#!/bin/sh\r\necho\r\n", "Windows line endings", "sed -i 's/\\r$//' /p/cron/cron.hourly/x"),
         ("x", b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark", "sed -i"),
-        ("x.slurm", b"#SBATCH -n1\n", "sbatch refuses", "#!/bin/bash"),
-        ("x.slurm", b"#!/bin/bash\n#SBATCH -n1\r\n", "as on Windows, so sbatch", "sed -i"),
-        ("x.slurm", b"\x7fELF", "sbatch refuses", "#!/bin/bash"),
+        ("x.slurm", b"#SBATCH -n1\n", "sbatch rejects", "#!/bin/bash"),
+        ("x.slurm", b"#!/bin/bash\n#SBATCH -n1\r\n", "Windows line endings, so sbatch", "sed -i"),
+        ("x.slurm", b"\x7fELF", "sbatch rejects", "#!/bin/bash"),
     ],
 )
-def test_what_the_kernel_or_sbatch_would_refuse_is_told_before(name: str, head: bytes, reason: str, hint: str) -> None:
+def test_files_that_the_kernel_or_sbatch_would_reject_are_reported_before(
+    name: str, head: bytes, reason: str, hint: str
+) -> None:
     one = ignored(found(name, head=head))
     assert reason in one.reason
     assert hint in one.hint
@@ -244,8 +247,8 @@ def test_the_fixes_offered_do_fix(tmp_path: Path) -> None:
 def test_a_refusal_and_an_error_are_reported() -> None:
     one = ignored(found(refusal=Refusal("everybody can write it", "chmod o-w it")))
     assert (one.reason, one.hint, one.is_fault) == ("everybody can write it", "chmod o-w it", True)
-    one = ignored(found(problem="it is a link to nothing", hint="rm it"))
-    assert (one.reason, one.hint, one.is_fault) == ("it is a link to nothing", "rm it", True)
+    one = ignored(found(problem="it is a broken symbolic link", hint="rm it"))
+    assert (one.reason, one.hint, one.is_fault) == ("it is a broken symbolic link", "rm it", True)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ def test_a_directory_whose_name_nearly_means_something_is_a_fault(name: str, mea
 def test_any_other_directory_is_no_fault(name: str) -> None:
     told = judge_unknown(name, f"cron/{name}", FOLDER)
     assert told is not None
-    assert (told.is_fault, told.reason) == (False, "it is a directory that nothing runs from")
+    assert (told.is_fault, told.reason) == (False, "it is not a drop-in directory")
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_another_name_for_the_crontab_is_a_fault(name: str, mode: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "mode"), [("backup", PROGRAM), ("x.slurm", FILE), ("x.sbatch", FILE)])
-def test_what_was_dropped_beside_the_directories_is_a_fault(name: str, mode: int) -> None:
+def test_a_file_outside_the_directories_is_a_fault(name: str, mode: int) -> None:
     told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (True, f"move it, for instance: mv cron/{name} cron/cron.hourly/")
@@ -327,7 +330,7 @@ def test_anything_else_is_reported_and_no_fault(name: str, mode: int | None) -> 
     told = judge_unknown(name, f"cron/{name}", mode)
     assert told is not None
     assert (told.is_fault, told.hint) == (False, "")
-    assert told.reason.startswith("it is nothing that runs")
+    assert told.reason.startswith(("it is neither", "it is a broken symbolic link"))
 
 
 def test_hidden_files_are_not_reported() -> None:

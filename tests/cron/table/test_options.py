@@ -57,19 +57,19 @@ def test_unset_options_keep_their_defaults() -> None:
         ("timeout=-5m", "timeout=-5m", "timeout=10m"),
         ("timeout", "the option timeout has no value", "timeout=10m"),
         ("timeout=1m timeout=2m", "twice", "keep one"),
-        ("catch_up=all", "catch_up=all is nothing that can be done", "all<=12"),
+        ("catch_up=all", "catch_up=all is unknown", "all<=12"),
         ("catch_up=all<=0", "is not between all<=1 and all<=1000", "all<=12"),
         ("catch_up=all<=99999", "is not between", "all<=12"),
-        ("overlap=queue", "overlap=queue is none of skip, allow, replace", "overlap=skip"),
+        ("overlap=queue", "overlap=queue is not one of skip, allow, replace", "overlap=skip"),
         ("jitter=soon", "jitter=soon", "jitter=30s"),
-        ("ok=3-0", "ok=3-0 is no list of exit codes", "ok=0-3"),
+        ("ok=3-0", "ok=3-0 is not a list of exit codes", "ok=0-3"),
         ("ok=256", "ok=256", "ok=0-3"),
-        ("ok=", "ok= is no list", "ok=0-3"),
-        ("sbatch=yes", "sbatch=yes is nothing to take options from", "sbatch=cron"),
+        ("ok=", "ok= is not a list", "ok=0-3"),
+        ("sbatch=yes", "sbatch=yes is unknown", "sbatch=cron"),
         ("rerun=perhaps", "neither yes nor no", "rerun"),
-        ("name=../x", "'../x' cannot be a name", "letters"),
-        ("name=", "'' cannot be a name", "letters"),
-        ("name=" + "x" * 65, "cannot be a name", "64"),
+        ("name=../x", "'../x' is not a valid name", "letters"),
+        ("name=", "'' is not a valid name", "letters"),
+        ("name=" + "x" * 65, "is not a valid name", "64"),
     ],
 )
 def test_an_invalid_option_is_reported_with_a_hint(text: str, reason: str, hint: str) -> None:
@@ -95,7 +95,7 @@ WORDS = st.one_of(
 
 @settings(max_examples=200, derandomize=True, deadline=None)
 @given(st.lists(WORDS, max_size=4).map(" ".join))
-def test_whatever_is_written_is_options_or_told(text: str) -> None:
+def test_any_text_is_options_or_an_error(text: str) -> None:
     try:
         options = parse_options(text, EntryOptions()).options
     except OptionError as error:

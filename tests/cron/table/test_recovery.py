@@ -85,7 +85,7 @@ def test_of_two_that_settle_at_once_one_gets_the_record(tmp_path: Path) -> None:
     assert [run.outcome for run in directory.history("crontab+it")] == [Outcome.CUT_SHORT] * 40
 
 
-def test_a_disk_that_takes_nothing_leaves_the_mark_for_the_next_tick(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_mark_for_the_next_tick(tmp_path: Path) -> None:
     record = RunRecord(name="crontab/it", slot=1, outcome=Outcome.CUT_SHORT, time=NOW, summary="died")
     with small_disk(tmp_path / "disk") as disk:
         directory = CronDirectory(disk)

@@ -72,7 +72,7 @@ def test_a_dead_one_is_gone_and_so_is_its_number_given_to_another() -> None:
 
 def test_a_rebooted_machine_runs_no_earlier_process() -> None:
     state, reason = liveness(a_mark(at=here()._replace(boot="other")), now=NOW, at=here())
-    assert state is Liveness.GONE and "started anew" in reason
+    assert state is Liveness.GONE and "rebooted" in reason
 
 
 @needs_root

@@ -47,7 +47,7 @@ def test_many_at_once_end_each_in_its_own_way(runs: Runs) -> None:
     assert found == {f"crontab/{number}": (number % 3, b"%d\n" % number) for number in range(12)}
 
 
-def test_who_may_take_for_ever_has_no_timeout(runs: Runs) -> None:
+def test_a_run_without_limit_has_no_timeout(runs: Runs) -> None:
     runs.start(entry("sleep", "0.5", timeout_s=0.0))
     until_true(lambda: bool(runs.marks()), "its mark")
     assert marks(runs.directory)[0].until is None
@@ -75,17 +75,19 @@ def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> N
     assert runs.left("87612") == []
 
 
-def test_who_had_ended_by_itself_is_not_cut_short_for_what_it_left(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watched_program, "LINGER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "echo done; sleep 87622 & echo $$ > up"))
     program = int(wait_for(runs.project / "up"))
     until_true(lambda: not Path(f"/proc/{program}").exists(), "its program has ended")
     (record,) = runs.supervised.end_all(30)
     assert (record.outcome, record.exit_code) == (Outcome.DONE, 0)
-    assert record.summary == "one process that it left behind was ended: done"
+    assert record.summary == "killed 1 leftover process: done"
 
 
-def test_who_ignores_the_scheduler_s_end_is_killed_when_the_grace_is_over(
+def test_a_run_that_ignores_the_schedulers_end_is_killed_after_the_grace_period(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_program, "KILL_AFTER_S", 600.0)
@@ -140,7 +142,7 @@ def test_a_timeout_holds_though_the_scheduler_is_dead(runs: Runs) -> None:
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
     assert record.outcome is Outcome.CUT_SHORT
-    assert record.summary == "ended because its supervisor was told to end"
+    assert record.summary == "ended because its supervisor was stopped"
     assert runs.left("87614") == []
 
 
@@ -184,7 +186,7 @@ def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(run
 def test_a_slot_is_skipped_while_an_earlier_run_is_under_way(runs: Runs) -> None:
     runs.start(entry("sleep", "87617"))
     second = runs.start(entry("sleep", "87617"), SLOT + 60)  # at once: before its mark can be there
-    assert second.outcome is Outcome.SKIPPED and "still under way" in second.summary
+    assert second.outcome is Outcome.SKIPPED and "still active" in second.summary
     until_true(lambda: bool(runs.marks()), "its mark")
     other = Runs(runs.project)  # another scheduler, which knows only the mark
     third = other.start(entry("sleep", "87617"), SLOT + 120)
@@ -238,7 +240,7 @@ def test_the_newer_run_replaces_the_earlier_one(runs: Runs, whose: str) -> None:
     assert first.time <= (second.started or 0) + 1.0
 
 
-def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
+def test_a_run_on_another_host_is_not_replaced_but_reported(runs: Runs) -> None:
     far = here()._replace(host="n2")
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *far, 77, 1, time.time(), time.time() + 100))
     for overlap in (Overlap.SKIP, Overlap.REPLACE):

@@ -62,7 +62,7 @@ def test_a_full_disk_hides_no_end(tmp_path: Path, quick: None) -> None:
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
 
 
-def test_what_runs_runs_though_the_disk_is_full_for_it_may_free_it(tmp_path: Path, quick: None) -> None:
+def test_entries_run_on_a_full_disk_because_they_may_free_it(tmp_path: Path, quick: None) -> None:
     (tmp_path / "project").mkdir()
     with small_disk(tmp_path / "disk", "256k") as disk:
         runs = Runs(tmp_path / "project", disk)

@@ -45,7 +45,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_was_there_is_there_again_byte_for_byte(name: str) -> None:
+def test_editing_and_removing_restores_every_byte(name: str) -> None:
     before = TABLES[name].decode("utf-8", "surrogateescape")
     table = with_ours(before, LINES, {TOKEN})
     assert table.endswith(before) and table != before

@@ -89,7 +89,7 @@ def test_a_lock_that_is_never_given_back_is_waited_for_and_then_done_without(tmp
     assert context.system.clock.monotonic() >= LOCK_S
 
 
-def test_without_a_place_for_a_lock_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_lock_file_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "own_directory", lambda path: None)
     table = Table("a\n")
     assert change(table, lambda text: text if text.startswith("b") else f"b\n{text}", Site(tmp_path).context())
