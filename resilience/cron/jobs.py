@@ -43,7 +43,7 @@ def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[Queue
     """
     queued = queued_jobs(cron)
     for name in dict.fromkeys(job.scheduler for job in queued):
-        scheduler = cron.scheduler(name)
+        scheduler = cron.project.scheduler(name)
         ids = {job.job_id.array for job in queued if job.scheduler == name}
         rows = scheduler.jobs(finished=True, keep=lambda number, *_, ids=ids: number in ids)
         for job in (job for job in queued if job.scheduler == name):
@@ -81,7 +81,7 @@ def forget(cron: CronProject, job: QueuedJob) -> None:
 
 def remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
     """Create the file of a queued job. Raise StateDirectoryError if it cannot be written."""
-    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
+    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.project.scheduler().name)
     directory = cron.state.path / "jobs"
     make_directory(directory, mode=cron.state.directory_mode)
     path = directory / job.file_name

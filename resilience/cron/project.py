@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from resilience.cron.table.running import Here
     from resilience.cron.table.supervisor import Supervised
     from resilience.runs.project import Project
-    from resilience.schedulers import Scheduler
     from resilience.settings.cron_settings import CronSettings
 
 
@@ -109,10 +108,6 @@ class CronProject:
             group=loaded.settings.run.group,
             project=loaded.project,
         )
-
-    def scheduler(self, name: str = "") -> Scheduler:
-        """Return the scheduler for the jobs of entries. Raise UsageError if it does not exist."""
-        return self.project.scheduler(name)
 
     def with_entry_environment(self) -> CronProject:
         """Return a copy whose scheduler programs see the environment of entries instead of the user's."""

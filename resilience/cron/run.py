@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from resilience.cron.project import CronProject
-    from resilience.cron.tell import TickReporter
+    from resilience.cron.report import TickReporter
 
-CLERK_S = 300.0
+SUBMITTER_S = 300.0
 """How long a tick waits for a slow scheduler. The next tick handles what is unfinished then."""
 
-CLERK_NAP_S = 0.5
-"""Interval at which the clerk is polled while no run is active."""
+SUBMITTER_NAP_S = 0.5
+"""Interval at which the job submitter is polled while no run is active."""
 
 
 def tick(
@@ -45,7 +45,7 @@ def tick(
     awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError if nothing can be
     written: then nothing runs, because its result could not be recorded. Raise ProbeError if a disk hangs.
     """
-    from resilience.cron.tell import TickReporter
+    from resilience.cron.report import TickReporter
 
     clock, reporter = cron.project.system.clock, TickReporter(cron)
     ticker = Ticker(cron, driver=driver, until=until)
@@ -81,9 +81,9 @@ def tick(
 def _wait(ticker: Ticker, done: TickResult, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> TickResult:
     while ticker.is_running and not is_over():
         done = done.plus(ticker.poll(60.0, is_over=is_over))
-    until = monotonic() + CLERK_S
+    until = monotonic() + SUBMITTER_S
     while ticker.is_busy and monotonic() < until and not is_over():
-        done = done.plus(ticker.poll(CLERK_NAP_S))
+        done = done.plus(ticker.poll(SUBMITTER_NAP_S))
     return done
 
 
@@ -153,7 +153,7 @@ class _Loop:
         stop: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        from resilience.cron.tell import TickReporter
+        from resilience.cron.report import TickReporter
 
         self._clock = cron.project.system.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)

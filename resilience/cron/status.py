@@ -188,7 +188,7 @@ def _read(cron: CronProject) -> dict[str, Any]:
         }
     except ResilError as error:
         found["trouble"] = [error.message]
-    from resilience.cron.tell import send_failures
+    from resilience.cron.report import send_failures
 
     found["trouble"] = [*found["trouble"], *send_failures(cron)]
     return found

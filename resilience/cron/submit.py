@@ -105,7 +105,7 @@ def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
     Raise SchedulerUnavailable if it was not sent or the result is unknown: the next tick tries again.
     """
     system = cron.project.system
-    scheduler = cron.scheduler()
+    scheduler = cron.project.scheduler()
     try:
         submission = submission_of(cron, entry, slot)
         output = submission.options.get("output")
@@ -185,17 +185,19 @@ def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJo
         summary = f"{refused.reason}; try: {refused.hint}" if refused.hint else refused.reason
         return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
     if earlier and entry.options.overlap is Overlap.REPLACE:
-        cron.scheduler().cancel([job.job_id for job in earlier])
+        cron.project.scheduler().cancel([job.job_id for job in earlier])
     return submit_slot(cron, entry, slot)
 
 
 def _find_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecord:
     """Return the result of a submission that is obsolete: a newer slot is due, or the entry was removed."""
     name = entry.name if entry is not None else claim.key.replace("+", "/")
-    found = cron.scheduler().find(token_of(cron, claim.key, claim.slot))
+    found = cron.project.scheduler().find(token_of(cron, claim.key, claim.slot))
     if found:
         job_id = found[0].id.whole
-        return _submitted(cron, name, claim.slot, cron.scheduler().name, job_id, Submitted(job_id, recovered=True))
+        return _submitted(
+            cron, name, claim.slot, cron.project.scheduler().name, job_id, Submitted(job_id, recovered=True)
+        )
     why = "a newer slot was due before it could be submitted" if entry is not None else "its entry was removed"
     return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
 

@@ -1,7 +1,7 @@
 """Makes the ticks of one scheduler: reads the table, and runs and submits what is due.
 
 The order lets the next tick recover from a crash at any point: results of dead runs, table, heartbeat, due slots; each
-slot is claimed before it starts. Nothing here waits for a scheduler or a channel: children do that (clerk.py, tell.py).
+slot is claimed before it starts. Nothing here waits for a scheduler or a channel: children do that.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.clerk import Clerk, ClerkResult
-from resilience.cron.past import AGAIN, Past, cut_short
+from resilience.cron.job_submitter import JobSubmitter, SubmitterResult
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
+from resilience.cron.tick_state import AGAIN, TickState, cut_short
 from resilience.errors import ResilError, StateDirectoryError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Ticker:
         self._until = until
         self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
         self._runs: Supervised | None = None
-        self._clerk = Clerk(cron)
+        self._submitter = JobSubmitter(cron)
         self._last: Mapping[str, int] = {}
         self._submits: list[Claim] = []
         self._followed = float("-inf")
@@ -157,7 +157,7 @@ class Ticker:
     @property
     def is_busy(self) -> bool:
         """Whether a run or a submission of this scheduler is active."""
-        return self.is_running or self._clerk.is_busy
+        return self.is_running or self._submitter.is_busy
 
     @property
     def is_running(self) -> bool:
@@ -167,29 +167,29 @@ class Ticker:
     def tick(self) -> TickResult:
         """Run what is due, without waiting. Raise StateDirectoryError if the state directory cannot be used."""
         state, now = self._cron.state, self._clock.now()
-        past = Past(self._cron, now, self.period_s)
+        tick_state = TickState(self._cron, now, self.period_s)
         self.failure = None
-        past.check()
+        tick_state.check()
         if (stopped := state.stopped()) is not None:
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
-        before = past.heartbeat()
+        before = tick_state.heartbeat()
         done = self._collect_results(now)
         trouble, last = "", {}
         try:
             self.table = table = self._cron.read_table()
-            last = self._last = past.last(table, before)
+            last = self._last = tick_state.last(table, before)
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
             done.append(TickResult(lines=(error.message,)))
         beat = self._beat(now, before, table, last, trouble)
-        done.append(TickResult(heartbeat=beat, lines=past.lines))
+        done.append(TickResult(heartbeat=beat, lines=tick_state.lines))
         if not trouble:
             try:
                 for one in self._settle_open(table, now):
                     done.append(one)
-                for one in self._begin(table, last, past):
+                for one in self._begin(table, last, tick_state):
                     done.append(one)
                 for one in self._rerun(table, now):
                     done.append(one)
@@ -208,11 +208,11 @@ class Ticker:
         """Start the slots that have become due since `tick`, after their jitter."""
         if self.table is None:
             return TickResult()
-        past = Past(self._cron, self._clock.now(), self.period_s)
+        tick_state = TickState(self._cron, self._clock.now(), self.period_s)
         found = TickResult()
         try:
-            self._last = past.last(self.table, None)
-            for one in self._begin(self.table, self._last, past):
+            self._last = tick_state.last(self.table, None)
+            for one in self._begin(self.table, self._last, tick_state):
                 found = found.plus(one)
         except StateDirectoryError as error:
             self.failure = error
@@ -238,17 +238,17 @@ class Ticker:
             running = bool(self._runs.running)
             records = self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
             timeout_s = 0.0 if running else timeout_s
-        clerk_result = self._clerk.poll(timeout_s)
-        if clerk_result is not None and self._clerk.waiting and self.table is not None:
-            self._clerk.hand((), self.table.entries)
-        return TickResult.of(records).plus(_result_of(clerk_result))
+        submitter_result = self._submitter.poll(timeout_s)
+        if submitter_result is not None and self._submitter.waiting and self.table is not None:
+            self._submitter.hand((), self.table.entries)
+        return TickResult.of(records).plus(_result_of(submitter_result))
 
     def end_all(self, grace_s: float) -> TickResult:
         """End active runs with SIGTERM. A submission gets `grace_s`, and then continues in its child."""
         ended = TickResult.of(self._runs.end_all(grace_s) if self._runs is not None else ())
-        if self._clerk.is_busy:
-            ended = ended.plus(_result_of(self._clerk.poll(grace_s)))
-        self._clerk.close()
+        if self._submitter.is_busy:
+            ended = ended.plus(_result_of(self._submitter.poll(grace_s)))
+        self._submitter.close()
         return ended
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
@@ -295,12 +295,14 @@ class Ticker:
 
         return next_due(table, last, self._clock.now(), salt=self._cron.salt)
 
-    def _begin(self, table: Table, last: Mapping[str, int], past: Past) -> Iterator[TickResult]:
+    def _begin(self, table: Table, last: Mapping[str, int], tick_state: TickState) -> Iterator[TickResult]:
         from resilience.cron.table.due import due
 
         now = self._clock.now()
         claims, self._submits = self._submits, []
-        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.scheduler_start):
+        for one in due(
+            table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=tick_state.scheduler_start
+        ):
             if not self._fits(one.entry, now):
                 continue
             if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
@@ -315,10 +317,10 @@ class Ticker:
                 continue
             yield self._start(one.entry, one.slot, claim)
         wants_news = now - self._followed >= min(self.period_s, 60.0) and self._has_jobs()
-        if claims or wants_news or self._clerk.waiting:
+        if claims or wants_news or self._submitter.waiting:
             self._followed = now
             try:
-                self._clerk.hand(claims, table.entries)
+                self._submitter.hand(claims, table.entries)
             except OSError as error:  # fork failed: the next tick finds the claims
                 yield TickResult(lines=(f"cannot submit jobs: {error.strerror}; the next tick tries again",))
 
@@ -377,7 +379,7 @@ class Ticker:
 
     def _settle_open(self, table: Table, now: float) -> Iterator[TickResult]:
         """Settle claims of killed ticks: submit them, or record that they were cut short."""
-        waiting = self._clerk.waiting
+        waiting = self._submitter.waiting
         own = {(run.name.replace("/", "+"), run.slot) for run in self._runs.running} if self._runs is not None else ()
         gone = [
             claim
@@ -387,7 +389,7 @@ class Ticker:
         ]
         if not gone:
             return
-        from resilience.cron.past import open_runs
+        from resilience.cron.tick_state import open_runs
 
         runs, submits = open_runs(self._cron, gone, table)
         for claim, record in runs:
@@ -405,7 +407,7 @@ class Ticker:
         return TickResult.of((record,))
 
 
-def _result_of(clerk_result: ClerkResult | None) -> TickResult:
-    if clerk_result is None:
+def _result_of(submitter_result: SubmitterResult | None) -> TickResult:
+    if submitter_result is None:
         return TickResult()
-    return TickResult.of(clerk_result.records, (clerk_result.problem,) if clerk_result.problem else ())
+    return TickResult.of(submitter_result.records, (submitter_result.problem,) if submitter_result.problem else ())

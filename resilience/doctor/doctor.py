@@ -203,7 +203,7 @@ def _check_watchdogs(project: Project) -> None:
 
 def _check_cron(project: Project) -> None:
     """Check settings that only a tick uses."""
-    from resilience.cron.tell import check_reporting
+    from resilience.cron.report import check_reporting
 
     check_reporting(project.loaded.settings.cron_settings)
 

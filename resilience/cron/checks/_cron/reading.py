@@ -8,7 +8,7 @@ SCHEDULER = "scheduler"
 """Subject of findings about the scheduler itself. No entry has this name: entry names contain a `/`."""
 
 TABLE_FILE = "table.json"
-"""In `<state_dir>/.cron`: entries and ignored files, as the last tick read them (cron/tell.py)."""
+"""In `<state_dir>/.cron`: entries and ignored files, as the last tick read them (cron/report.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ LONGEST_S = 900.0
 """A child that runs longer is hung on a disk: it is killed, and the next one is started."""
 
 
-class ClerkResult(NamedTuple):
+class SubmitterResult(NamedTuple):
     """Result of one child.
 
     Attributes:
@@ -36,7 +36,7 @@ class ClerkResult(NamedTuple):
     problem: str = ""
 
 
-class Clerk:
+class JobSubmitter:
     """Runs one child at a time, and queues claims for the next one."""
 
     def __init__(self, cron: CronProject) -> None:
@@ -84,7 +84,7 @@ class Clerk:
         self._pid, self._pipe, self._began, self._waiting = pid, reading, time.monotonic(), []
         self._received.clear()
 
-    def poll(self, timeout_s: float = 0.0) -> ClerkResult | None:
+    def poll(self, timeout_s: float = 0.0) -> SubmitterResult | None:
         """Return the child's result; None if none is running or it has not ended. Waits up to `timeout_s`."""
         if not self._pid:
             return None
@@ -106,7 +106,7 @@ class Clerk:
                 os.waitpid(self._pid, os.WNOHANG)
             self._pid, self._pipe = 0, -1
 
-    def _over(self) -> ClerkResult:
+    def _over(self) -> SubmitterResult:
         import marshal
 
         from resilience.system.child import HEADER
@@ -119,11 +119,11 @@ class Clerk:
             kind, value, *_ = marshal.loads(self._received[HEADER.size :])
             if kind == "value":
                 records, problem = value
-                return ClerkResult(tuple(map(RunRecord.from_json, records)), problem)
+                return SubmitterResult(tuple(map(RunRecord.from_json, records)), problem)
             words = value[1] if kind == "error" else value[0]
-            return ClerkResult((), f"submitting cron jobs failed: {words}")
+            return SubmitterResult((), f"submitting cron jobs failed: {words}")
         except (ValueError, EOFError, TypeError, KeyError):
-            return ClerkResult((), "the process that submits cron jobs was killed; the next tick checks its jobs")
+            return SubmitterResult((), "the process that submits cron jobs was killed; the next tick checks its jobs")
 
     def _abandon(self) -> None:
         import signal

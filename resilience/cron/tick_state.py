@@ -14,6 +14,7 @@ from resilience.cron.records import Entry, Heartbeat, Kind, Outcome, RunRecord, 
 from resilience.cron.slots import AHEAD_S, machine
 from resilience.cron.state_directory import Damaged, Seen
 from resilience.errors import StateDirectoryError
+from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -37,7 +38,7 @@ _MACHINES = 32
 _T = TypeVar("_T")
 
 
-class Past:
+class TickState:
     """State that one tick finds.
 
     Attributes:
@@ -69,8 +70,8 @@ class Past:
         now = self._clock.now()  # read after the heartbeat: this process may have been suspended for a day
         if before is not None and before.time > now + AHEAD_S:
             self._warn(
-                f"the last tick was {_ago(before.time - now)} in the future: the clock was set back, or that of "
-                f"{before.host or 'another host'} is ahead; using the current time"
+                f"the last tick was {format_duration(before.time - now)} in the future: the clock was set back, or "
+                f"that of {before.host or 'another host'} is ahead; using the current time"
             )
             return None
         return before
@@ -133,8 +134,8 @@ class Past:
             if not taken[key]:
                 seen[key] = Seen(int(self._now), seen[key].schedule if key in seen else "")
             self._warn(
-                f"{key.replace('+', '/')} ran {_ago(newest - now)} in the future: the clock was set back, or "
-                "that of another host is ahead; using the current time"
+                f"{key.replace('+', '/')} ran {format_duration(newest - now)} in the future: the clock was set back, "
+                "or that of another host is ahead; using the current time"
             )
 
     def _read_or_reset(self, name: str, read: Callable[[], _T], otherwise: _T) -> _T:
@@ -219,9 +220,3 @@ def _schedule(entry: Entry) -> str:
 
 def _is_reboot(schedule: str) -> bool:
     return schedule.lower().endswith("@reboot")
-
-
-def _ago(seconds: float) -> str:
-    from resilience.quantities import format_duration
-
-    return format_duration(seconds)

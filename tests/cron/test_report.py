@@ -13,8 +13,8 @@ from resilience.alerts.state import open_alert_state
 from resilience.cron.ping import ping_state
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
+from resilience.cron.report import TickReporter, send_failures, summary_of
 from resilience.cron.run import tick
-from resilience.cron.tell import TickReporter, send_failures, summary_of
 from resilience.cron.ticker import TickResult
 from resilience.doctor.doctor import check_settings
 from resilience.errors import SettingsError
@@ -171,8 +171,8 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("resilience.cron.tell.TickReporter._write_table", fail)
-    monkeypatch.setattr("resilience.cron.tell.os.path.lexists", fail)
+    monkeypatch.setattr("resilience.cron.report.TickReporter._write_table", fail)
+    monkeypatch.setattr("resilience.cron.report.os.path.lexists", fail)
     reporter = TickReporter(stage.cron)
     reporter.tick_started()
     (line,) = reporter.ended(a_tick(stage.cron), Table())
