@@ -134,7 +134,7 @@ def test_in_an_unknown_zone_nothing_runs_at_the_wrong_time() -> None:
     assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
     zone, line = table.ignored
     assert (zone.place, zone.hint) == ("cron/crontab:2", "did you mean Europe/Paris?")
-    assert (line.place, line.reason) == ("cron/crontab:3", "its time zone is not known: see cron/crontab:2")
+    assert (line.place, line.reason) == ("cron/crontab:3", "its time zone is invalid: see cron/crontab:2")
 
 
 BAD_LINES = [

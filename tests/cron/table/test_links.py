@@ -91,7 +91,7 @@ def test_errors_are_sentences() -> None:
     assert explain(OSError(errno.ENOENT, "x")) == "it is a broken symbolic link"
     assert explain(OSError(errno.ELOOP, "x")) == "it is a circular symbolic link"
     assert explain(OSError(errno.EACCES, "x")) == "permission to read it is denied"
-    assert explain(OSError(errno.EIO, "x")) == "it cannot be looked at: Input/output error"
+    assert explain(OSError(errno.EIO, "x")) == "it cannot be read: Input/output error"
     assert explain(OSError("it was exchanged")) == "it was exchanged"
 
 

@@ -51,12 +51,12 @@ def test_unset_options_keep_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("text", "reason", "hint"),
     [
-        ("timout=10m", "there is no option 'timout=10m'", "did you mean timeout?"),
-        ("xyz", "there is no option 'xyz'", "timeout, catch_up"),
+        ("timout=10m", "unknown option 'timout=10m'", "did you mean timeout?"),
+        ("xyz", "unknown option 'xyz'", "timeout, catch_up"),
         ("timeout=10", "timeout=10: '10' is not a duration", "timeout=10m"),
         ("timeout=-5m", "timeout=-5m", "timeout=10m"),
-        ("timeout", "the option timeout has no value", "timeout=10m"),
-        ("timeout=1m timeout=2m", "twice", "keep one"),
+        ("timeout", "option timeout has no value", "timeout=10m"),
+        ("timeout=1m timeout=2m", "duplicate", "keep only one"),
         ("catch_up=all", "catch_up=all is unknown", "all<=12"),
         ("catch_up=all<=0", "is not between all<=1 and all<=1000", "all<=12"),
         ("catch_up=all<=99999", "is not between", "all<=12"),
