@@ -210,7 +210,7 @@ def add(
 ) -> None:
     """Schedule a command: as a drop-in of a directory, or with --cron as a line of the crontab. Shows its next runs."""
     from resilience.cli.show_cron import show_add
-    from resilience.cron.add import NewEntry
+    from resilience.cron.edit import NewEntry
 
     directories = {"minutely": minutely, "quarter_hourly": quarter_hourly, "hourly": hourly,
                "daily": daily, "weekly": weekly, "monthly": monthly}  # fmt: skip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from resilience.cron.project import CronProject
     from resilience.cron.records import RunRecord
-    from resilience.cron.tick import Ticked
+    from resilience.cron.ticker import TickResult
 
 FOREGROUND = "foreground"
 _OUTCOMES = ("ended", "submitted", "skipped", "refused")
@@ -32,7 +32,7 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     def stop() -> bool:
         return bool(by)
 
-    if sentence := stopped_sentence_of(cron):
+    if sentence := describe_stop_of(cron):
         print(f"{clean(sentence)}: nothing is done")
         print("  go on: resil cron install")
         return 0
@@ -56,7 +56,7 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
     with suppress(ResilError):
         if signal.SIGINT in by and cron.state.installation() is None:
             host = cron.project.system.host.name
-            if cron.state.expect_no_more(host, os.getpid()) is not None:
+            if cron.state.mark_last(host, os.getpid()) is not None:
                 print("  no ticks from now on, and no alert about it: you ended the scheduler yourself")
             return
     print("  the missing ticks will be reported; to stop for good: resil cron stop")
@@ -64,7 +64,7 @@ def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """One tick, or what it would do."""
-    from resilience.cron.tick import tick
+    from resilience.cron.run import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)
@@ -78,15 +78,15 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
     return 0
 
 
-def stopped_sentence_of(cron: CronProject) -> str:
+def describe_stop_of(cron: CronProject) -> str:
     """A sentence about the stop of the scheduler; empty while it is not stopped."""
-    from resilience.cron.status import stopped_sentence
+    from resilience.cron.status import describe_stop
 
     stopped = cron.state.stopped()
-    return stopped_sentence(stopped, cron.project.system.clock.now()) if stopped is not None else ""
+    return describe_stop(stopped, cron.project.system.clock.now()) if stopped is not None else ""
 
 
-def _show(ticked: Ticked) -> None:
+def _show(ticked: TickResult) -> None:
     """A line for each slot, for people; nothing where nothing was due."""
     if not ticked.stopped and not _runs(ticked):
         return  # mostly: and what prints takes as long to load as a tick to make
@@ -106,14 +106,14 @@ def _show(ticked: Ticked) -> None:
         print(clean(text))
 
 
-def _runs(ticked: Ticked) -> Sequence[RunRecord]:
+def _runs(ticked: TickResult) -> Sequence[RunRecord]:
     """One record for each slot: of a slot that began and ended in this tick, the end alone."""
     ended = {(run.name, run.slot) for kind in _OUTCOMES for run in getattr(ticked, kind)}
     begun = [run for run in ticked.started if (run.name, run.slot) not in ended]
     return [*begun, *(run for kind in _OUTCOMES for run in getattr(ticked, kind))]
 
 
-def _to_json(ticked: Ticked) -> dict[str, object]:
+def _to_json(ticked: TickResult) -> dict[str, object]:
     kinds = ("started", *_OUTCOMES)
     return {
         "stopped": ticked.stopped or None,
@@ -131,7 +131,7 @@ def _show_due(cron: CronProject, *, as_json: bool) -> int:
         rows = [{"name": due.entry.name} | chosen(due, "slot", "start", "reason", "passed_over") for due in found]
         print_json("cron-due", {"due": rows})
         return 0
-    if sentence := stopped_sentence_of(cron):
+    if sentence := describe_stop_of(cron):
         print(f"{clean(sentence)}: a tick would do nothing")
         return 0
     for due in found:

@@ -19,9 +19,9 @@ from resilience.messages import cut, plural
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.cron.add import NewEntry
     from resilience.cron.canary import CanaryAnswer
     from resilience.cron.driver_choice import Choice
+    from resilience.cron.edit import NewEntry
     from resilience.cron.install import Installed, Removed
     from resilience.cron.project import CronProject
     from resilience.cron.records import Installation
@@ -223,7 +223,7 @@ def listing_to_json(found: Listing) -> dict[str, Any]:
 
 def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: bool) -> None:
     """Schedule it, and say when it runs."""
-    from resilience.cron.add import add
+    from resilience.cron.edit import add
 
     done = add(cron, wanted, dry_run=dry_run)
     now = cron.project.system.clock.now()
@@ -245,7 +245,7 @@ def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: boo
 
 def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
     """Remove them, and say what that was."""
-    from resilience.cron.remove import remove
+    from resilience.cron.edit import remove
 
     gone = remove(cron, names, dry_run=dry_run)
     if as_json:

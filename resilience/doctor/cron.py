@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.cron.entries import runs_of
 from resilience.cron.records import Entry, Ignored, Kind, Overlap
-from resilience.cron.runs import runs_of
-from resilience.cron.status import LOOK_S, CronStatus, Health, cron_status
+from resilience.cron.status import READ_S, CronStatus, Health, cron_status
 from resilience.cron.words import span_text
 from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write
 from resilience.errors import ProbeError, ResilError
@@ -168,7 +168,7 @@ def _look_apart(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
     system = cron.project.system
-    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _look(cron), LOOK_S)
+    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _look(cron), READ_S)
     ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, f"{cron.directory}: {answer.error.message}"

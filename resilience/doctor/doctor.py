@@ -203,9 +203,9 @@ def _check_watchdogs(project: Project) -> None:
 
 def _check_cron(project: Project) -> None:
     """Check settings that only a tick uses."""
-    from resilience.cron.tell import check_telling
+    from resilience.cron.report import check_reporting
 
-    check_telling(project.loaded.settings.cron_settings)
+    check_reporting(project.loaded.settings.cron_settings)
 
 
 def _check_alerts(project: Project) -> None:

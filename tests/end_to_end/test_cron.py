@@ -95,7 +95,7 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
         assert done(desk) == before, "nothing runs any more"
 
         again = desk.resil("cron", "install")
-        assert again.returncode == 0 and "goes on now" in again.stdout
+        assert again.returncode == 0 and "resumed" in again.stdout
         if process.poll() is not None:  # it ended when it was stopped; the person starts it again
             with scheduler(desk):
                 desk.until(lambda: done(desk) > before)
