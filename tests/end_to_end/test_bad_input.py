@@ -95,7 +95,7 @@ def test_a_script_that_sbatch_would_refuse_is_refused_before(shell: Shell, case:
 SETTINGS = {
     "unknown key": ('[run]\nnmae = "gpt"\n', "unknown key 'nmae'", "did you mean name?"),
     "unknown table": ('[runs]\nname = "gpt"\n', "unknown key 'runs'", "did you mean run?"),
-    "key outside a table": ('name = "gpt"\n', "stands outside any table", "[run]"),
+    "key outside a table": ('name = "gpt"\n', "is outside any table", "[run]"),
     "not TOML": ("[run\n", "is not TOML", "toml.io"),
     "wrong type": ("[submit]\nrequeue = 3\n", "must be true or false", ""),
     "negative lead": ("[submit]\nsignal_lead_s = -5\n", "signal_lead_s", ""),
