@@ -141,14 +141,14 @@ resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there i
   read -r run_uid run_gid < <(stat -c '%u %g' -- "$RESIL_RUN_DIR" 2>/dev/null) || return 1
   if [ "$resil_owner_policy" != any ] && [ "$uid" != "$run_uid" ] && [ "$uid" != 0 ] &&
     { [ "$resil_owner_policy" != group ] || [ "$gid" != "$run_gid" ]; }; then
-    REPLY="it belongs to $owner; this run obeys the policy \"$resil_owner_policy\""
+    REPLY="it belongs to $owner; this run has the policy \"$resil_owner_policy\""
     return 1
   fi
   meant="s/^[[:space:]]*run[[:space:]]*=[[:space:]]*[\"']([A-Za-z0-9._-]+)[\"'][[:space:]]*(#.*)?\$/\\1/p"
   meant=$(resil_read "$1" | LC_ALL=C sed -nE "$meant" 2>/dev/null)
   meant=${meant%%$'\n'*}
   [ -z "$meant" ] || [ "$meant" = "$RESIL_RUN" ] && return
-  REPLY="it is meant for run $meant, not for $RESIL_RUN" # copied from there
+  REPLY="it is for run $meant, not for $RESIL_RUN" # copied from there
   return 1
 }
 

@@ -290,7 +290,7 @@ class LocalScheduler:
         return check(
             replace(submission, directory=str(Path(submission.directory).absolute())),
             script,
-            submission.counted(self._environ),
+            submission.filtered_environment(self._environ),
             user=self._user,
             umask=current_umask(),
             now=self._clock.now(),

@@ -97,7 +97,9 @@ class Slurm:
             return self._client.runner.run(
                 control.submit_command(submission, test=test),
                 timeout_s=timeout_s,
-                env=query.submit_environment(submission.counted(self._client.environ), submission.environment),
+                env=query.submit_environment(
+                    submission.filtered_environment(self._client.environ), submission.environment
+                ),
                 cwd=submission.directory,
             )
         except ProgramMissing as error:

@@ -164,7 +164,7 @@ def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(run: 
     looker = Looker(run)
     assert not looker.sees() and not looker.sees()
     (said,) = looker.said
-    assert "it is meant for run llama, not for demo" in said
+    assert "it is for run llama, not for demo" in said
     kill.write_text('run = "demo"\nwhy = "loss is NaN"\n')
     assert looker.sees()
 

@@ -337,7 +337,7 @@ def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(batch
     batch.switch("kill").write_text(f'why = "enough"\nrun = "{meant}"\n')
     script = batch.run("exit 3")
     assert script.wait() == code
-    assert ("is not obeyed: it is meant for run another, not for demo" in script.text) is (code == 3)
+    assert ("is not obeyed: it is for run another, not for demo" in script.text) is (code == 3)
 
 
 def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> None:
