@@ -85,7 +85,7 @@ def serial_array(text: str) -> ArrayExpression:
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
         if int(stripped) == 0:
-            raise UsageError("an array of 0 jobs would queue nothing", hint="--array 10 queues ten jobs, one after another")
+            raise UsageError("an array of 0 jobs would queue nothing", hint="--array 10 queues ten, one after another")
         stripped = f"1-{stripped}"
     expression = ArrayExpression.parse(stripped)
     return expression if expression.throttle is not None else ArrayExpression(expression.ranges, 1)

@@ -99,12 +99,12 @@ class _Store:
 
         `is_known`: whether this node knows incidents of this state, so that this user's watchdogs ran here.
         """
-        self.directory.trouble = ""
+        self.directory.error = ""
         self.directory.write(name, content)
-        if self.directory.trouble and not (is_known if self.directory.is_unavailable else self._is_ours()):
+        if self.directory.error and not (is_known if self.directory.is_unavailable else self._is_ours()):
             self.directory.remove(name)  # the owner's watchdogs would never see a file in our own fallback directory
             raise StateDirectoryError(
-                f"the {what} was not kept: {self.directory.trouble}",
+                f"the {what} was not kept: {self.directory.error}",
                 hint=f"ask the owner of the run to set `[run] group`, so that the whole group may {verb}",
             )
 
@@ -143,8 +143,8 @@ class Ledger(_Store):
         does not answer, this node's copy counts.
         """
         names = self.directory.names()
-        if self.directory.trouble:
-            self._report(f"the alert state is in trouble: {self.directory.trouble}")
+        if self.directory.error:
+            self._report(f"the alert state is in trouble: {self.directory.error}")
         acknowledged = {name.removesuffix(_ACKNOWLEDGED) for name in names if name.endswith(_ACKNOWLEDGED)}
         found = []
         for name in names:
@@ -180,10 +180,10 @@ class Ledger(_Store):
                     f"{text!r} is over, and {state} {incident.episode}: {incident.check} {incident.subject}",
                     hint=f"its id is {incident.episode} now",
                 )
-        if self.directory.trouble:
-            is_forbidden = os.strerror(errno.EACCES) in self.directory.trouble
+        if self.directory.error:
+            is_forbidden = os.strerror(errno.EACCES) in self.directory.error
             raise StateDirectoryError(
-                f"whether there is an incident {text!r} cannot be known: {self.directory.trouble}",
+                f"whether there is an incident {text!r} cannot be known: {self.directory.error}",
                 hint="its owner can set `[run] group`, so that the whole group sees it" if is_forbidden else "",
                 transient=not is_forbidden,
             )
@@ -242,7 +242,7 @@ class Ledger(_Store):
 
     def _is_lost(self) -> bool:
         """Whether the disk of the incidents does not answer, or is not there at all."""
-        return bool(self.directory.trouble) or not self.directory.primary.parent.parent.is_dir()
+        return bool(self.directory.error) or not self.directory.primary.parent.parent.is_dir()
 
     def _note_open(self, name: str, incident: Incident, content: bytes) -> None:
         if incident.is_open:

@@ -217,8 +217,8 @@ class Outbox:
         `channels` stores the state of the channels, `damaged` holds the names of queued files that were unreadable.
         """
         self._waiting = directory
-        self._sent = directory.beside("sent")
-        self._dead = directory.beside("dead")
+        self._sent = directory.sibling("sent")
+        self._dead = directory.sibling("dead")
         self.channels = ChannelStore(directory)
         self._covers: dict[str, frozenset[str]] = {}
         self.damaged: set[str] = set()
@@ -226,7 +226,7 @@ class Outbox:
     @property
     def error(self) -> str:
         """The error of the outbox's disk; empty when it answers."""
-        return self._waiting.trouble or self._sent.trouble or self._dead.trouble
+        return self._waiting.error or self._sent.error or self._dead.error
 
     @property
     def claims(self) -> Path:
@@ -370,10 +370,10 @@ class Outbox:
             aside = directory.quarantine(name)
             if directory is self._waiting:
                 self.damaged.add(name)
-            directory.trouble = f"a damaged message was set aside ({error}): {aside}"
+            directory.error = f"a damaged message was set aside ({error}): {aside}"
             return None
         except StateDirectoryError as error:
-            directory.trouble = error.message
+            directory.error = error.message
             return None
         return entry
 

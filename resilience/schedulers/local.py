@@ -184,7 +184,7 @@ class LocalScheduler:
             entry, raws = self._queue.locate(job_id)
             if entry.indices is not None and (len(raws) != 1 or job_id == JobId(entry.id)):
                 raise SchedulerError(
-                    f"{job_id} is an array: requeueing it as a whole would start every task again, finished ones too",
+                    f"{job_id} is an array: requeueing an array restarts every task, including finished ones",
                     hint=f"name one task, for instance {entry.id}_{(entry.indices or (1,))[0]}",
                 )
             task = self._spool.task(entry, raws[0])

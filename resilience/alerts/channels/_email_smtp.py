@@ -197,7 +197,7 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
         return DeliveryError(f"{where} said {said}, while {stage.name}", hint=hint, transient=not permanent)
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "verify_message", "") or error.reason or "TLS failed"
-        hint = "ca_file names the authorities to trust; checking cannot be switched off, and nothing was sent"
+        hint = "set ca_file to the authorities to trust; verification cannot be disabled, and nothing was sent"
         return DeliveryError(f"the certificate or TLS of {where} was not accepted: {why}", hint=hint)
     if isinstance(error, smtplib.SMTPNotSupportedError):
         hint = "" if stage.name != "logging in" else "it wants no log-in here: leave username out, or use port 587"
@@ -206,7 +206,7 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
     if isinstance(error, smtplib.SMTPServerDisconnected | ConnectionError) and stage.name != "connecting":
         return DeliveryError(f"{where} closed the connection, while {stage.name}{twice}")
     if isinstance(error, socket.gaierror):
-        return DeliveryError(f"the name {where} is not known here", hint="does this node reach the network?")
+        return DeliveryError(f"the name {where} is not known here", hint="does this node have network access?")
     if isinstance(error, TimeoutError):
         return DeliveryError(f"{where} did not answer in time, while {stage.name}{twice}")
     if isinstance(error, OSError):

@@ -39,7 +39,9 @@ class ConsoleChannel:
     def check(self, settings: ConsoleSettings) -> None:
         """Raise SettingsError for a path that depends on the current directory."""
         if settings.path and (not settings.path.startswith(("/", "~/")) or "\0" in settings.path):
-            raise SettingsError(f"path = {settings.path!r} must be a whole path", hint='path = "~/resil-alerts.log"')
+            raise SettingsError(
+                f"path = {settings.path!r} must be an absolute path", hint='path = "~/resil-alerts.log"'
+            )
 
     def compose(self, alert: Alert, settings: ConsoleSettings, thread: Mapping[str, str]) -> str:
         """The line, with the time and how to acknowledge."""
