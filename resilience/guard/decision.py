@@ -167,7 +167,7 @@ class Decision:
         return f"Decision(save={self.save}, stop={self.stop}, step={self.step}, reasons={list(self.reasons)})"
 
     def __str__(self) -> str:
-        """The decision as a sentence: `step 120: save and stop, because the kill switch is thrown by bob: ...`."""
+        """The decision as a sentence: `step 120: save and stop, because the kill switch was set by bob: ...`."""
         wish = " and ".join(word for word in ("save", "stop") if getattr(self, word)) or "go on"
         because = ", because " + "; ".join(self.reasons) if self.reasons else ""
         return f"step {self.step}: {wish}{because}"

@@ -151,7 +151,7 @@ def test_one_of_two_ranks(stories: Stories, form: str, fault: str) -> None:
     if not fault:
         assert "the run it is finished; nothing to do" in story.log
     elif fault not in AT_ONCE:
-        assert "exiting with 75; to let the run go on: resil clear it" in story.log
+        assert "exiting with 75; to continue the run: resil clear it" in story.log
         assert not (story.run_dir / "attempts" / "0002").exists(), "it trains nothing until the switch is cleared"
         story.resil("clear", "it")
         story.resil("submit")

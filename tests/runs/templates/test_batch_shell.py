@@ -276,7 +276,7 @@ def test_a_kill_switch_stops_the_job_before_the_launch_and_says_who_and_why(batc
         'who = "ada"\nwhen = "2026-11-20T10:00:00+01:00"\nwhy = "loss is \\"nan\\""\nscope = "job"\n'
     )
     owner = batch.switch("kill").owner()
-    batch.launches_nothing(f'thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"')
+    batch.launches_nothing(f'set by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"')
 
 
 def test_a_bare_touch_is_a_kill_switch(batch: Batch) -> None:
