@@ -89,7 +89,7 @@ def is_awaited(driver: str, *, is_installed: bool, is_last: bool = False) -> boo
     return is_installed or not (is_last or driver in INSTALLED)
 
 
-def way_back(driver: str) -> str:
+def restart_command(driver: str) -> str:
     """Return the command that restarts a late scheduler."""
     if driver == "foreground":
         return "resil cron run"
