@@ -1,8 +1,9 @@
 # Each target does all its own set-up, on a machine that has just been unpacked.
 #   make demo    see a training crash, resume and finish
-#   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed
+#   make test    lint, types, layers and every test; real SLURM and its accounting where they can be installed; the tests
+#                of `make quick` on each other Python from 3.11 to 3.14
 #   make quick   lint, types, layers and the tests without SLURM, frameworks and long waits: a minute
-.PHONY: demo test quick lint size bench soak releases coverage docs docs-site docs-serve dist lock clean
+.PHONY: demo test packages quick lint size bench soak releases coverage docs docs-site docs-serve dist lock clean
 
 # Tests start Python a thousand times: compiled once, it starts in half the time.
 unexport PYTHONDONTWRITEBYTECODE
@@ -15,9 +16,13 @@ demo:
 	@scripts/environment
 	@$(BIN)/resil demo
 
-test: lint
-	@scripts/system-packages --accounting
+test:
+	@$(MAKE) -j2 --output-sync=target --no-print-directory lint packages
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -q
+	@scripts/other-pythons
+
+packages:
+	@scripts/system-packages --accounting
 
 quick: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -q --quick
@@ -89,4 +94,4 @@ lock:
 		--python-version 3.11 --upgrade --no-header --no-annotate -o requirements-dev.lock
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-3.1? .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

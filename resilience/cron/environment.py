@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.base.mounts import LASTING
+from resilience.cron.table.environment import short_path
 from resilience.errors import ResilError
 from resilience.system.child import run_apart
 
@@ -23,7 +24,6 @@ PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
 
 _SEARCH_S = 5.0
 _START_S = 60.0
-_STANDARD_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 _KEPT = (
     *("LANG", "LC_ALL", "TZ"),
     *("RESIL_PLUGINS", "RESIL_LOCAL_SPOOL"),
@@ -74,9 +74,7 @@ def plan_environment(
     kept |= {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
     if config is not None:
         kept["RESIL_CONFIG"] = str(config)
-    kept["PATH"] = ":".join(
-        dict.fromkeys(f for f in (*directories, *_STANDARD_PATH) if f.startswith("/") and ":" not in f)
-    )
+    kept["PATH"] = short_path(path for path in directories if path.startswith("/") and ":" not in path)
     return kept
 
 

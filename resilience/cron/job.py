@@ -106,6 +106,8 @@ class _Job:
                 self._tick_on(until)
         finally:
             code = self._settle()
+            for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # a late one would kill the interpreter as it shuts down
         return code
 
     def _pulse(self, until: float) -> None:

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over gloo under the real torchrun: one step for all, nothing lost, the code that is meant."""
+"""DistributedDataParallel over gloo under the real torchrun: one step for all, nothing lost, the correct exit code."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TRAINING = str(HERE / "torch_training.py")
 FOREVER = "1000000"
 
 
-def command(world: int, folder: Path, steps: str = FOREVER) -> list[str]:
-    return [*TORCHRUN, f"--nproc-per-node={world}", TRAINING, str(folder), steps]
+def command(world: int, directory: Path, steps: str = FOREVER) -> list[str]:
+    return [*TORCHRUN, f"--nproc-per-node={world}", TRAINING, str(directory), steps]
 
 
 def stopped_at(launched: Launched, world: int) -> int:
-    """The step at which every rank stopped: one for all."""
+    """Return the step at which all ranks stopped, the same for all."""
     steps = {launched.last(rank, "stop")["step"] for rank in range(world)}
     assert len(steps) == 1, steps
     return int(steps.pop())
@@ -41,7 +41,7 @@ SOAK = [
 def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_none_and_repeats_none(
     launched: Launched, world: int
 ) -> None:
-    launched.launch(command(world, launched.folder))
+    launched.launch(command(world, launched.directory))
     launched.until_step(21, world)
     launched.throw("kill", 'who = "bob"\nwhy = "a test"\n')
     assert launched.wait() == 1  # torchrun's own code whenever a worker's is not 0
@@ -51,13 +51,13 @@ def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_no
     end = launched.end()
     assert (end["step"], end["exit_code"], end["stopped"]) == (stop, 75, True)
 
-    launched.launch(command(world, launched.folder))  # while the switch lies there
+    launched.launch(command(world, launched.directory))  # while the switch is set
     assert launched.wait() == 1
-    assert launched.diary(0)[-1]["event"] == "not_started"  # the others may be ended by torchrun while they ask
+    assert launched.diary(0)[-1]["event"] == "not_started"  # torchrun may end the others before they check
     assert all(launched.count(rank, "start") == 1 for rank in range(world))
 
     launched.clear("kill")
-    launched.launch(command(world, launched.folder, str(stop + 40)))
+    launched.launch(command(world, launched.directory, str(stop + 40)))
     assert launched.wait() == 0
     for rank in range(world):
         assert launched.last(rank, "start")["step"] == stop
@@ -65,7 +65,7 @@ def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_no
 
 
 def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> None:
-    launched.launch(command(2, launched.folder))
+    launched.launch(command(2, launched.directory))
     launched.until_step(21, 2)
     os.kill(launched.last(1, "start")["pid"], signal.SIGUSR1)
     assert launched.wait() == 1
@@ -73,18 +73,18 @@ def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> Non
     assert "SIGUSR1" in launched.last(0, "stop")["why"]
 
 
-def test_sigterm_to_torchrun_which_passes_it_on_saves_and_stops(launched: Launched) -> None:
-    launched.launch(command(2, launched.folder))
+def test_sigterm_to_torchrun_is_forwarded_and_saves_and_stops(launched: Launched) -> None:
+    launched.launch(command(2, launched.directory))
     launched.until_step(21, 2)
     assert launched.process is not None
-    launched.process.terminate()  # its workers have 30 s from now on
+    launched.process.terminate()  # its workers have 30 s from now
     assert launched.wait() != 0
     assert launched.last(0, "saved")["step"] == stopped_at(launched, 2)
     assert "SIGTERM" in launched.last(0, "stop")["why"]
 
 
 def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(launched: Launched) -> None:
-    launched.launch(command(2, launched.folder), SAVE_S="3")
+    launched.launch(command(2, launched.directory), SAVE_S="3")
     launched.until_step(21, 2)
     launched.throw("kill")
     launched.wait()
@@ -93,7 +93,7 @@ def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(
 
 
 def orphans(launched: Launched) -> list[Process]:
-    """The two workers of a torchrun that was killed: it could end nobody."""
+    """Return the two workers of a torchrun that was killed, and could not end them."""
     launched.until_step(21, 2)
     workers = [Process.of(launched.last(rank, "start")["pid"]) for rank in range(2)]
     assert launched.process is not None
@@ -102,8 +102,8 @@ def orphans(launched: Launched) -> list[Process]:
     return [worker for worker in workers if worker is not None]
 
 
-def test_workers_of_a_killed_torchrun_hear_a_kill_switch_and_end_by_themselves(launched: Launched) -> None:
-    launched.launch(command(2, launched.folder))
+def test_workers_of_a_killed_torchrun_read_the_kill_switch_and_end(launched: Launched) -> None:
+    launched.launch(command(2, launched.directory))
     workers = orphans(launched)
     try:
         assert [worker.alive for worker in workers] == [True, True]
@@ -119,14 +119,14 @@ def test_workers_of_a_killed_torchrun_hear_a_kill_switch_and_end_by_themselves(l
 
 
 def test_workers_of_a_killed_torchrun_are_ended_by_a_second_term_also_in_a_save(launched: Launched) -> None:
-    """Nobody will ask a third time, with SIGKILL."""
-    launched.launch(command(2, launched.folder), SAVE_S="1000")
+    """No SIGKILL follows as a third request."""
+    launched.launch(command(2, launched.directory), SAVE_S="1000")
     workers = orphans(launched)
     try:
         for worker in workers:
             worker.send(signal.SIGTERM)
         until(lambda: launched.count(0, "save_begin") == 1, "rank 0 to save")
-        time.sleep(AGAIN_S)  # what comes sooner is the same TERM, passed on
+        time.sleep(AGAIN_S)  # a TERM sooner than that is the same one, forwarded
         began = time.monotonic()
         for worker in workers:
             worker.send(signal.SIGTERM)
@@ -142,13 +142,13 @@ def test_the_batch_shell_believes_the_training_and_not_torchruns_1(
     shell: Shell,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    folder = tmp_path / "training"
-    folder.mkdir()
-    launch = " ".join([*TORCHRUN[1:], "--nproc-per-node=2", TRAINING, str(folder), FOREVER])
+    directory = tmp_path / "training"
+    directory.mkdir()
+    launch = " ".join([*TORCHRUN[1:], "--nproc-per-node=2", TRAINING, str(directory), FOREVER])
     settings = f'[run]\nname = "gpt"\ncommand = "{sys.executable} {launch}"\n[attempt]\nbeat_s = 1\n'
     shell.settings(settings)
     assert shell.resil("submit", RESIL_GUARD__POLL_S="0.1", PYTHONWARNINGS="ignore").returncode == 0
-    diary = folder / "rank1.jsonl"
+    diary = directory / "rank1.jsonl"
     shell.until(lambda: diary.exists() and '"step"' in diary.read_text())
     assert shell.resil("kill", "gpt", "--why", "a test").returncode == 0
     end = shell.state_dir / "gpt" / "attempts" / "0001.end"

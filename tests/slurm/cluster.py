@@ -40,6 +40,7 @@ from tests.slurm.processes import (
     descendants,
     environ,
     kill_all,
+    program,
     until,
 )
 
@@ -252,7 +253,9 @@ class Cluster(Clients):
 
     def wait_served(self) -> None:
         """Wait until slurmctld has done with every message that was sent to it, also by clients that are long gone."""
-        until(lambda: connections(self._port) == 0, "slurmctld to serve what lies in its backlog", every_s=0.05)
+        # Since 24.11 slurmdbd keeps a connection to slurmctld open for what sacctmgr changes.
+        spared = self._daemons["slurmdbd"].pid if self.dbd else 0
+        until(lambda: connections(self._port, spared) == 0, "slurmctld to serve what lies in its backlog", every_s=0.05)
 
     def kill_controller(self) -> None:
         """Kill slurmctld (SIGKILL): it is gone without saving what it knew of the last seconds."""
@@ -302,8 +305,10 @@ class Cluster(Clients):
         """Return slurmstepd, jobs and their children on a node: those who say its name, and their descendants."""
         ours = self.processes()
         named = {pid for pid in ours if environ(pid).get("SLURMD_NODENAME") == node}
-        # Since 24.11 slurmstepd itself has no such variable: the parent of a job's shell is one.
-        steps = {parent for pid in named for parent in ancestors(pid) if parent in ours and not environ(parent)}
+        # Since 24.11 slurmstepd itself has no such variable: it is the parent of a job's shell. One that lives on
+        # would tell slurmctld that its job was killed, and SLURM would see a job that failed on a sound node.
+        parents = {parent for pid in named for parent in ancestors(pid) if parent in ours}
+        steps = {pid for pid in parents if program(pid) == "slurmstepd"}
         return named | steps | descendants(named | steps)
 
     def processes(self) -> set[int]:

@@ -82,18 +82,35 @@ def later(delay_s: float, action: Callable[[], None]) -> Iterator[threading.Time
         timer.join()
 
 
-def connections(port: int) -> int:
+def connections(port: int, spared: int = 0) -> int:
     """Return how many clients a server on this port has not done with, those it has not yet accepted included.
 
     A client that gave up stays in the count until the server has read what it said and closed (tcp(7), CLOSE_WAIT).
+    The process `spared` is not counted as a client.
     """
     established, close_wait = "01", "08"
-    found = 0
+    rows: list[list[str]] = []
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                local, _, state = line.split()[1:4]
-                found += int(local.rpartition(":")[2], 16) == port and state in (established, close_wait)
+            rows += [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    held = sockets(spared)
+    theirs = {_port(row[1]) for row in rows if f"socket:[{row[9]}]" in held}
+    clients = [_port(row[2]) for row in rows if _port(row[1]) == port and row[3] in (established, close_wait)]
+    return len([client for client in clients if client not in theirs])
+
+
+def _port(address: str) -> int:
+    """The port of an address in /proc/net/tcp, `0100007F:5208` (proc(5))."""
+    return int(address.rpartition(":")[2], 16)
+
+
+def sockets(pid: int) -> set[str]:
+    """Return the names of the sockets that a process has open, `socket:[INODE]` (proc(5)); none when it is gone."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(os.fspath(descriptor.readlink()))
     return found
 
 
@@ -160,6 +177,17 @@ def environ(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def program(pid: int) -> str:
+    """Return the name of the program that a process runs (/proc/PID/comm, proc(5)); empty when it is gone.
+
+    slurmstepd writes over its command line and its environment; this name stays.
+    """
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    except OSError:
+        return ""
+
+
 def belonging(root: Path) -> set[int]:
     """Return the pids in this cluster's cgroups, and those that name its directory.
 
@@ -182,7 +210,7 @@ def belonging(root: Path) -> set[int]:
     return found
 
 
-def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 10.0) -> set[int]:
+def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 30.0) -> set[int]:
     """Kill what `find` finds, again and again until it finds nothing; return what is left at the deadline.
 
     One pass is not enough: a process may fork between the look and the kill. Only the kernel's own delay

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 
 from resilience.cron.records import Outcome
 from resilience.cron.table.running import marks
-from tests.slurm import accounting
+from tests.slurm import accounting, host
 from tests.slurm.cluster import Cluster
 from tests.slurm.cron_site import Site
 from tests.slurm.processes import PATIENCE_S, until
@@ -39,7 +40,7 @@ if test -e "$here/gate"; then
   touch "$here/at-gate"
   while test -e "$here/gate"; do sleep 0.05; done
 fi
-exec /usr/bin/sbatch "$@"
+exec {sbatch} "$@"
 """
 
 
@@ -54,7 +55,7 @@ class Stories:
         site = Site(self.cluster, name, self.cluster.users[user], sbatch=f'exclude = "{exclude}"', **wishes)  # type: ignore[arg-type]
         site.make()
         if wrapped:
-            site.write("bin/sbatch", SBATCH)
+            site.write("bin/sbatch", SBATCH.format(sbatch=shutil.which("sbatch", path=host.PATH)))
             self.cluster.run(["chmod", "755", site.directory / "bin" / "sbatch"], site.user, check=True)
             site.env = {"PATH": f"{site.directory}/bin:{self.cluster.env['PATH']}"}
         self.sites[name] = site
@@ -118,6 +119,11 @@ def stories() -> Iterator[Stories]:
             assert set(codes) == {0}, (cluster.root / "installs").read_text()
         stories.break_them()
         yield stories
+
+
+def not_too_many(site: Site) -> None:
+    """A late pulse queues those of the next slots first, and then cancels those whose slots are past."""
+    until(lambda: len(site.waiting()) <= 2, f"no more than two to wait in {site.name}", every_s=0.1)
 
 
 def test_two_who_install_at_once_get_one_chain(stories: Stories) -> None:
@@ -243,7 +249,7 @@ def test_a_day_of_pulses_stays_on_its_slots(stories: Stories) -> None:
     begun = [row for row in site.rows() if row.state in ("COMPLETED", "RUNNING")]
     slots = [row.comment.rpartition("-p")[2] for row in begun]
     assert len(set(slots)) == len(slots), "one pulse for each slot"
-    assert len(site.waiting()) <= 2
+    not_too_many(site)
 
 
 def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories) -> None:
@@ -264,7 +270,8 @@ def test_a_hung_controller_that_took_the_successor_gets_it_once(stories: Stories
     cluster.wait_served()
     stories.whole("wrapped")
     for name, other in stories.sites.items():
-        assert (len(other.running()) <= 1, len(other.waiting()) <= 2) == (True, True), name
+        assert len(other.running()) <= 1, name
+        not_too_many(other)
     tokens = [row.comment for row in site.rows() if row.state in ("PENDING", "RUNNING")]
     assert len(set(tokens)) == len(tokens) == 3
 

@@ -6,7 +6,7 @@
 | SHELL | `/bin/sh` |
 | LANG | as the scheduler has it; `C.UTF-8` where it has none |
 | TZ, LC_ALL | as the scheduler has them; absent where it has none |
-| PATH | the directory of `resil`, `/usr/local/bin:/usr/bin:/bin`, and the directories of `sbatch` and `squeue` |
+| PATH | the directory of `resil`, the directories of `sbatch` and `squeue`, and `/usr/local/bin:/usr/bin:/bin` |
 | XDG_* | as the scheduler has them: where settings and caches lie |
 | SLURM_CONF, SLURM_JWT, SBATCH_ACCOUNT ... | as the scheduler has them: how to reach SLURM, and where jobs go |
 | RESIL_SECTION__KEY, RESIL_PLUGINS | as the scheduler has them: settings, plugins |
@@ -70,9 +70,6 @@ def environment_of(
     SLURM_JOB_ID on: an `sbatch` in the drop-in would take that for its own.
     """
     kept = frozenset(keep)
-    directories = dict.fromkeys(
-        directory for directory in (resil_directory, *SYSTEM_PATH, *tool_directories) if directory
-    )
     found = {"LANG": "C.UTF-8"}
     found |= {name: value for name, value in environ.items() if value and (_PASSED.fullmatch(name) or name in kept)}
     found |= {
@@ -80,7 +77,7 @@ def environment_of(
         "LOGNAME": user,
         "USER": user,
         "SHELL": "/bin/sh",
-        "PATH": ":".join(directories),
+        "PATH": short_path((resil_directory, *tool_directories)),
     }
     found |= {name: value for name, value in entry.environment.items() if name not in _NOT_CHANGED}
     found |= {
@@ -90,6 +87,16 @@ def environment_of(
         "RESIL_CRON_SLOT": str(slot),
     }
     return {name: value for name, value in found.items() if _NAME.fullmatch(name) and "\0" not in value}
+
+
+def short_path(directories: Iterable[str]) -> str:
+    """Given directories that are needed, return the PATH of those and the system's.
+
+    The system's come last, even where they are among the given ones (`pip install --user` gives `/usr/bin`): another
+    SLURM may be installed there, beside the one whose `sbatch` the person finds first.
+    """
+    own = (directory for directory in directories if directory and directory not in SYSTEM_PATH)
+    return ":".join(dict.fromkeys((*own, *SYSTEM_PATH)))
 
 
 def secrets_of(environment: Mapping[str, str], keep: Iterable[str] = ()) -> tuple[str, ...]:

@@ -234,10 +234,33 @@ def test_a_job_that_finds_its_scheduler_stopped_ends_without_a_successor(desk: D
     assert not (desk.directory / "started").exists()
 
 
-def test_a_stop_that_comes_while_python_fails_is_heard(desk: Desk) -> None:
+def test_a_stop_while_python_fails_ends_the_job_at_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)  # SHORT_S as shipped: a job that fails lasts a minute
     desk.python(f"touch {desk.cron.path}/stop; exit 1")
-    desk.run()
+    began = time.monotonic()
+    assert desk.run()[0] == 0
+    assert time.monotonic() - began < 30
     assert not desk.calls
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_scheduler_that_dies_of_the_signal_that_ends_it_has_not_failed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """`resil cron stop` signals the job; Python may be past its last handler by then."""
+    desk = Desk(tmp_path)
+    desk.python("touch started; exec sleep 60")
+    job = desk.start()
+    deadline = time.monotonic() + 60
+    while not (desk.directory / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)  # until it waits
+    desk.cron.stop("bob", "", NOW)
+    job.send_signal(number)
+    assert job.wait(30) == 0
+    assert "stopped, or installed anew: no successor" in desk.output
+    assert not desk.cron.history("scheduler") and not desk.calls
 
 
 @pytest.mark.parametrize(("before", "after"), [("", "lost=1"), ("lost=23", "lost=24"), ("lost=24", None)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from resilience.cron.records import Entry, Kind
-from resilience.cron.table.environment import environment_of, secrets_of
+from resilience.cron.table.environment import environment_of, secrets_of, short_path
 
 LOGIN = {
     "HOME": "/somewhere/else",
@@ -51,12 +51,19 @@ def test_with_nothing_around_it_is_small_and_whole() -> None:
         "USER": "ada",
         "SHELL": "/bin/sh",
         "LANG": "C.UTF-8",
-        "PATH": "/v/bin:/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin",
+        "PATH": "/v/bin:/opt/slurm/bin:/usr/local/bin:/usr/bin:/bin",
         "RESIL_CONFIG": "/p/resil.toml",
         "RESIL_PYTHON": "/v/bin/python",
         "RESIL_CRON_ENTRY": "cron.hourly/backup",
         "RESIL_CRON_SLOT": "1800000000",
     }
+
+
+def test_a_slurm_of_the_system_does_not_come_before_the_one_that_the_person_uses() -> None:
+    """`pip install --user` runs the system's Python, beside which another SLURM may lie."""
+    system = "/usr/local/bin:/usr/bin:/bin"
+    assert short_path(("/usr/bin", "/opt/slurm/bin")) == f"/opt/slurm/bin:{system}"
+    assert short_path(("/usr/bin", "")) == system
 
 
 def test_of_a_login_shell_only_what_is_written_down_passes() -> None:

@@ -79,13 +79,14 @@ queue_one() {
     "${options[@]}" "$script" "$@" slot="$([[ $mode == pulse ]] && echo "$seed")" 2>&1)
 }
 
-# keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends.
+# keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends. Where the chain was
+# ended on purpose, so does this job.
 keep_chain() {
   local pause_s=2 there said found
   while :; do
     look_at_state
     found=$?
-    ((found == 11 || found == 12)) && say "stopped, or installed anew: no successor" && return 0
+    ((found == 11 || found == 12)) && say "stopped, or installed anew: no successor" && exit 0
     if there=$(others); then
       if [[ -n $there ]]; then
         say "the chain goes on with job ${there//$'\n'/, }"
@@ -155,9 +156,9 @@ tell_history() { # One line for the history of the chain, for those who look on 
 } 2>/dev/null
 
 main() {
-  local code child='' interrupted='' lost=0 slot=0 found word
+  local code child='' interrupted='' signalled='' lost=0 slot=0 found word
   trap 'ended=1 interrupted=1; [[ -z $child ]] || kill -TERM "$child" 2>/dev/null' TERM INT HUP
-  trap 'interrupted=1; [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null' USR1
+  trap 'signalled=1 interrupted=1; [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null' USR1
   for word in "$@"; do
     case $word in lost=*) lost=${word#*=} ;; slot=*) slot=${word#*=} ;; esac
   done
@@ -194,8 +195,8 @@ main() {
   child=''
   umask "$file_mask"
   ((code == 0)) && return 0
-  # 75: it has said itself what is wrong with its successors. Or it was told to end, and died of that after its work.
-  if ((code == 75)) || [[ -n $ended && $code -gt 128 ]]; then
+  # 75: it has reported the fault of its successors. Above 128: it was asked to end, and the signal came after its work.
+  if ((code == 75)) || [[ -n $ended$signalled && $code -gt 128 ]]; then
     keep_chain 0
     return
   fi
