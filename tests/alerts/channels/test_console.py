@@ -93,4 +93,4 @@ def test_a_link_is_not_followed(system: System, tmp_path: Path) -> None:
 
 
 def test_a_path_that_depends_on_the_directory_is_refused() -> None:
-    assert "whole path" in SENDER.objection(ConsoleSettings(path="alerts.log"))
+    assert "absolute path" in SENDER.objection(ConsoleSettings(path="alerts.log"))
