@@ -33,7 +33,7 @@ def open_cron_project(
         from resilience.watch.watchdogs import open_in_child
 
         return open_cron(open_in_child(system, path=config, overrides=overrides))
-    return open_cron(Project(system, load(system, wanted=config, overrides=overrides)))
+    return open_cron(Project(system, load(system, named=config, overrides=overrides)))
 
 
 @completion

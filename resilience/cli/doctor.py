@@ -70,10 +70,10 @@ def show(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show every setting that counts. Values that look like a secret are hidden."""
-    from resilience.settings.show import hidden, rows
+    """Show the effective settings. Values that look like secrets are redacted."""
+    from resilience.settings.show import redacted, rows
 
-    found = [hidden(row) for row in rows(open_project(config).loaded)]
+    found = [redacted(row) for row in rows(open_project(config).loaded)]
     if as_json:
         print_json("config", {"settings": found})
         return

@@ -145,7 +145,7 @@ def _open_project(config: str = "") -> Project:
     from resilience.system.ports import System
 
     system = System()
-    return Project(system, load(system, wanted=Path(config) if config else None))
+    return Project(system, load(system, named=Path(config) if config else None))
 
 
 def _run_status(run: str = "") -> int:

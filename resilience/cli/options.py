@@ -74,7 +74,7 @@ def scheduler_override(scheduler: str) -> Mapping[str, str]:
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
     """Read the settings and open the project. `banner` warns of alerts that could not be delivered for good."""
     system = System()
-    project = Project(system, load(system, wanted=config, overrides=scheduler_override(scheduler)))
+    project = Project(system, load(system, named=config, overrides=scheduler_override(scheduler)))
     if banner:
         from resilience.cli.output import warn_of_dead_letters
 

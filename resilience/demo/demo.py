@@ -414,7 +414,7 @@ time = {quote_toml(pace.time_limit)}
         environ.setdefault("RESIL_LOCAL_IDLE_S", "2")
     system = replace(project.system, cwd=directory, environ=environ)
     overrides = {"scheduler.name": project.scheduler_name()}
-    own = Project(system, load(system, wanted=directory / FILE_NAME, overrides=overrides))
+    own = Project(system, load(system, named=directory / FILE_NAME, overrides=overrides))
     return Stage(own, directory, own.directory(RUN), pace)
 
 

@@ -211,7 +211,7 @@ def open_in_child(
             source = _read_without_own(system, path, error)
             own = system.config_home / "resil" / "config.toml"
             unread = ProbeError(f"cannot read {own}, defaults apply: {error.message}", hint=error.hint)
-    return Project(system, load(system, wanted=path, overrides=overrides, source=source), unread=unread)
+    return Project(system, load(system, named=path, overrides=overrides, source=source), unread=unread)
 
 
 def _read_without_own(system: System, path: Path | None, error: ProbeError) -> Source:

@@ -488,7 +488,7 @@ def tick(
     """One tick of a notifier with a real outbox."""
     state = FallbackDirectory(directory / "incidents", None)
     notifier = Notifier(
-        ledger=Ledger(state), silences=Silences(state.beside("silences")), outbox=Outbox(state.beside("outbox")),
+        ledger=Ledger(state), silences=Silences(state.sibling("silences")), outbox=Outbox(state.sibling("outbox")),
         policy=POLICY, host=host, project="/p",
     )  # fmt: skip
     found = tuple(finding(verdict, subject) for subject in subjects)

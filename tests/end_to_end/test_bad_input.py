@@ -30,7 +30,7 @@ def left_behind(shell: Shell) -> list[str]:
 CASES = {
     "array of none": (["--array", "0"], 2, "an array of 0 jobs would queue nothing", "--array 10"),
     "array of words": (["--array", "ten"], 2, "'ten' is not an array", "--array 10"),
-    "array backwards": (["--array", "5-1"], 2, "runs backwards", "--array 10"),
+    "array backwards": (["--array", "5-1"], 2, "is descending", "--array 10"),
     "array beyond the limit": (["--array", "2000"], 2, "MaxArraySize", ""),
     "bad time": (["--time", "soon"], 2, "'soon' is not a SLURM time", "20:00:00"),
     "bad dependency type": (["--dependency", "whenever:12"], 2, "there is no type 'whenever'", "afterany"),
@@ -95,7 +95,7 @@ def test_a_script_that_sbatch_would_refuse_is_refused_before(shell: Shell, case:
 SETTINGS = {
     "unknown key": ('[run]\nnmae = "gpt"\n', "unknown key 'nmae'", "did you mean name?"),
     "unknown table": ('[runs]\nname = "gpt"\n', "unknown key 'runs'", "did you mean run?"),
-    "key outside a table": ('name = "gpt"\n', "stands outside any table", "[run]"),
+    "key outside a table": ('name = "gpt"\n', "is outside any table", "[run]"),
     "not TOML": ("[run\n", "is not TOML", "toml.io"),
     "wrong type": ("[submit]\nrequeue = 3\n", "must be true or false", ""),
     "negative lead": ("[submit]\nsignal_lead_s = -5\n", "signal_lead_s", ""),

@@ -122,7 +122,7 @@ def test_no_journal_breaks_the_saves(events: list[dict[str, Any]]) -> None:
 
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-WHY = "the kill switch is thrown by bob: loss is NaN"
+WHY = "the kill switch was set by bob: loss is NaN"
 
 
 def kills(name: str, at: float, attempt: int = 3, **fields: Any) -> dict[str, Any]:

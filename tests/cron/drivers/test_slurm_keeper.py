@@ -74,7 +74,7 @@ def test_only_sbatch_variables_for_the_destination_apply(directory: CronDirector
     queue = Queue()
     keeper(directory, queue).keep()
     environ = {"PATH": "/bin", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "0-1", "SBATCH_WAIT": "1"}
-    assert queue.submissions[0].counted(environ) == {"PATH": "/bin", "SBATCH_ACCOUNT": "lab"}
+    assert queue.submissions[0].filtered_environment(environ) == {"PATH": "/bin", "SBATCH_ACCOUNT": "lab"}
 
 
 def test_no_job_of_the_chain_is_requeued_has_an_output_of_slurms_or_runs_beside_another(

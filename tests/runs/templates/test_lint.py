@@ -54,7 +54,7 @@ def test_a_good_script_gets_no_finding() -> None:
         ({"time": "soon"}, "is not a SLURM time"),
         ({"array": ""}, "--array is empty"),
         ({"array": "1-"}, "--array"),
-        ({"array": "10-1"}, "runs backwards"),
+        ({"array": "10-1"}, "is descending"),
         ({"array": "1-10%x"}, "--array"),
         ({"job_name": "a\nb"}, "control character"),
     ],

@@ -198,7 +198,7 @@ def test_blocks_can_be_extended_from_the_shipped_template_of_the_same_name(libra
     )
     script = render(library, "python", spec())
     assert (
-        "echo before\nresil_forward=yes # SIGTERM reaches only the batch shell: hand it on\nresil_launch bash" in script
+        "echo before\nresil_forward=yes # SIGTERM reaches only the batch shell: forward it\nresil_launch bash" in script
     )
 
 

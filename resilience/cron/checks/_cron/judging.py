@@ -83,7 +83,7 @@ def _late(subject: str, reading: CronReading, late_s: float, now: float) -> Find
         fault=LATE,
         verdict=Verdict.CRITICAL if is_dead else Verdict.WARNING,
         summary=f"{word}: {last_tick(reading, now)}, expected every {format_duration(pause_s)}",
-        advice=f"resil cron status; then {cron_late.way_back(reading.driver)}",
+        advice=f"resil cron status; then {cron_late.restart_command(reading.driver)}",
         figures=(Figure("overdue", max(0.0, overdue_s), "s", patience_s, cron_late.DEAD * patience_s, 0.0),),
         looked=(*_explanation(reading), f"late when more than {format_duration(patience_s)} overdue"),
     )
