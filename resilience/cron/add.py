@@ -99,9 +99,9 @@ def _who_ticks(cron: CronProject) -> list[str]:
     """What to say where nothing would run it yet."""
     with suppress(ResilError):
         if cron.state.stopped() is not None:
-            return ["the scheduler is stopped; go on: resil cron install"]
+            return ["the scheduler is stopped; restart: resil cron install"]
         if cron.state.installation() is None and cron.state.heartbeat() is None:
-            return ["nothing makes ticks yet; start it: resil cron install"]
+            return ["no scheduler is installed yet; start it: resil cron install"]
     return []
 
 
@@ -159,7 +159,7 @@ def _command_words(cron: CronProject, wanted: NewEntry) -> tuple[str, ...]:
         if not path.is_file():
             raise UsageError(f"there is no program {path}", hint="write its path as from here, or in full")
         if not os.access(path, os.X_OK):
-            raise UsageError(f"{path} may not be executed", hint=f"chmod +x {shlex.quote(str(path))}")
+            raise UsageError(f"{path} is not executable", hint=f"chmod +x {shlex.quote(str(path))}")
         return os.path.normpath(path), *rest
     found = shutil.which(program, path=system.environ.get("PATH", os.defpath))
     if found is None:

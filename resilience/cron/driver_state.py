@@ -51,7 +51,7 @@ def _look(cron: CronProject, installation: Installation, now: float) -> list[Any
     except ResilError as error:
         found = DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
     except Exception as error:  # an outsider's plugin may raise anything
-        found = DriverState(Liveness.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+        found = DriverState(Liveness.UNKNOWN, f"check failed: {type(error).__name__}: {error}")
     if found.liveness is Liveness.UNKNOWN:
         found = found._replace(summary=found.summary + _remembered(cron, installation, now))
     else:

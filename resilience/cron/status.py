@@ -146,7 +146,7 @@ def cron_status(cron: CronProject) -> CronStatus:
     )
 
 
-_HINT_HUNG = "look again, or from another node; the file system of the state directory may hang"
+_HINT_HUNG = "retry, or check from another node; the file system of the state directory may hang"
 
 
 def look_at_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
@@ -274,7 +274,9 @@ def judge_scheduler(
 def _judge_ticks(heartbeat: Heartbeat | None, told: str, now: float, settings: CronSettings) -> Judgement:
     """How it is where nothing was installed: somebody may call `resil cron tick`, or `run`, nevertheless."""
     if heartbeat is None:
-        return Judgement(Health.ABSENT, "nothing makes ticks, and none ever came", "start it: resil cron install")
+        return Judgement(
+            Health.ABSENT, "no scheduler is installed, and no tick was ever made", "start it: resil cron install"
+        )
     if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
         advice = "start it: resil cron install"
         if not heartbeat.is_last and not cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):

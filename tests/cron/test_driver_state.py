@@ -105,4 +105,4 @@ def test_a_damaged_memory_is_as_if_it_were_not_there(say: Say, cron: CronProject
     say(ALIVE)
     (memory,) = (cron.project.system.cache_home / "resil" / "cron").iterdir()
     memory.write_text("[")
-    assert say('raise RuntimeError("x")').summary == "cannot tell: RuntimeError: x"
+    assert say('raise RuntimeError("x")').summary == "check failed: RuntimeError: x"
