@@ -83,7 +83,7 @@ def outlook(cron: CronProject) -> Diagnosis:
         verdict = _VERDICTS[judgement.health]
         return Diagnosis("cron", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
     verdict = Verdict.WARNING if status.rows else Verdict.OK
-    waiting = f", and {plural(len(status.rows), 'entry', 'entries')} wait for one" if status.rows else ""
+    waiting = f", and {plural(len(status.rows), 'entry', 'entries')} would run" if status.rows else ""
     try:
         name, _ = available_driver(cron)
     except ProbeError as error:
