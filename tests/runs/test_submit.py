@@ -220,7 +220,7 @@ def test_all_that_the_lint_refuses_is_said_at_once(project: Project) -> None:
     with pytest.raises(UsageError) as caught:
         submit.prepare(project, SubmitRequest(run="gpt", script=own))
     assert "'soon' is not a SLURM time" in caught.value.message
-    assert "also: the directory /nowhere/at/all" in caught.value.message
+    assert "also: the output directory /nowhere/at/all" in caught.value.message
 
 
 # ---- the answer that did not come ---------------------------------------------------------------------------------
