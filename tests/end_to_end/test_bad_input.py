@@ -49,7 +49,7 @@ CASES = {
     "unknown sbatch flag": (["--", "--arary=3"], 2, "--arary", "--array"),
     "job name with a newline": (["--", "--job-name=a\nb"], 2, "contains a line break", ""),
     "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is not a flag of sbatch", "-- -- --lr"),
-    "own option after --": (["--", "--array=5"], 2, "would undo", "before the --"),
+    "own option after --": (["--", "--array=5"], 2, "would override", "before the --"),
     "two forms of an answer": (["--parsable", "--json"], 2, "cannot be given together", "use one"),
     "empty after": (["--after", ""], 2, "--after has an empty value", "variable unset"),
     "empty array": (["--array="], 2, "--array has an empty value", "variable unset"),
