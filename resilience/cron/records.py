@@ -23,7 +23,7 @@ class Kind(StrEnum):
     RUN = "run"
     """By the scheduler of this project itself, as its child."""
     SUBMIT = "submit"
-    """As a job of its own, with sbatch."""
+    """Submit the command as a job, with sbatch."""
 
 
 class Overlap(StrEnum):

@@ -293,7 +293,7 @@ def test_resil_doctor_says_what_could_make_the_ticks_where_nothing_does(cron: Cr
     cron.state.uninstall()
     (cron.state.path / "heartbeat").unlink()
     idle = outlook(cron)
-    assert idle.verdict is Verdict.OK and "fake could" in idle.text and idle.advice == "resil cron install"
+    assert idle.verdict is Verdict.OK and "fake is available" in idle.text and idle.advice == "resil cron install"
     drop(cron, "backup")
     meant = outlook(cron)
     assert meant.verdict is Verdict.WARNING and "1 entry would run" in meant.text

@@ -89,8 +89,8 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
         assert desk.resil("cron", "status").returncode == 1 and status(desk)["stopped"]["why"] == "enough"
         time.sleep(3)  # what was under way has ended
         before = done(desk)
-        assert "nothing is done" in desk.resil("cron", "tick").stdout
-        assert "nothing is done" in desk.resil("cron", "run", "--once").stdout
+        assert "no tick is made" in desk.resil("cron", "tick").stdout
+        assert "no tick is made" in desk.resil("cron", "run", "--once").stdout
         time.sleep(4)  # two slots
         assert done(desk) == before, "nothing runs any more"
 

@@ -140,7 +140,8 @@ def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_
         return bool(run.end())
 
     run.until(over, "its end")
-    known = (r"noticed .*, SIGTERM at [\d: -]+ unless it stops at a step", r"SIGTERM sent .*, SIGKILL at [\d: -]+",
+    known = (r"noticed .*, SIGTERM at [\d: -]+ unless the training stops at a step",
+             r"SIGTERM sent .*, SIGKILL at [\d: -]+",
              r"SIGKILL sent .*")  # fmt: skip
     assert said and all(any(re.fullmatch(sentence, one) for sentence in known) for one in said), said
 

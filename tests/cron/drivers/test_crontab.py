@@ -462,7 +462,7 @@ def test_a_real_cron_ticks_and_everybody_elses_lines_stay(tmp_path: Path) -> Non
         while not (project / "ran by cron").exists() and time.monotonic() < deadline:
             time.sleep(0.25)
         assert (project / "ran by cron").stat().st_uid == pwd.getpwnam(USER).pw_uid, "it ran, with the owner's rights"
-        assert "nothing was to be done" in resil("cron", "install")
+        assert "no change: already installed" in resil("cron", "install")
         resil("cron", "uninstall")
         assert raw_table() == before
         assert not (project / ".resil" / ".cron" / "driver.json").exists()

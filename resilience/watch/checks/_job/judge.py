@@ -43,7 +43,7 @@ def judge(subject: str, reading: JobReading, settings: JobSettings, now: float) 
             Finding(
                 subject=subject,
                 verdict=Verdict.OK,
-                summary="no run was submitted from here yet",
+                summary="no run has been submitted here yet",
                 advice="start one: resil submit; or watch a job by its name: resil watch job NAME",
                 looked=reading.looked,
             )
