@@ -217,7 +217,7 @@ class GuardRuntime:
     def on_step(self, loss: Any) -> Decision:
         """The training has done a step that reached the limit, or gave a loss: return what to do."""
         if loss is not None:
-            request = self._loss.look(loss, self._gate.count)
+            request = self._loss.check(loss, self._gate.count)
             if request is not None:
                 self._request(request)
             if self._gate.count < self._gate.limit:
@@ -512,7 +512,7 @@ class GuardRuntime:
             self._writer.learn(text)
 
     def _tell_triggers(self, triggers: Sequence[str], outcome: str) -> None:
-        self._loss.hear(triggers, outcome)
+        self._loss.on_outcome(triggers)
         self._watches.obeyed(triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:

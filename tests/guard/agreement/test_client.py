@@ -82,8 +82,8 @@ def test_a_listener_that_accepts_and_never_greets_is_left_after_a_while(selector
 
 
 UP, DOWN = True, False
-USR1, KILL = save("SIGUSR1 came"), stop("the kill switch is there")
-WAITS = ". This waits: SIGUSR1 came"
+USR1, KILL = save("SIGUSR1 received"), stop("the kill switch is there")
+WAITS = ". This waits: SIGUSR1 received"
 
 
 def lost(seconds: int) -> str:
@@ -220,7 +220,7 @@ def test_ranks_whose_rank_0_was_killed_warn_once_and_that_a_signal_waits(tmp_pat
         wait_until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
         assert "warning: rank 1 has had no connection to rank 0 for 4 s" in lines(launch, 1, "no connection")[0]
         warning = lines(launch, 2, "no connection")[0]
-        assert "nothing can be decided until it is back. This waits: SIGUSR1 came" in warning
+        assert "nothing can be decided until it is back. This waits: SIGUSR1 received" in warning
         launch.wait_for_steps()
         assert len(lines(launch, 1, "no connection")) == len(lines(launch, 2, "no connection")) == 1
         launch.start(0)
