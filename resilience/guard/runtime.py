@@ -9,7 +9,7 @@ import os
 import threading
 import time
 
-from resilience.guard.agreement.base import Alone
+from resilience.guard.agreement.base import SingleProcess
 from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import (
     CONTINUE,
@@ -75,7 +75,7 @@ class GuardRuntime:
     """Everything that a started guard owns. The guard calls the runtime, which knows a `Gate` and a `LoopState` only.
 
     Attributes:
-        agreement: `Alone`, `NetworkAgreement`, or the caller's own.
+        agreement: `SingleProcess`, `NetworkAgreement`, or the caller's own.
         signals: the handlers.
         exit: ends the process when it hangs after a stop.
         stepping_thread: the thread that trains, once it has done a step.
@@ -500,7 +500,7 @@ class GuardRuntime:
         self._timer.look(time.monotonic(), self._gate.position(), time.process_time())
         if not self._watches.has_files:
             self._writer.work()
-        self._writer.look_after()
+        self._writer.check_responsive()
         self._keep_learned()
         timer = self._timer
         bound_s = kill_after_s(self._settings.kill_timeout_s, timer.slowest_step_s, timer.slowest_save_s)
@@ -519,7 +519,7 @@ class GuardRuntime:
         if factory is not None:
             return factory(self._gate, self.on_event, self._place)
         if self._place.world == 1:
-            return Alone(self._gate, self.on_event)
+            return SingleProcess(self._gate, self.on_event)
         from resilience.guard.agreement.rendezvous import rendezvous
 
         return rendezvous(

@@ -93,7 +93,7 @@ class TrainingGuard(Gate):
 
         Args:
             triggers: your own, besides the built-in ones: anything with `poll()` and `done()`.
-            agreement: how ranks agree: None chooses; `Alone`, `Collective(every=10)`, or your own.
+            agreement: how ranks agree: None chooses; `SingleProcess`, `Collective(every=10)`, or your own.
             say: gets each sentence for people. Default: `resil: ...` on stderr.
             inert: do nothing at all.
         """

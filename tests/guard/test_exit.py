@@ -99,7 +99,7 @@ def test_rank_0_names_the_rank_whose_save_hangs_before_it_is_itself_ended_by_for
             for rank, more in enumerate(ranks)
         ]
         (_, said, _), (code, _, _) = (end.result() for end in ends)
-    assert "rank 1 has not said good-bye: this job has not stopped in good order" in said
+    assert "rank 1 did not report its end: this job has not stopped in good order" in said
     told = [json.loads(line) for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
     end = next(event for event in told if event["event"] in ("end", "exit"))
     assert (end["event"], end["exit_code"], end.get("stopped"), end.get("well")) == ("end", 1, False, 1), said

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone
+from resilience.guard.agreement.base import Agreement, AgreementEvent, SingleProcess
 from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request
 from resilience.guard.gate import NEVER, Gate
 from tests.guard.agreement.sample_messages import SAVE, STOP
 
 
-class Training(Alone):
+class Training(SingleProcess):
     """The agreement of one process, and the news that its host heard."""
 
     def __init__(self) -> None:
