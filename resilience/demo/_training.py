@@ -136,7 +136,7 @@ def load(directory: Path) -> tuple[int, Model] | None:
 
 def free_bytes() -> int:
     """Return the free memory below the smallest limit, as the guard measures it."""
-    return min((reading.free_bytes for reading in MemoryLimits().look(time.monotonic())), default=0)
+    return min((reading.free_bytes for reading in MemoryLimits().read(time.monotonic())), default=0)
 
 
 class Fault:
