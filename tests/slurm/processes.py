@@ -210,7 +210,7 @@ def belonging(root: Path) -> set[int]:
     return found
 
 
-def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 10.0) -> set[int]:
+def kill_all(find: Callable[[], Collection[int]], timeout_s: float = 30.0) -> set[int]:
     """Kill what `find` finds, again and again until it finds nothing; return what is left at the deadline.
 
     One pass is not enough: a process may fork between the look and the kill. Only the kernel's own delay

@@ -126,7 +126,13 @@ def test_a_time_limit_that_the_partition_will_never_grant_is_refused_and_nothing
 def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Place) -> None:
     site = place.whole("gone")
     ids = [row.id for row in site.rows()]
-    shutil.rmtree(site.directory / ".resil")
+    state = site.directory / ".resil"
+
+    def is_gone() -> bool:
+        shutil.rmtree(state, ignore_errors=True)  # the scheduler may be writing into it
+        return not state.exists()
+
+    until(is_gone, "the state directory to be gone")
     until(lambda: place.cluster.job_state(ids[0]) != "RUNNING", "the job to leave", every_s=0.2)
     assert not (site.directory / ".resil" / ".cron" / "driver.json").exists()
     place.whole("forgotten").ticks_on()
