@@ -1,4 +1,4 @@
-"""Alerts: the messages that people receive, and the reason for each. Pure."""
+"""Alerts: the messages that channels send, and the reason for each. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resilience.finding import Verdict
 
 
 class Reason(StrEnum):
-    """Why people are notified now, the most urgent reason first. QUIET: nobody is notified."""
+    """Reason for a notification, the most urgent first. QUIET: no notification."""
 
     FIRST = "FIRST"
     WORSE = "WORSE"
@@ -30,13 +30,13 @@ class Notice:
     """One incident in an alert.
 
     Attributes:
-        episode: id of the incident from its first notice to its end; people type it: `resil alert ack 3f9a1c`.
+        episode: id of the incident, as users type it: `resil alert ack 3f9a1c`.
         fingerprint: identifies the fault across incidents.
         check, subject, fault, run: as in the finding.
-        verdict: the present verdict; OK when the incident is resolved.
+        verdict: current verdict; OK once the incident is resolved.
         since: when the incident began, seconds since the epoch.
-        count: number of notifications about this incident, this one included.
-        acknowledged_by: the person who acknowledged the incident, or empty.
+        count: number of notifications of this incident, including this one.
+        acknowledged_by: the user who acknowledged the incident, or empty.
     """
 
     episode: str
@@ -60,21 +60,21 @@ class Alert:
     """One message about one incident, about several, or about none.
 
     Attributes:
-        id: the same for the same content, on every node and each time, so that repeats are recognised.
-        thread: shared by all alerts of one incident, or of one group. Mail threads by it, Slack replies to it,
-            PagerDuty's dedup_key is made of it.
+        id: derived from the content alone, so every node gives the same alert the same id and duplicates are detected.
+        thread: shared by all alerts of one incident or one group. Mail programs thread by it, Slack replies to it, and
+            PagerDuty's dedup_key is derived from it.
         reason: the most urgent reason of the notices.
         verdict: the worst verdict of the notices.
         time: when the alert was composed, seconds since the epoch.
         host: the node that composed the alert.
         project: the project directory, for the commands in the message.
         notices: worst first; at most a few dozen.
-        total: number of incidents, those left out of `notices` included.
+        total: number of incidents, including those left out of `notices`.
         is_test: sent by `resil alert test`.
-        is_digest: stands for messages that could not be delivered in time.
-        title: the headline of a message about no incident, the daily report of cron for instance. Such a message has no
-            notices.
-        body: the lines below the title.
+        is_digest: replaces messages that could not be delivered in time.
+        title: headline of an announcement, a message about no incident such as cron's daily report. An announcement
+            has no notices.
+        body: lines below the title.
     """
 
     id: str
@@ -93,9 +93,9 @@ class Alert:
 
     @classmethod
     def of(cls, *notices: Notice, id: str, most: int | None = None, **fields: Any) -> Alert:
-        """The alert about these notices, of which the first `most` are shown.
+        """Return the alert for these notices, limited to the first `most`.
 
-        Reason, verdict, total and thread are derived from the notices and the id unless `fields` give them.
+        Reason, verdict, total and thread are derived from the notices and the id unless given in `fields`.
         """
         derived: dict[str, Any] = {
             "thread": id,
@@ -107,5 +107,5 @@ class Alert:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether every incident in the alert is resolved."""
+        """Return True if every incident in the alert is resolved."""
         return self.reason is Reason.RESOLVED

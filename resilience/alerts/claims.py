@@ -1,7 +1,7 @@
-"""Claims on channels: which process delivers a channel's messages now, so that people seldom read a message twice.
+"""Claims on channels: which process delivers a channel's messages now, so that duplicates are rare.
 
-A claim is a file that is made by linking, which even NFS does for one process only. It expires by the file server's own
-clock, and a process that cannot make one delivers without: no message is ever lost or held back by a claim.
+A claim is a file created by link(2), which is atomic even on NFS. It expires by the file server's clock. A process that
+cannot create a claim delivers without one: a claim never loses or delays a message.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from resilience.errors import StateDirectoryError
 from resilience.system.files import make_directory
 
 EXPIRES_S = 60.0
-"""A claim that was not renewed for so long belongs to a dead process. Longer than any message may take."""
+"""A claim that was not renewed for this long belongs to a dead process. Longer than any delivery may take."""
 
 
 class Claim:
-    """A claim that is held, or the leave to go without one."""
+    """A held claim; without a path, permission to deliver without one."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def renew(self) -> None:
-        """Keep the claim from expiring."""
+        """Renew the claim before it expires."""
         if self._path is not None:
             with suppress(OSError):
                 os.utime(self._path)
@@ -35,17 +35,17 @@ class Claim:
 
 @contextmanager
 def claim(directory: Path, name: str, owner: str) -> Iterator[Claim | None]:
-    """Hold a claim for the time inside; yield None where another process holds it.
+    """Hold a claim within the context; yield None if another process holds it.
 
-    `owner`: this node, our process id, and a random text, with blanks between: a claim of a process of this node that
-    is gone delays no other. The directory is made where it is missing, with the mode of its parent.
+    `owner`: node, process id and a random text, separated by blanks, so that the claim of a process of this node that
+    has exited is taken over at once. A missing directory is created with the mode of its parent.
     """
     path = directory / name
     try:
         make_directory(directory, mode=stat.S_IMODE(directory.parent.stat().st_mode))
         is_ours = _take(path, owner)
     except (OSError, StateDirectoryError):
-        yield Claim(None)  # a full or read-only disk, no hard links: better twice than never
+        yield Claim(None)  # a full or read-only disk, no hard links: a duplicate is better than no message
         return
     if not is_ours:
         yield None
@@ -54,7 +54,7 @@ def claim(directory: Path, name: str, owner: str) -> Iterator[Claim | None]:
         yield Claim(path)
     finally:
         with suppress(OSError):
-            if path.read_text() == owner:  # not another's, who found ours expired
+            if path.read_text() == owner:  # unless another process took it over after it expired
                 path.unlink()
 
 
@@ -87,7 +87,7 @@ def _holder(path: Path) -> str:
 
 
 def _is_gone(holder: str, owner: str) -> bool:
-    """Whether the holder of a claim was a process of this node, and is gone."""
+    """Return True if the holder of a claim was a process of this node that has exited."""
     node, _, pid = holder.rpartition(" ")[0].partition(" ")
     if not pid.isdigit() or node != owner.partition(" ")[0]:
         return False

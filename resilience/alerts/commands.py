@@ -1,4 +1,4 @@
-"""The commands of `resil alert`: list, show, acknowledge and silence incidents; deliver messages and test channels."""
+"""The commands of `resil alert`: list, show, acknowledge and silence incidents; flush messages and test channels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.delivery import FLUSH_S, Flushed, flush
-from resilience.alerts.incident import Incident, Silence, silencing
+from resilience.alerts.incident import Incident, Silence, matching_silence
 from resilience.alerts.ledger import silence_id
-from resilience.alerts.outbox import Entry, in_order
+from resilience.alerts.outbox import Entry, sending_order
 from resilience.alerts.routes import Route, channels, routes_of
 from resilience.alerts.sending import DeliveryRequest, Outcome, compose_in_child, send_in_child
 from resilience.alerts.state import AlertState, open_alert_state
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 NO_CHANNEL = """\
-no channel is set, so nobody is notified of anything; for instance, write in resil.toml:
+no channel is configured, so no notification is sent; for example, in resil.toml:
   [alert]
   channels = ["email"]
   [channel.email]
   to = ["you@example.org"]"""
-"""Advice where no channel is set yet."""
+"""Advice when no channel is configured."""
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """One incident, and the reasons why people may not hear of it.
+class IncidentStatus:
+    """One incident and what may keep its notifications from arriving.
 
     Attributes:
-        silence: the silence that covers the incident, or None.
-        waiting: channels for which a message about it is queued.
-        dead: channels that will never take a message about it.
+        silence: the silence that matches the incident, or None.
+        waiting: channels with a queued message about the incident.
+        dead: channels with a dead letter about the incident.
     """
 
     incident: Incident
@@ -54,16 +54,16 @@ class Listing:
     """Result of `resil alert list`.
 
     Attributes:
-        known: the incidents, the open ones first, the worst of them first.
-        waiting: how many messages are queued, by channel.
+        known: the incidents: open ones first, then by severity.
+        waiting: number of queued messages by channel.
         dead: the dead letters.
-        failing: state of the channels that do not deliver from this node.
-        channels: those that [alert] names; empty: nobody is notified.
-        errors: of the alert state, one sentence each.
-        is_partial: whether the alert state could not be read: there may be more.
+        failing: state of the channels that fail on this node.
+        channels: the channels in [alert]; empty if none is configured.
+        errors: errors of the alert state, one sentence each.
+        is_partial: True if the alert state could not be read completely.
     """
 
-    known: tuple[Known, ...]
+    known: tuple[IncidentStatus, ...]
     silences: tuple[Silence, ...]
     waiting: dict[str, int]
     dead: tuple[Entry, ...]
@@ -74,16 +74,16 @@ class Listing:
 
 
 def listing(project: Project, *, everything: bool = False) -> Listing:
-    """Every open incident, and with `everything` those that ended of late."""
+    """Return the open incidents; with `everything` the recently resolved ones as well."""
     state = open_alert_state(project)
     now = project.system.clock.now()
     silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
     waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
     known = [
-        Known(
+        IncidentStatus(
             incident,
-            silencing(silences, incident, now) if incident.is_open else None,
+            matching_silence(silences, incident, now) if incident.is_open else None,
             waiting_for.get(incident.episode, ()),
             refused_by.get(incident.episode, ()),
         )
@@ -124,11 +124,11 @@ class Details:
     """Result of `resil alert show`.
 
     Attributes:
-        sent: messages about the incident that were delivered in the last days, the oldest first.
-        waiting, dead: queued messages, and dead letters.
+        sent: messages about the incident delivered in the last days, oldest first.
+        waiting, dead: queued messages and dead letters.
     """
 
-    known: Known
+    known: IncidentStatus
     sent: tuple[Entry, ...]
     waiting: tuple[Entry, ...]
     dead: tuple[Entry, ...]
@@ -136,24 +136,24 @@ class Details:
 
 
 def details(project: Project, incident_id: str) -> Details:
-    """The life of one incident, by its id or the beginning of it. Raise UsageError if there is none, or several."""
+    """Return one incident and its messages, by id or id prefix. Raise UsageError unless exactly one matches."""
     state = open_alert_state(project)
     now = project.system.clock.now()
     incident = state.ledger.find(incident_id, now)
-    silence = silencing(state.silences.active(now), incident, now) if incident.is_open else None
+    silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
         tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
         for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
     )
-    known = Known(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
+    known = IncidentStatus(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
     return Details(known, sent, waiting, dead, _errors(state))
 
 
 def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool = False) -> tuple[Incident, ...]:
-    """Acknowledge incidents, or remove the acknowledgement; all of them or none.
+    """Acknowledge incidents, or with `undo` remove the acknowledgement; all of them or none.
 
-    Raise UsageError if one is missing or over, StateDirectoryError if the acknowledgement cannot be written where the
-    watchdogs read it.
+    Raise UsageError if an incident is unknown or resolved, StateDirectoryError if the acknowledgement cannot be written
+    where the watchdogs read it.
     """
     state, now = open_alert_state(project), project.system.clock.now()
     found = {incident.episode: incident for incident in (state.ledger.find(id, now) for id in ids)}
@@ -162,8 +162,8 @@ def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool =
     for incident in found.values():
         if not incident.is_open:
             raise UsageError(
-                f"{incident.episode} is over already: {incident.check} {incident.subject}",
-                hint="see what lasts: resil alert list",
+                f"{incident.episode} is already resolved: {incident.check} {incident.subject}",
+                hint="list open incidents: resil alert list",
             )
     return tuple(state.ledger.acknowledge(id, project.system.host.user, note, now) for id in found)
 
@@ -179,10 +179,10 @@ def silence(
     until: float,
     why: str,
 ) -> tuple[Silence, tuple[Incident, ...]]:
-    """Hold notifications back until a time; return the silence and the open incidents that it covers.
+    """Create a silence; return it with the open incidents that it matches.
 
-    Raise UsageError if nothing is named, or the end is in the past; StateDirectoryError if the silence cannot be
-    written where the watchdogs read it.
+    Raise UsageError without a pattern or with an end in the past, StateDirectoryError if the silence cannot be written
+    where the watchdogs read it.
     """
     state = open_alert_state(project)
     now, user = project.system.clock.now(), project.system.host.user
@@ -195,23 +195,23 @@ def silence(
     )
     incidents = state.ledger.incidents(now)
     state.silences.add(made, is_known=bool(incidents))
-    return made, tuple(i for i in incidents if i.is_open and silencing((made,), i, now))
+    return made, tuple(i for i in incidents if i.is_open and matching_silence((made,), i, now))
 
 
 def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
-    """End silences. Raise UsageError if one is missing."""
+    """Expire silences. Raise UsageError if one does not exist."""
     state = open_alert_state(project)
     return tuple(state.silences.remove(id) for id in ids)
 
 
 def incident_ids(project: Project) -> tuple[str, ...]:
-    """The ids of the open incidents, for tab completion."""
+    """Return the ids of the open incidents, for tab completion."""
     found = open_alert_state(project, touch=False).ledger.incidents()
     return tuple(incident.episode for incident in found if incident.is_open)
 
 
 def silence_ids(project: Project) -> tuple[str, ...]:
-    """The ids of the silences, for tab completion."""
+    """Return the ids of the active silences, for tab completion."""
     state = open_alert_state(project, touch=False)
     return tuple(found.id for found in state.silences.active(project.system.clock.now()))
 
@@ -219,17 +219,17 @@ def silence_ids(project: Project) -> tuple[str, ...]:
 def deliver(
     project: Project, *, notes: Notes | None = None, patient: bool = False, deadline_s: float = 300.0
 ) -> Iterator[Flushed]:
-    """Deliver the queued messages, one for each channel at a time, and yield the result of each round.
+    """Deliver the queued messages in rounds of one message per channel; yield the result of each round.
 
-    A channel that failed is left alone; the last value says how many messages are still queued. `patient` respects a
-    channel's back-off. The caller may stop at any time: nothing is lost.
+    A channel that failed is skipped afterwards; the last value has the number of messages still queued. `patient`
+    respects a channel's back-off. The caller may stop at any time: undelivered messages stay queued.
     """
     state, routes, system = open_alert_state(project), routes_of(project), project.system
     state.flush_fallback()
     if not state.error and notes is not None and notes.is_noted(project):
         from resilience.alerts.notify import notify
 
-        notify(project, (), notes=notes, deliver_s=0.0)  # into the outbox, to the messages there
+        notify(project, (), notes=notes, deliver_s=0.0)  # queue them; the rounds below deliver them
     end = system.clock.monotonic() + deadline_s
     failed: set[str] = set()
     while True:
@@ -268,14 +268,14 @@ def discard(project: Project) -> tuple[Entry, ...]:
     return dead
 
 
-def drafts(project: Project) -> tuple[tuple[Entry, str | None], ...]:
-    """The queued messages in the order of sending, each with its text; None where its thread has another before it."""
+def preview(project: Project) -> tuple[tuple[Entry, str | None], ...]:
+    """Return the queued messages in sending order, each with its text; None if its thread has an earlier one."""
     state, routes = open_alert_state(project), routes_of(project)
     pending = state.outbox.pending()
     found: list[tuple[Entry, str | None]] = []
     for channel in dict.fromkeys(entry.channel for entry in pending):
         mine = [entry for entry in pending if entry.channel == channel]
-        heads = in_order(mine)
+        heads = sending_order(mine)
         route = routes.get(channel)
         texts = dict.fromkeys((entry.name for entry in heads), f"there is no channel {channel!r} any more")
         if route is not None:
@@ -293,9 +293,9 @@ def drafts(project: Project) -> tuple[tuple[Entry, str | None], ...]:
 
 
 def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
-    """The channels to test: the one named, or all that the settings name.
+    """Return the channels to test: the one named, or all configured ones.
 
-    Raise UsageError if there is none of that name, or none at all.
+    Raise UsageError if the channel does not exist, or none is configured.
     """
     routes = routes_of(project, name)
     if name:
@@ -306,12 +306,12 @@ def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
             raise UsageError(f"there is no channel {name!r}", hint=suggest(name, known, cutoff=0.6))
         return {name: routes[name]}
     if not routes:
-        raise UsageError(NO_CHANNEL, hint="then once more: resil alert test")
+        raise UsageError(NO_CHANNEL, hint="then run again: resil alert test")
     return routes
 
 
 def trial(project: Project) -> Alert:
-    """A message that says that nothing is wrong. Each has an id of its own."""
+    """Return a test alert, with an id of its own."""
     host, now = project.system.host, project.system.clock.now()
     id = f"test-{os.urandom(4).hex()}"
     notice = Notice(
@@ -322,7 +322,7 @@ def trial(project: Project) -> Alert:
         subject="test",
         fault="",
         verdict=Verdict.OK,
-        summary=f"nothing is wrong: {host.user} on {host.name} tests whether messages arrive",
+        summary=f"test message, nothing is wrong: sent by {host.user} on {host.name}",
         since=now,
         run=project.default_run(),
     )
@@ -330,12 +330,12 @@ def trial(project: Project) -> Alert:
 
 
 def send_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
-    """Send a real message through each channel at once; yield the outcomes as they come."""
+    """Send a test alert through all channels concurrently; yield the outcomes as they arrive."""
     alert = trial(project)
     yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.system)
 
 
 def compose_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, str]]:
-    """The messages that `send_tests` would send."""
+    """Yield the messages that `send_tests` would send."""
     alert = trial(project)
     yield from compose_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()})

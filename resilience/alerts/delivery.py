@@ -1,4 +1,4 @@
-"""Delivers queued messages, each channel at its own pace, and records the result of each."""
+"""Delivers queued messages to all channels concurrently, and records each result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channel_health import NOTIFY_EVERY_S, ChannelStore, NodeState, SharedState
 from resilience.alerts.claims import Claim, claim
 from resilience.alerts.digest import is_due
-from resilience.alerts.outbox import Entry, Outbox, channel_of, in_order
+from resilience.alerts.outbox import Entry, Outbox, channel_of, sending_order
 from resilience.alerts.routes import Route
 from resilience.alerts.sending import SEND_S, DeliveryRequest, DeliveryStatus, Outcome, send_in_child
 from resilience.errors import StateDirectoryError
@@ -21,13 +21,13 @@ from resilience.finding import Verdict
 from resilience.system.ports import System
 
 FLUSH_S = 25.0
-"""How long delivering may take altogether unless the caller says otherwise."""
-LEAST_SEND_S = 3.0
-"""With less time left than this, no message is begun: a send that is cut short may arrive, and be sent again."""
-PACE_S = 1.0
-"""Between two messages of one channel; Slack takes no more either (https://docs.slack.dev/apis/web-api/rate-limits)."""
-_GRACE_S = 7 * NOTIFY_EVERY_S
-"""How long messages for an unknown channel are kept that another project of this state directory may know."""
+"""Default time limit of a flush."""
+MIN_SEND_S = 3.0
+"""With less time left no send is started: an interrupted send may have arrived, and would be repeated."""
+SEND_INTERVAL_S = 1.0
+"""Interval between messages of one channel: Slack's limit (https://docs.slack.dev/apis/web-api/rate-limits)."""
+_UNKNOWN_CHANNEL_S = 7 * NOTIFY_EVERY_S
+"""How long a message for an unknown channel stays queued if another project of this state directory may define it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class Flushed:
 
     Attributes:
         sent: messages that were delivered.
-        failed: messages that were tried and are still queued.
+        failed: messages whose delivery failed and that are still queued.
         dead: messages that became dead letters.
-        waiting: how many messages are queued now; a digest is one.
-        paused: why a channel was skipped, by its name.
-        error: what is wrong with the outbox's own disk; empty when nothing is.
+        waiting: number of messages still queued; a digest counts as one.
+        paused: the reason for each channel that was skipped.
+        error: error of the outbox's own disk, or empty.
     """
 
     sent: tuple[Delivery, ...] = ()
@@ -75,17 +75,18 @@ def flush(
     most: int | None = None,
     skip: Collection[str] = (),
 ) -> Flushed:
-    """Deliver the queued messages that are due, as far as the time allows.
+    """Deliver the queued messages that are due, within the time limit.
 
-    Channels are served at the same time; one that fails is skipped for a while and delays no other. Never raises for
-    an error of a channel or a disk.
+    Channels are served concurrently; one that fails backs off and delays no other. Errors of channels and disks are
+    part of the result and never raised.
 
     Args:
-        project: the project directory. An unknown channel is only a dead letter when the alert is of this project.
-        deadline_s: how long the flush may take altogether.
-        patient: whether to respect a channel's back-off. A server's own request to wait is always respected.
-        most: so many messages for each channel.
-        skip: channels that are left alone.
+        project: the project directory. A message for an unknown channel becomes a dead letter if its alert is from
+            this project.
+        deadline_s: time limit of the flush.
+        patient: whether to respect a channel's back-off. A server's Retry-After is always respected.
+        most: maximum number of messages per channel.
+        skip: channels to skip.
     """
     return _Flush(outbox, routes, system, project, deadline_s, patient, most, skip).run()
 
@@ -94,11 +95,11 @@ class _ActiveChannel:
     """One channel in one flush.
 
     Attributes:
-        claim: the claim that is held on it.
-        node, shared: its state.
-        is_open: whether it may take another message in this flush.
-        last_sent: monotonic seconds of its last message.
-        count: how many messages were handed over.
+        claim: this process's claim on the channel.
+        node, shared: the channel's state.
+        is_open: whether this flush may send it another message.
+        last_sent: time of its last message, monotonic seconds.
+        count: number of messages sent.
     """
 
     def __init__(self, store: ChannelStore, channel: str, held: Claim, host: str) -> None:
@@ -110,7 +111,7 @@ class _ActiveChannel:
         self.count = 0
 
     def save(self, node: NodeState, shared: SharedState, now: float) -> None:
-        """Save its state where that has changed."""
+        """Save the state that has changed."""
         if node != self.node:
             self._store.save_node_state(self._channel, self._host, node, now)
         if shared != self.shared:
@@ -137,19 +138,19 @@ class _Flush:
     def run(self) -> Flushed:
         self._end = self.system.clock.monotonic() + self.deadline_s
         self._owner = f"{self._host} {os.getpid()} {os.urandom(4).hex()}"
-        self.outbox.flush_fallback()  # a node that has a way out may be waiting for it
+        self.outbox.flush_fallback()  # a node with network access may deliver them
         names = self.outbox.names()
         if not names:
             return Flushed(error=self.outbox.error)
         with ExitStack() as claims:
             for channel in dict.fromkeys(map(channel_of, names)):
-                self._begin(channel, claims)
+                self._activate(channel, claims)
             while self._round():
                 pass
             notified = self._notify_of_channels()
             for channel in notified:
                 if channel not in self._active and channel not in self._paused:
-                    self._begin(channel, claims)
+                    self._activate(channel, claims)
             while notified and self._round():
                 pass
         self.outbox.cleanup(self._now())
@@ -169,8 +170,8 @@ class _Flush:
     def _now(self) -> float:
         return self.system.clock.now()
 
-    def _begin(self, channel: str, claims: ExitStack) -> None:
-        """Take on a channel's messages, unless it is skipped, paused, unknown, or claimed by another process."""
+    def _activate(self, channel: str, claims: ExitStack) -> None:
+        """Activate a channel unless it is skipped, paused, unknown, or claimed by another process."""
         if channel in self.skip:
             return
         if self.routes.get(channel) is None:
@@ -185,49 +186,49 @@ class _Flush:
         entries = self.outbox.pending(channel)
         if lost := [name for name in self.outbox.damaged if channel_of(name) == channel]:
             with suppress(StateDirectoryError):
-                alert = channel_health.damaged(channel, lost, now=now, host=self._host, project=self.project)
+                alert = channel_health.damage_alert(channel, lost, now=now, host=self._host, project=self.project)
                 self.outbox.put(alert, channel, now)
                 self.outbox.damaged.difference_update(lost)
                 entries = self.outbox.pending(channel)
-        # A CRITICAL that is new since the last try is worth another one.
+        # A CRITICAL that was queued after the last failure overrides the back-off.
         urgent = any(e.alert.verdict is Verdict.CRITICAL and e.queued > active.node.last for e in entries)
         if channel_health.is_paused(active.node, active.shared, now, patient=self.patient and not urgent):
             asked = active.shared.asked_until > now
-            why = "the server asked us to wait" if asked else active.node.error
+            why = "the server requested a wait" if asked else active.node.error
             until = active.shared.asked_until if asked else active.node.retry_at
             self._paused[channel] = f"{why}; next try in {max(1.0, until - now):.0f} s"
             return
         self._active[channel] = active
         single = [entry for entry in entries if not entry.is_digest]
-        has_digest = len(single) < len(entries)  # there was an outage: later messages join its digest
+        has_digest = len(single) < len(entries)  # after an outage, later messages join its digest
         due = bool(single) and is_due(len(single), min(entry.queued for entry in single), now)
         if due or (has_digest and len(entries) > 1):
-            with suppress(StateDirectoryError):  # then they go one by one
+            with suppress(StateDirectoryError):  # otherwise they are sent one by one
                 self.outbox.fold(channel, now, host=self._host, project=self.project or entries[0].alert.project)
 
     def _handle_unknown(self, channel: str) -> None:
         for entry in self.outbox.pending(channel):
             ours = not self.project or entry.alert.project == self.project
-            if ours or self._now() - entry.queued > _GRACE_S:
+            if ours or self._now() - entry.queued > _UNKNOWN_CHANNEL_S:
                 error = f"there is no channel {channel!r} any more"
                 hint = f"write a table [channel.{channel}] in resil.toml, then: resil alert flush --retry-dead"
                 self._give_up(entry, Outcome(status=DeliveryStatus.REFUSED, error=error, hint=hint))
             else:
-                self._paused[channel] = f"it is a channel of {entry.alert.project}"
+                self._paused[channel] = f"channel of {entry.alert.project}"
 
     def _round(self) -> bool:
         """Send the next message of each channel; return whether there may be another round."""
         heads: dict[str, Entry] = {}
         for channel, active in self._active.items():
             if active.is_open and (self.most is None or active.count < self.most):
-                head = next(self._fresh(channel), None)
+                head = next(self._sendable(channel), None)
                 if head is not None:
                     heads[channel] = head
         if not heads:
             return False
-        self._pace(heads)
+        self._wait_for_rate_limit(heads)
         left_s = self._end - self.system.clock.monotonic()
-        if left_s < LEAST_SEND_S:
+        if left_s < MIN_SEND_S:
             return False
         requests = {
             channel: DeliveryRequest(
@@ -246,35 +247,38 @@ class _Flush:
             self._record(active, heads[channel], outcome)
         return True
 
-    def _fresh(self, channel: str) -> Iterator[Entry]:
-        """The messages that may go next, each read once more: another node may just have sent it."""
-        for entry in in_order(self.outbox.pending(channel)):
-            if (fresh := self.outbox.waits(entry.name)) is not None:
+    def _sendable(self, channel: str) -> Iterator[Entry]:
+        """Yield the messages that may be sent next, each read again: another node may have sent it meanwhile."""
+        for entry in sending_order(self.outbox.pending(channel)):
+            if (fresh := self.outbox.reload(entry.name)) is not None:
                 yield fresh
 
-    def _pace(self, heads: Mapping[str, Entry]) -> None:
-        """Wait until each of these channels may be used again."""
+    def _wait_for_rate_limit(self, heads: Mapping[str, Entry]) -> None:
+        """Sleep until the rate limit of each of these channels allows another message."""
         last = max(self._active[channel].last_sent for channel in heads)
         recent = max(self._active[channel].shared.last_ok for channel in heads)
-        since = self._now() - recent  # an earlier flush, perhaps of another node
-        wait_s = max(last + PACE_S - self.system.clock.monotonic(), PACE_S - since if 0 <= since < PACE_S else 0.0)
+        since = self._now() - recent  # in an earlier flush, possibly of another node
+        wait_s = max(
+            last + SEND_INTERVAL_S - self.system.clock.monotonic(),
+            SEND_INTERVAL_S - since if 0 <= since < SEND_INTERVAL_S else 0.0,
+        )
         if wait_s > 0:
             self.system.clock.sleep(wait_s)
 
     def _record(self, active: _ActiveChannel, entry: Entry, outcome: Outcome) -> None:
-        """Record the outcome for a message and its channel."""
+        """Record the outcome of a message and update the channel's state."""
         now, store, thread = self._now(), self.outbox.channels, entry.alert.thread
         if outcome.status is DeliveryStatus.SENT:
-            # Should this process be killed after this, the repeat is a reply to this message.
+            # If this process is killed after this line, the duplicate is a reply to this message.
             store.save_thread(thread, entry.channel, outcome.memory, now)
             try:
                 self.outbox.delivered(entry, now, outcome.answer, self._host)
             except StateDirectoryError:
-                active.is_open = False  # it could not be marked: do not send it again and again in this flush
+                active.is_open = False  # still queued: do not send it repeatedly in this flush
             active.save(NodeState(), replace(active.shared, last_ok=now), now)
             self._done[DeliveryStatus.SENT].append(Delivery(entry=entry, outcome=outcome))
             return
-        if outcome.memory:  # some recipients have got it
+        if outcome.memory:  # some recipients have received it
             store.save_thread(thread, entry.channel, {**store.thread(thread, entry.channel), **outcome.memory}, now)
         node = channel_health.after_failure(
             active.node,
@@ -286,14 +290,14 @@ class _Flush:
         )
         shared = active.shared
         if outcome.retry_after_s is not None:
-            shared = replace(shared, asked_until=now + channel_health.asked_wait_s(outcome.retry_after_s))
+            shared = replace(shared, asked_until=now + channel_health.retry_after_wait_s(outcome.retry_after_s))
         active.save(node, shared, now)
         if outcome.status is DeliveryStatus.REFUSED:
             self._give_up(entry, outcome)
-            return  # the channel may take the next message
+            return  # the channel may accept the next message
         active.is_open = False
-        if channel_health.is_hopeless(entry.tries + 1, entry.queued, shared, now):
-            error = f"{outcome.error} ({entry.tries + 1} times in a day on which others were taken)"
+        if channel_health.should_give_up(entry.tries + 1, entry.queued, shared, now):
+            error = f"{outcome.error} (failed {entry.tries + 1} times in a day while other messages were delivered)"
             self._give_up(entry, replace(outcome, error=error))
             return
         with suppress(StateDirectoryError):
@@ -309,10 +313,10 @@ class _Flush:
         self._done[DeliveryStatus.REFUSED].append(Delivery(entry=entry, outcome=outcome))
 
     def _notify_of_channels(self) -> tuple[str, ...]:
-        """Notify the other channels of one that is broken or works again; return those with a new message.
+        """Notify the other channels of channels that failed or recovered; return those with a new message.
 
-        Only channels that work are notified: else two broken ones would report each other in turn. Where none can be
-        notified, nothing is saved, and the next flush tries again.
+        Only working channels are notified, so that two broken ones do not report each other in turn. If none can be
+        notified, nothing is saved and the next flush retries.
         """
         notified: dict[str, None] = {}
         origin = {"host": self._host, "project": self.project}
@@ -322,13 +326,15 @@ class _Flush:
             if reason is Reason.FIRST:
                 id = channel_health.incident_id_of(channel, now)
                 waiting = sum(channel_of(name) == channel for name in self.outbox.names())
-                alert = channel_health.broken(channel, active.node, incident_id=id, now=now, waiting=waiting, **origin)
+                alert = channel_health.failure_alert(
+                    channel, active.node, incident_id=id, now=now, waiting=waiting, **origin
+                )
                 others = [name for name in self.routes if name != channel and self._works(name)]
                 to = tuple(name for name in others if self._put(alert, name))
                 if to:
                     active.save(active.node, replace(shared, told_at=now, episode=id, told_to=to), now)
             elif reason is Reason.RESOLVED:
-                alert = channel_health.recovered(
+                alert = channel_health.recovery_alert(
                     channel, incident_id=shared.episode, since=shared.told_at, now=now, **origin
                 )
                 to = tuple(name for name in shared.told_to if name in self.routes and self._put(alert, name))

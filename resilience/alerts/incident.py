@@ -1,4 +1,4 @@
-"""Incidents, from the first finding of a fault to its end, and silences, which hold notifications back. Pure."""
+"""Incidents, from the first finding of a fault to its resolution, and silences, which mute notifications. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from resilience.finding import Verdict
 from resilience.records import from_record
 
 STALE_AFTER_S = 86400.0
-"""An open incident whose subject was not checked for so long is shown as stale: its watchdog may not run any more."""
+"""An open incident whose subject was not checked for this long is stale: its watchdog may no longer run."""
 
 
 def fingerprint_of(check: str, subject: str, fault: str) -> str:
-    """The same for the same fault, on every node and at any time: 16 hex digits."""
-    return _digest(16, check, subject, fault)
+    """Return the fingerprint of a fault, 16 hex digits: the same on every node and at any time."""
+    return hex_digest(16, check, subject, fault)
 
 
 def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
-    """The id of the `number`th incident of a fault: 8 hex digits that people type.
+    """Return the id of the `number`th incident of a fault: 8 hex digits, short enough to type.
 
-    Two watchdogs that find the same fault at the same moment on two nodes give it the same id, so people are notified
-    once. The hour is part of the id in case the number was lost with a damaged file.
+    Watchdogs on two nodes that find the same fault at the same time derive the same id, so that one notification is
+    sent. The hour is part of the id in case the number was lost with a damaged file.
     """
-    return _digest(8, fingerprint, str(number), str(int(opened // 3600)))
+    return hex_digest(8, fingerprint, str(number), str(int(opened // 3600)))
 
 
-def _digest(length: int, *parts: str) -> str:
+def hex_digest(length: int, *parts: str) -> str:
+    """Return the first `length` hex digits of the SHA-256 of the parts."""
     text = "\0".join(parts).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:length]
 
@@ -40,33 +41,33 @@ class Incident:
     """One fault of one subject. Times are seconds since the epoch.
 
     Attributes:
-        episode: id of the incident, which people type.
+        episode: id of the incident, as users type it.
         fingerprint: identifies the fault across incidents; names the file.
-        number: number of incidents of this fault so far, this one included.
+        number: number of incidents of this fault so far, including this one.
         check, subject, fault, run: as in the finding.
         verdict: the verdict when the fault was last found; never OK.
         worst: the worst verdict so far.
-        changed: since when the verdict is the present one.
+        changed: when the verdict last changed.
         summary, advice, evidence: as in the last finding.
-        host: the node that found the fault last.
+        host: the node that last found the fault.
         opened: when the fault was first found.
         seen: when the fault was last found.
         looked: when the subject was last checked, whatever the result.
-        gone: since when the fault is not found any more; None while it is there.
-        resolved: when the incident was closed; None while it is open.
-        told: when people were last notified; None: never yet.
-        first_told: when people were first notified.
-        told_verdict: the verdict of the last notification.
+        gone: when a check first no longer found the fault; None while the fault is present.
+        resolved: when the incident was resolved; None while it is open.
+        told: time of the last notification; None before the first.
+        first_told: time of the first notification.
+        told_verdict: verdict of the last notification.
         count: number of notifications.
-        acknowledged_by, acknowledged_at, acknowledged_note: who acknowledged the incident, when, and their note.
-        escalated: number of escalation steps that were notified.
-        flaps: when the fault came back, of late.
-        flapping: when people were notified that the fault flaps; None when it does not.
+        acknowledged_by, acknowledged_at, acknowledged_note: user, time and note of the acknowledgement.
+        escalated: number of escalation steps notified so far.
+        flaps: recent times at which the fault came back.
+        flapping: when flapping was notified; None if the fault does not flap.
         thread: the thread of its alerts.
-        intended: when a notification was begun that is not known to have ended: people may have got it, or not.
-        held: since when quiet hours hold the notification back.
-        silenced: since when a silence holds the notification back.
-        earlier: ids of the last incidents of this fault before this one: people type those of an old mail.
+        intended: start of a notification that is not known to have completed: it may have been sent.
+        held: since when quiet hours have delayed the notification.
+        silenced: since when a silence has muted the incident.
+        earlier: ids of previous incidents of this fault, for users who type an id from an old message.
     """
 
     episode: str
@@ -106,16 +107,16 @@ class Incident:
 
     @property
     def is_open(self) -> bool:
-        """Whether the incident is not resolved yet."""
+        """Return True if the incident is not resolved."""
         return self.resolved is None
 
     def is_stale(self, now: float) -> bool:
-        """Whether the incident is open and its subject was not checked for a day."""
+        """Return True if the incident is open and its subject was not checked for a day."""
         return self.is_open and now - max(self.looked, self.seen) > STALE_AFTER_S
 
 
 def read_incident(record: Mapping[str, Any]) -> Incident:
-    """The incident of a JSON record. Raise KeyError, TypeError or ValueError for any other record."""
+    """Return the incident of a JSON record. Raise KeyError, TypeError or ValueError if the record is not one."""
     opened = record["opened"]
     incident = from_record(Incident, {"seen": opened, "changed": opened, "looked": opened} | dict(record), strict=True)
     return incident if incident.worst >= incident.verdict else replace(incident, worst=incident.verdict)
@@ -123,18 +124,18 @@ def read_incident(record: Mapping[str, Any]) -> Incident:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silence:
-    """Keeps people from being notified of incidents, which are still recorded.
+    """Mutes the notifications of matching incidents, which are still recorded.
 
-    All patterns that are given must match; a text stands for itself or is a pattern: `*`, `?`, `[ab]`.
+    All given patterns must match, literally or as a glob: `*`, `?`, `[ab]`.
 
     Attributes:
-        id: 8 hex digits that people type.
-        until: when the silence ends, seconds since the epoch. There is no silence without an end.
-        by: the user who made it.
-        why: the reason that the user gave.
-        since: when the silence began.
+        id: 8 hex digits, as users type it.
+        until: when the silence expires, seconds since the epoch. Every silence expires.
+        by: the user who created the silence.
+        why: the reason given by the user.
+        since: when the silence starts.
         check, subject, run, fault: patterns; empty matches everything.
-        episode: the id of one incident, or the beginning of it.
+        episode: id or id prefix of one incident.
     """
 
     id: str
@@ -151,18 +152,18 @@ class Silence:
     def __post_init__(self) -> None:
         if not (self.check or self.subject or self.run or self.fault or self.episode):
             raise UsageError(
-                "a silence must say what it silences",
+                "a silence needs a pattern",
                 hint="name an incident, a check, a subject or a run; --check '*' silences everything",
             )
         if not self.since < self.until < float("inf"):
-            raise UsageError("a silence must end, and later than it begins", hint="say for how long: 2h, 3d")
+            raise UsageError("a silence must end after it starts", hint="give a duration: 2h, 3d")
 
-    def is_over(self, now: float) -> bool:
-        """Whether the silence has ended."""
+    def is_expired(self, now: float) -> bool:
+        """Return True if the silence has expired."""
         return now >= self.until
 
-    def covers(self, incident: Incident) -> bool:
-        """Whether the silence matches an incident, whatever the time."""
+    def matches(self, incident: Incident) -> bool:
+        """Return True if the silence matches an incident, regardless of time."""
         names = ("check", "subject", "run", "fault")
         return incident.episode.startswith(self.episode) and all(
             _matches(getattr(self, name), getattr(incident, name)) for name in names
@@ -170,11 +171,11 @@ class Silence:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    # A subject may have brackets in its name: first of all, a text stands for itself.
+    # A subject may contain brackets, so a literal match comes first.
     return not pattern or pattern == text or fnmatchcase(text, pattern)
 
 
-def silencing(silences: Iterable[Silence], incident: Incident, now: float) -> Silence | None:
-    """Given the silences, return the one that covers an incident and ends last, or None."""
-    covering = (silence for silence in silences if not silence.is_over(now) and silence.covers(incident))
+def matching_silence(silences: Iterable[Silence], incident: Incident, now: float) -> Silence | None:
+    """Return the active silence that matches an incident and expires last, or None."""
+    covering = (silence for silence in silences if not silence.is_expired(now) and silence.matches(incident))
     return max(covering, key=lambda silence: silence.until, default=None)

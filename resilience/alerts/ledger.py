@@ -1,14 +1,13 @@
-"""Stores incidents, acknowledgements and silences: one file each, which `cat` can read and no process locks.
+"""Stores incidents, acknowledgements and silences: one plain-text file each, without locks.
 
-An acknowledgement lies in a file of its own, so that a watchdog that writes at the same moment cannot undo it. A copy
-of the open incidents lies on this node, for the tick in which the disk of the ledger does not answer any more: without
-it, every fault would be news again in the very moment when a file system fails.
+An acknowledgement has a file of its own, so that a watchdog that saves the incident at the same time cannot overwrite
+it. A copy of the open incidents is kept on this node for ticks in which the ledger's disk does not respond: without the
+copy, every known fault would be notified again whenever a file system fails.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -17,17 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from resilience.alerts.incident import Incident, Silence, read_incident
+from resilience.alerts.incident import Incident, Silence, hex_digest, read_incident
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile, own_directory, read_regular, write_atomic
 
-COPY_FRESH_S = 3600.0
-"""An older copy is not believed: other nodes have gone on since."""
+COPY_MAX_AGE_S = 3600.0
+"""An older copy is ignored: other nodes may have updated the ledger since."""
 COPY_LIMIT_BYTES = 64 * 2**20
-SILENCE_KEPT_S = 7 * 86400.0
-"""How long a silence that has ended is kept, so that people can see who had silenced what."""
+SILENCE_RETENTION_S = 7 * 86400.0
+"""How long an expired silence is kept, for users who want to see earlier silences."""
 
 _JSON = ".json"
 _ACKNOWLEDGED = ".ack"
@@ -38,7 +37,7 @@ ContentT = TypeVar("ContentT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Acknowledgement:
-    """Content of its file: the same fields as in the incident."""
+    """Content of an acknowledgement's file: fields of the incident."""
 
     acknowledged_by: str
     acknowledged_at: float
@@ -46,23 +45,23 @@ class _Acknowledgement:
 
 
 class LedgerCopy:
-    """One file, for this user alone."""
+    """This node's copy of the open incidents: one file, readable by this user only."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self, now: float) -> tuple[Incident, ...]:
-        """The incidents that were open at this node's last tick; none where there is no copy that can be believed."""
+        """Return the incidents that were open at this node's last tick; empty without a valid, recent copy."""
         with suppress(StateDirectoryError, *_DAMAGED):
             found = read_regular(self._path, COPY_LIMIT_BYTES)
             if found is not None and found[1].st_uid == os.getuid():
                 document = json.loads(found[0])
-                if abs(now - float(document["time"])) < COPY_FRESH_S:
+                if abs(now - float(document["time"])) < COPY_MAX_AGE_S:
                     return tuple(map(read_incident, document["incidents"]))
         return ()
 
     def save(self, contents: Iterable[bytes], now: float) -> None:
-        """Save the files of the open incidents. Best effort: a node without a place for the copy has none."""
+        """Save the files of the open incidents. Best effort."""
         if own_directory(self._path.parent) is None:
             return
         text = b'{"time": %s, "incidents": [%s]}\n' % (repr(now).encode(), b",".join(contents))
@@ -74,8 +73,8 @@ class _Store:
     """JSON files in one directory.
 
     Attributes:
-        directory: where the files lie.
-        errors: files that could not be read or were set aside, one sentence each.
+        directory: the directory of the files.
+        errors: one sentence for each file that could not be read or was quarantined.
     """
 
     def __init__(self, directory: FallbackDirectory) -> None:
@@ -83,38 +82,38 @@ class _Store:
         self.errors: tuple[str, ...] = ()
 
     def _read(self, name: str, what: str, parse: Callable[[bytes], ContentT]) -> ContentT | None:
-        """The parsed content of a file; None where it is missing, damaged (then it is set aside) or unreadable."""
+        """Return the parsed content of a file; None if missing, unreadable, or damaged (then it is quarantined)."""
         try:
             content = self.directory.read(name)
             return None if content is None else parse(content)
         except _DAMAGED as error:
             aside = self.directory.quarantine(name)
-            self._report(f"the {what} {name} makes no sense ({_explain(error)}); it was set aside as {aside}")
+            self._report(f"the {what} {name} is damaged ({_explain(error)}); moved to {aside}")
         except StateDirectoryError as error:
             self._report(f"the {what} {name} cannot be read: {error.message}")
         return None
 
     def _write_for_watchdogs(self, name: str, content: bytes, what: str, verb: str, *, is_known: bool = True) -> None:
-        """Write a file where the watchdogs read it. Raise StateDirectoryError where that is impossible.
+        """Write a file where the watchdogs read it. Raise StateDirectoryError if that is impossible.
 
-        `is_known`: whether this node knows incidents of this state, so that this user's watchdogs ran here.
+        `is_known`: whether this node has incidents of this state, which shows that this user's watchdogs run here.
         """
         self.directory.trouble = ""
         self.directory.write(name, content)
         if self.directory.trouble and not (is_known if self.directory.is_unavailable else self._is_ours()):
-            self.directory.remove(name)  # the owner's watchdogs would never see a file in our own fallback directory
+            self.directory.remove(name)  # the owner's watchdogs do not read this user's fallback directory
             raise StateDirectoryError(
-                f"the {what} was not kept: {self.directory.trouble}",
+                f"the {what} was not saved: {self.directory.trouble}",
                 hint=f"ask the owner of the run to set `[run] group`, so that the whole group may {verb}",
             )
 
     def _is_ours(self) -> bool:
-        """Whether the watchdogs that write here are this user's, as far as known: they read the fallback directory."""
+        """Return True if, as far as known, this user's watchdogs write here: they read the fallback directory."""
         try:
             return self._directory_of_watchdogs().stat().st_uid == os.getuid()
         except PermissionError:
             return False
-        except OSError:  # it is not there yet, or its disk fails
+        except OSError:  # the directory does not exist yet, or its disk fails
             return True
 
     def _directory_of_watchdogs(self) -> Path:
@@ -126,10 +125,10 @@ class _Store:
 
 
 class Ledger(_Store):
-    """The incidents of one state directory: the open ones, and those that ended of late."""
+    """The incidents of one state directory: open and recently resolved ones."""
 
     def __init__(self, directory: FallbackDirectory, copy: LedgerCopy | None = None) -> None:
-        """`copy`: this node's copy of the open incidents, for when the directory does not answer."""
+        """`copy`: this node's copy of the open incidents, used if the directory does not respond."""
         super().__init__(directory)
         self._copy = copy
         self._written: dict[str, bytes] = {}
@@ -137,74 +136,75 @@ class Ledger(_Store):
         self._acknowledged: dict[str, str] = {}
 
     def incidents(self, now: float | None = None) -> tuple[Incident, ...]:
-        """Every incident, the latest first.
+        """Return all incidents, the latest first.
 
-        A damaged file is set aside and reported in `errors`; its fault is then news again. `now`: where the directory
-        does not answer, this node's copy counts.
+        A damaged file is quarantined and reported in `errors`; its fault becomes a new incident. With `now`, this
+        node's copy is used if the directory does not respond.
         """
         names = self.directory.names()
         if self.directory.trouble:
-            self._report(f"the alert state is in trouble: {self.directory.trouble}")
+            self._report(f"error in the alert state: {self.directory.trouble}")
         acknowledged = {name.removesuffix(_ACKNOWLEDGED) for name in names if name.endswith(_ACKNOWLEDGED)}
         found = []
         for name in names:
             if name.endswith(_JSON) and (incident := self._load(name)) is not None:
                 found.append(incident)
-        if now is not None and self._copy is not None and self._is_lost():
+        if now is not None and self._copy is not None and self._is_unreachable():
             known = {incident.fingerprint for incident in found}
             copied = [one for one in self._copy.load(now) if one.fingerprint not in known]
-            self._open |= {one.fingerprint + _JSON: _file_of(one) for one in copied}
+            self._open |= {one.fingerprint + _JSON: _encode(one) for one in copied}
             found += copied
-        found = [self._with_people(one) if one.episode in acknowledged else one for one in found]
+        found = [self._with_acknowledgement(one) if one.episode in acknowledged else one for one in found]
         return tuple(sorted(found, key=lambda incident: (incident.opened, incident.episode), reverse=True))
 
     def find(self, text: str, now: float | None = None) -> Incident:
-        """The incident whose id begins with `text`; `now` as in `incidents`.
+        """Return the incident whose id starts with `text`; `now` as in `incidents`.
 
-        Raise UsageError if there is none, or several; StateDirectoryError if the incidents cannot be read.
+        Raise UsageError unless exactly one matches, StateDirectoryError if the incidents cannot be read.
         """
-        wanted = text.strip().lower()
+        prefix = text.strip().lower()
         incidents = self.incidents(now)
-        fits = [incident for incident in incidents if wanted and incident.episode.startswith(wanted)]
-        if len(fits) == 1:
-            return fits[0]
-        if fits:
+        found = [incident for incident in incidents if prefix and incident.episode.startswith(prefix)]
+        if len(found) == 1:
+            return found[0]
+        if found:
             raise UsageError(
-                f"several incidents begin with {text!r}",
-                hint="which one: " + ", ".join(f"{i.episode} ({i.check} {i.subject})" for i in fits[:8]),
+                f"several incident ids begin with {text!r}",
+                hint="one of: " + ", ".join(f"{i.episode} ({i.check} {i.subject})" for i in found[:8]),
             )
         for incident in incidents:
-            if any(wanted and earlier.startswith(wanted) for earlier in incident.earlier):
-                state = "came back as" if incident.is_open else "came back, and ended, as"
+            if any(prefix and earlier.startswith(prefix) for earlier in incident.earlier):
+                state = "the fault came back as" if incident.is_open else "the fault came back and was resolved as"
                 raise UsageError(
-                    f"{text!r} is over, and {state} {incident.episode}: {incident.check} {incident.subject}",
-                    hint=f"its id is {incident.episode} now",
+                    f"{text!r} is resolved; {state} {incident.episode}: {incident.check} {incident.subject}",
+                    hint=f"use the new id: {incident.episode}",
                 )
         if self.directory.trouble:
             is_forbidden = os.strerror(errno.EACCES) in self.directory.trouble
             raise StateDirectoryError(
-                f"whether there is an incident {text!r} cannot be known: {self.directory.trouble}",
-                hint="its owner can set `[run] group`, so that the whole group sees it" if is_forbidden else "",
+                f"cannot look up incident {text!r}: {self.directory.trouble}",
+                hint="ask its owner to set `[run] group`, so that the whole group may read it" if is_forbidden else "",
                 transient=not is_forbidden,
             )
         from difflib import get_close_matches
 
-        near = get_close_matches(wanted, [incident.episode for incident in incidents], n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see them all: resil alert list"
+        near = get_close_matches(prefix, [incident.episode for incident in incidents], n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "list them all: resil alert list"
         raise UsageError(f"there is no incident {text!r}", hint=hint)
 
     def save(self, incident: Incident, *, durable: bool = False) -> None:
-        """Save an incident as it is now. Raise StateDirectoryError if no directory takes it.
+        """Save an incident. Raise StateDirectoryError if no directory accepts the file.
 
-        Not forced to disk unless asked: a power cut then costs a duplicate, and a thousand incidents take a moment.
+        Without `durable` there is no fsync: saving a thousand incidents stays fast, and a power cut may cost a
+        duplicate notification.
         """
-        name, content = incident.fingerprint + _JSON, _file_of(incident)
-        self._note_open(name, incident, content)
+        name, content = incident.fingerprint + _JSON, _encode(incident)
+        self._track_open(name, incident, content)
         if self._written.get(name) != content:
             self.directory.write(name, content, durable=durable)
             self._written[name] = content
         if self._acknowledged.get(name, incident.episode) != incident.episode:
-            self.directory.remove(self._acknowledged.pop(name) + _ACKNOWLEDGED)  # of the incident before
+            self.directory.remove(self._acknowledged.pop(name) + _ACKNOWLEDGED)  # of the previous incident
 
     def remove(self, incident: Incident) -> None:
         """Remove an incident and its acknowledgement."""
@@ -215,19 +215,19 @@ class Ledger(_Store):
             self.directory.remove(incident.episode + _ACKNOWLEDGED)
 
     def save_copy(self, now: float) -> None:
-        """Save this node's copy of the open incidents, as they were read and saved here."""
+        """Save this node's copy of the open incidents, as last read or saved."""
         if self._copy is not None:
             self._copy.save(self._open.values(), now)
 
     def acknowledge(self, text: str, by: str, note: str, now: float) -> Incident:
-        """Record that a user works on an incident: no more reminders, no further escalation.
+        """Acknowledge an incident: stops reminders and further escalation.
 
-        Raise UsageError if there is no such incident or it is over, StateDirectoryError if the acknowledgement cannot
-        be written where the watchdogs read it.
+        Raise UsageError if the incident does not exist or is resolved, StateDirectoryError if the acknowledgement
+        cannot be written where the watchdogs read it.
         """
         incident = self.find(text, now)
         if not incident.is_open:
-            raise UsageError(f"{incident.episode} is over already: {incident.check} {incident.subject}")
+            raise UsageError(f"{incident.episode} is already resolved: {incident.check} {incident.subject}")
         acknowledged = _Acknowledgement(acknowledged_by=by, acknowledged_at=now, acknowledged_note=note)
         record = to_record(acknowledged, complete=True)
         name = incident.episode + _ACKNOWLEDGED
@@ -235,16 +235,16 @@ class Ledger(_Store):
         return replace(incident, **record)
 
     def unacknowledge(self, text: str) -> Incident:
-        """Remove an acknowledgement: reminders go on. Raise UsageError if there is no such incident."""
+        """Remove an acknowledgement: reminders resume. Raise UsageError if the incident does not exist."""
         incident = self.find(text)
         self.directory.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 
-    def _is_lost(self) -> bool:
-        """Whether the disk of the incidents does not answer, or is not there at all."""
+    def _is_unreachable(self) -> bool:
+        """Return True if the disk of the incidents does not respond or is missing."""
         return bool(self.directory.trouble) or not self.directory.primary.parent.parent.is_dir()
 
-    def _note_open(self, name: str, incident: Incident, content: bytes) -> None:
+    def _track_open(self, name: str, incident: Incident, content: bytes) -> None:
         if incident.is_open:
             self._open[name] = content
         else:
@@ -254,14 +254,14 @@ class Ledger(_Store):
         def parse(content: bytes) -> Incident:
             incident = read_incident(json.loads(content))
             if incident.fingerprint + _JSON != name:
-                raise ValueError("it is about another incident")
+                raise ValueError("content of another incident")
             self._written[name] = content
-            self._note_open(name, incident, content)
+            self._track_open(name, incident, content)
             return incident
 
         return self._read(name, "incident file", parse)
 
-    def _with_people(self, incident: Incident) -> Incident:
+    def _with_acknowledgement(self, incident: Incident) -> Incident:
         def parse(content: bytes) -> Incident:
             acknowledged = from_record(_Acknowledgement, json.loads(content), strict=True)
             self._acknowledged[incident.fingerprint + _JSON] = incident.episode
@@ -271,40 +271,40 @@ class Ledger(_Store):
 
 
 class Silences(_Store):
-    """The silences of one state directory, until a while after they end."""
+    """The silences of one state directory: active and recently expired ones."""
 
     def add(self, silence: Silence, *, is_known: bool = True) -> None:
         """Save a silence. Raise StateDirectoryError if it cannot be written where the watchdogs read it.
 
-        `is_known`: whether this node knows incidents of this state.
+        `is_known`: whether this node has incidents of this state.
         """
         content = json.dumps(to_record(silence, complete=True), indent=1).encode() + b"\n"
         self._write_for_watchdogs(silence.id + _JSON, content, "silence", "silence", is_known=is_known)
 
     def active(self, now: float) -> tuple[Silence, ...]:
-        """The silences that hold now, the one that ends first, first."""
-        found = [silence for silence in self._all() if not silence.is_over(now)]
+        """Return the active silences, the next to expire first."""
+        found = [silence for silence in self._all() if not silence.is_expired(now)]
         return tuple(sorted(found, key=lambda silence: (silence.until, silence.id)))
 
     def remove(self, text: str) -> Silence:
-        """End the silence whose id begins with `text`, and return it. Raise UsageError if there is none, or several."""
-        wanted = text.strip().lower()
-        fits = [silence for silence in self._all() if wanted and silence.id.startswith(wanted)]
-        if len(fits) != 1:
-            said = f"several silences begin with {text!r}" if fits else f"there is no silence {text!r}"
-            known = ", ".join(silence.id for silence in fits or self._all())
-            raise UsageError(said, hint=f"there are: {known}" if known else "there is none at all")
-        self.directory.remove(fits[0].id + _JSON)
-        return fits[0]
+        """Expire the silence whose id starts with `text`; return it. Raise UsageError unless exactly one matches."""
+        prefix = text.strip().lower()
+        found = [silence for silence in self._all() if prefix and silence.id.startswith(prefix)]
+        if len(found) != 1:
+            error = f"several silence ids begin with {text!r}" if found else f"there is no silence {text!r}"
+            known = ", ".join(silence.id for silence in found or self._all())
+            raise UsageError(error, hint=f"there are: {known}" if known else "no silence is active")
+        self.directory.remove(found[0].id + _JSON)
+        return found[0]
 
     def prune(self, now: float) -> None:
-        """Remove the silences that ended long ago."""
+        """Remove silences that expired long ago."""
         for silence in self._all():
-            if now - silence.until > SILENCE_KEPT_S:
+            if now - silence.until > SILENCE_RETENTION_S:
                 self.directory.remove(silence.id + _JSON)
 
     def _directory_of_watchdogs(self) -> Path:
-        return self.directory.primary.parent  # the directory of the silences itself may be another person's
+        return self.directory.primary.parent  # the silence directory itself may belong to another user
 
     def _all(self) -> list[Silence]:
         def parse(content: bytes) -> Silence:
@@ -315,13 +315,12 @@ class Silences(_Store):
 
 
 def silence_id(silence_of: str, by: str, now: float) -> str:
-    """An id for a new silence: 8 hex digits, from its patterns, its user and the time."""
-    text = f"{silence_of}\0{by}\0{now!r}".encode("utf-8", "surrogateescape")
-    return hashlib.sha256(text).hexdigest()[:8]
+    """Return the id of a new silence: 8 hex digits, derived from its patterns, user and time."""
+    return hex_digest(8, silence_of, by, repr(now))
 
 
-def _file_of(incident: Incident) -> bytes:
-    """The content of its file: an acknowledgement lies in another."""
+def _encode(incident: Incident) -> bytes:
+    """Return the content of an incident's file, without the acknowledgement, which has a file of its own."""
     record = to_record(incident, complete=True)
     for name in _Acknowledgement.__dataclass_fields__:
         del record[name]
@@ -329,7 +328,7 @@ def _file_of(incident: Incident) -> bytes:
 
 
 def _text(record: dict[str, Any]) -> bytes:
-    """JSON that `cat` shows as people write; bytes that are no text (a file's name) become escapes."""
+    """Return a record as indented JSON; bytes that are not valid text (in a file name) are escaped."""
     try:
         return json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:

@@ -1,8 +1,7 @@
-"""The text of an alert, for every channel: a headline, a runbook, and cuts that can be seen. Pure.
+"""The text of an alert for all channels: headline, sections with advice, and visible truncation. Pure.
 
-The texts come from job names, log lines and programs' output, so none of them is trusted: characters that steer a
-terminal, break a header or reverse a line (https://www.unicode.org/reports/tr36, bidirectional text spoofing) are
-removed here.
+Texts come from job names, log lines and programs' output and are not trusted: characters that control a terminal, break
+a header or reverse a line (https://www.unicode.org/reports/tr36, bidirectional text spoofing) are replaced here.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from resilience.quantities import format_duration
 from resilience.records import to_record
 
 MAX_NOTICES = 25
-"""So many incidents are shown in full; the others are counted. Nobody reads more of them in a message."""
+"""Maximum number of incidents shown in full; the others are counted."""
 
 BODY_LINES, BODY_WIDTH = 400, 1000
-"""Of a message about no incident, in plain text."""
+"""Limits of an announcement's body in plain text."""
 
 EVIDENCE_LINES = 20
 EVIDENCE_WIDTH = 300
@@ -35,12 +34,12 @@ _UNPRINTABLE = re.compile(
 
 _BLANKS = re.compile(r"\s+")
 _COMMAND = re.compile(r"(resil|cd) [^;?]*")
-_JUST_S = 60.0
+_JUST_NOTICED_S = 60.0
 
-OURS = "alert"
-"""The check of alerts about alerting itself, a channel that does not deliver: no incident of a watchdog."""
+SELF_CHECK = "alert"
+"""The check of alerts about alerting itself, such as a failing channel: not an incident of a watchdog."""
 
-_ASIDES = {
+_REASON_SUFFIXES = {
     Reason.WORSE: " (worse)",
     Reason.BETTER: " (better)",
     Reason.REMINDER: " (reminder)",
@@ -49,13 +48,13 @@ _ASIDES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
-    """One incident as people read it.
+class Item:
+    """The text about one incident.
 
     Attributes:
         title: `CRITICAL: /scratch: 98% used (3f9a1c)`.
-        rows: label and value: What, Where, Since, Do, Look, Acknowledge.
-        evidence: lines as they were seen, cut where they are long.
+        rows: label and value: Problem, Where, Since, Advice, Details, Acknowledge.
+        evidence: lines of evidence, truncated where they are long.
     """
 
     title: str
@@ -64,14 +63,14 @@ class Story:
 
 
 def cut(text: str, limit: int, *, missing: int = 0) -> str:
-    """Given a text, return at most `limit` characters of it, and the number of those left out.
+    """Return at most `limit` characters of a text, with the number of characters left out.
 
-    `missing` characters were left out before already.
+    `missing` characters were left out by the caller already.
     """
     whole = len(text) + missing
     if whole <= limit:
         return text
-    # The number of characters left out has at most as many digits as the length: so the result stays below the limit.
+    # The number of characters left out has at most as many digits as the length, so the result is within the limit.
     room = min(len(text), limit - len(f" … ({whole} more)"))
     if room < 1:
         return text[: max(0, limit - 1)] + "…"
@@ -79,17 +78,17 @@ def cut(text: str, limit: int, *, missing: int = 0) -> str:
 
 
 def clean_line(text: str, limit: int = 500) -> str:
-    """Given any text, return one line without control characters: a job's name may go into a header.
+    """Return a text as one line without control characters, since a job's name may become part of a header.
 
-    For instance, "gpt\\r\\nBcc: x" gives "gpt Bcc: x".
+    For example, "gpt\\r\\nBcc: x" gives "gpt Bcc: x".
     """
-    shown = text[: 4 * limit + 100]  # the rest is not read: there may be megabytes
+    shown = text[: 4 * limit + 100]  # the rest may be megabytes
     line = _UNPRINTABLE.sub("?", _BLANKS.sub(" ", shown).strip())
     return cut(line, limit, missing=len(text) - len(shown))
 
 
 def clean_lines(texts: tuple[str, ...], *, lines: int = EVIDENCE_LINES, width: int = EVIDENCE_WIDTH) -> tuple[str, ...]:
-    """Given evidence, return it as lines that can be shown; the first half and the last where there are more."""
+    """Return evidence as printable lines; of more than `lines`, the first half and the last."""
     room = lines * (width + 1) * 4
     split = [line for text in texts[: 4 * lines] for line in (text[:room].splitlines() or [""])]
     shown = [cut(_UNPRINTABLE.sub("?", line[: 4 * width].expandtabs(4)).rstrip(), width) for line in split[: 8 * lines]]
@@ -101,29 +100,29 @@ def clean_lines(texts: tuple[str, ...], *, lines: int = EVIDENCE_LINES, width: i
 
 
 def state_of(alert: Alert) -> str:
-    """The verdict that decides on colours: OK once every incident in the alert is resolved."""
+    """Return the verdict that selects colours: OK once every incident in the alert is resolved."""
     return "OK" if alert.is_resolved else alert.verdict.value
 
 
 def colour_of(alert: Alert) -> str:
-    """The colour of an alert, as HTML writes it."""
+    """Return the colour of an alert in HTML notation."""
     return {"CRITICAL": "#d93025", "UNKNOWN": "#8e6bbf", "WARNING": "#e37400", "OK": "#1e8e3e"}[state_of(alert)]
 
 
 def state_word(alert: Alert) -> str:
-    """The state in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
+    """Return the state in capitals: `CRITICAL`, `RESOLVED`, `WARNING (better)`, `TEST`, `INFO`."""
     if alert.is_test:
         return "TEST"
     if alert.title:
         return "INFO"
     if alert.is_resolved:
         return "RESOLVED"
-    word = alert.verdict.value + _ASIDES.get(alert.reason, "")
+    word = alert.verdict.value + _REASON_SUFFIXES.get(alert.reason, "")
     return f"DIGEST, {word}" if alert.is_digest else word
 
 
 def headline(alert: Alert, limit: int = 180) -> str:
-    """The alert in one line. For instance, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
+    """Return the alert as one line. For example, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
     if alert.title:
         return clean_line(alert.title, limit)
     word = state_word(alert)
@@ -136,40 +135,40 @@ def headline(alert: Alert, limit: int = 180) -> str:
     return cut(line, limit - len(mark)) + mark
 
 
-def runbook(alert: Alert) -> tuple[Story, ...]:
-    """Event, place, time, advice and how to acknowledge, for each incident that is shown in full.
+def items_of(alert: Alert) -> tuple[Item, ...]:
+    """Return a section for each incident shown in full: problem, place, time, advice and how to acknowledge.
 
-    A message about no incident is one story: its title and its body.
+    An announcement is one section with its title and body.
     """
     if alert.title:
-        return (_news(alert),)
-    return tuple(_story(alert, notice) for notice in alert.notices[:MAX_NOTICES])
+        return (_announcement(alert),)
+    return tuple(_item(alert, notice) for notice in alert.notices[:MAX_NOTICES])
 
 
 def left_out(alert: Alert) -> str:
-    """A sentence about the incidents that are only counted, or nothing."""
+    """Return a sentence about the incidents that are only counted, or an empty text."""
     count = max(alert.total, len(alert.notices)) - min(len(alert.notices), MAX_NOTICES)
     return f"And {count} more: {in_project(alert, 'resil alert list')}" if count > 0 else ""
 
 
 def in_project(alert: Alert, command: str) -> str:
-    """A command that can be pasted into a shell anywhere."""
+    """Return a command that can be pasted into a shell in any directory."""
     return f"cd {shlex.quote(clean_line(alert.project, 400))} && {command}" if alert.project else command
 
 
 def plain_text(alert: Alert, limit: int = 200_000) -> str:
-    """The whole message as plain text."""
+    """Return the whole message as plain text."""
     if alert.title:
         shown = clean_lines(alert.body, lines=BODY_LINES, width=BODY_WIDTH)
         return (
             cut("\n".join([headline(alert), *([""] if shown else []), *shown]), limit) + f"\n\n-- \n{footer(alert)}\n"
         )
     parts = [] if alert.notices else [headline(alert)]
-    for story in runbook(alert):
-        width = max(len(label) for label, _ in story.rows) + 2
-        lines = [story.title, *(f"  {label + ':':<{width}}{value}" for label, value in story.rows)]
-        if story.evidence:
-            lines += ["  Evidence:", *(f"    {line}" for line in story.evidence)]
+    for item in items_of(alert):
+        width = max(len(label) for label, _ in item.rows) + 2
+        lines = [item.title, *(f"  {label + ':':<{width}}{value}" for label, value in item.rows)]
+        if item.evidence:
+            lines += ["  Evidence:", *(f"    {line}" for line in item.evidence)]
         parts.append("\n".join(lines))
     if more := left_out(alert):
         parts.append(more)
@@ -177,7 +176,7 @@ def plain_text(alert: Alert, limit: int = 200_000) -> str:
 
 
 def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> dict[str, Any]:
-    """The alert as JSON's types for programs and services, with a headline and a text; evidence and notices bounded."""
+    """Return the alert as JSON types for programs, with headline and text; evidence and notices bounded."""
 
     def short(record: dict[str, Any]) -> dict[str, Any]:
         return {key: shorten(value) if isinstance(value, str) else value for key, value in record.items()}
@@ -191,14 +190,14 @@ def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> d
 
 
 def footer(alert: Alert) -> str:
-    """The last line of a message: its origin and time."""
-    test = "This is a test of the channel: nothing happened. " if alert.is_test else ""
-    late = "These could not be delivered in time. " if alert.is_digest else ""
+    """Return the last line of a message: its origin and time."""
+    test = "This is a test of the channel; nothing is wrong. " if alert.is_test else ""
+    late = "These notifications could not be delivered in time. " if alert.is_digest else ""
     return f"{test}{late}resil on {clean_line(alert.host, 100)}, {moment(alert.time)}"
 
 
 def moment(seconds: float) -> str:
-    """A time for people: local, with its offset. For instance, `2026-11-20 03:12:45 +0100`."""
+    """Return the local time with its UTC offset. For example, `2026-11-20 03:12:45 +0100`."""
     try:
         return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
     except (OverflowError, ValueError, OSError):
@@ -206,36 +205,41 @@ def moment(seconds: float) -> str:
 
 
 def is_command(label: str, value: str) -> bool:
-    """Whether a row of a story can be pasted into a shell: most advice is a sentence."""
-    return label in ("Look", "Acknowledge", "Project") or (label == "Do" and _COMMAND.fullmatch(value) is not None)
+    """Return True if a row can be pasted into a shell: most advice is a sentence."""
+    is_pasted = label in ("Details", "Acknowledge", "Project")
+    return is_pasted or (label == "Advice" and _COMMAND.fullmatch(value) is not None)
 
 
-def _news(alert: Alert) -> Story:
+def _announcement(alert: Alert) -> Item:
     rows: tuple[tuple[str, str], ...] = (("From", clean_line(alert.host, 100) or "resil"),)
     if alert.project:
         rows = (*rows, ("Project", clean_line(alert.project, 400)))
-    return Story(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
+    return Item(title=clean_line(alert.title, 300), rows=rows, evidence=clean_lines(alert.body))
 
 
-def _story(alert: Alert, notice: Notice) -> Story:
+def _item(alert: Alert, notice: Notice) -> Item:
     episode = clean_line(notice.episode, 24)
     over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
     word = "TEST" if alert.is_test else "RESOLVED" if over else notice.verdict.value
     subject, summary = clean_line(notice.subject, 300), clean_line(notice.summary, 1000)
     where = f"{subject} (check {clean_line(notice.check, 60)}, seen on {clean_line(alert.host, 100)})"
     age_s = max(0.0, alert.time - notice.since)
-    ago = f"{'lasted' if over else 'for'} {format_duration(age_s)}" if over or age_s >= _JUST_S else "just noticed"
-    rows = [("What", summary), ("Where", where)]
+    ago = (
+        f"{'lasted' if over else 'for'} {format_duration(age_s)}"
+        if over or age_s >= _JUST_NOTICED_S
+        else "just noticed"
+    )
+    rows = [("Problem", summary), ("Where", where)]
     if notice.run:
         rows.append(("Run", clean_line(notice.run, 200)))
     rows.append(("Since", f"{moment(notice.since)} ({ago})"))
     if notice.count > 1:
-        rows.append(("Told", f"{notice.count} times"))
+        rows.append(("Notified", f"{notice.count} times"))
     if notice.advice:
-        rows.append(("Do", clean_line(notice.advice, 1000)))
-    is_incident = not alert.is_test and notice.check != OURS
+        rows.append(("Advice", clean_line(notice.advice, 1000)))
+    is_incident = not alert.is_test and notice.check != SELF_CHECK
     if is_incident and not over:
-        rows.append(("Look", in_project(alert, f"resil alert show {shlex.quote(episode)}")))
+        rows.append(("Details", in_project(alert, f"resil alert show {shlex.quote(episode)}")))
     if notice.acknowledged_by:
         rows.append(("Acknowledged", f"by {clean_line(notice.acknowledged_by, 60)}"))
     elif is_incident and not over:
@@ -243,4 +247,4 @@ def _story(alert: Alert, notice: Notice) -> Story:
     if alert.project:
         rows.append(("Project", clean_line(alert.project, 400)))
     title = f"{word}: {cut(subject, 80)}: {cut(summary, 200)} ({episode})"
-    return Story(title=title, rows=tuple(rows), evidence=clean_lines(notice.evidence))
+    return Item(title=title, rows=tuple(rows), evidence=clean_lines(notice.evidence))

@@ -1,33 +1,32 @@
-"""Notifications: the sentence that describes one incident, and the grouping of many into few messages. Pure.
+"""Notifications: describes an incident in one sentence, and groups notifications into few messages. Pure.
 
-A group is one check: its notifications of one tick go into one message, and so do those that follow within `group_s`.
+Notifications are grouped by check: those of one tick become one message, and so do those that follow within `group_s`.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from resilience.alerts.alert import URGENCY, Alert, Notice, Reason
-from resilience.alerts.incident import Incident
+from resilience.alerts.incident import Incident, hex_digest
 from resilience.alerts.policy import due_steps, is_flapping
 from resilience.finding import Verdict
 from resilience.quantities import format_duration
 from resilience.settings.alert_policy import AlertPolicy
 
-MOST_NOTICES = 24
-"""So many incidents are shown one by one in a message; the others are counted."""
+MAX_NOTICES = 24
+"""Maximum number of incidents its in a message; the others are counted."""
 
-MANY_NOTICES = 3
-"""From more than so many in a message on, each shows only the beginning of its evidence."""
+FULL_EVIDENCE_NOTICES = 3
+"""With more notices than this in a message, each shows only the beginning of its evidence."""
 
 _LONG, _SHORT = 40, 4
 _LINE = 500
-"""Characters of a line of evidence: a line of a log may be a gigabyte."""
+"""Maximum length of a line of evidence: a log line may be a gigabyte."""
 
 _SHARED = ("episode", "fingerprint", "check", "subject", "fault", "run", "acknowledged_by")
-"""Fields that an incident and a notice have in common."""
+"""Fields that incidents and notices share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +34,10 @@ class Notification:
     """A notification of one incident.
 
     Attributes:
-        incident: as it is now, this notification not yet counted.
-        text: one sentence for a person.
-        steps: how many steps of the escalation are notified with this one.
-        is_flapping: whether the fault comes and goes too often for each time to be news.
+        incident: its current state, this notification not yet counted.
+        text: one sentence that describes the incident.
+        steps: number of escalation steps notified, including this notification.
+        is_flapping: whether the fault comes and goes too often to notify each time.
     """
 
     incident: Incident
@@ -51,7 +50,7 @@ class Notification:
     def of(
         cls, incident: Incident, reason: Reason, now: float, policy: AlertPolicy, *, expired: bool = False
     ) -> Notification:
-        """The notification of an incident for a reason that the policy gave."""
+        """Return the notification of an incident, given the reason from the policy."""
         flaps = is_flapping(incident, policy)
         text = describe(incident, reason, now, policy, is_flapping=flaps, expired=expired)
         steps = due_steps(incident, now, policy) if reason is Reason.ESCALATED else incident.escalated
@@ -59,17 +58,17 @@ class Notification:
 
     @property
     def verdict(self) -> Verdict:
-        """The present verdict."""
+        """The current verdict."""
         return Verdict.OK if self.reason is Reason.RESOLVED else self.incident.verdict
 
     @property
     def key(self) -> str:
-        """The same for the same notification, on every node: the incident, its number of notifications, the content."""
+        """Identifies the notification, the same on every node: incident, number of notifications, reason, verdict."""
         incident = self.incident
         return f"{incident.fingerprint} {incident.episode} {incident.count + 1} {self.reason} {self.verdict.value}"
 
     def sent(self, thread: str, now: float) -> Incident:
-        """The incident after this notification was sent in a thread."""
+        """Return the incident after this notification was sent in a thread."""
         incident = self.incident
         is_over = self.reason is Reason.RESOLVED
         return replace(
@@ -100,10 +99,7 @@ class NotificationGroup:
 def should_send(
     notifications: Sequence[Notification], last_sent: float | None, now: float, policy: AlertPolicy
 ) -> bool:
-    """Whether to send the notifications of one group now, or when `group_s` after its last message are over.
-
-    A new CRITICAL does not wait.
-    """
+    """Return True if a group is due: `group_s` have passed since its last message, or a CRITICAL is new."""
     if not notifications:
         return False
     if last_sent is None or not 0 <= now - last_sent < policy.group_s:
@@ -119,49 +115,49 @@ def compose(
     host: str,
     project: str,
 ) -> tuple[NotificationGroup, ...]:
-    """Given notifications, return the messages: one for each check and set of channels."""
+    """Group notifications into messages, one for each check and set of channels."""
     checks: dict[str, list[Notification]] = {}
     for one in notifications:
         checks.setdefault(one.incident.check, []).append(one)
     groups = []
     for check in checks.values():
-        wanted: dict[str, list[Notification]] = {}
+        by_channel: dict[str, list[Notification]] = {}
         for one in sorted(check, key=_rank):
             for channel in channels_of(one):
-                wanted.setdefault(channel, []).append(one)
+                by_channel.setdefault(channel, []).append(one)
         shared: dict[tuple[str, ...], list[str]] = {}
-        for channel, its in wanted.items():
-            shared.setdefault(tuple(one.key for one in its), []).append(channel)
+        for channel, listed in by_channel.items():
+            shared.setdefault(tuple(one.key for one in listed), []).append(channel)
         for channels in shared.values():
-            group = tuple(wanted[channels[0]])
+            group = tuple(by_channel[channels[0]])
             groups.append(NotificationGroup(_alert(group, now, host, project), tuple(channels), group))
     return tuple(groups)
 
 
 def thread_of(notifications: Sequence[Notification], project: str) -> str:
-    """The thread of a message.
+    """Return the thread of a message.
 
-    A message about one incident: the incident's id, so that a mail program and Slack show its whole life in one place.
-    A message that opens several incidents at once: a thread of these, which later messages about any of them join. A
-    message about several incidents with different threads: the thread of the check.
+    - One incident: its id, so that mail programs and Slack show all its messages in one place.
+    - Several new incidents: a thread of their own, which later messages about any of them join.
+    - Several incidents with different threads: the thread of the check.
     """
     threads = {one.incident.thread for one in notifications}
     if threads == {""}:
         ids = sorted(one.incident.episode for one in notifications)
-        return ids[0] if len(ids) == 1 else _digest(*ids)
+        return ids[0] if len(ids) == 1 else hex_digest(16, *ids)
     if len(threads) == 1:
         return threads.pop()
-    return _digest(project, notifications[0].incident.check)
+    return hex_digest(16, project, notifications[0].incident.check)
 
 
 def _alert(group: Sequence[Notification], now: float, host: str, project: str) -> Alert:
     """`group`: of one check, sorted."""
-    lines = _LONG if len(group) <= MANY_NOTICES else _SHORT
+    lines = _LONG if len(group) <= FULL_EVIDENCE_NOTICES else _SHORT
     return Alert.of(
         *(_notice(one, lines) for one in group),
-        id=_digest(*sorted(one.key for one in group)),
+        id=hex_digest(16, *sorted(one.key for one in group)),
         thread=thread_of(group, project),
-        most=MOST_NOTICES,
+        most=MAX_NOTICES,
         time=now,
         host=host,
         project=project,
@@ -193,10 +189,6 @@ def _rank(one: Notification) -> tuple[int, int, float, str]:
     return worst_first, URGENCY.index(one.reason), one.incident.opened, one.incident.episode
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
 def describe(
     incident: Incident,
     reason: Reason,
@@ -206,7 +198,7 @@ def describe(
     is_flapping: bool = False,
     expired: bool = False,
 ) -> str:
-    """Describe an incident in one sentence that stands alone at 3 a.m., given the reason for the notification."""
+    """Return a self-contained sentence about an incident, given the reason for the notification."""
     summary = incident.summary
     lasted = format_duration(max(0.0, now - incident.opened))
     if reason is Reason.RESOLVED:
@@ -214,28 +206,28 @@ def describe(
     if is_flapping:
         times, within = len(incident.flaps), format_duration(policy.flap_s)
         if incident.flapping is None:
-            return f"{summary} (flapping: came back {times} times in {within}; next notification when it has settled)"
+            return f"{summary} (flapping: came back {times} times in {within}; next notification when it settles)"
         return f"{summary} (still flapping)"
     if reason is Reason.REMINDER and incident.flapping is not None:
-        return f"{summary} (stopped flapping, and is still there)"
+        return f"{summary} (stopped flapping, still present)"
     if reason is Reason.REMINDER and incident.silenced is not None:
-        return f"{summary} (a silence has ended, and it is still there after {lasted})"
+        return f"{summary} (silence expired, still present after {lasted})"
     if reason is Reason.REMINDER:
-        return f"{summary} (still there after {lasted})"
+        return f"{summary} (still present after {lasted})"
     if reason is Reason.ESCALATED:
-        return f"{summary} (for {lasted}, and nobody has acknowledged it)"
+        return f"{summary} (not acknowledged for {lasted})"
     if reason in (Reason.WORSE, Reason.BETTER) and incident.told_verdict not in (None, incident.verdict):
         return f"{summary} (was {incident.told_verdict.value})"
     return summary
 
 
 def _describe_end(incident: Incident, now: float, expired: bool) -> str:
-    was = f"it was {incident.worst.value}" + (f": {incident.summary}" if incident.summary else "")
+    was = f"was {incident.worst.value}" + (f": {incident.summary}" if incident.summary else "")
     if expired:
         unchecked = format_duration(max(0.0, now - max(incident.looked, incident.seen)))
-        return f"closed after {unchecked} without a check: it may still be there; {was}"
+        return f"closed after {unchecked} without a check; the problem may persist; {was}"
     until = incident.gone if incident.gone is not None else now
     lasted = format_duration(max(0.0, until - incident.opened))
     if incident.told is None and incident.held is not None:
-        return f"came and went in the quiet hours, after {lasted}; {was}"
-    return f"over after {lasted}; {was}"
+        return f"started and was resolved in the quiet hours, after {lasted}; {was}"
+    return f"resolved after {lasted}; {was}"

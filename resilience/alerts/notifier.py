@@ -1,8 +1,8 @@
-"""Notifies people of the watchdogs' findings: compares them with the ledger, fills the outbox, updates the ledger.
+"""Turns the watchdogs' findings into notifications: compares with the ledger, fills the outbox, updates the ledger.
 
-The order makes a kill at any moment safe: first the ledger records that a notification is about to be sent, then the
-outbox takes the message, then the ledger records that it was sent. After a crash the next process sends it again; the
-same notification has the same id, and the outbox takes it once.
+The order of writes makes a kill at any moment safe: first the ledger records that a notification is about to be sent,
+then the message is queued in the outbox, then the ledger records that it was sent. After a crash the next process sends
+the notification again, with the same id, and the outbox drops the duplicate.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from functools import partial
 from typing import Protocol
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.incident import Incident, fingerprint_of, silencing
+from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notification import Notification, NotificationGroup, compose, should_send
-from resilience.alerts.policy import EXPIRES_AFTER_S, FORGOTTEN_AFTER_S, advance, assess, begin, not_after
+from resilience.alerts.policy import EXPIRES_AFTER_S, RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation
 
 REFRESH_S = 600.0
-"""Of very many incidents, one without news is written again only after so long: a tick over a thousand writes nothing.
-Of few, people see what the last tick saw."""
+"""With more than MANY incidents, an unchanged one is saved again only after this long, so that a tick over a thousand
+writes nothing. With fewer, each tick saves its latest findings."""
 
 MANY = 50
-"""More than this are very many. Of so many notifications in one tick, each is recorded with one write."""
+"""With more notifications than this in one tick, each is recorded with one write."""
 
 ENGINE_FAULTS = frozenset({"settings"})
-"""Faults of a watchdog itself: its subject is only named while they are there, so any other finding ends them."""
+"""Faults of a watchdog itself. Their subject is only reported while they last, so any other finding resolves them."""
 
 
-class Outgoing(Protocol):
-    """Takes messages: the outbox."""
+class AlertQueue(Protocol):
+    """Queues messages: the outbox."""
 
     def put(self, alert: Alert, channel: str, now: float) -> bool:
-        """Queue an alert; False when it is there already. Raise StateDirectoryError if no disk takes it."""
+        """Queue an alert; return False for a duplicate. Raise StateDirectoryError if no disk accepts the message."""
         ...
 
 
@@ -46,7 +46,7 @@ class Notified:
     """Result of one tick.
 
     Attributes:
-        groups: the messages, each with the channels that it was queued for now.
+        groups: the messages, each with the channels for which it was queued in this tick.
         errors: one sentence each.
     """
 
@@ -56,7 +56,7 @@ class Notified:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One incident in this tick: as it was saved, as it is now, and the present verdict."""
+    """One incident in this tick: its saved state, its new state, and the current verdict."""
 
     before: Incident | None
     incident: Incident
@@ -66,16 +66,17 @@ class _Case:
 
 @dataclass(slots=True)
 class Notifier:
-    """Notifies people of the incidents in one ledger.
+    """Sends the notifications of the incidents in one ledger.
 
     Attributes:
-        host: this node. project: the project directory, for the commands in the messages.
-        zone: where the quiet hours count; None is the machine's own.
+        host: this node.
+        project: the project directory, for the commands in the messages.
+        zone: time zone of the quiet hours; None for the machine's own.
     """
 
     ledger: Ledger
     silences: Silences
-    outbox: Outgoing
+    outbox: AlertQueue
     policy: AlertPolicy
     host: str
     project: str
@@ -83,9 +84,9 @@ class Notifier:
     _errors: list[str] = field(default_factory=list)
 
     def notify(self, reports: Sequence[Report], now: float) -> Notified:
-        """Queue the notifications that these reports call for, and update the ledger.
+        """Queue the notifications for these reports and update the ledger.
 
-        Errors of the disks are part of the result: the other notifications are sent nevertheless.
+        Disk errors are part of the result and do not prevent the other notifications.
         """
         self._errors = []
         known = self.ledger.incidents(now)
@@ -94,7 +95,7 @@ class Notifier:
         incidents: dict[str, Incident] = {}
         notifications = []
         for case in cases:
-            silenced = silencing(silences, case.incident, now) is not None
+            silenced = matching_silence(silences, case.incident, now) is not None
             reason, incidents[case.incident.fingerprint] = assess(
                 case.incident, case.verdict, now, self.policy, silenced=silenced, expired=case.expired, zone=self.zone
             )
@@ -107,33 +108,33 @@ class Notifier:
         refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
         for case in cases:
             incident = incidents[case.incident.fingerprint]
-            if case.before is None or _is_news(case.before, incident, refresh_s):
+            if case.before is None or _has_changed(case.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
-            if incident.resolved is not None and now - incident.resolved > FORGOTTEN_AFTER_S:
+            if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
                 self._try(partial(self.ledger.remove, incident))
         self._try(partial(self.silences.prune, now))
         self.ledger.save_copy(now)
         return Notified(queued, (*self.ledger.errors, *self.silences.errors, *self._errors))
 
     def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Case]:
-        """Every incident that this tick has a verdict on."""
+        """Return every incident that has a verdict in this tick."""
         before = {incident.fingerprint: incident for incident in known}
         cases: dict[str, _Case] = {}
         for report in reports:
-            for finding in _worst_of_each(report):
+            for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
                 cases[fingerprint] = _Case(previous, self._found(previous, finding, report.check, now), finding.verdict)
             checked = {finding.subject for finding in report.findings}
-            blind = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
+            unknown = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
             for incident in known:
                 if incident.check != report.check or not incident.is_open or incident.fingerprint in cases:
                     continue
-                if incident.subject in blind:
-                    # The check failed: the fault lasts, as far as known. One that seemed over waits.
+                if incident.subject in unknown:
+                    # The check failed, so a fault is assumed to persist; one that was gone keeps its state.
                     if incident.gone is None:
-                        case = _Case(incident, not_after(incident, now), incident.verdict)
+                        case = _Case(incident, cap_times(incident, now), incident.verdict)
                         cases[incident.fingerprint] = case
                 elif incident.subject in checked or (checked and incident.fault in ENGINE_FAULTS):
                     case = _Case(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
@@ -146,7 +147,7 @@ class Notifier:
 
     def _found(self, previous: Incident | None, finding: Finding, check: str, now: float) -> Incident:
         if previous is None or not previous.is_open:
-            return begin(previous, finding, check, now, self.policy, self.host)
+            return open_incident(previous, finding, check, now, self.policy, self.host)
         return replace(
             advance(previous, finding.verdict, now, self.policy),
             summary=finding.summary,
@@ -159,7 +160,7 @@ class Notifier:
     def _due(
         self, notifications: Iterable[Notification], known: Iterable[Incident], now: float
     ) -> tuple[Notification, ...]:
-        """The notifications of those checks whose last message is at least `group_s` old."""
+        """Return the notifications of the groups that are due (`should_send`)."""
         checks: dict[str, list[Notification]] = {}
         for one in notifications:
             checks.setdefault(one.incident.check, []).append(one)
@@ -175,7 +176,10 @@ class Notifier:
         )
 
     def _channels_of(self, notification: Notification) -> tuple[str, ...]:
-        """The first channels and those of the escalation so far; of an escalation, its new steps' only."""
+        """Return the channels of a notification: the default ones and those of the escalation steps so far.
+
+        An ESCALATED notification only goes to the channels of the new steps.
+        """
         steps = parse_escalation(self.policy.escalation)
         is_escalated = notification.reason is Reason.ESCALATED
         first = () if is_escalated else self.policy.channels
@@ -185,11 +189,11 @@ class Notifier:
     def _send(
         self, groups: Sequence[NotificationGroup], now: float
     ) -> tuple[dict[str, Incident], tuple[NotificationGroup, ...]]:
-        """Queue the messages; return the notified incidents by fingerprint, and the messages that were queued now."""
-        all_of_them = {one.incident.fingerprint: one for group in groups for one in group.notifications}
-        for one in all_of_them.values():
-            # Of a change of very many, a crash may repeat too much; each file is a trip to the file server.
-            if one.reason is Reason.FIRST or len(all_of_them) <= MANY:
+        """Queue the messages; return the notified incidents by fingerprint, and the messages that were queued."""
+        unique = {one.incident.fingerprint: one for group in groups for one in group.notifications}
+        for one in unique.values():
+            # With very many notifications, duplicates after a crash cost less than a write to the file server for each.
+            if one.reason is Reason.FIRST or len(unique) <= MANY:
                 self._try(partial(self.ledger.save, replace(one.incident, intended=now)))
         failed: set[str] = set()
         threads: dict[str, str] = {}
@@ -201,7 +205,7 @@ class Notifier:
                     if self.outbox.put(group.alert, channel, now):
                         queued.append(channel)
                 except StateDirectoryError as error:
-                    self._report(f"an alert could not be queued: {error.message}")
+                    self._report(f"cannot queue an alert: {error.message}")
                     failed |= {one.incident.fingerprint for one in group.notifications}
             for one in group.notifications:
                 threads.setdefault(one.incident.fingerprint, group.alert.thread)
@@ -211,7 +215,7 @@ class Notifier:
             fingerprint: replace(one.incident, intended=now)
             if fingerprint in failed
             else one.sent(threads[fingerprint], now)
-            for fingerprint, one in all_of_them.items()
+            for fingerprint, one in unique.items()
         }
         return notified, tuple(sent)
 
@@ -219,15 +223,15 @@ class Notifier:
         try:
             write()
         except StateDirectoryError as error:
-            self._report(f"the alert state could not be written: {error.message}")
+            self._report(f"cannot write the alert state: {error.message}")
 
     def _report(self, sentence: str) -> None:
         if sentence not in self._errors:
             self._errors.append(sentence)
 
 
-def _worst_of_each(report: Report) -> Iterable[Finding]:
-    """The findings that are faults; of several with the same name, the worst."""
+def _worst_findings(report: Report) -> Iterable[Finding]:
+    """Return the findings that are faults; of several with the same subject and fault, the worst."""
     worst: dict[tuple[str, str], Finding] = {}
     for finding in report.findings:
         key = (finding.subject, finding.fault)
@@ -236,8 +240,8 @@ def _worst_of_each(report: Report) -> Iterable[Finding]:
     return worst.values()
 
 
-def _is_news(before: Incident, incident: Incident, refresh_s: float) -> bool:
-    """Whether an incident changed by more than having been seen once more, a moment ago."""
+def _has_changed(before: Incident, incident: Incident, refresh_s: float) -> bool:
+    """Return True if an incident changed by more than a recent check with the same verdict."""
     if incident.seen - before.seen > refresh_s or incident.looked - before.looked > refresh_s:
         return True
     same = {name: getattr(before, name) for name in ("summary", "advice", "evidence", "host", "seen", "looked")}

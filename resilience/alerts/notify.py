@@ -1,5 +1,5 @@
-"""Notifies people after a tick and delivers queued messages. Runs in a child, so that no error here changes the
-watchdogs' output."""
+"""Sends notifications after a tick and delivers queued messages. Runs in a child process, so that an error here does
+not change the watchdogs' output."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from resilience.alerts.policy import check_policy, usable
 from resilience.alerts.state import AlertState, open_alert_state
 from resilience.errors import SettingsError
 from resilience.finding import Report
+from resilience.messages import plural
 from resilience.runs.project import Project
 
 if TYPE_CHECKING:
@@ -19,21 +20,21 @@ if TYPE_CHECKING:
     from resilience.alerts.outbox import Outbox
 
 DELIVERY_S = 15.0
-"""How long delivering may take after a tick; the next one sends the rest."""
+"""Time limit of delivery after a tick; the next tick sends the rest."""
 
-MOST_INCIDENTS = 6
-"""So many incidents are named in a line for people; the rest are counted."""
+MAX_NAMED = 6
+"""Maximum number of incidents named in a line of output; the rest are counted."""
 
 
 class Notes(Protocol):
-    """Notes of faults that are to be reported with the next notification: `cron.notes`."""
+    """Noted faults that are reported with the next notification: `cron.notes`."""
 
     def is_noted(self, project: Project) -> bool:
-        """Whether there is a note."""
+        """Return True if there is a note."""
         ...
 
     def noted(self, project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...]:
-        """A report for each note that holds now and that `reports` lack. Never raises."""
+        """Return a report for each note that still applies and is not in `reports`. Never raises."""
         ...
 
     def forget(self, project: Project) -> None:
@@ -44,16 +45,16 @@ class Notes(Protocol):
 def notify(
     project: Project, reports: Sequence[Report], *, notes: Notes | None = None, deliver_s: float = DELIVERY_S
 ) -> tuple[str, ...]:
-    """Notify people of the reports of one tick, and of `notes`; return a line for each message and each error.
+    """Send the notifications of one tick and of `notes`; return a line for each message and each error.
 
-    A mistake in [alert] is reported and skipped: a misspelled name must not keep the other channels from being used.
+    A mistake in [alert] is reported and skipped: a misspelled channel must not disable the others.
     """
     if not project.loaded.settings.alert.channels:
         return ()
     policy, wrong = usable(project.loaded.settings.alert)
     try:
         check_policy(policy, _known_channels(project))
-    except SettingsError as error:  # its messages go to the dead letters, and the next command says so
+    except SettingsError as error:  # messages for an unknown channel become dead letters, which commands report
         wrong = (*wrong, f"{error.message}; {error.hint}")
     state = open_alert_state(project)
     moved = state.flush_fallback()
@@ -73,14 +74,13 @@ def notify(
     flushed = _deliver(project, state.outbox, deliver_s)
     lines = [*map(_line, notified.groups), *(_failures(flushed) if flushed is not None else ())]
     if moved:
-        files = "1 alert file" if moved == 1 else f"{moved} alert files"
-        lines.append(f"{files} moved back from the fallback directory of this node")
+        lines.append(f"{plural(moved, 'alert file')} moved back from the fallback directory of this node")
     outbox_error = state.outbox.error if flushed is None else flushed.error
     return (*lines, *_errors(state, (*wrong, *notified.errors), outbox_error))
 
 
 def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | None:
-    """Deliver queued messages. Mostly there are none: then the modules that deliver are not even loaded."""
+    """Deliver queued messages. With an empty outbox, the usual case, the modules that deliver are not loaded."""
     outbox.flush_fallback()
     if not outbox.names():
         return None
@@ -92,35 +92,33 @@ def _deliver(project: Project, outbox: Outbox, deliver_s: float) -> Flushed | No
 
 
 def _known_channels(project: Project) -> tuple[str, ...]:
-    """The names that [alert] may use: the tables [channel.NAME], and the plugins, which work by their defaults."""
+    """Return the channels that [alert] may name: tables [channel.NAME], and plugins, which work with defaults."""
     from resilience.alerts.routes import channels
 
     return tuple(dict.fromkeys((*project.loaded.settings.channels, *channels().names())))
 
 
 def _line(group: NotificationGroup) -> str:
-    """`notified email: 2 incidents (3f9a1c04, 77e0d2b1)`: the message is in the outbox, and so it will arrive."""
+    """Return a line such as `notified email: 2 incidents (3f9a1c04, 77e0d2b1)`; the message is in the outbox."""
     ids = [one.incident.episode for one in group.notifications]
-    named = ", ".join(ids[:MOST_INCIDENTS]) + (", ..." if len(ids) > MOST_INCIDENTS else "")
-    count = f"{len(ids)} incidents" if len(ids) > 1 else "1 incident"
-    return f"notified {', '.join(group.channels)}: {count} ({named})"
+    named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
+    return f"notified {', '.join(group.channels)}: {plural(len(ids), 'incident')} ({named})"
 
 
 def _failures(flushed: Flushed) -> list[str]:
     lines = []
     for delivery in (*flushed.failed, *flushed.dead):
         hint = f"; {delivery.outcome.hint}" if delivery.outcome.hint else ""
-        lines.append(f"{delivery.channel} did not take a message: {delivery.outcome.error}{hint}")
+        lines.append(f"{delivery.channel} failed to deliver a message: {delivery.outcome.error}{hint}")
     if flushed.waiting:
-        queued = "1 message is" if flushed.waiting == 1 else f"{flushed.waiting} messages are"
-        lines.append(f"{queued} still queued: see resil alert list")
+        lines.append(f"{plural(flushed.waiting, 'message')} still queued: see resil alert list")
     return lines
 
 
 def _errors(state: AlertState, errors: Sequence[str], outbox_error: str) -> tuple[str, ...]:
-    """Every error once. Where the disk fails, one line replaces those of its files."""
+    """Return every error once. If the disk fails, one line replaces those about its files."""
     directory = state.ledger.directory
     error = state.error or directory.trouble
-    where = (f"alerts are kept in {directory.fallback} on this node: {error}",) if error and directory.fallback else ()
+    where = (f"alerts are saved in {directory.fallback} on this node: {error}",) if error and directory.fallback else ()
     more = (text for text in errors if not (where and text.endswith(error)))
     return tuple(dict.fromkeys((*(where or filter(None, [outbox_error])), *more)))

@@ -1,13 +1,13 @@
-"""The outbox: queued alerts, one file for each channel, and the messages that were delivered or given up.
+"""The outbox: queued alerts, one file for each alert and channel; delivered messages; dead letters.
 
-At least once: a message is removed only after the channel took it and the outbox recorded that. A crash in between
-costs one duplicate, which its id shows; to record first would lose the message. Several nodes may work in these
-directories at the same time without a lock and lose nothing: claims (claims.py) only make duplicates rare.
+At-least-once delivery: a message is removed only after the channel accepted it and the outbox recorded the delivery. A
+crash in between costs one duplicate with the same id; recording first would lose the message. Several nodes may use
+these directories concurrently without locks: claims (claims.py) only make duplicates rare.
 
     outbox/   queued messages      <alert id>.<channel>
-    sent/     delivered messages, for a week: repeats are recognised, and people can read them
-    dead/     dead letters, which no retry will deliver: `resil alert flush --retry-dead`
-    threads/  what a channel needs for the next message of a thread: the ts of a Slack message
+    sent/     delivered messages, kept for a week to detect duplicates and for `resil alert show`
+    dead/     dead letters, which are not retried: `resil alert flush --retry-dead`
+    threads/  what a channel needs for the next message of a thread, such as the ts of a Slack message
     channels/ state of each channel
 """
 
@@ -24,7 +24,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.channel_health import ChannelStore, expire
 from resilience.alerts.digest import (
     FOLD_AT,
-    Line,
+    DigestLine,
     bounded,
     compose_digest,
     digest_id,
@@ -33,18 +33,19 @@ from resilience.alerts.digest import (
 )
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
+from resilience.messages import cut
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile
 
 LIMIT_BYTES = 16384
-"""An alert is never longer in the outbox: evidence is cut first, then the last notices, which are still counted."""
-SINK_TRIES = 3
-"""A message that failed so often lets others go first: it may be the only one that the channel does not take."""
-SENT_KEPT_S = 7 * 86400.0
-SENT_MOST = 2000
-DEAD_MOST = 1000
-COVERS_MOST = 10_000
+"""Maximum size of a queued alert: evidence is truncated first, then the last notices, which are still counted."""
+DEMOTE_TRIES = 3
+"""A message that failed this often is sent after the others: it may be the only one that the channel rejects."""
+SENT_RETENTION_S = 7 * 86400.0
+MAX_SENT = 2000
+MAX_DEAD_LETTERS = 1000
+MAX_COVERS = 10_000
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:@-]{0,150}\.[A-Za-z0-9_-]{1,60}")
 _EVIDENCE_STEPS = (2000, 500, 120, 0)
 
@@ -54,16 +55,16 @@ class Entry:
     """One alert for one channel.
 
     Attributes:
-        channel: the name of its table in resil.toml.
-        queued: when the message was put into the outbox, seconds since the epoch.
-        tries: how often the message was sent and not taken.
-        error, hint: of the last try; for a dead letter, why it is one.
-        ended: when the message was delivered, or given up; 0 while it is queued.
-        answer: the channel's answer when it took the message.
-        host: the node that sent the message last.
+        channel: the channel's name in resil.toml.
+        queued: when the message was queued, seconds since the epoch.
+        tries: number of failed deliveries.
+        error, hint: of the last failure; of a dead letter, the reason.
+        ended: when the message was delivered or given up; 0 while queued.
+        answer: the channel's answer to the delivered message.
+        host: the node that last sent the message.
         lines: of a digest: a line for each incident.
-        covers: of a digest: the names of the entries that it replaces.
-        left_out: of a digest: how many incidents have no line.
+        covers: of a digest: names of the entries that the digest replaces.
+        left_out: of a digest: number of incidents without a line.
     """
 
     alert: Alert
@@ -75,7 +76,7 @@ class Entry:
     ended: float = 0.0
     answer: str = ""
     host: str = ""
-    lines: tuple[Line, ...] = ()
+    lines: tuple[DigestLine, ...] = ()
     covers: tuple[str, ...] = ()
     left_out: int = 0
 
@@ -86,20 +87,16 @@ class Entry:
 
     @property
     def is_digest(self) -> bool:
-        """Whether the entry replaces others."""
+        """Return True if the entry replaces others."""
         return bool(self.covers)
 
-    def incidents(self) -> tuple[Line, ...]:
-        """A line for each incident in the message."""
+    def incidents(self) -> tuple[DigestLine, ...]:
+        """Return a line for each incident in the message."""
         return self.lines or lines_of(self.alert)
 
 
 def entry_name(alert_id: str, channel: str) -> str:
-    """Given an alert's id and a channel, return the name of the file. Raise ValueError if that could leave the
-    directory.
-
-    An id is made by us and is never odd; the file's name is where it would do harm.
-    """
+    """Return the file name for an alert's id and a channel. Raise ValueError if the name could leave the directory."""
     name = f"{alert_id}.{channel}"
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of an entry")
@@ -107,33 +104,33 @@ def entry_name(alert_id: str, channel: str) -> str:
 
 
 def channel_of(name: str) -> str:
-    """Given an entry's name, return its channel."""
+    """Return the channel of an entry's name."""
     return name.rpartition(".")[2]
 
 
 def encode(entry: Entry) -> bytes:
-    """An entry as JSON that `cat` shows as people write."""
+    """Return an entry as JSON, unescaped where possible so that `cat` shows readable text."""
     record = to_record(entry, complete=True)
-    if entry.covers:  # there may be thousands of lines: without their empty fields
+    if entry.covers:  # thousands of lines: omit their empty fields
         record["lines"] = [{k: v for k, v in line.items() if v not in ("", 0.0)} for line in record["lines"]]
     else:
         del record["lines"], record["covers"], record["left_out"]
     try:
         return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except UnicodeEncodeError:  # a file's name that is no text
+    except UnicodeEncodeError:  # a file name that is not valid text
         return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def decode(raw: bytes) -> Entry:
-    """The entry that `encode` wrote. Raise ValueError for any other content."""
+    """Return the entry that `encode` wrote. Raise ValueError for any other content."""
     try:
         return from_record(Entry, json.loads(raw), strict=True)
     except (TypeError, RecursionError) as error:
-        raise ValueError(f"it is no entry: {type(error).__name__}: {error}") from error
+        raise ValueError(f"not an entry: {type(error).__name__}: {error}") from error
 
 
 def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
-    """The alert, cut to what may lie in the outbox: ten thousand of them must fit where the disk is nearly full."""
+    """Return the alert truncated to `limit_bytes`: ten thousand alerts must fit on a nearly full disk."""
 
     def size(candidate: Alert) -> int:
         return len(json.dumps(to_record(candidate, complete=True), ensure_ascii=False).encode("utf-8", "surrogatepass"))
@@ -143,13 +140,13 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
             return alert
         alert = replace(
             alert,
-            body=_middle_cut(alert.body, limit_bytes // 2 if characters else 0),
+            body=_head_and_tail(alert.body, limit_bytes // 2 if characters else 0),
             notices=tuple(
                 replace(
                     notice,
                     evidence=tuple(line[:characters] for line in notice.evidence[: characters // 50]),
-                    summary=_cut(notice.summary, max(500, characters)),
-                    advice=_cut(notice.advice, max(500, characters)),
+                    summary=cut(notice.summary, max(500, characters)),
+                    advice=cut(notice.advice, max(500, characters)),
                 )
                 for notice in alert.notices
             ),
@@ -159,8 +156,8 @@ def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
     return alert
 
 
-def _middle_cut(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
-    """The first lines and the last that fit: the end of an output is where it says what went wrong."""
+def _head_and_tail(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
+    """Return the first and last lines that fit: errors are usually at the end of an output."""
     if sum(len(line.encode("utf-8", "surrogatepass")) + 3 for line in lines) <= most_bytes:
         return lines
     head: list[str] = []
@@ -168,7 +165,7 @@ def _middle_cut(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
     room = most_bytes - 60
     for first, last in zip(lines, reversed(lines), strict=True):
         for kept, line in ((tail, last), (head, first)):
-            short = _cut(line, 1000)
+            short = cut(line, 1000)
             room -= len(short.encode("utf-8", "surrogatepass")) + 3
             if room < 0 or len(head) + len(tail) >= len(lines):
                 left_out = len(lines) - len(head) - len(tail)
@@ -177,16 +174,11 @@ def _middle_cut(lines: tuple[str, ...], most_bytes: int) -> tuple[str, ...]:
     return lines
 
 
-def _cut(text: str, characters: int) -> str:
-    return text if len(text) <= characters else text[: characters - 3] + "..."
+def sending_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the entries that may be sent next: the head of each thread, the most urgent thread first.
 
-
-def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """The entries that may be sent next: the head of each thread, the most urgent thread first.
-
-    Within a thread the oldest goes first, and nothing overtakes it: no end arrives before its beginning, also
-    where the beginning is in a digest. Digests come first, then CRITICAL, and of those the oldest; a
-    message that failed often lets the other threads pass.
+    Within a thread the oldest is sent first, so that no resolution arrives before its incident, also if the incident is
+    in a digest. Digests come first, then by verdict, then the oldest; messages that failed often come last.
     """
     everything = tuple(entries)
     in_digests = {line.episode for entry in everything if entry.is_digest for line in entry.lines}
@@ -198,25 +190,25 @@ def in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _age(entry: Entry) -> tuple[float, int, float, str]:
-    """Alerts of the same moment: the beginning first, the end last."""
+    """Return the sort key within a thread; at the same time, FIRST comes first and RESOLVED last."""
     ends = {Reason.FIRST: 0, Reason.RESOLVED: 2}.get(entry.alert.reason, 1)
     return entry.alert.time, ends, entry.queued, entry.alert.id
 
 
 def _urgency(entry: Entry) -> tuple[bool, bool, int, float, str]:
     verdict = list(Verdict).index(entry.alert.verdict)
-    return entry.tries >= SINK_TRIES, not entry.is_digest, -verdict, entry.alert.time, entry.alert.id
+    return entry.tries >= DEMOTE_TRIES, not entry.is_digest, -verdict, entry.alert.time, entry.alert.id
 
 
 class Outbox:
     """The outbox of one state directory."""
 
     def __init__(self, directory: FallbackDirectory) -> None:
-        """`directory`: the directory of queued messages; the others lie beside it.
+        """`directory`: the directory of queued messages; the others are its siblings.
 
-        `channels` stores the state of the channels, `damaged` holds the names of queued files that were unreadable.
+        `channels` stores the state of the channels, `damaged` the names of queued files that were damaged.
         """
-        self._waiting = directory
+        self._queue = directory
         self._sent = directory.beside("sent")
         self._dead = directory.beside("dead")
         self.channels = ChannelStore(directory)
@@ -225,22 +217,19 @@ class Outbox:
 
     @property
     def error(self) -> str:
-        """The error of the outbox's disk; empty when it answers."""
-        return self._waiting.trouble or self._sent.trouble or self._dead.trouble
+        """The error of the outbox's disk, or empty."""
+        return self._queue.trouble or self._sent.trouble or self._dead.trouble
 
     @property
     def claims(self) -> Path:
-        """The directory of claims on channels: on the shared disk, where other nodes see them.
-
-        Where that disk fails, on this node: a claim is not worth a touch that hangs.
-        """
-        home, fallback = self._waiting.primary, self._waiting.fallback
+        """The directory of claims: on the shared disk, visible to other nodes, or on this node if that disk fails."""
+        home, fallback = self._queue.primary, self._queue.fallback
         return (fallback if fallback is not None and self.error else home).with_name("claims")
 
     def put(self, alert: Alert, channel: str, now: float) -> bool:
-        """Queue an alert for a channel; return False when the same alert is queued, was delivered, or was given up.
+        """Queue an alert for a channel; return False if the same alert is queued, delivered, or a dead letter.
 
-        The alert is on a disk when this returns. Raise StateDirectoryError if no disk takes it.
+        The alert is durable on return. Raise StateDirectoryError if no disk accepts it.
         """
         name = entry_name(alert.id, channel)
         waiting = self._names_of(channel)
@@ -248,25 +237,25 @@ class Outbox:
             return False
         if len(waiting) >= FOLD_AT:
             self.fold(channel, now, host=alert.host, project=alert.project)
-        self._waiting.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
+        self._queue.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
         self.damaged.discard(name)
         return True
 
     def _is_known(self, name: str, waiting: Sequence[str]) -> bool:
-        # Reading a damaged message sets it aside.
-        if name in waiting and self._read(self._waiting, name) is not None:
+        # Reading a damaged message quarantines it.
+        if name in waiting and self._read(self._queue, name) is not None:
             return True
         if self._has(self._sent, name) or self._has(self._dead, name):
             return True
         return any(
             name in self._covered(directory, digest)
-            for directory, names in ((self._waiting, waiting), (self._sent, self._digests_sent(channel_of(name))))
+            for directory, names in ((self._queue, waiting), (self._sent, self._digests_sent(channel_of(name))))
             for digest in names
             if digest.startswith("digest-")
         )
 
     def _covered(self, directory: FallbackDirectory, digest: str) -> frozenset[str]:
-        """The names that a digest replaces. Its own name is made of them, so it is read once."""
+        """Return the names that a digest replaces. They determine its name, so each digest is read once."""
         if digest not in self._covers:
             entry = self._read(directory, digest)
             if entry is None:
@@ -282,13 +271,13 @@ class Outbox:
         try:
             return directory.read(name) is not None
         except StateDirectoryError:
-            return False  # if in doubt, send: once too often is better than never
+            return False  # if in doubt, send: a duplicate is better than no message
 
     def fold(self, channel: str, now: float, *, host: str, project: str) -> Entry | None:
-        """Make one digest of all messages that are queued for a channel, and return it; None when there are none.
+        """Replace all messages queued for a channel by one digest and return it; None if no message is queued.
 
-        The digest is written first, then the messages that it replaces are removed; a crash in between leaves both,
-        and the next reader finishes the removal. Raise StateDirectoryError if no disk takes the digest.
+        The digest is written before the replaced messages are removed; after a crash in between the next reader
+        completes the removal. Raise StateDirectoryError if no disk accepts the digest.
         """
         entries = self.pending(channel)
         if not entries:
@@ -298,7 +287,7 @@ class Outbox:
         names = [entry.name for entry in entries]
         lines, left_out = bounded(merge(line for entry in entries for line in entry.incidents()))
         left_out += sum(entry.left_out + _without_notice(entry) for entry in entries)
-        covers = [*names, *(name for entry in entries for name in entry.covers)][:COVERS_MOST]
+        covers = [*names, *(name for entry in entries for name in entry.covers)][:MAX_COVERS]
         alert = compose_digest(lines, id=digest_id(names), now=now, host=host, project=project, left_out=left_out)
         digest = Entry(
             alert=trimmed(alert),
@@ -308,50 +297,50 @@ class Outbox:
             covers=tuple(covers),
             left_out=left_out,
         )
-        self._waiting.write(digest.name, encode(digest))
+        self._queue.write(digest.name, encode(digest))
         for name in names:
-            self._waiting.remove(name)
+            self._queue.remove(name)
         return digest
 
     def names(self) -> tuple[str, ...]:
-        """The names of the queued messages, digests as one. Cheap: one listing."""
-        return tuple(name for name in self._waiting.names() if "." in name)
+        """Return the names of the queued messages and digests. Cheap: one directory listing."""
+        return tuple(name for name in self._queue.names() if "." in name)
 
     def _names_of(self, channel: str) -> tuple[str, ...]:
         return tuple(name for name in self.names() if channel_of(name) == channel)
 
     def pending(self, channel: str | None = None) -> tuple[Entry, ...]:
-        """The queued messages of one channel or of all, the oldest first.
+        """Return the queued messages of one channel or of all, the oldest first.
 
-        A file that is no entry is set aside. A message that a digest replaces, or that was delivered from elsewhere, is
-        removed: a crash left it.
+        Damaged files are quarantined. Messages that a digest replaces or that were delivered already are left over from
+        a crash and removed.
         """
         names = self.names() if channel is None else self._names_of(channel)
-        entries = [entry for name in names if (entry := self._read(self._waiting, name)) is not None]
+        entries = [entry for name in names if (entry := self._read(self._queue, name)) is not None]
         covered = {name for entry in entries for name in entry.covers}
         kept = []
         for entry in entries:
             if entry.name in covered or self._has(self._sent, entry.name):
                 with suppress(StateDirectoryError):
-                    self._waiting.remove(entry.name)
+                    self._queue.remove(entry.name)
             else:
                 kept.append(entry)
         return tuple(sorted(kept, key=lambda entry: (entry.queued, entry.name)))
 
-    def waits(self, name: str) -> Entry | None:
-        """An entry that is still queued, read anew; None when another node has dealt with it."""
+    def reload(self, name: str) -> Entry | None:
+        """Return an entry, read again; None if another node has delivered it."""
         if self._has(self._sent, name):
             with suppress(StateDirectoryError):
-                self._waiting.remove(name)
+                self._queue.remove(name)
             return None
-        return self._read(self._waiting, name)
+        return self._read(self._queue, name)
 
     def dead(self) -> tuple[Entry, ...]:
-        """The dead letters, the oldest first."""
+        """Return the dead letters, the oldest first."""
         return self._all(self._dead)
 
     def sent(self) -> tuple[Entry, ...]:
-        """The messages of the last days that were delivered, the oldest first."""
+        """Return the messages delivered in the last days, the oldest first."""
         return self._all(self._sent)
 
     def _all(self, directory: FallbackDirectory) -> tuple[Entry, ...]:
@@ -365,12 +354,12 @@ class Outbox:
                 return None
             entry = decode(raw)
             if entry.name != name:
-                raise ValueError("its content is another's")
+                raise ValueError("content of another entry")
         except (NotRegularFile, ValueError) as error:
             aside = directory.quarantine(name)
-            if directory is self._waiting:
+            if directory is self._queue:
                 self.damaged.add(name)
-            directory.trouble = f"a damaged message was set aside ({error}): {aside}"
+            directory.trouble = f"a damaged message ({error}) was moved to {aside}"
             return None
         except StateDirectoryError as error:
             directory.trouble = error.message
@@ -378,51 +367,49 @@ class Outbox:
         return entry
 
     def delivered(self, entry: Entry, now: float, answer: str, host: str) -> None:
-        """Record that a channel took a message, then remove it. Raise StateDirectoryError if it cannot be removed."""
+        """Record a delivery, then remove the message. Raise StateDirectoryError if it cannot be removed."""
         done = replace(entry, ended=now, answer=answer, host=host, error="", hint="")
-        if not done.is_digest:  # the evidence was in the message
+        if not done.is_digest:  # the delivered message has the evidence
             notices = tuple(replace(notice, evidence=()) for notice in done.alert.notices[:20])
             done = replace(done, alert=replace(done.alert, notices=notices, body=()))
-        with suppress(StateDirectoryError):  # a full disk still lets go of a file
+        with suppress(StateDirectoryError):  # files can be removed from a full disk
             self._sent.write(entry.name, encode(done))
-        self._waiting.remove(entry.name)
+        self._queue.remove(entry.name)
 
     def failed(self, entry: Entry, error: str, hint: str, host: str) -> None:
-        """Record a try that failed."""
-        self._waiting.write(
-            entry.name, encode(replace(entry, tries=entry.tries + 1, error=error, hint=hint, host=host))
-        )
+        """Record a failed delivery; the message stays queued."""
+        self._queue.write(entry.name, encode(replace(entry, tries=entry.tries + 1, error=error, hint=hint, host=host)))
 
     def give_up(self, entry: Entry, error: str, hint: str, now: float, host: str) -> None:
-        """Move a message to the dead letters: no retry will help."""
+        """Move a message to the dead letters, which are not retried."""
         given_up = replace(entry, tries=entry.tries + 1, error=error, hint=hint, ended=now, host=host)
         self._dead.write(entry.name, encode(given_up))
-        self._waiting.remove(entry.name)
+        self._queue.remove(entry.name)
 
     def requeue(self, entry: Entry) -> None:
         """Queue a dead letter again."""
-        self._waiting.write(entry.name, encode(replace(entry, tries=0, error="", hint="", ended=0.0)))
+        self._queue.write(entry.name, encode(replace(entry, tries=0, error="", hint="", ended=0.0)))
         self._dead.remove(entry.name)
 
     def discard(self, entry: Entry) -> None:
-        """Remove a dead letter for good."""
+        """Delete a dead letter."""
         self._dead.remove(entry.name)
 
     def cleanup(self, now: float) -> None:
-        """Remove old messages and the state of threads that ended long ago, once an hour. Best effort."""
+        """Remove old messages and old channel state, once an hour. Best effort."""
         if not self.channels.is_cleanup_due(now):
             return
-        expire(self._sent, "ended", now - SENT_KEPT_S, SENT_MOST)
-        expire(self._dead, "ended", 0.0, DEAD_MOST)
+        expire(self._sent, "ended", now - SENT_RETENTION_S, MAX_SENT)
+        expire(self._dead, "ended", 0.0, MAX_DEAD_LETTERS)
         self.channels.cleanup(now)
 
     def flush_fallback(self) -> None:
-        """Move the files of the fallback directory home, as far as the disk takes them."""
-        for directory in (self._waiting, self._sent, self._dead):
+        """Move the files of the fallback directory back, as far as the disk accepts them."""
+        for directory in (self._queue, self._sent, self._dead):
             with suppress(StateDirectoryError):
                 directory.flush_fallback()
 
 
 def _without_notice(entry: Entry) -> int:
-    """How many incidents an alert counts without a notice."""
+    """Return the number of incidents that an alert counts without a notice."""
     return 0 if entry.is_digest else max(0, entry.alert.total - len(entry.alert.notices))

@@ -1,6 +1,7 @@
-"""Routes of alerts: every channel that the settings name, and how to load it.
+"""Routes: every channel named in the settings, and how to load it.
 
-No channel is imported here: the child process that uses it loads it, so that a broken one does no harm.
+No channel is imported here. The child process that sends through a channel loads the plugin, which isolates a broken
+one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 
 
 MAILTO_PREFIX = "mailto-"
-"""Prefix of such a channel's name in the outbox; a digest of the address follows."""
-MAILTO_FOLDER = "mailto"
+"""Prefix of a MAILTO channel's name in the outbox; a hash of the address follows."""
+MAILTO_DIRECTORY = "mailto"
 """In `<state_dir>/.cron`: the address of each of these channels."""
-NO_WAY = "there is no [channel.email] and no sendmail"
+NO_MAIL_TRANSPORT = "there is no [channel.email] and no sendmail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +33,27 @@ class Route:
     """Route to one channel.
 
     Attributes:
-        load: returns the channel and its settings; called in the child, where any exception becomes the outcome.
+        load: return the channel and its settings; called in the child process, where an exception becomes the outcome.
     """
 
     load: Callable[[], tuple[Channel, Any]]
 
     @classmethod
     def of(cls, channel: Channel, settings: Any) -> Route:
-        """A route to a channel that is loaded already."""
+        """Return a route to a loaded channel."""
         return cls(lambda: (channel, settings))
 
 
 @cache
 def channels() -> Family:
-    """The channels there are."""
+    """Return the family of channel plugins."""
     from resilience.plugins import Family
 
     return Family("channels", "CHANNEL")
 
 
 class Routes(dict[str, Route]):
-    """Routes by channel. Those of MAILTO stand in no settings: they are made when a message for them is queued."""
+    """Routes by channel name. MAILTO channels are not in the settings and are created on access."""
 
     def __init__(self, project: Project, known: dict[str, Route]) -> None:
         super().__init__(known)
@@ -64,7 +65,7 @@ class Routes(dict[str, Route]):
         return Route(_mailto_loader(self._project, name))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """As `dict.get`, including MAILTO channels."""
         try:
             return self[name]
         except KeyError:
@@ -72,7 +73,7 @@ class Routes(dict[str, Route]):
 
 
 def routes_of(project: Project, also: str = "") -> dict[str, Route]:
-    """A route for each channel: those that [alert] names, every table [channel.NAME], and `also`, which was typed."""
+    """Return a route for each channel in [alert], each table [channel.NAME], and `also`, a name from the user."""
     settings = project.loaded.settings
     escalated = escalation_channels(settings.alert.escalation)
     names = dict.fromkeys((*settings.alert.channels, *escalated, *settings.channels, also))
@@ -80,7 +81,7 @@ def routes_of(project: Project, also: str = "") -> dict[str, Route]:
 
 
 def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Given `["1h: list, oncall"]`, return the channels in it. The policy refuses steps that cannot be parsed."""
+    """Return the channels in escalation steps such as `["1h: list, oncall"]`. Malformed steps fail in the policy."""
     named = (name.strip() for step in steps for name in step.partition(":")[2].split(","))
     return tuple(dict.fromkeys(name for name in named if name))
 
@@ -97,21 +98,24 @@ def _loader(project: Project, name: str) -> Callable[[], tuple[Channel, Any]]:
     return load
 
 
-def mail_trouble(project: Project) -> str:
-    """Why mail for MAILTO cannot be sent from here, one sentence; empty where it can. Looks for sendmail."""
+def mail_error(project: Project) -> str:
+    """Return why this node cannot send mail for MAILTO, or an empty text. Searches for sendmail."""
     if _email_table(project) is not None or _has_sendmail():
         return ""
-    return f"no mail for MAILTO can be sent from here: {NO_WAY}"
+    return f"cannot send mail for MAILTO from this node: {NO_MAIL_TRANSPORT}"
 
 
 def mail_channel(project: Project, address: str) -> str:
-    """The channel of an address, written down for the process that delivers. Raise SettingsError for no address."""
+    """Return the channel of an address, and save the address for the process that delivers.
+
+    Raise SettingsError for an invalid address.
+    """
     from resilience.alerts.channels.email import envelope_address
     from resilience.runs.run_directory import RunDirectory
 
     envelope_address(address)
     name = hashlib.sha256(address.encode("utf-8", "replace")).hexdigest()[:16]
-    directory = project.loaded.state_dir / ".cron" / MAILTO_FOLDER
+    directory = project.loaded.state_dir / ".cron" / MAILTO_DIRECTORY
     if not (directory / name).exists():
         modes = RunDirectory(directory, project.loaded.settings.run.group)
         make_directory(directory, mode=modes.directory_mode)
@@ -125,9 +129,11 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
 
         from resilience.settings.convert import plugin_settings
 
-        found = read_regular(project.loaded.state_dir / ".cron" / MAILTO_FOLDER / channel.removeprefix(MAILTO_PREFIX))
+        found = read_regular(
+            project.loaded.state_dir / ".cron" / MAILTO_DIRECTORY / channel.removeprefix(MAILTO_PREFIX)
+        )
         if found is None:
-            raise SettingsError(f"the address that {channel} stands for is not known any more")
+            raise SettingsError(f"the address file of {channel} is missing")
         table = _email_table(project)
         email = channels().load("email")
         if table is None:
@@ -140,7 +146,7 @@ def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel
 
 
 def _email_table(project: Project) -> tuple[str, Any] | None:
-    """The table that names the mail server: [channel.email], or the first of that kind."""
+    """Return the table with the mail server: [channel.email], or the first one of that kind."""
     tables: Mapping[str, Any] = project.loaded.settings.channels
     mine = [(name, table) for name, table in tables.items() if table.kind == "email"]
     return next((one for one in mine if one[0] == "email"), mine[0] if mine else None)

@@ -1,7 +1,7 @@
-"""Sends one message through its channel, in a child process with a deadline, so that no channel can do harm.
+"""Sends messages through their channels, each in a child process with a deadline.
 
-The plugin is imported, called and run in that child alone. It may hang, crash the interpreter, print, or raise with a
-secret in its text: the caller gets a plain outcome.
+Only the child imports and runs the plugin. A plugin may hang, crash the interpreter, print, or raise an exception with
+a secret in its text: the parent process gets a plain outcome.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from resilience.system.child import Answer, run_apart
 from resilience.system.ports import System
 
 SEND_S = 15.0
-"""How long a channel may take for one message."""
-_LAST_RESORT_S = 5
-"""So long after its deadline the kernel ends a child whose parent is gone."""
-_TEXT_MOST, _OUTPUT_MOST = 500, 4000
+"""Time limit of a channel for one message."""
+_ALARM_MARGIN_S = 5
+"""An orphaned child is killed by SIGALRM this long after its deadline."""
+_MAX_TEXT, _MAX_OUTPUT = 500, 4000
 
 
 class DeliveryStatus(StrEnum):
-    """How the delivery of one message ended."""
+    """Result of the delivery of one message."""
 
     SENT = "sent"
     FAILED = "failed"
-    """The channel may take the message later."""
+    """Temporary failure: retry."""
     REFUSED = "refused"
-    """The channel will never take the message: a dead letter."""
+    """The channel rejected the message permanently: a dead letter."""
     FAULT = "fault"
-    """The settings, the secret or the plugin are at fault; once they are right, the channel may take the message."""
+    """The settings, the secret or the plugin are at fault: retry, since the fault may be fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +45,11 @@ class Outcome:
     """Result of one delivery.
 
     Attributes:
-        answer: the channel's answer to a message that it took, for people.
-        memory: what the channel needs for the next message of this thread, or for this one's next try.
-        error, hint: why the channel did not take the message.
-        retry_after_s: the wait that the other side asked for, or None.
-        took_s: how long the delivery took.
+        answer: the channel's answer to a delivered message, for display.
+        memory: what the channel needs for the next message of this thread, or to retry this one.
+        error, hint: why the delivery failed.
+        retry_after_s: wait requested by the server, or None.
+        took_s: duration of the delivery.
     """
 
     status: DeliveryStatus
@@ -67,7 +67,7 @@ class DeliveryRequest:
 
     Attributes:
         thread: what the channel returned for earlier messages of the alert's thread.
-        deadline_s: how long the delivery may take.
+        deadline_s: time limit of the delivery.
     """
 
     alert: Alert
@@ -77,20 +77,20 @@ class DeliveryRequest:
 
 
 def send_in_child(requests: Mapping[str, DeliveryRequest], system: System) -> Iterator[tuple[str, Outcome]]:
-    """Send several messages at once, each in a child of its own; yield (key, outcome) as they end."""
+    """Send messages concurrently, each in a child process; yield (key, outcome) as they finish."""
 
     def send(channel: Channel, settings: Any, message: Any) -> dict[str, Any]:
         return {"status": "sent", "memory": _texts(channel.send(message, settings, system))}
 
     for key, answer in _run(requests, send):
-        if answer.said:  # the channel `console` writes there; a watchdog's own output must not hold any of it
-            sys.stderr.write(answer.said[:_OUTPUT_MOST])
+        if answer.said:  # `console` writes there; a watchdog's own output must not contain it
+            sys.stderr.write(answer.said[:_MAX_OUTPUT])
             sys.stderr.flush()
         yield key, _outcome(answer, requests[key].deadline_s)
 
 
 def compose_in_child(requests: Mapping[str, DeliveryRequest]) -> Iterator[tuple[str, str]]:
-    """Yield (key, text) of the messages that `send_in_child` would send, as text for people. Errors are texts too."""
+    """Yield (key, text) of the messages that `send_in_child` would send; for a message with an error, the error."""
     for key, answer in _run(requests, lambda channel, settings, message: readable(message)):
         if isinstance(answer.value, str):
             yield key, answer.value
@@ -102,12 +102,12 @@ def compose_in_child(requests: Mapping[str, DeliveryRequest]) -> Iterator[tuple[
 def _run(
     requests: Mapping[str, DeliveryRequest], finish: Callable[[Channel, Any, Any], Any]
 ) -> Iterator[tuple[str, Answer]]:
-    """Compose each message in a child of its own and finish it there; a result that is no text is plain data."""
+    """Compose each message in a child process and call `finish` there; yield its result, text or plain data."""
 
     def work(request: DeliveryRequest) -> Any:
-        # Should the sender be killed, the child must not wait for a server for ever.
+        # If the parent is killed, the child must not wait for a server indefinitely.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(int(request.deadline_s) + _LAST_RESORT_S)
+        signal.alarm(int(request.deadline_s) + _ALARM_MARGIN_S)
         try:
             channel, settings = request.route.load()
             channel.check(settings)
@@ -119,7 +119,7 @@ def _run(
 
 
 def readable(message: object) -> str:
-    """A composed message as people read it: a mail as it goes out, any other as JSON or its own text. Pure."""
+    """Return a composed message as readable text: a mail as sent, any other message as JSON or its own text. Pure."""
     if isinstance(message, str):
         return message
     as_mail = getattr(message, "as_string", None)
@@ -140,9 +140,9 @@ def _texts(memory: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _explain(error: BaseException) -> dict[str, Any]:
-    """An exception as plain data. The text of one that is not ours may hold a secret and is left out."""
+    """Return an exception as plain data, without the text of foreign exceptions, which may contain a secret."""
     if isinstance(error, ResilError):
-        said: dict[str, Any] = {"error": error.message[:_TEXT_MOST], "hint": error.hint[:_TEXT_MOST]}
+        said: dict[str, Any] = {"error": error.message[:_MAX_TEXT], "hint": error.hint[:_MAX_TEXT]}
         if isinstance(error, DeliveryError):
             said |= {"retry_after_s": error.retry_after_s, "memory": _texts(error.memory)}
             return {"status": "failed" if error.transient else "refused"} | said
@@ -152,15 +152,15 @@ def _explain(error: BaseException) -> dict[str, Any]:
         frames = frames.tb_next
     where = f" at {frames.tb_frame.f_code.co_filename}:{frames.tb_lineno}" if frames is not None else ""
     text = f"the channel's own code failed: {type(error).__name__}{where}"
-    return {"status": "fault", "error": text, "hint": "this is a bug of the channel"}
+    return {"status": "fault", "error": text, "hint": "this is a bug in the channel"}
 
 
 def _outcome(answer: Answer, deadline_s: float) -> Outcome:
     if isinstance(answer.value, dict):
         value = answer.value | {"status": DeliveryStatus(answer.value["status"])}
         return Outcome(answer=value.get("memory", {}).get("answer", ""), took_s=answer.took_s, **value)
-    # No answer: too late, or the process itself went down.
-    error = "the channel crashed while it sent"
+    # No answer: timeout, or the child crashed.
+    error = "the channel crashed while sending"
     if answer.is_overdue:
         error = f"no answer within {deadline_s:g} s"
     elif answer.error is not None and answer.error.transient:

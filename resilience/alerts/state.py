@@ -1,4 +1,4 @@
-"""The alert state of a project: incidents, silences and outbox, below one directory of the state directory."""
+"""The alert state of a project: incidents, silences and outbox in one directory below the state directory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
 from resilience.system.stuck import Look, StuckMemory, look_apart
 
-FOLDER = ".alerts"
-"""In the state directory, beside the runs: one message may be about many."""
+DIRECTORY = ".alerts"
+"""Directory beside the runs, since one message may be about several runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class AlertState:
     """The stores of incidents, silences and messages.
 
     Attributes:
-        path: the directory; it need not exist.
-        error: why its disk is not even touched; empty where it answers.
+        path: the directory; may not exist yet.
+        error: why its disk is considered unavailable, or empty.
     """
 
     path: Path
@@ -33,17 +33,17 @@ class AlertState:
     error: str = ""
 
     def flush_fallback(self) -> int:
-        """Move the files of the fallback directory home; return how many moved."""
+        """Move the files of the fallback directory back; return how many were moved."""
         return self.ledger.directory.flush_fallback() + self.silences.directory.flush_fallback()
 
 
 def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
-    """Open the alert state of a project, in the fallback directory of this node when its own disk does not answer.
+    """Open the alert state of a project, in this node's fallback directory if its disk does not respond.
 
-    A child with a deadline (`[watch] state_deadline_s`) touches the disk first: a watchdog must not hang with the file
-    system that it reports on. `touch=False` skips that, for people, who can interrupt a command that hangs.
+    A child process with a deadline (`[watch] state_deadline_s`) probes the disk first: a watchdog must not hang on the
+    file system that it reports on. `touch=False` skips the probe, for commands that a user can interrupt.
     """
-    path = project.loaded.state_dir / FOLDER
+    path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
     away = _error_of(project, path) if touch else ""
@@ -65,22 +65,22 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
 
 
 def _error_of(project: Project, path: Path) -> str:
-    """Why the disk of the alert state does not answer; empty when it does."""
+    """Return why the disk of the alert state does not respond, or an empty text."""
     system = project.system
 
     def touch() -> bool:
-        # Listing the directory asks the file server; the directory itself may not be there yet.
+        # Listing the directory contacts the file server; the directory may not exist yet.
         return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
 
     look = Look(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
     for _, answer in look_apart({"state": look}, StuckMemory.of(system), system.clock):
         if answer.is_overdue and answer.error is not None:
-            return f"{path} does not answer: {answer.error.message}"
+            return f"{path} does not respond: {answer.error.message}"
     return ""
 
 
 def _gid(group: str) -> int | None:
     try:
         return grp.getgrnam(group).gr_gid if group else None
-    except KeyError:  # reported where the group is used for runs; alerts are sent nevertheless
+    except KeyError:  # reported when the group is used for runs; alerts are still sent
         return None

@@ -1,5 +1,5 @@
-"""Primitives of files, processes, mounts, threads and switches that the guard and everything else share.
+"""Primitives for files, processes, mounts, threads and switches, shared by the guard and all other packages.
 
-Standard library and words only, and light: every rank of a training imports parts of this package from a shared file
-system. Errors are the system's own (OSError); system/ turns those into sentences for people.
+Standard library only, with a light import: every rank of a training imports parts of this package from a shared file
+system. Functions raise OSError; system/ converts that into messages for users.
 """

@@ -1,7 +1,7 @@
-"""A call in a thread that may hang without harm: its caller waits for so long at most, and leaves it behind then.
+"""A call in a daemon thread with a timeout; the caller abandons a call that hangs.
 
-For calls that no signal and no time-out of their own ends: fork and exec of a program on a dead file system, a name
-service that does not answer, a GPU driver. The thread is a daemon: it does not keep the process from ending.
+For calls without a timeout of their own that no signal interrupts: fork and exec of a program on a dead file system, a
+name service that does not answer, a GPU driver. A daemon thread does not keep the process alive.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 END_S = 1.0
-"""A thread whose call is over gets so long to end, which takes microseconds, unless `late` still works in it."""
+"""How long to wait for the thread of a finished call to end: microseconds, unless `late` is still running."""
 
 
 class BackgroundCall(Generic[T]):
-    """One call of a function in a thread of its own, begun by `start`, or else by the first `result`."""
+    """One call of a function in a thread of its own, started by `start` or by the first `result`."""
 
     def __init__(self, work: Callable[[], T], name: str, *, late: Callable[[T], object] | None = None) -> None:
-        """`name`: the thread's, in stacks. `late`: is given, in that thread, the value of a call that was given up."""
+        """`name`: of the thread. `late`: called in that thread with the value of a call that was abandoned."""
         self._work = work
         self._late = late
         self._lock = threading.Lock()
@@ -34,20 +34,21 @@ class BackgroundCall(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> BackgroundCall[T]:
-        """Begin the call, and return it. Raise RuntimeError if there are no threads left."""
+        """Start the call, and return self. Raise RuntimeError if no thread can be started."""
         self._thread.start()
         return self
 
     @property
     def is_over(self) -> bool:
-        """Return whether the call has returned or raised: `result` does not wait then."""
+        """Return whether the call has returned or raised, so that `result` does not wait."""
         return self._over.is_set()
 
     def result(self, timeout_s: float = 0.0) -> T:
-        """Wait for the end of the call, `timeout_s` at most; return its value, or raise what it raised.
+        """Wait for the call, `timeout_s` at most; return its value, or raise its exception.
 
-        Raise TimeoutError if it does not end in time, RuntimeError if there are no threads left. With `late`, the call
-        is given up then, or when an exception (a signal's) ends the waiting; otherwise it may be waited for again.
+        Raise TimeoutError if the call does not end in time, RuntimeError if no thread can be started. With `late`, the
+        call is then abandoned, as after an exception (a signal's) during the wait; otherwise `result` may be called
+        again.
         """
         try:
             if self._thread.ident is None:

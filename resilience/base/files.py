@@ -1,6 +1,6 @@
-"""Small files: read so that nothing fools or blocks the reader, written whole or not at all.
+"""Small files: safe reads that never block on unusual files, and atomic writes.
 
-All functions raise OSError. system/files.py turns those errors into sentences for people.
+All functions raise OSError. system/files.py converts these errors into messages for users.
 """
 
 # pathlib costs milliseconds at the import of every rank.
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIMIT_BYTES = 65536
-"""Bytes that are read of a small file."""
+"""How many bytes of a small file are read."""
 
 STALE_S = 600.0
-"""A temporary file older than this was left by a writer that crashed: no write takes so long."""
+"""A temporary file older than this was left by a writer that crashed; no write takes that long."""
 
 NOT_REGULAR = frozenset({errno.ELOOP, errno.ENXIO, errno.EINVAL})
-"""Error numbers by which `read_regular` refuses a symbolic link, a socket, and anything else but a regular file."""
+"""Errors of `read_regular` for a symbolic link, a socket, and other files that are not regular."""
 
 _NO_DIRECTORY_SYNC = {errno.EINVAL, errno.ENOTSUP}
 _KINDS = {
@@ -38,16 +38,16 @@ _KINDS = {
 
 
 def kind_of(info: os.stat_result) -> str:
-    """The kind of a file that is not regular, in a word for people; empty for a regular file."""
+    """Return the kind of a file that is not regular, as text: `a FIFO`; empty for a regular file."""
     return _KINDS.get(stat.S_IFMT(info.st_mode), "" if stat.S_ISREG(info.st_mode) else "something odd")
 
 
 def open_directory(path: str | Path) -> int:
     """Open a directory to look up files in it, and return the descriptor.
 
-    An NFS client asks its server whether the directory has changed when a process opens it, and otherwise believes for
-    up to a minute (acdirmax, nfs(5)) that a file which was not there still is not: `nfs_lookup_verify_inode` in the
-    kernel's fs/nfs/dir.c, unless it is mounted with nocto. A directory that we may enter and not list is opened too.
+    On open, an NFS client asks its server whether the directory has changed; otherwise it caches for up to a minute
+    (acdirmax, nfs(5)) that a file does not exist: `nfs_lookup_verify_inode` in the kernel's fs/nfs/dir.c, unless
+    mounted with nocto. Also opens a directory with search but without read permission.
     """
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -58,11 +58,11 @@ def open_directory(path: str | Path) -> int:
 def read_regular(
     path: str | Path, *, limit_bytes: int = LIMIT_BYTES, directory: int | None = None
 ) -> tuple[bytes, os.stat_result] | None:
-    """Read a small file only if it is a regular one; return its content and status, or None when it is not there.
+    """Read a small regular file; return its content and status, or None if it does not exist.
 
-    Opened with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY: a symbolic link is not followed, a FIFO does not block, and a
-    terminal does not become ours. A relative `path` starts from `directory`, an open one. The error's number is in
-    NOT_REGULAR where the file is not a regular one.
+    Opens with O_NOFOLLOW, O_NONBLOCK and O_NOCTTY: does not follow a symbolic link, block on a FIFO, or acquire a
+    terminal. A relative `path` starts from `directory`, an open one. Raise OSError with an error number in NOT_REGULAR
+    if the file is not regular.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
@@ -79,7 +79,7 @@ def read_regular(
 
 
 def read_own(path: str | Path) -> str | None:
-    """The text of a regular file that belongs to us and that nobody else may write or read; else None."""
+    """Return the text of a regular file of this process's user that no other user may read or write; else None."""
     try:
         found = read_regular(path)
     except OSError:
@@ -90,11 +90,11 @@ def read_own(path: str | Path) -> str | None:
 
 
 def replace_file(path: str | Path, content: str | bytes, *, mode: int, durable: bool = False) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
+    """Write a file atomically: a crash at any moment leaves the old content or the new one, never a part.
 
-    Temporary file in the same directory, under a name that no other writer has (a twin of a requeued job may write the
-    same file at the same moment), then rename. `durable` also waits until file and name are on the disk; without it a
-    power cut may leave an empty file. No temporary file is left when the write fails.
+    Writes a temporary file in the same directory, with a unique name (a duplicate of a requeued job may write the same
+    file at the same time), then renames it. With `durable`, waits until file and name are on disk; without, a power cut
+    may leave an empty file. Removes the temporary file if the write fails.
     """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
@@ -117,11 +117,10 @@ def replace_file(path: str | Path, content: str | bytes, *, mode: int, durable: 
 
 
 def append(path: str | Path, raw: bytes, *, mode: int, sync: bool = True, is_only_writer: bool = False) -> None:
-    """Append whole lines with a single write, so that lines of several writers never mix on a local file system.
+    """Append complete lines with a single write, so that lines of several writers do not mix on a local file system.
 
-    A part of a line that a crash left behind is closed off first. `is_only_writer`: where the disk takes only a part,
-    that part is cut off again. A new file gets `mode`, whatever the umask. A link, a FIFO or a directory in the file's
-    place is refused.
+    Terminates an incomplete line left by a crash first. With `is_only_writer`, a partial write is truncated again. A
+    new file gets `mode` regardless of the umask. Raise OSError for a link, a FIFO or a directory.
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(path, flags, mode)
@@ -144,7 +143,7 @@ def append(path: str | Path, raw: bytes, *, mode: int, sync: bool = True, is_onl
         except OSError:
             if is_only_writer and written:
                 with contextlib.suppress(OSError):
-                    if os.fstat(descriptor).st_size == info.st_size + written:  # else a twin has written behind it
+                    if os.fstat(descriptor).st_size == info.st_size + written:  # no other process has appended
                         os.ftruncate(descriptor, info.st_size)
             raise
     finally:
@@ -152,19 +151,19 @@ def append(path: str | Path, raw: bytes, *, mode: int, sync: bool = True, is_onl
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write to a file or a pipe, however little it takes at a time."""
+    """Write all of `content` to a file or a pipe, with as many writes as necessary."""
     view = memoryview(content)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def sync_directory(path: str | Path) -> None:
-    """Have files made, renamed and removed in a directory outlast a power cut."""
+    """Sync a directory, so that created, renamed and removed files survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and FUSE file systems cannot sync a directory at all; the file is written nevertheless.
+        # Some network and FUSE file systems cannot sync a directory; the file is written anyway.
         if error.errno not in _NO_DIRECTORY_SYNC:
             raise
     finally:
@@ -172,9 +171,9 @@ def sync_directory(path: str | Path) -> None:
 
 
 def remove_stale(directory: str | Path, now: float, *, of: str = "", older_than_s: float = STALE_S) -> None:
-    """Remove temporary files that crashed writers left, of the file `of` or of all; never fails.
+    """Remove temporary files left by crashed writers, of the file `of` or of all files. Never fails.
 
-    `now` is the file server's time where that is known: clocks differ.
+    `now`: the file server's time if known, because clocks differ.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -185,12 +184,12 @@ def remove_stale(directory: str | Path, now: float, *, of: str = "", older_than_
 
 
 def remove_same(name: str, inode: int, mtime_ns: int, *, directory: int) -> bool:
-    """Remove a file from an open directory if it is still that one; return whether it was.
+    """Remove a file from an open directory if its inode and mtime are unchanged; return whether they were.
 
-    Renamed first and checked then: between a check and an unlink another process may put a new file there, which
-    nobody would ever read. In that case the file is put back, unless there is a newer one again.
+    Renames first and checks afterwards: between a check and an unlink another process may create a new file, which
+    would be lost. A file that has changed is restored, unless there is an even newer one.
     """
-    aside = f".{name}.{os.urandom(6).hex()}.tmp"  # a temporary file's name, so that `remove_stale` takes it as well
+    aside = f".{name}.{os.urandom(6).hex()}.tmp"  # matches `remove_stale`
     try:
         os.rename(name, aside, src_dir_fd=directory, dst_dir_fd=directory)
     except FileNotFoundError:
@@ -213,6 +212,6 @@ def _encoded(content: str | bytes) -> bytes:
     if isinstance(content, bytes):
         return content
     try:
-        return content.encode("utf-8", "surrogateescape")  # names of files come back as the bytes that they were
+        return content.encode("utf-8", "surrogateescape")  # restores the original bytes of file names
     except UnicodeEncodeError:
         return content.encode("utf-8", "replace")

@@ -1,6 +1,6 @@
-"""Which file system a path lies on, without touching that file system: /proc/self/mountinfo only.
+"""The file system of a path, from /proc/self/mountinfo only, without touching that file system.
 
-And the variables by which sites name their storage in the environment of a person.
+Also the environment variables that sites set for their storage.
 """
 # pathlib costs milliseconds at the import of every rank.
 # ruff: noqa: PTH100
@@ -24,7 +24,7 @@ NODE_LOCAL_TYPES = frozenset(
 """File systems of one machine. A head node may export one of them over NFS, so this is a hint, not a proof."""
 
 MEMORY_TYPES = frozenset({"tmpfs", "ramfs", "devtmpfs"})
-"""File systems that a reboot empties."""
+"""File systems in memory, which a reboot empties."""
 
 STORAGE_VARIABLES = (
     "SCRATCH", "WORK", "STORE", "PROJECT", "DATA",  # nearly everywhere
@@ -38,15 +38,15 @@ STORAGE_VARIABLES = (
     "SCRATCHDIR", "WORKDIR", "PROJECTDIR", "PROJECT_DIR", "TMPDIR", "LOCAL_SCRATCH", "SLURM_TMPDIR", "SCRATCH_LOCAL",
     "HPCVAULT", "VSC_SCRATCH", "VSC_DATA", "BEEOND", "WORK_DIR", "SCRATCH_DIR",  # NHR@FAU, VSC and others
 )  # fmt: skip
-"""Variables by which sites name their storage, from their user guides."""
+"""Variables that sites set for their storage, from their user guides."""
 
 _OF_A_SESSION = frozenset(
     {"TMPDIR", "JOBSCRATCH", "SLURM_TMPDIR", "LOCAL_SCRATCH", "SCRATCH_LOCAL", "L_SCRATCH", "BEEOND"}
 )
-"""Those whose value is a job's, or a node's, own: in another job it means another place, or none."""
+"""Variables with a value per job or per node, not valid in another job."""
 
 LASTING = tuple(name for name in STORAGE_VARIABLES if name not in _OF_A_SESSION)
-"""Those whose value is a person's, on all nodes."""
+"""Variables with one value per user, on all nodes."""
 
 
 class Mount(NamedTuple):
@@ -61,7 +61,7 @@ class Mount(NamedTuple):
         device: `major:minor`.
         super_options: of the file system: the controllers of a cgroup hierarchy, the size of a tmpfs.
         ident: number of the mount.
-        parent: number of the mount that it lies on.
+        parent: number of the parent mount.
     """
 
     point: str
@@ -76,14 +76,14 @@ class Mount(NamedTuple):
 
     @property
     def is_node_local(self) -> bool:
-        """Return whether other nodes most probably see something else under the same path."""
+        """Return whether other nodes most probably have a different file system at the same path."""
         return self.type in NODE_LOCAL_TYPES
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    """Given /proc/self/mountinfo, return the mounts in its order; lines that are none are passed over."""
+    """Given /proc/self/mountinfo, return the mounts in its order; invalid lines are skipped."""
     mounts = []
-    for line in text.split("\n"):  # no other line end: the kernel writes them into paths as they are
+    for line in text.split("\n"):  # not splitlines(): the kernel does not escape other line ends in paths
         left, separator, right = line.partition(" - ")
         before, after = left.split(" "), right.split(" ")
         if not separator or len(before) < 6 or len(after) < 2 or not (before[0] + before[1]).isdigit():
@@ -105,7 +105,7 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 
 
 def mount_of(path: str | Path, mounts: Iterable[Mount]) -> Mount | None:
-    """The mount that a path lies on: the longest mount point above it, the last one mounted there."""
+    """Return the mount of a path: the longest mount point above the path, and of several the last one mounted."""
     requested = os.path.abspath(path)  # resolve() would touch a file system that may hang
     best: Mount | None = None
     for mount in mounts:
@@ -116,7 +116,7 @@ def mount_of(path: str | Path, mounts: Iterable[Mount]) -> Mount | None:
 
 
 def current_mounts() -> tuple[Mount, ...]:
-    """The mounts of this process; empty where /proc does not tell."""
+    """Return the mounts of this process; empty if /proc is not readable."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:
             return parse_mountinfo(os.fsdecode(file.read()))

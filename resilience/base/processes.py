@@ -1,7 +1,7 @@
-"""Processes of this machine as /proc tells of them: alive or not, waiting in the kernel, start, descendants.
+"""Processes of this machine, from /proc: state, start time, descendants.
 
-A number alone names no process, because it is used again: number, start, boot and namespace together do. psutil knows
-neither the wait nor the namespace, and nothing but the standard library is imported below the guard. Formats:
+A pid alone does not identify a process, because pids are reused; pid, start time, boot and namespace together do.
+psutil reports neither the wait nor the namespace, and the guard imports only the standard library. Formats:
 proc_pid_stat(5), proc_pid_status(5), proc_tid_children(5), pid_namespaces(7).
 """
 # pathlib costs milliseconds at the import of every rank.
@@ -19,12 +19,12 @@ _PARENT, _START = 1, 19
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process is there; one that only waits to be reaped is not alive."""
+    """Return whether a process is alive; a zombie is not."""
     return (_stat(pid) or (b"X",))[0] not in (b"Z", b"X", b"x")
 
 
 def is_there(pid: int) -> bool:
-    """Return whether a process of this number exists, also one that /proc hides from us (hidepid, proc(5)); kill(2)."""
+    """Return whether a process with this pid exists, by kill(2): also one hidden in /proc (hidepid, proc(5))."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -35,34 +35,34 @@ def is_there(pid: int) -> bool:
 
 
 def is_waiting_in_kernel(pid: int) -> bool:
-    """Return whether a process is in uninterruptible sleep: it waits for a disk or a file server."""
+    """Return whether a process is in uninterruptible sleep, waiting for a disk or a file server."""
     return (_stat(pid) or (b"",))[0] == b"D"
 
 
 def start_ticks(pid: int) -> int | None:
-    """The start of a process in clock ticks since the boot: number and start are one process and no other.
+    """Return the start time of a process in clock ticks since boot; together with the pid, it identifies the process.
 
-    None when there is no such process; a zombie still has one.
+    None if there is no such process; a zombie still has a start time.
     """
     found = _stat(pid)
     return int(found[_START]) if found is not None and len(found) > _START else None
 
 
 def is_same(pid: int, ticks: int) -> bool:
-    """Return whether the process of this number and start is alive, in this boot."""
+    """Return whether the process with this pid and start time is alive, in this boot."""
     return pid > 0 and ticks > 0 and start_ticks(pid) == ticks and is_alive(pid)
 
 
 def switches(pid: int) -> int | None:
-    """How often a process was switched out: unchanged for as long as it is in one and the same wait. None: not told."""
+    """Return the number of context switches of a process, unchanged during one wait; None if unknown."""
     raw = _read(f"/proc/{pid}/status")
     return sum(map(int, re.findall(_SWITCHES, raw))) if raw else None
 
 
 def descendants(pid: int, *, spare: int = 0) -> tuple[int, ...]:
-    """Every process below `pid`, parents before children; a process that has outlived its parent is not among them.
+    """Return all descendants of `pid`, parents before children, without orphans.
 
-    Zombies, and `spare` with all below it, are left out.
+    Excludes zombies, and `spare` with its descendants.
     """
     found: list[int] = []
     level = [pid]
@@ -74,15 +74,15 @@ def descendants(pid: int, *, spare: int = 0) -> tuple[int, ...]:
 
 @cache
 def boot_id() -> str:
-    """This boot of this machine; empty where the kernel does not tell."""
+    """Return the id of the current boot; empty if the kernel does not provide one."""
     return _read("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
 
 
 @cache
 def pid_space() -> tuple[str, str]:
-    """The boot and the namespace (`pid:[4026531836]`) that process numbers belong to.
+    """Return the boot id and the namespace (`pid:[4026531836]`) in which pids of this process are valid.
 
-    Both are empty where the kernel does not tell one of them: then no number from elsewhere means anything.
+    Both are empty if the kernel does not provide one of them; then no pid from another process can be trusted.
     """
     try:
         namespace = os.readlink("/proc/self/ns/pid")
@@ -101,20 +101,20 @@ def _children(pid: int) -> list[int]:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 result += map(int, file.read().split())
-        except FileNotFoundError:
-            return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN, or the thread has ended
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN, or the thread has ended
+            return _children_by_parent(pid)
         except OSError:
             continue
     return result
 
 
 def _children_by_parent(pid: int) -> list[int]:
-    everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [one for one in everybody if (found := _stat(one)) is not None and int(found[_PARENT]) == pid]
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [one for one in pids if (found := _stat(one)) is not None and int(found[_PARENT]) == pid]
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat from the state on; the name before them may hold blanks and brackets."""
+    """Return the fields of /proc/PID/stat after the name, which may contain blanks and parentheses."""
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     return fields or None
 

@@ -1,7 +1,7 @@
-"""Reads switch files for the guard and for the commands: opened so that nothing fools or blocks the reader, and judged.
+"""Reads switch files safely, and checks their owners, for the guard and the commands.
 
-A switch is a regular file whose owner passes the policy of the run; resilience/switch.py has the rules. The batch shell
-reads the same files without Python (slurm_templates/_attempt.bash).
+A switch is a regular file whose owner is accepted by the run's policy; resilience/switch.py has the rules. The batch
+shell reads the same files without Python (slurm_templates/_attempt.bash).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME_S = 2.0
-"""How long the system may take to tell a name: a directory service that is down must not hold a switch up."""
+"""Time limit for the lookup of a name: a directory service that is down must not delay a switch."""
 
 
 class SwitchFile(NamedTuple):
-    """A file that lies in a switch's place.
+    """A file at the path of a switch.
 
     Attributes:
-        content: at most 64 KiB; empty where a colleague's umask closed the file to us: the file itself is the request.
+        content: at most 64 KiB; empty if not readable, as with another user's umask: the file itself is the request.
         info: its status.
-        refusal: why it is no switch: it is no regular file. Empty for a regular one.
+        refusal: the reason if the file is not regular; else empty.
     """
 
     content: bytes
@@ -36,9 +36,9 @@ class SwitchFile(NamedTuple):
 
 
 def find_switch(kind: str, directory: int) -> SwitchFile | None:
-    """The file in a switch's place in an open directory, or None when there is none. Raise OSError.
+    """Return the switch file of this kind in an open directory, or None without one. Raise OSError.
 
-    A file that is not a regular one is not even opened: that may wake a writer, or rewind a tape.
+    Does not open a file that is not regular: that may wake a writer, or rewind a tape.
     """
     try:
         info = os.stat(kind, dir_fd=directory, follow_symlinks=False)
@@ -47,10 +47,10 @@ def find_switch(kind: str, directory: int) -> SwitchFile | None:
         read = read_regular(kind, directory=directory)
     except FileNotFoundError:
         return None
-    except PermissionError:  # raised again where not even the status can be read
+    except PermissionError:  # raised again if the status cannot be read either
         return SwitchFile(b"", os.stat(kind, dir_fd=directory, follow_symlinks=False))
     except OSError as error:
-        if error.errno in NOT_REGULAR:  # it was replaced a moment ago; the next check names it
+        if error.errno in NOT_REGULAR:  # replaced since the stat; the next check reports the kind
             return None
         raise
     return None if read is None else SwitchFile(*read)
@@ -64,9 +64,10 @@ def refusal_of(
     who: str,
     group: Callable[[int], str] | None = None,
 ) -> str:
-    """Why the owner of a switch file may not steer a run; empty when the policy allows it.
+    """Return why the owner of a switch file may not control the run; empty if the policy allows it.
 
-    `run`: status of the run directory. `who`: the owner's name. `group`: names a group, `name_of_group` by default.
+    `run`: status of the run directory. `who`: the owner's name. `group`: returns the name of a group, by default
+    `name_of_group`.
     """
     if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
         return ""
@@ -74,7 +75,7 @@ def refusal_of(
 
 
 def recorded_policy(run_toml: object) -> OwnerPolicy | None:
-    """The owner policy that a run was submitted with, given the content of run.toml; None where that does not tell."""
+    """Given the content of run.toml, return the owner policy that the run was submitted with; None if not recorded."""
     recorded = run_toml.get("run") if isinstance(run_toml, dict) else None
     if not isinstance(recorded, dict):
         return None
@@ -83,7 +84,7 @@ def recorded_policy(run_toml: object) -> OwnerPolicy | None:
 
 
 def name_of_user(uid: int) -> str:
-    """The login name of a user; the number where there is none, or no answer within NAME_S."""
+    """Return the login name of a user; the uid if there is none, or no answer within NAME_S."""
 
     def ask() -> str:
         import pwd
@@ -94,7 +95,7 @@ def name_of_user(uid: int) -> str:
 
 
 def name_of_group(gid: int) -> str:
-    """The name of a group, likewise."""
+    """Return the name of a group; the gid if there is none, or no answer within NAME_S."""
 
     def ask() -> str:
         import grp

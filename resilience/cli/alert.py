@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from resilience.alerts import commands as alerts
-from resilience.alerts.commands import NO_CHANNEL, Details, Known, Listing
+from resilience.alerts.commands import NO_CHANNEL, Details, IncidentStatus, Listing
 from resilience.alerts.delivery import Delivery
 from resilience.alerts.incident import Incident, Silence
 from resilience.alerts.outbox import Entry
@@ -263,7 +263,7 @@ def _flush(project: Project, *, patient: bool) -> int:
 
 
 def _show_drafts(project: Project) -> None:
-    found = alerts.drafts(project)
+    found = alerts.preview(project)
     for entry, text in found:
         print(f"{entry.channel}: {entry.alert.id}" + ("" if text is not None else " (after the one before it)"))
         print_indented((text or "").splitlines())
@@ -333,7 +333,7 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
         print(NO_CHANNEL)
 
 
-def _row(known: Known, now: float) -> tuple[str, ...]:
+def _row(known: IncidentStatus, now: float) -> tuple[str, ...]:
     incident = known.incident
     verdict = incident.verdict.value if incident.is_open else f"was {incident.worst.value}"
     since = f"{_age(now - incident.opened)} ago"
@@ -350,7 +350,7 @@ def what(incident: Incident) -> str:
     return " ".join(filter(None, (incident.check, incident.subject, incident.fault)))
 
 
-def _told(known: Known) -> str:
+def _told(known: IncidentStatus) -> str:
     parts = [f"{known.incident.count}x" if known.incident.count else "no"]
     if known.silence is not None:
         parts.append("silenced")
@@ -385,7 +385,7 @@ def listing_to_json(found: Listing) -> dict[str, Any]:
     }
 
 
-def _known_to_json(known: Known) -> dict[str, Any]:
+def _known_to_json(known: IncidentStatus) -> dict[str, Any]:
     record: dict[str, Any] = plain(known.incident)
     return record | {
         "open": known.incident.is_open,

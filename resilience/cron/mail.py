@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.alerts.routes import MAILTO_FOLDER, mail_channel, mail_trouble
+from resilience.alerts.routes import MAILTO_DIRECTORY, mail_channel, mail_error
 from resilience.cron.records import Outcome
 from resilience.errors import ResilError, SettingsError
 from resilience.system.files import make_directory, read_regular, write_atomic
@@ -86,7 +86,7 @@ def has_news(cron: CronProject, entry: Entry) -> bool:
 
 def _mark(cron: CronProject, entry: Entry) -> Path:
     name = hashlib.sha256(entry.key.encode("utf-8", "replace")).hexdigest()[:16]
-    return cron.state.path / MAILTO_FOLDER / f"{name}.since"
+    return cron.state.path / MAILTO_DIRECTORY / f"{name}.since"
 
 
 def _since(mark: Path) -> float | None:
@@ -108,7 +108,7 @@ def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
     body = _output(cron.state.path / "output" / entry.key / record.output)
     if not any(line.strip() for line in body):
         return ()
-    if trouble := mail_trouble(cron.project):
+    if trouble := mail_error(cron.project):
         return (f"{entry.place}: {trouble}",)
     return _queue(cron, entry, record, people, body)
 

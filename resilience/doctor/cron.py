@@ -266,13 +266,13 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
             "alerts", Verdict.WARNING, "nobody is told of what fails: resil.toml names no channel",
             'for instance [alert] channels = ["email"]; try it: resil alert test',
         )  # fmt: skip
-    from resilience.alerts.routes import mail_trouble
+    from resilience.alerts.routes import mail_error
     from resilience.cron.mail import wrong_address
 
     for place, people in mailed:
         if wrong := wrong_address(people):
             yield Diagnosis("mail", Verdict.CRITICAL, f"{place}: MAILTO={people}: {wrong}", "MAILTO=you@example.org")
-    if mailed and mail_trouble(project):
+    if mailed and mail_error(project):
         place, people = mailed[0]
         more = f", and {len(mailed) - 1} more" if len(mailed) > 1 else ""
         yield Diagnosis(

@@ -1,8 +1,8 @@
-"""The object a training asks once per step. A tower of its own: standard library only, importable alone.
+"""The guard that a training calls once per step. Standard library only; importable without the rest of resil.
 
     from resilience.guard import TrainingGuard
 
-Importing it costs milliseconds; what only some trainings need (sockets, signals, memory limits) comes when it is used.
+The import takes milliseconds; sockets, signals and memory limits are imported on first use.
 """
 
 from resilience.errors import AgreementLost, GuardError
@@ -28,7 +28,7 @@ __all__ = [
     "active",
 ]
 
-_LATER = {
+_LAZY = {
     "Alone": "resilience.guard.agreement.base",
     "Collective": "resilience.guard.agreement.collective",
     "GuardSettings": "resilience.guard.settings",
@@ -36,8 +36,8 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _LATER:
+    if name in _LAZY:
         import importlib
 
-        return getattr(importlib.import_module(_LATER[name]), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

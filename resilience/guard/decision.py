@@ -1,6 +1,6 @@
-"""What triggers ask for, and what all ranks do about it. Pure; plain classes, because dataclasses cost milliseconds.
+"""Requests of triggers, and the decision for all ranks that merges them. Pure.
 
-`import dataclasses` brings `inspect` along, which alone would take the guard's whole budget for its import.
+Plain classes: `import dataclasses` imports `inspect`, which alone would use up the guard's import budget.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     class Trigger(Protocol):
-        """What may ask the guard for something. Anything with these two methods is one.
+        """A source of requests: any object with these two methods.
 
-        Four attributes are looked at when they are there: `name` (default: the class's name), `ranks`, which ranks
-        ask it (`"every"`, the default; `"node"`, the first of each node; `"first"`, rank 0), `shared`, whether it
-        touches the shared file system (default False), so that it waits in a thread of its own when that hangs, and
-        `look_again_s`, in how many seconds it must be asked again if that is sooner than usual (default None).
+        Four attributes are optional: `name` (default: the class's name); `ranks`, the ranks that poll the trigger
+        (`"every"`, the default; `"node"`, the first rank of each node; `"first"`, rank 0); `shared`, True if `poll`
+        touches the shared file system and needs the thread for that (default False); `look_again_s`, seconds until
+        the next poll, if shorter than the usual interval (default None).
         """
 
         def poll(self) -> Request | str | None:
-            """Say what is wanted now, or None. A text stands for a request to save and stop, for that reason.
+            """Return a request, or None. A text requests a save and a stop for that reason.
 
-            Called every few seconds from a thread of the guard, and not again before `done()` was called.
+            Called every few seconds from a thread of the guard. After a request, not called again before `done()`.
             """
 
         def done(self, outcome: str) -> None:
-            """Hear what became of the request: `saved`, once the checkpoint is durable on every rank; `failed` (the
-            save); `obeyed` (there was nothing to save); or `skipped` (another save was in flight: ask again)."""
+            """Receive the outcome of the request: `saved` (the checkpoint is durable on every rank), `failed` (the
+            save failed), `obeyed` (nothing had to be saved), or `skipped` (another save was in flight; request
+            again)."""
 
 
 SAVED = "saved"
@@ -35,20 +36,20 @@ FAILED = "failed"
 OBEYED = "obeyed"
 SKIPPED = "skipped"
 IN_FLIGHT = "in_flight"
-"""Between ranks only: the training goes on, and the bytes are still on their way. SAVED or FAILED follows."""
+"""Between ranks only: the training continues while the save is being written. SAVED or FAILED follows."""
 
 DONE = "done"
 STOPPED = "stopped"
-"""How a rank leaves: its training ran to its own end, or it followed a stop; else FAILED."""
+"""How a rank leaves: its training ended by itself, or followed a stop; otherwise FAILED."""
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_STOPPED = 75
-"""Exit code of a training that was stopped on purpose: please continue in the next job (EX_TEMPFAIL, sysexits.h)."""
+"""Exit code of a training stopped on purpose; the next job continues the run (EX_TEMPFAIL, sysexits.h)."""
 
 
 class BuiltInTrigger:
-    """The defaults of a trigger: every rank asks it, nothing shared is touched, and nothing follows its request."""
+    """Defaults of a trigger: polled on every rank, touches no shared file, ignores the outcome of its requests."""
 
     name = ""
     ranks = "every"
@@ -64,13 +65,13 @@ class Request:
 
     Attributes:
         trigger: name of the trigger.
-        why: a sentence without a full stop, for people: who wants it and for what reason.
-        save: whether a checkpoint is wanted.
-        stop: whether the training shall end.
-        label: what the checkpoint shall be called; empty for the training's own choice.
-        discard: whether nothing may be saved, whatever others wish: this attempt was superseded, or its loss is NaN.
-        exit_code: what the training should exit with when this request stops it.
-        rank: the rank that wishes it; filled in by the guard.
+        why: the reason, as a sentence without a full stop.
+        save: whether to save a checkpoint.
+        stop: whether to stop the training.
+        label: name of the checkpoint; empty to let the training choose.
+        discard: whether to save nothing, overriding all other requests: superseded attempt, or loss is NaN.
+        exit_code: the exit code if this request stops the training.
+        rank: the requesting rank; set by the guard.
     """
 
     __slots__ = ("discard", "exit_code", "label", "rank", "save", "stop", "trigger", "why")
@@ -97,8 +98,7 @@ class Request:
         self.rank = rank
 
     def __repr__(self) -> str:
-        wish = " and ".join(word for word in ("save", "stop") if getattr(self, word)) or "nothing"
-        return f"Request({self.trigger}: {wish}, because {self.why})"
+        return f"Request({self.trigger}: {_describe_action(self) or 'nothing'}, because {self.why})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Request) and self.as_dict() == other.as_dict()
@@ -107,30 +107,30 @@ class Request:
         return hash((self.trigger, self.why, self.rank))
 
     def as_dict(self) -> dict[str, Any]:
-        """The request as it travels between ranks: JSON types only."""
+        """Return the request in JSON types, as sent between ranks."""
         return {name: getattr(self, name) for name in sorted(self.__slots__)}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Request:
-        """Read what `as_dict` gave. Raise ValueError if it is anything else: it comes from the network."""
-        wanted = {"trigger": str, "why": str, "save": bool, "stop": bool, "label": str, "discard": bool}
-        wanted |= {"exit_code": int, "rank": int}
-        if set(fields) != set(wanted) or any(type(fields[name]) is not kind for name, kind in wanted.items()):
+        """Return the request of an `as_dict` record. Raise ValueError for other input, which comes from the network."""
+        types = {"trigger": str, "why": str, "save": bool, "stop": bool, "label": str, "discard": bool}
+        types |= {"exit_code": int, "rank": int}
+        if set(fields) != set(types) or any(type(fields[name]) is not kind for name, kind in types.items()):
             raise ValueError(f"not a request: {sorted(fields)}")
         return cls(**fields)
 
 
 class Decision:
-    """What every rank does at the same step. Falsy when there is nothing to do.
+    """The action that every rank takes at the same step. Falsy if there is nothing to do.
 
     Attributes:
-        save: whether to save now, before anything else.
-        stop: whether to leave the training loop after that.
-        label: what the checkpoint shall be called; empty for the training's own choice.
-        reasons: sentences, one per request, for people.
-        step: the step after which it holds, counted as the guard counts.
-        exit_code: what to exit with when `stop` is set.
-        triggers: names of the triggers that asked.
+        save: whether to save now.
+        stop: whether to leave the training loop, after the save.
+        label: name of the checkpoint; empty to let the training choose.
+        reasons: one sentence per request.
+        step: the step after which the decision takes effect, by the guard's count.
+        exit_code: the exit code if `stop` is set.
+        triggers: names of the requesting triggers.
     """
 
     __slots__ = ("exit_code", "label", "reasons", "save", "step", "stop", "triggers")
@@ -167,18 +167,17 @@ class Decision:
         return f"Decision(save={self.save}, stop={self.stop}, step={self.step}, reasons={list(self.reasons)})"
 
     def __str__(self) -> str:
-        """The decision as a sentence: `step 120: save and stop, because the kill switch is thrown by bob: ...`."""
-        wish = " and ".join(word for word in ("save", "stop") if getattr(self, word)) or "go on"
-        because = ", because " + "; ".join(self.reasons) if self.reasons else ""
-        return f"step {self.step}: {wish}{because}"
+        """Return a sentence: `step 120: save and stop, because the kill switch was set by bob: ...`."""
+        because = f", because {self.why}" if self.reasons else ""
+        return f"step {self.step}: {_describe_action(self) or 'continue'}{because}"
 
     @property
     def why(self) -> str:
-        """All reasons as one text."""
+        """Return all reasons as one text."""
         return "; ".join(self.reasons)
 
     def as_dict(self) -> dict[str, Any]:
-        """The decision in JSON types."""
+        """Return the decision in JSON types."""
         return {
             "save": self.save,
             "stop": self.stop,
@@ -190,36 +189,31 @@ class Decision:
         }
 
 
+def _describe_action(action: Request | Decision) -> str:
+    return " and ".join(word for word in ("save", "stop") if getattr(action, word))
+
+
 CONTINUE = Decision()
-"""Go on: the one object that `step()` returns nearly always."""
+"""The decision to do nothing, which `step()` nearly always returns."""
 
 
 def merge(requests: Iterable[Request], step: int) -> Decision:
-    """Given all requests of the moment, return the one decision for all ranks at `step`.
+    """Given all pending requests, return the one decision for all ranks at `step`.
 
-    Whoever wants a save gets one unless one request forbids it. An error wins over a stop on purpose, because it needs
-    a person. The first label wins; labels are rare. Who wanted a save and nothing else, and does not get it, is not
-    among the triggers: it hears of no success, and a save switch stays for the attempt that comes after.
+    A `discard` cancels every save. The exit code of an error overrides that of a stop on purpose, which overrides 0
+    (the run is finished). The first label is used. If saves are discarded, a trigger that requested only a save is
+    not listed in `triggers`: it receives no outcome, and a save switch stays for the next attempt.
     """
-    asked = sorted(requests, key=lambda request: (request.rank, request.trigger, request.why))
-    reasons: list[str] = []
-    for request in asked:
-        if request.why not in reasons:
-            reasons.append(request.why)
-    stops = [request.exit_code for request in asked if request.stop]
-    discard = any(request.discard for request in asked)
-    served = [request for request in asked if request.stop or not discard]
+    ordered = sorted(requests, key=lambda request: (request.rank, request.trigger, request.why))
+    codes = [request.exit_code for request in ordered if request.stop]
+    discard = any(request.discard for request in ordered)
+    served = [request for request in ordered if request.stop or not discard]
     return Decision(
-        save=any(request.save for request in asked) and not discard,
-        stop=bool(stops),
-        label=next((request.label for request in asked if request.label), ""),
-        reasons=reasons,
+        save=any(request.save for request in ordered) and not discard,
+        stop=bool(codes),
+        label=next((request.label for request in ordered if request.label), ""),
+        reasons=list(dict.fromkeys(request.why for request in ordered)),
         step=step,
-        exit_code=_heaviest(stops),
+        exit_code=next((code for code in (EXIT_ERROR, EXIT_STOPPED, EXIT_DONE) if code in codes), EXIT_STOPPED),
         triggers=list(dict.fromkeys(request.trigger for request in served)),
     )
-
-
-def _heaviest(codes: Sequence[int]) -> int:
-    """The exit code of several stops: an error, else on purpose, else (the run is finished already) done."""
-    return next((code for code in (EXIT_ERROR, EXIT_STOPPED, EXIT_DONE) if code in codes), EXIT_STOPPED)

@@ -1,11 +1,10 @@
-"""How far the training may go without asking: the few numbers that `step()` touches. No I/O.
+"""The counters that `step()` uses, and the limit up to which the training runs without calling the agreement. No I/O.
 
-Two threads meet here without a lock. The training thread writes `count` and then reads `limit`; the control thread
-writes `limit` and then reads `count`, and takes a larger limit if the training may have passed: Dekker's pattern
-(E. W. Dijkstra, EWD123, 1965). It needs that each thread's writes are seen by the other before its later reads take
-place. With the global interpreter lock that holds, because every hand-over is a full barrier and both threads run
-bytecode only while they hold it. Without the lock (free-threaded builds) it does not: then both sides do their write
-and their read under one real lock, `lock`.
+Two threads share the counters without a lock. The training thread writes `count` and then reads `limit`; the control
+thread writes `limit` and then reads `count`, and raises the limit if the training may have passed it: Dekker's pattern
+(E. W. Dijkstra, EWD123, 1965). Each thread's write must be visible to the other before its own read. The global
+interpreter lock guarantees this: every hand-over is a full barrier, and both threads run bytecode only while holding
+the lock. Free-threaded builds do not; there, both sides write and read under `lock`.
 """
 
 from __future__ import annotations
@@ -18,20 +17,30 @@ NEVER = (1 << 62) - 1
 """A limit that no training reaches."""
 
 
+class NullLock:
+    """No lock: the global interpreter lock is enough."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
 class Gate:
-    """The counters. The training thread alone writes `count`, `polls` and `rewound`; others write the limits.
+    """The counters. Only the training thread writes `count`, `polls` and `rewound`; other threads write the limits.
 
     Attributes:
-        count: how many times `step()` was called: the number of the step that has just been done.
-        polls: how many times `poll()` was called since that step.
+        count: number of `step()` calls: the number of the last completed step.
+        polls: number of `poll()` calls since that step.
         polled_step: the step that `polls` counts from.
-        rewound: how many steps the training has gone back in all. The ranks agree on `count + rewound`, which never
-            goes back: a step that is done again is another step to them.
-        limit: the first step that must not be completed without asking.
-        poll_limit: the first poll that must not be completed without asking.
-        urgent: a signal has come and the training thread has not looked at it yet.
-        lock: the lock of free-threaded builds; None where the interpreter's own does.
-        beat: two or more unsigned 64 bit words (steps, looks) that others map; each step stores into it.
+        rewound: total number of steps by which the training has gone back. The ranks agree on `count + rewound`,
+            which never decreases: a repeated step has a new number.
+        limit: the first step that calls the runtime.
+        poll_limit: the first poll that calls the runtime.
+        urgent: whether a signal has arrived that the training thread has not handled yet.
+        lock: a real lock in free-threaded builds, else a `NullLock`.
+        beat: two or more unsigned 64 bit words (steps, polls) in shared memory; written by each step.
     """
 
     __slots__ = ("beat", "count", "limit", "lock", "poll_limit", "polled_step", "polls", "rewound", "urgent")
@@ -41,48 +50,34 @@ class Gate:
         self.polls = 0
         self.polled_step = 0
         self.rewound = 0
-        self.limit = 1  # the first step asks: there is something to set up
+        self.limit = 1  # the first step calls the runtime, which finishes the start
         self.poll_limit = 1
         self.urgent = False
-        self.lock: Any = None
+        self.lock: Any = NullLock()
         self.beat: Any = [0] * 16
 
     def position(self) -> tuple[int, int]:
-        """Where the training is: (steps done, polls since). It only ever grows, also when the training goes back."""
-        if self.lock is not None:
-            with self.lock:
-                return self._position()
-        return self._position()
-
-    def _position(self) -> tuple[int, int]:
-        steps, polled, polls = self.count, self.polled_step, self.polls
-        return (steps + self.rewound, polls if polled == steps else 0)
+        """Return (steps done, polls since). Never decreases, even if the training goes back."""
+        with self.lock:
+            steps, polled, polls = self.count, self.polled_step, self.polls
+            return (steps + self.rewound, polls if polled == steps else 0)
 
     def hold(self, steps: int, polls: int) -> None:
-        """Make the training ask before it goes on from the step that ends at position `steps`, or from a poll."""
+        """Make the training call the runtime after the step at position `steps`, or after `polls` polls."""
         limit = min(steps - self.rewound, NEVER)
-        if self.lock is not None:
-            with self.lock:
-                self.limit, self.poll_limit = limit, min(polls, NEVER)
-        else:
+        with self.lock:
             self.limit, self.poll_limit = limit, min(polls, NEVER)
 
     def open(self) -> None:
-        """Let the training go on without asking."""
+        """Let the training run without calling the runtime."""
         self.limit = NEVER
         self.poll_limit = NEVER
 
     def count_from(self, step: int) -> None:
-        """The training goes on after `step` steps. For the training thread; the limits are the agreement's business."""
-        if self.lock is not None:
-            with self.lock:
-                self._count_from(step)
-        else:
-            self._count_from(step)
-
-    def _count_from(self, step: int) -> None:
-        # The order matters to whoever reads between the two: too large a position only postpones, too small a one
-        # would be a promise that is broken already.
-        self.rewound += max(0, self.count - step)
-        self.count = step
-        self.polls, self.polled_step = 0, step
+        """Set the step count. For the training thread; the agreement sets the limits."""
+        with self.lock:
+            # `rewound` first: a reader between the two lines sees too large a position, which only delays a decision.
+            # Too small a position could break a promise.
+            self.rewound += max(0, self.count - step)
+            self.count = step
+            self.polls, self.polled_step = 0, step

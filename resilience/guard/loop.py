@@ -1,9 +1,9 @@
-"""The training loop as its guard knows it: decisions, saves, errors, and how the process really ends.
+"""State of the training loop: decisions, saves, errors, and the real exit code of the process.
 
-A `with` block sees the exception that leaves it. A training without one ends where the guard does not look: then the
-guard is closed when the interpreter exits, and asks the interpreter. `sys.last_exc` (before 3.12 `sys.last_value`) is
-the exception that ended the program; Python does not keep the code of a `sys.exit()`, so the call is noted. A bare
-`raise SystemExit(3)` outside of a `with` block is seen by the parent process alone.
+A `with` block sees the exception that leaves it. Without one, the guard is closed at interpreter exit and reads the
+exception that ended the program from `sys.last_exc` (before 3.12 `sys.last_value`). Python does not keep the code of
+`sys.exit()`, so calls are recorded. Only the parent process sees a bare `raise SystemExit(3)` outside of a `with`
+block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import builtins
 import sys
 
 from resilience.guard.decision import DONE, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, FAILED, STOPPED
-from resilience.guard.saves import FALLEN, note_fallen_threads
+from resilience.guard.saves import THREAD_ERROR, record_thread_errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from resilience.guard.saves import SaveBlock, Saves
 
 LATE_STEPS = 1
-"""A training that does more steps than this after it was told to stop has not followed. One step is for loops that look
-at each decision a step later, because their device runs ahead."""
+"""A training that does more steps than this after a decision to stop has not followed the decision. One step is for
+loops that read each decision a step later, because their device runs ahead."""
 
 
 class LoopState:
-    """Decisions, saves and errors of one training loop. The guard and its runtime share it. Safe from every thread.
+    """Decisions, saves and errors of one training loop, shared by the guard and its runtime. Thread-safe.
 
-    The last save counts: a later durable save makes up for a failed one.
+    A later durable save clears the error of a failed one.
 
     Attributes:
-        phase: what the training does: `start`, `train`, or a name given to `guard.phase()`.
-        decided: the decision to stop, once there is one; else None.
-        owed: the decision to save that no save has followed yet.
+        phase: `start`, `train`, or a name passed to `guard.phase()`.
+        decided: the decision to stop, or None.
+        owed: the decision to save that no save has followed yet, or None.
         has_stopped: whether the newest decision was to stop.
-        is_finished: whether the training has said that the run is finished.
-        block: the outermost save block that the training is in.
+        is_finished: whether `guard.finished()` has marked the run as finished.
+        block: the outermost open save block, or None.
         saves: the saves in flight; None before the first save.
-        is_watched: whether errors and exit codes are noted: from the guard's start on.
+        is_watched: whether errors and exit codes are recorded: since the guard's start.
         code: exit code of the process because of an error, as far as the code is known.
     """
 
@@ -58,85 +58,86 @@ class LoopState:
         self._seen: BaseException | None = None
 
     def watch(self) -> None:
-        """Note from now on which exceptions end threads, and which exit codes the program asks for."""
+        """Start to record exceptions that end threads, and arguments of `sys.exit`."""
         self.is_watched = True
-        self._seen = _last_exception()  # no end of this loop
-        _watch_exit()
-        note_fallen_threads()
+        self._seen = _last_exception()  # from before this loop
+        _record_exits()
+        record_thread_errors()
 
-    # ---- how the loop was left ----------------------------------------------------------------------------------
+    # ---- how the loop ended -------------------------------------------------------------------------------------
 
     def has_followed(self, steps: int) -> bool:
-        """Whether a stop was decided, and the training has done no more steps than it needed to end."""
+        """Return whether the training followed a decision to stop: did at most LATE_STEPS more steps."""
         return self.decided is not None and not self.is_finished and steps <= self.decided.step + LATE_STEPS
 
     def how(self, steps: int) -> str:
-        """How this rank leaves: FAILED, STOPPED or DONE."""
+        """Return how this rank leaves: FAILED, STOPPED or DONE."""
         return FAILED if self.why else STOPPED if self.has_followed(steps) else DONE
 
     def exit_code(self, steps: int) -> int:
-        """The exit code of a training that ends after so many steps."""
+        """Return the exit code of a training that ends after `steps` steps."""
         if self.why:
             return EXIT_ERROR
         return self.decided.exit_code if self.decided is not None and self.has_followed(steps) else EXIT_DONE
 
     @property
     def in_flight(self) -> SaveBlock | None:
-        """The save in flight, or None."""
+        """Return the save in flight, or None."""
         return None if self.saves is None else self.saves.newest
 
     @property
     def hangs(self) -> bool:
-        """Whether a save was cut off, and none was durable since: the save may still hang in this process."""
+        """Return whether a save was cut off and none was durable since: the save may still hang in this process."""
         return self.saves is not None and self.saves.has_cut_off
 
     def is_saving(self) -> bool:
-        """Whether a save is under way, in its block or in flight."""
+        """Return whether a save is running, in its block or in flight."""
         return self.block is not None or self.in_flight is not None
 
     def is_unsaved(self) -> bool:
-        """Whether a save is under way, is owed, or has failed."""
+        """Return whether a save is running, is owed, or has failed."""
         return self.is_saving() or self.owed is not None or bool(self.why)
 
     @property
     def why(self) -> str:
-        """The first error, as a sentence; empty without one."""
+        """Return the first error as a sentence; empty if there was none."""
         return self._failed_save or (self._faults[0] if self._faults else "")
 
     @property
-    def is_for_good(self) -> bool:
-        """Whether there was an error that no later save makes up for."""
+    def is_unrecoverable(self) -> bool:
+        """Return whether there was an error that no later save clears."""
         return bool(self._faults)
 
     def failed(self, fault: str, code: int = EXIT_ERROR) -> None:
-        """Note an error that no later save makes up for, and the exit code with it: 0 and 75 would claim success."""
+        """Record an error that no later save clears, with its exit code; 1 replaces 0 and 75, which mean success."""
         if not self._faults:
             self.code = EXIT_ERROR if code in (EXIT_DONE, EXIT_STOPPED) else code
         self._faults.append(fault)
 
     def save_settled(self, step: int, error: BaseException | None) -> None:
-        """The save of that step is durable, or has failed because of `error`."""
+        """Record that the save of a step is durable, or failed with `error`."""
         if self.saves is not None and error is None:
             self.saves.has_cut_off = False
         if self.is_watched:
-            self._failed_save = "" if error is None else f"the save of step {step} is not durable: {shown(error)}"
+            why = "" if error is None else f"the save of step {step} is not durable: {describe_error(error)}"
+            self._failed_save = why
 
-    # ---- the interpreter's own end ----------------------------------------------------------------------------
+    # ---- the exit of the interpreter --------------------------------------------------------------------------
 
     def process_end(self, expected: int, thread: object) -> tuple[int, str]:
-        """When the interpreter exits, return its exit code, as far as Python knows, and the error, or an empty text.
+        """At interpreter exit, return the exit code, as far as Python knows, and the error, or an empty text.
 
-        `expected` is the exit code that the guard gave the training, `thread` the one that trained. 0 is no error: the
-        program forgot the code.
+        `expected` is the guard's `exit_code`, `thread` the thread that trained. 0 is no error: the program did not use
+        `exit_code`.
         """
         status, seen = _exits[-1] if _exits else (expected, self._seen)
-        error = getattr(thread, FALLEN, None)
+        error = getattr(thread, THREAD_ERROR, None)
         if error is None and _last_exception() is not seen and not hasattr(sys, "ps1"):
             error = _last_exception()
         if error is not None:
-            return code_of(error), shown(error)
+            return code_of(error), describe_error(error)
         code = code_of(SystemExit(status))
-        return code, "" if code in (0, expected) else shown(SystemExit(status))
+        return code, "" if code in (0, expected) else describe_error(SystemExit(status))
 
 
 _exits: list[tuple[object, BaseException | None]] = []
@@ -144,45 +145,45 @@ _exits: list[tuple[object, BaseException | None]] = []
 
 
 def forget_exit() -> None:
-    """The training goes on: the program has caught the noted exit."""
+    """Forget the recorded `sys.exit`: the program caught the exception, because the training continues."""
     _exits.clear()
 
 
-def _watch_exit() -> None:
-    """Note the arguments of `sys.exit`, and of the built-in `exit` and `quit`, from now on: once for the process."""
+def _record_exits() -> None:
+    """Record the arguments of `sys.exit`, and of the built-in `exit` and `quit`. Patches the process once."""
     before = sys.exit
-    if getattr(before, "notes_exits", False):
+    if getattr(before, "records_exits", False):
         return
 
-    def note(status: Any = None, /) -> Any:
+    def exit_and_record(status: Any = None, /) -> Any:
         _exits[:] = [(status, _last_exception())]
         before(status)
 
-    note.__doc__, note.__name__ = before.__doc__, "exit"
-    note.notes_exits = True  # type: ignore[attr-defined]
-    sys.exit = note
+    exit_and_record.__doc__, exit_and_record.__name__ = before.__doc__, "exit"
+    exit_and_record.records_exits = True  # type: ignore[attr-defined]
+    sys.exit = exit_and_record
     quitter: Any = type(getattr(builtins, "exit", None))  # there is none with python -S
     if quitter.__module__ == "_sitebuiltins":
         call = quitter.__call__
 
-        def note_call(self: object, code: Any = None) -> Any:
+        def call_and_record(self: object, code: Any = None) -> Any:
             _exits[:] = [(code, _last_exception())]
             call(self, code)
 
-        quitter.__call__ = note_call
+        quitter.__call__ = call_and_record
 
 
-def shown(error: BaseException) -> str:
-    """Return an exception as one short line for people."""
+def describe_error(error: BaseException) -> str:
+    """Return an exception as one short line."""
     try:
         if isinstance(error, SystemExit):
             text = f"sys.exit({error.code!r})"
-        elif ranks := getattr(error, "failures", None):  # CheckpointException of torch: by rank, each with its stack
+        elif ranks := getattr(error, "failures", None):  # torch's CheckpointException: error and stack by rank
             text = ", ".join(f"rank {rank}: {failure[0]!r}" for rank, failure in ranks.items())
         else:
             text = repr(error)
         return " ".join(text.split())[:300]
-    except Exception:  # a class outside of resil may raise in repr()
+    except Exception:  # repr() of a user's class may raise
         return type(error).__name__
 
 
@@ -191,10 +192,10 @@ def _last_exception() -> BaseException | None:
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code of Python when this exception ends the process.
+    """Return Python's exit code when this exception ends the process.
 
-    `sys.exit(status)`: the last 8 bits of a number, 0 for None, 1 for what is printed instead. An interrupt ends it by
-    SIGINT, which a shell calls 130.
+    `sys.exit(status)`: the last 8 bits of a number, 0 for None, 1 for anything else. KeyboardInterrupt ends the process
+    by SIGINT, which a shell reports as 130.
     """
     if isinstance(error, KeyboardInterrupt):
         return 130

@@ -1,7 +1,7 @@
-"""What the guard tells: sentences for people on stderr, and events for the journal. Never waits for a file system.
+"""Output of the guard: messages on stderr, and events for the journal. Never waits for a file system.
 
-Events are kept in memory until the thread that may touch the run directory writes them; when nobody can write them
-the oldest are dropped and counted. No lock: a signal handler may note something while its own thread is in here.
+Events stay in memory until the heartbeat writer takes them; beyond MAX_EVENTS the oldest are dropped and counted.
+Without a lock, because a signal handler may record an event while its own thread is in here.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
     from resilience.guard.rank_info import RankInfo
 
-MOST_EVENTS = 10_000
+MAX_EVENTS = 10_000
 
 
 def say_on_stderr(text: str) -> None:
-    """Tell a person; a closed or full stderr, or one that is just being written to, is no reason to fail."""
+    """Print a message to stderr. Never fails: stderr may be closed, full, or in use by the interrupted thread."""
     try:
         sys.stderr.write(f"resil: {text}\n")
         sys.stderr.flush()
@@ -34,30 +34,30 @@ class Recorder:
 
     Attributes:
         events: records not yet taken, oldest first.
-        dropped: how many were lost because nobody could write them.
+        dropped: number of events lost because they were not taken in time.
     """
 
     def __init__(self, place: RankInfo, say: Callable[[str], None] = say_on_stderr) -> None:
         self.events: collections.deque[dict[str, Any]] = collections.deque()
         self.dropped = 0
         self._place = place
-        self._tell = say
-        self._said: dict[str, object] = {}
+        self._say = say
+        self._warned: dict[str, object] = {}
 
     def event(self, name: str, **fields: Any) -> None:
-        """Note one event with the time, the attempt and the rank; values are JSON types."""
+        """Record an event with the time, the attempt and the rank; values are JSON types."""
         place = self._place
         head = {"event": name, "time": round(time.time(), 3), "attempt": place.attempt, "rank": place.rank}
         self.events.append({**head, "host": place.host, **{key: fields[key] for key in fields if key not in head}})
-        if len(self.events) > MOST_EVENTS:
+        if len(self.events) > MAX_EVENTS:
             try:
                 self.events.popleft()
                 self.dropped += 1
-            except IndexError:  # the writer has just taken all
+            except IndexError:  # the writer has just taken all events
                 pass
 
     def take(self) -> list[dict[str, Any]]:
-        """All events not yet taken, oldest first: they are the caller's now."""
+        """Remove and return all events, oldest first."""
         taken = []
         while True:
             try:
@@ -66,16 +66,16 @@ class Recorder:
                 return taken
 
     def say(self, text: str) -> None:
-        """Tell people something that they will want to know. Somebody's own `say` that fails costs nothing."""
+        """Print a message. A user's `say` that raises is recorded as a warning."""
         try:
-            self._tell(text)
+            self._say(text)
         except Exception as error:
             self.event("warning", text=f"say() failed: {error!r}")
 
     def warn(self, text: str, key: str = "") -> None:
-        """Tell people, and the journal, that something is not as it should be; with a `key`, once."""
+        """Print a warning and record it in the journal; with a `key`, once."""
         this = object()
-        if key and self._said.setdefault(key, this) is not this:
+        if key and self._warned.setdefault(key, this) is not this:
             return
         self.event("warning", text=text)
         self.say(f"warning: {text}")

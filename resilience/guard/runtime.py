@@ -1,4 +1,4 @@
-"""Everything that runs while a guard does: agreement, triggers and their threads, heartbeat, journal, forced exit."""
+"""The parts of a running guard: agreement, triggers and their threads, heartbeat, journal, forced exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from resilience.guard.exit import SAVES, ForcedExit
 from resilience.guard.heartbeat.beat import SharedProgress
 from resilience.guard.heartbeat.writer import start_writer
 from resilience.guard.learned import Learned, kill_after_s
-from resilience.guard.loop import forget_exit, shown
+from resilience.guard.loop import describe_error, forget_exit
 from resilience.guard.recorder import Recorder, say_on_stderr
 from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
@@ -50,35 +50,35 @@ if TYPE_CHECKING:
     from resilience.guard.saves import SaveBlock
     from resilience.guard.settings import GuardSettings
 
-FIRST_LOOK_S = 10.0
-"""How long `should_stop_early` waits for the run directory before it goes on without an answer."""
+FIRST_CHECK_S = 10.0
+"""How long `should_stop_early` waits for the run directory before the training starts without the check."""
 LEAVE_S = 30.0
-"""How long a rank stays at the end until all ranks have told how the last save went. After a stop: as long as an exit
-may take at all, because a slow save of one rank must not be cut short by the launcher of another."""
+"""How long a rank waits at its end for all ranks to report the outcome of the last save. After a stop the limit is
+`exit_timeout_s`, because the launcher of one rank must not cut short the slow save of another."""
 FAULT_S = 1.0
-"""A rank that leaves because of a fault waits for nobody: so long for its last words to be sent."""
+"""How long a rank that leaves because of an error waits for its last message to be sent."""
 DAY_S = 86_400.0
 STOP_S = 2.0
 BEFORE_END_S = 5.0
-"""A save that is not durable so long before the job's end is given up, so that there is time to say so."""
+"""A save in flight is abandoned this long before the job's end, which leaves time to report the failure."""
 UNKNOWN_SAVE_S = 20.0
-"""After a fault, how long a save in flight is taken to last when none was measured."""
-TELL_EVERY_S = 30.0
-MOST_FAULTS = 8
-FOR_PEOPLE = ("absent", "lost", "skew", "behind", "failed", "twins", "fault", "broken")
+"""Assumed duration of a save in flight after an error, if no save was measured."""
+REPORT_EVERY_S = 30.0
+MAX_FAULTS = 8
+WARNINGS = ("absent", "lost", "skew", "behind", "failed", "twins", "fault", "broken")
 """Agreement events that are warnings on stderr; the others are records in the journal."""
-MOST_ABORTS = 3
-"""After so many aborted rounds in a row, warn on stderr: the requests wait."""
+MAX_ABORTS = 3
+"""Warn on stderr after this many aborted rounds in a row: requests are waiting."""
 
 
 class GuardRuntime:
-    """Everything that a started guard owns. The guard calls the runtime, which knows a `Gate` and a `LoopState` only.
+    """Owns everything that a guard starts. The guard calls the runtime, which sees only a `Gate` and a `LoopState`.
 
     Attributes:
         agreement: `Alone`, `NetworkAgreement`, or the caller's own.
-        signals: the handlers.
-        exit: ends the process when it hangs after a stop.
-        stepping_thread: the thread that trains, once it has done a step.
+        signals: the signal handlers.
+        exit: ends the process if it hangs after a stop.
+        stepping_thread: the thread that trains; None before the first step.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class GuardRuntime:
         self._place, self._settings = place, settings
         self._recorder = Recorder(place, say or say_on_stderr)
         self._timer = StepTimer()
-        self._leads = place.is_first  # decides, and so learns of every decision
+        self._leads = place.is_first  # makes the decisions, and therefore prints them
         self._closing_since = 0.0
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._skipped_for: SaveBlock | None = None
         self._aborts = 0
         self._slot = SharedProgress()
@@ -138,33 +138,33 @@ class GuardRuntime:
         self._watches.start()
 
     def close(self) -> None:
-        """Say good-bye to the other ranks, and write down how the training ended on this one."""
+        """Notify the other ranks, wait for them, and record in the journal how the training ended on this rank."""
         loop, steps = self._loop, self._gate.count
         decision, how = loop.decided, loop.how(steps)
         self._closing_since = time.monotonic()
         self.signals.is_closing = True
         wait_s = FAULT_S if how == FAILED else LEAVE_S
         if how == STOPPED and loop.has_stopped:
-            # Not until the process is ended by force: that would be with 75, and nobody would know for whom it waited.
+            # Give up before the forced exit, which would exit with 75 and hide the rank that was missing.
             left_s = self.exit.left_s()
             wait_s = min(self._settings.exit_timeout_s or DAY_S, max(left_s - BEFORE_END_S, left_s / 2))
         farewell = self.agreement.announce_exit(how, loop.why, wait_s, self._is_hurried)
         if how != FAILED and farewell.faults:
             loop.failed(farewell.faults[0])
             wait_s = FAULT_S
-            for fault in farewell.faults[:MOST_FAULTS]:
-                self._recorder.warn(f"{fault}: this job has not stopped in good order")
-        # The batch shell looks for this line where a launcher has turned our 75 into a 1. So it is written when all
-        # have saved, and before rank 0 hangs up: the first rank that exits with 75 is the end of us all.
+            for fault in farewell.faults[:MAX_FAULTS]:
+                self._recorder.warn(f"{fault}: this job did not stop cleanly")
+        # The batch shell reads this record where a launcher turns 75 into 1. So it is written after all ranks have
+        # saved and before rank 0 closes the connections: launchers kill the other ranks once one exits with 75.
         code = loop.code if loop.why else loop.exit_code(steps)
         why: dict[str, Any] = {"why": loop.why} if loop.why else {}
         if decision is not None and how == DONE and not why and not loop.is_finished:
             why = {"unfollowed": True}
             self._recorder.warn(
-                f"the training was told to stop at step {decision.step}, and did {steps - decision.step:,} "
-                "more steps: it was not stopped. Leave the loop when decision.stop is true"
+                f"the decision to stop at step {decision.step} was not followed: the training did "
+                f"{steps - decision.step:,} more steps. Leave the loop when decision.stop is true"
             )
-        if how == FAILED and not self._leads:  # in the journal of such a rank `end` is routine, and not written
+        if how == FAILED and not self._leads:  # other ranks do not write `end`, which is routine, to the journal
             self._recorder.event("exit", exit_code=code, error=loop.why)
         stopped = how == STOPPED and not loop.why
         self._recorder.event(
@@ -173,34 +173,34 @@ class GuardRuntime:
         self._keep_learned(last=True)
         self._watches.stop(STOP_S)
         self.agreement.leave(wait_s, self._is_hurried)
-        self._writer.stop(STOP_S)  # not before: ranks that come late ask the node's process where rank 0 listens
+        self._writer.stop(STOP_S)  # last: late ranks ask the heartbeat writer for the address of rank 0
         self.signals.restore()
-        self.exit.left(decision, code, hangs=loop.hangs)
+        self.exit.arm_after_close(decision, code, hangs=loop.hangs)
 
-    def contradict(self, code: int, fault: str) -> None:
-        """The guard was closed in good order, and yet the process ends in another way."""
+    def correct_exit(self, code: int, fault: str) -> None:
+        """Record the exit code of a process that failed after the guard was closed."""
         self._recorder.event("exit", exit_code=code, error=fault)
-        self._recorder.say(f"the training ends with {fault}: this job has not stopped in good order")
+        self._recorder.say(f"the training ends with {fault}: this job did not stop cleanly")
         self._writer.write_last()
 
     def _is_hurried(self) -> bool:
-        """Whether there is no sense in waiting for others any longer: this process is being ended; or its launcher is
-        gone, nobody will end it, and the others have had their time."""
+        """Return whether to stop waiting for other ranks: this process is being terminated, or its launcher is gone and
+        the time limit has passed."""
         waited_s = time.monotonic() - self._closing_since
         return self.signals.hurries(self._closing_since) or (waited_s > LEAVE_S and self.signals.has_lost_launcher)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: leave alone what belongs to the parent."""
+        """Release resources of the parent, in a forked child."""
         self.agreement.after_fork_in_child()
         self._writer.after_fork_in_child()
 
-    # ---- the training thread asks -----------------------------------------------------------------------------
+    # ---- called by the training thread ------------------------------------------------------------------------
 
     def wait_for_start(self) -> Decision | None:
-        """Return the decision before the first step, or None when there was no answer in time."""
+        """Return the decision before the first step, or None if there was none in time."""
         place = self._place
-        # Rank 0 waits for its own first look, the others for rank 0.
-        timeout_s = FIRST_LOOK_S if place.is_first else self._settings.join_timeout_s
+        # Rank 0 waits for its own check of the run directory, the other ranks for rank 0.
+        timeout_s = FIRST_CHECK_S if place.is_first else self._settings.join_timeout_s
         decision: Decision | None = self.agreement.wait_for_start(timeout_s)
         if decision is None and place.is_first:
             self._recorder.warn(
@@ -215,7 +215,7 @@ class GuardRuntime:
         return decision
 
     def on_step(self, loss: Any) -> Decision:
-        """The training has done a step that reached the limit, or gave a loss: return what to do."""
+        """Return the decision after a step that reached the limit or has a loss."""
         if loss is not None:
             request = self._loss.look(loss, self._gate.count)
             if request is not None:
@@ -229,15 +229,15 @@ class GuardRuntime:
         if decision.save:
             self._loop.owed = decision
         if decision:
-            if decision.save or not self._loop.has_stopped:  # a stop that is not followed is told once
+            if decision.save or not self._loop.has_stopped:  # a stop that is not followed is reported once
                 self.decide(decision)
             self._loop.has_stopped = decision.stop
-        if not decision.save and decision is not CONTINUE:  # also of a decision that came to nothing
+        if not decision.save and decision is not CONTINUE:  # also after an empty decision
             self.agreement.finish(OBEYED, 0.0)
         return decision
 
     def on_poll(self) -> Decision:
-        """The same in the middle of a step, where a stop is announced."""
+        """Return a pending stop, in the middle of a step."""
         self._take_signals()
         decision: Decision = self.agreement.on_poll()
         if decision.stop and self._loop.decided is None:
@@ -250,15 +250,15 @@ class GuardRuntime:
             self._request(request)
 
     def _check_thread(self) -> None:
-        """The step is for one thread: two would count wrongly."""
+        """Warn if a second thread calls `step()`, which would corrupt the count."""
         this = _thread.get_ident()
         if self._stepping == 0:
             self._stepping, self.stepping_thread = this, threading.current_thread()
             self._begin_training()
         elif self._stepping != this:
             self._recorder.warn(
-                "guard.step() is called from two threads: steps are counted wrongly, and decisions reach only one of "
-                "them. Call it from the thread that trains",
+                "guard.step() is called from two threads: the step count is wrong, and only one of them receives each "
+                "decision. Call guard.step() only from the thread that trains",
                 key="threads",
             )
 
@@ -267,10 +267,10 @@ class GuardRuntime:
             self._loop.phase = "train"
             self.enter_phase()
 
-    # ---- what happens -----------------------------------------------------------------------------------------
+    # ---- decisions and saves ----------------------------------------------------------------------------------
 
     def decide(self, decision: Decision) -> None:
-        """A decision is given to the training."""
+        """Record a decision that the training receives; after a stop, arm the forced exit."""
         forget_exit()
         if decision.stop:
             self._loop.decided = decision
@@ -278,49 +278,48 @@ class GuardRuntime:
         if self._leads:
             self._recorder.say(str(decision))
         if decision.stop:
-            self._watches.wake()  # the journal shall have it, even if the training ends without another word
+            self._watches.wake()  # writes the decision to the journal even if the training ends at once
             self.exit.arm(decision, self._timer.slowest_save_s)
 
     def settle(self, outcome: str) -> None:
-        """If a save is owed, and the guard saw none: none was made, or one that nobody measured."""
+        """Settle an open decision to save: the training saved nothing, or saved outside of `guard.saving()`."""
         decision, self._loop.owed = self._loop.owed, None
         if decision is None:
             return
         if outcome == FAILED:
-            self._recorder.warn(f"no save was made, which was asked for because {decision.why}")
+            self._recorder.warn(f"the training did not save, although a save was requested because {decision.why}")
             if decision.stop:
-                self._loop.failed("the save before the stop was not made")
+                self._loop.failed("the training did not save before the stop")
         else:
             self._recorder.warn(
-                "a save was asked for and no `with guard.saving():` block followed: it is taken as made, how long it "
-                "takes is not known, and nobody would notice if it failed",
+                "a save was requested, but no `with guard.saving():` block followed. The save counts as successful; "
+                "its duration is unknown, and a failure would not be noticed",
                 key="saving",
             )
-        if not self._hears_of(self.agreement.finish(outcome, 0.0)):
-            self._tell_triggers(decision.triggers, outcome)
+        if not self._receives_outcome(self.agreement.finish(outcome, 0.0)):
+            self._notify_triggers(decision.triggers, outcome)
 
-    def pass_over_save(self) -> None:
-        """A save is asked for, and `guard.steps()` was given nothing to save with."""
+    def skip_save(self) -> None:
+        """Settle a decision to save that `guard.steps()` cannot follow: called without a save function."""
         self._recorder.warn(
-            "a save was asked for, and guard.steps() was given nothing to save with: give it save=save_checkpoint",
-            key="saving",
+            "a save was requested, but guard.steps() has no save function: pass save=save_checkpoint", key="saving"
         )
         decision = self._loop.owed
         self.settle(OBEYED if decision is not None and decision.stop else FAILED)
 
     def save_entered(self) -> None:
-        """The training waits: for a save in flight, and then for its own."""
+        """Note that the training waits: for a save in flight, then for its own save."""
         self._slot.set_phase("save")
         self._timer.save_began(time.monotonic())
 
     def save_begins(self, saving: SaveBlock) -> None:
-        """The training saves."""
+        """Record the start of a save."""
         self._watches.save_began()
         self._recorder.event("save_begin", step=saving.step)
         self._learned.save_begins(saving.step)
 
     def save_left(self, saving: SaveBlock, error: BaseException | None) -> None:
-        """The training goes on. The save is over, or in flight."""
+        """Record that the training continues; the save is finished or in flight."""
         stall_s = time.monotonic() - saving.entered
         self._slot.set_phase(self._loop.phase)
         self._timer.was_saving(stall_s)
@@ -333,43 +332,45 @@ class GuardRuntime:
                 saving.number = self.agreement.finish(IN_FLIGHT, 0.0)
 
     def save_settled(self, saving: SaveBlock, error: BaseException | None) -> None:
-        """A save is durable on this rank, or has failed. Comes from any thread."""
+        """Record that a save is durable on this rank, or has failed. Called from any thread."""
         decision, outcome = saving.decision, SAVED if error is None else FAILED
         seconds = time.monotonic() - saving.began
         self._timer.in_flight_since(None)
         if error is not None:
-            self._recorder.event("save_failed", step=saving.step, seconds=round(seconds, 3), error=shown(error))
-            stays = "" if decision is None else ". The request for it stays open"
-            self._recorder.warn(f"the save of step {saving.step} is not durable: {shown(error)}{stays}")
+            self._recorder.event(
+                "save_failed", step=saving.step, seconds=round(seconds, 3), error=describe_error(error)
+            )
+            stays = "" if decision is None else ". The request for this save stays open"
+            self._recorder.warn(f"the save of step {saving.step} is not durable: {describe_error(error)}{stays}")
         number = saving.number
         if decision is not None and number:
             self.agreement.saved(number, outcome, seconds)
         elif decision is not None:
             number = self.agreement.finish(outcome, seconds)
-        if decision is not None and self._hears_of(number):  # once all ranks have saved
+        if decision is not None and self._receives_outcome(number):  # once all ranks have saved
             return
         if error is None:
             self.save_is_durable(saving.step, seconds)
         if decision is not None:
-            self._tell_triggers(decision.triggers, outcome)
+            self._notify_triggers(decision.triggers, outcome)
 
-    def _hears_of(self, number: int) -> bool:
-        """Whether the agreement will tell this rank how that decision went for all: it was made here. A rank that is on
-        its own by now may still have obeyed one of rank 0."""
+    def _receives_outcome(self, number: int) -> bool:
+        """Return whether the agreement reports the outcome on all ranks to this rank, because this rank decided. A rank
+        that has lost rank 0 may still have followed a decision of rank 0."""
         return self._place.is_first or number < 0
 
     def save_is_durable(self, step: int, seconds: float) -> None:
-        """A save counts from now on; it took so long from its beginning."""
+        """Record a durable save, `seconds` after it started."""
         self._timer.saved(seconds)
         self._recorder.event("save", step=step, seconds=round(seconds, 3))
         self._learned.saved(step)
         self._watches.saved(step)
 
     def drain_s(self) -> float:
-        """How long a save in flight may still take: three times what the slowest took, or as long as an exit may take;
-        not beyond the job's end; and no longer than it usually takes after a fault, or when one before it hung."""
+        """Return how long a save in flight may still take: three times the slowest save or `exit_timeout_s`, whichever
+        is longer, but not beyond the job's end. After an error or a hung save: three times the slowest save."""
         slowest_s = self._timer.slowest_save_s
-        if self._loop.is_for_good or self._loop.hangs:
+        if self._loop.is_unrecoverable or self._loop.hangs:
             wait_s = SAVES * (UNKNOWN_SAVE_S if slowest_s is None else max(1.0, slowest_s))
         else:
             wait_s = max(self._settings.exit_timeout_s or DAY_S, SAVES * (slowest_s or 0.0))
@@ -379,16 +380,16 @@ class GuardRuntime:
         return max(0.0, wait_s if left_s == math.inf else min(wait_s, left_s - min(BEFORE_END_S, left_s / 4)))
 
     def show_drain(self, saving: SaveBlock, waited_s: float) -> None:
-        """The training waits for a save in flight: say so every half minute."""
-        if waited_s < self._told_s:
-            self._told_s = 0.0
-        if waited_s >= self._told_s + TELL_EVERY_S:
-            self._told_s = waited_s
+        """Report every half minute that the training waits for a save in flight."""
+        if waited_s < self._reported_s:
+            self._reported_s = 0.0
+        if waited_s >= self._reported_s + REPORT_EVERY_S:
+            self._reported_s = waited_s
             slowest_s = self._timer.slowest_save_s
-            usual = "" if slowest_s is None else f"; the slowest took {format_duration(round(slowest_s))}"
+            usual = "" if slowest_s is None else f"; the slowest save took {format_duration(round(slowest_s))}"
             self._recorder.say(
-                f"rank {self._place.rank} waits for the save of step {saving.step} to be durable, for "
-                f"{waited_s:.0f} s so far{usual}"
+                f"rank {self._place.rank} has waited {waited_s:.0f} s for the save of step {saving.step} to be "
+                f"durable{usual}"
             )
 
     def enter_phase(self) -> None:
@@ -397,29 +398,29 @@ class GuardRuntime:
         self._recorder.event("phase", phase=self._loop.phase, step=self._gate.count)
 
     def resumed(self, step: int) -> None:
-        """The counters were set anew."""
+        """Record that the step count was set."""
         self._recorder.event("resume", step=step)
         self._timer.resumed()
         self._learned.resumed(step)
         self.agreement.resumed()  # opens the gate: the first step may not come to `on_step`
         self._begin_training()
 
-    def left_by(self, error: str) -> None:
-        """Record the exception that the training ended with."""
+    def record_error(self, error: str) -> None:
+        """Record the exception that ended the training."""
         self._recorder.event("error", step=self._gate.count, error=error)
 
     def failed(self, error: Exception) -> None:
         """Warn of an error in the guard itself."""
         with contextlib.suppress(Exception):
             self._recorder.warn(
-                f"the guard failed and may decide nothing now; the training goes on: {error!r}", "failed"
+                f"the guard failed; the training continues, possibly without decisions: {error!r}", "failed"
             )
 
     def finished(self) -> None:
-        """The training says that it is done: mark the run as finished, unless it was stopped or something failed."""
+        """Mark the run as finished, unless the training was stopped or failed."""
         loop, why = self._loop, self._loop.why
         if not why and loop.decided is not None and loop.has_followed(self._gate.count):
-            why = f"it was stopped at step {loop.decided.step}, because {loop.decided.why}"
+            why = f"the training was stopped at step {loop.decided.step}, because {loop.decided.why}"
         if why:
             if self._place.is_first:
                 self._recorder.warn(f"the run is not marked as finished: {why}")
@@ -432,14 +433,15 @@ class GuardRuntime:
     # ---- threads ----------------------------------------------------------------------------------------------
 
     def _decide_start(self, requests: Sequence[Request]) -> None:
-        """The first look at the run directory: what keeps the training from starting is told to all ranks."""
+        """Send all ranks the decision before the first step, made from the first check of the run directory."""
         stops = [request for request in requests if request.stop]
         decision = merge(stops, self._gate.count) if stops else CONTINUE
         if self._place.is_first:
             self.agreement.decide_start(Decision(**{**decision.as_dict(), "save": False}))
 
     def _request(self, request: Request) -> None:
-        """Request a save or a stop. With `save_overlap = "skip"`, skip a save alone while another one is in flight."""
+        """Request a save or a stop. With `save_overlap = "skip"`, skip a save without a stop while another is in
+        flight."""
         saving = self._loop.in_flight
         is_skipped = request.save and not request.stop and self._settings.save_overlap == "skip"
         if saving is None or not is_skipped:
@@ -448,9 +450,9 @@ class GuardRuntime:
         if self._skipped_for is not saving:
             self._skipped_for = saving
             self._recorder.event("save_skipped", step=self._gate.count, in_flight=saving.step, why=request.why)
-        self._tell_triggers([request.trigger], SKIPPED)
+        self._notify_triggers([request.trigger], SKIPPED)
 
-    # ---- agreement events, from the thread that agrees: never waits -------------------------------------------
+    # ---- agreement events, from the agreement's thread: never waits -------------------------------------------
 
     def on_event(self, event: AgreementEvent) -> None:
         """Route an agreement event: warnings to stderr, records to the journal, save results to the triggers."""
@@ -458,7 +460,7 @@ class GuardRuntime:
             self._outcome(event.decision, event.outcome, event.seconds, event.ranks)
         elif event.kind == "alone":
             self._lead(event.text)
-        elif event.kind in FOR_PEOPLE:
+        elif event.kind in WARNINGS:
             self._recorder.warn(event.text)
         elif event.kind == "committed":
             self._aborts = 0
@@ -467,37 +469,40 @@ class GuardRuntime:
             if event.kind == "back":
                 self._recorder.say(event.text)
             self._aborts += event.kind == "aborted"
-            if self._aborts == MOST_ABORTS:
+            if self._aborts == MAX_ABORTS:
                 self._recorder.warn(event.text, key="aborted")
 
     def _lead(self, why: str) -> None:
-        """Rank 0 is gone for good: this rank looks at the switches and decides by itself from now on."""
-        stop = {"stop": "it saves and stops now", "save_alone": "it saves and stops by itself when it is told to stop"}
-        does = stop.get(self._settings.on_leader_lost, "")
-        self._recorder.warn(f"rank {self._place.rank}: {why}; {does} (on_leader_lost)")
+        """Read the switches and decide on this rank from now on: rank 0 is gone for good."""
+        actions = {
+            "stop": "this rank saves and stops now",
+            "save_alone": "this rank reads the switches and decides by itself from now on",
+        }
+        action = actions.get(self._settings.on_leader_lost, "")
+        self._recorder.warn(f"rank {self._place.rank}: {why}; {action} (on_leader_lost)")
         self._leads = True
         self._writer.lead()
         self.signals.is_orphan = True
-        self._watches.look_at_files(
+        self._watches.watch_files(
             built_in_triggers(self._place, self._settings, self._recorder, self._timer, without_rank_0=True)
         )
 
     def _outcome(self, decision: Decision, outcome: str, seconds: float, ranks: Sequence[int]) -> None:
-        """All ranks have obeyed a decision, and what they saved is durable, or not on `ranks`."""
+        """Record the outcome of a decision on all ranks: the save is durable, or failed on `ranks`."""
         step = decision.step - self._gate.rewound
         if outcome == SAVED and decision.save:
             self.save_is_durable(step, seconds)
         elif outcome == FAILED and self._place.rank not in ranks and self.stepping_thread is not None:
             on = f"on {name_ranks(list(ranks))}" if ranks else "on a rank"
             self._recorder.event("save_failed", step=step, error=f"it failed {on}")
-            self._recorder.warn(f"the save of step {step} failed {on}. The request for it stays open")
+            self._recorder.warn(f"the save of step {step} failed {on}. The request for this save stays open")
             if decision.stop and self._loop.has_stopped:
                 self._loop.failed(f"the save of step {step} failed {on}")
-        self._tell_triggers(decision.triggers, outcome)
+        self._notify_triggers(decision.triggers, outcome)
 
     def _sample(self) -> None:
         self.signals.listen()
-        self._timer.look(time.monotonic(), self._gate.position(), time.process_time())
+        self._timer.sample(time.monotonic(), self._gate.position(), time.process_time())
         if not self._watches.has_files:
             self._writer.work()
         self._writer.look_after()
@@ -511,9 +516,9 @@ class GuardRuntime:
         if text:
             self._writer.learn(text)
 
-    def _tell_triggers(self, triggers: Sequence[str], outcome: str) -> None:
+    def _notify_triggers(self, triggers: Sequence[str], outcome: str) -> None:
         self._loss.hear(triggers, outcome)
-        self._watches.obeyed(triggers, outcome)
+        self._watches.notify(triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:

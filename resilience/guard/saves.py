@@ -1,8 +1,7 @@
-"""Saves: how long the training waits for one (the stall), and when its bytes are safe (durable).
+"""Saves: how long the training waits for one (the stall), and when the checkpoint is durable.
 
-A save is durable when its `with` block is left, unless the block was told to wait for something: a save that goes on
-in the background. It is in flight then, and one thread looks now and then whether it has ended. Leaving the guard waits
-for what is in flight.
+A synchronous save is durable at the end of its `with` block. An asynchronous one, whose handles were passed to
+`until`, is in flight from then on, and a thread polls the handles. Leaving the guard waits for a save in flight.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ if TYPE_CHECKING:
 
     Poll = Callable[[], bool]
 
-FIRST_LOOK_S, LAST_LOOK_S = 0.01, 0.5
-"""How often a save in flight is looked at: less and less often, since a slow one may be noticed a little later."""
+FIRST_POLL_S, LAST_POLL_S = 0.01, 0.5
+"""The interval between polls of a save in flight grows from the first to the last."""
 
 
 class SaveNotDurable(Exception):
-    """A save in the background has failed without an exception of its own, or was cut off."""
+    """An asynchronous save failed without an exception of its own, or was cut off."""
 
 
 class SaveBlock:
-    """The `with` block around a save. An exception in it passes through; what asked for the save hears that it failed.
+    """The `with` block around a save. An exception passes through, and the requesting triggers receive `failed`.
 
-    One inside another is part of the outer one: trainers call each other's save methods.
+    A nested block is part of the outer one: trainers call each other's save methods.
 
     Attributes:
-        step: after which it is made.
-        entered: when the block was entered, in monotonic seconds: the training waits from then on.
-        began: when the save itself began; later, if an earlier one had to be waited for.
-        decision: the decision to save that it obeys, or None.
-        number: by which the agreement knows it while it is in flight.
-        outer: the outermost block around this one, or None.
-        fault_inside: what ended the last block inside this one, if that failed.
+        step: the step after which the training saves.
+        entered: when the training began to wait, at the start of the block, in monotonic seconds.
+        began: when the save itself began; later than `entered` after waiting for an earlier save.
+        decision: the decision to save that the save follows, or None.
+        number: the agreement's number of a save in flight.
+        outer: the outermost enclosing block, or None.
+        fault_inside: the exception of the last nested block, if it failed.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class SaveBlock:
         enter: Callable[[SaveBlock], SaveBlock | None] = lambda block: None,
         leave: Callable[[SaveBlock, BaseException | None], None] = lambda block, error: None,
     ) -> None:
-        """`enter` returns the block that this one is part of, or None; `leave` gets what ended the block."""
+        """`enter` returns the enclosing block, or None; `leave` gets the exception that ended the block, or None."""
         self.step = 0
         self.entered = self.began = 0.0
         self.decision: Decision | None = None
@@ -61,34 +60,34 @@ class SaveBlock:
         self._polls: list[Poll] = []
 
     def until(self, *handles: Any) -> None:
-        """The save goes on in the background: it is durable when all of `handles` have ended well.
+        """Mark the save as asynchronous: durable once all `handles` have succeeded.
 
-        A handle is a future (`concurrent.futures`, what `torch.distributed.checkpoint.async_save` returns), a thread, a
-        process (`multiprocessing`, `subprocess`), an Orbax manager or checkpointer (whatever has
-        `wait_until_finished`), or a function without arguments that returns whether it is done, and raises when it
-        failed. None stands for nothing: a rank that has no part in the save. They are asked in their order, by a
-        thread of the guard, each when those before it have ended well: a function after a future may finish what the
-        future began, and is called no more once it has returned True.
+        A handle is a future (`concurrent.futures`, or the result of `torch.distributed.checkpoint.async_save`), a
+        thread, a process (`multiprocessing`, `subprocess`), an Orbax manager or checkpointer (any object with
+        `wait_until_finished`), or a function without arguments that returns True when done and raises on failure. None
+        is ignored: a rank that takes no part in the save. A thread of the guard polls the handles in order, each after
+        those before it have succeeded: a function after a future may complete the future's work, and is not called
+        again after it has returned True.
 
-        A future tells its exception, a process its exit code, a thread the exception that ended it.
-        Raise GuardError for anything else, and outside of the block.
+        A save fails with the exception of its future or thread, or with the exit code of its process.
+        Raise GuardError for any other object, and outside of the block.
         """
         if not self._is_open:
             raise GuardError(
-                "save.until() was called outside of its block, where the save counts as durable already",
+                "save.until() was called outside of its block; the save already counts as durable",
                 hint="with guard.saving() as save: save.until(start_the_save())",
             )
-        note_fallen_threads()  # a library may have taken its place
+        record_thread_errors()  # a library may have replaced the hook
         polls = [poll_of(handle) for handle in handles if handle is not None]
         (self.outer or self)._polls += polls
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether something of it may still be on its way."""
+        """Return whether a handle of the save has not succeeded yet."""
         return bool(self._polls)
 
     def look(self) -> bool:
-        """Whether all of it is durable. Raise what made it fail."""
+        """Return whether the save is durable. Raise the error that made it fail."""
         while self._polls and self._polls[0]():
             del self._polls[0]
         return not self._polls
@@ -106,14 +105,14 @@ class SaveBlock:
 
 
 class Saves:
-    """The saves in flight, of which there is one at most; a thread looks after them from the first one on.
+    """The saves in flight, at most one at a time, polled by a thread.
 
     Attributes:
-        has_cut_off: whether one was given up that had not ended, and none was durable since: it may still hang here.
+        has_cut_off: whether a save was abandoned and none was durable since: that save may still hang.
     """
 
     def __init__(self, settled: Callable[[SaveBlock, BaseException | None], None]) -> None:
-        """`settled` is called, from any thread, with each save that has ended and what made it fail, or None."""
+        """`settled` is called, from any thread, with each save that has ended, and its error or None."""
         import threading
 
         self._settled = settled
@@ -125,12 +124,12 @@ class Saves:
 
     @property
     def newest(self) -> SaveBlock | None:
-        """The one that is in flight, or None."""
+        """Return the save in flight, or None."""
         in_flight = self._in_flight
         return in_flight[-1] if in_flight else None
 
     def add(self, saving: SaveBlock) -> None:
-        """It is in flight from now on."""
+        """Add a save in flight."""
         import threading
 
         with self._changed:
@@ -140,13 +139,13 @@ class Saves:
                 self._thread = threading.Thread(target=self._run, name="resil-saves", daemon=True)
                 try:
                     self._thread.start()
-                except RuntimeError:  # the interpreter is ending (3.12): `wait` looks by itself
+                except RuntimeError:  # the interpreter shuts down (3.12): `wait` polls itself
                     self._thread = None
 
     def wait(self, wait_s: float, waiting: Callable[[SaveBlock, float], None] = lambda saving, waited_s: None) -> None:
-        """Return when nothing is in flight any more. What is not durable after `wait_s` seconds is cut off: it failed.
+        """Wait until no save is in flight. A save that is not durable after `wait_s` seconds is cut off and has failed.
 
-        `waiting` is called every 50 ms with the save, and the seconds of waiting so far.
+        `waiting` is called every 50 ms with the save and the seconds waited so far.
         """
         began = time.monotonic()
         with self._changed:
@@ -157,35 +156,35 @@ class Saves:
             if waited_s >= wait_s:
                 took_s = time.monotonic() - saving.began
                 self.has_cut_off = True
-                self._end(saving, SaveNotDurable(f"it was cut off after {took_s:.1f} s"))
+                self._end(saving, SaveNotDurable(f"cut off after {took_s:.1f} s"))
                 continue
             waiting(saving, waited_s)
             if self._thread is None:
-                self._look()
+                self._poll()
             with self._changed:
                 if self._in_flight:
                     self._changed.wait(min(0.05, wait_s - waited_s))
         self._is_hurried = False
 
     def _run(self) -> None:
-        pause_s = FIRST_LOOK_S
+        pause_s = FIRST_POLL_S
         while True:
             with self._changed:
                 if not self._in_flight:
-                    pause_s = FIRST_LOOK_S
+                    pause_s = FIRST_POLL_S
                     self._changed.wait()
                 elif not self._is_hurried:
                     self._changed.wait(pause_s)
-                    pause_s = min(1.5 * pause_s, LAST_LOOK_S)
+                    pause_s = min(1.5 * pause_s, LAST_POLL_S)
                 else:
-                    self._changed.wait(FIRST_LOOK_S)
-            self._look()
+                    self._changed.wait(FIRST_POLL_S)
+            self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for saving in list(self._in_flight):
             try:
                 is_durable = saving.look()
-            except BaseException as error:  # whatever it is, it must not end the thread
+            except BaseException as error:  # no error of a handle may end the thread
                 self._end(saving, error)
             else:
                 if is_durable:
@@ -194,8 +193,8 @@ class Saves:
     def _end(self, saving: SaveBlock, error: BaseException | None) -> None:
         with self._changed:
             if saving not in self._in_flight:
-                return  # it was cut off, and ended nevertheless
-        # Settled first and then taken out: who waits goes on when all is told.
+                return  # cut off earlier
+        # Settle first, then remove: `wait` must not return before the outcome is reported.
         self._settled(saving, error)
         with self._changed:
             if saving in self._in_flight:
@@ -207,9 +206,9 @@ class Saves:
 
 
 def poll_of(handle: Any) -> Poll:
-    """Given a handle, return a function that tells whether it has ended, and raises if it failed.
+    """Given a handle, return a function that returns whether the handle has succeeded, and raises if it failed.
 
-    Raise GuardError if it is nothing that could be asked. See `SaveBlock.until`.
+    Raise GuardError if the object is not a handle. See `SaveBlock.until`.
     """
     make = _maker(handle)
     if make is not None:
@@ -217,16 +216,16 @@ def poll_of(handle: Any) -> Poll:
     if callable(handle):
         return lambda: bool(handle())
     raise GuardError(
-        f"save.until() cannot ask a {type(handle).__name__} whether it is done",
-        hint="give a future, a thread, a process, an Orbax manager, or a function that returns whether it is done",
+        f"save.until() does not support {type(handle).__name__}",
+        hint="pass a future, a thread, a process, an Orbax manager, or a function that returns True when done",
     )
 
 
 def handles_in(returned: Any) -> list[Any]:
-    """Given what a save function returned, return the handles in it: itself, or what a tuple or list holds.
+    """Return the handles in the return value of a save function: the value itself, or the items of a tuple or list.
 
-    A model can be called as well: of what can be called only functions count. Raise GuardError for a coroutine: nothing
-    of its save was done.
+    Of callables only functions count, because a model is callable too. Raise GuardError for a coroutine, which has not
+    saved anything.
     """
     import functools
     import types
@@ -236,7 +235,8 @@ def handles_in(returned: Any) -> list[Any]:
     if isinstance(returned, types.CoroutineType):
         returned.close()
         raise GuardError(
-            "the save function is `async`: it was called, and nothing of it was done", hint="asyncio.run(save())"
+            "the save function is `async`: calling it returned a coroutine and saved nothing",
+            hint="asyncio.run(save())",
         )
     is_function = isinstance(returned, types.FunctionType | types.MethodType | functools.partial)
     is_handle = returned is not None and (is_function or _maker(returned) is not None)
@@ -244,7 +244,7 @@ def handles_in(returned: Any) -> list[Any]:
 
 
 def _maker(handle: Any) -> Callable[[Any], Poll] | None:
-    """What makes the poll of a handle that is of a known kind, told by what it can do."""
+    """Return the factory of the poll function for a handle of a known kind, by its attributes; else None."""
     import threading
 
     def can(name: str) -> bool:
@@ -286,7 +286,7 @@ def _future(future: Any) -> bool:
 def _thread(thread: Any) -> bool:
     if thread.is_alive() or thread.ident is None:
         return False
-    error: BaseException | None = getattr(thread, FALLEN, None)
+    error: BaseException | None = getattr(thread, THREAD_ERROR, None)
     if error is not None:
         raise error
     return True
@@ -294,12 +294,12 @@ def _thread(thread: Any) -> bool:
 
 def _exited(code: int | None) -> bool:
     if code:
-        raise SaveNotDurable(f"its process ended with {code}")
+        raise SaveNotDurable(f"the process of the save exited with code {code}")
     return code is not None
 
 
 def _poll_waiting(manager: Any) -> Poll:
-    """A thread waits for what can only be waited for."""
+    """Wait in a thread for a handle that can only be waited for."""
     from resilience.base.background import BackgroundCall
 
     def wait() -> bool:
@@ -313,22 +313,22 @@ def _poll_waiting(manager: Any) -> Poll:
     return lambda: waiting.is_over and waiting.result()
 
 
-FALLEN = "_resil_fallen"
-"""Attribute of a thread that an exception has ended: a thread itself does not tell it."""
+THREAD_ERROR = "_resil_error"
+"""Attribute for the exception that ended a thread, which Python's thread object does not keep."""
 
 
-def note_fallen_threads() -> None:
-    """Have threads bear the exception that ended them. Who hears of it today (threading.excepthook) still does."""
+def record_thread_errors() -> None:
+    """Record on each thread the exception that ends it. The previous threading.excepthook is still called."""
     import threading
 
     before = threading.excepthook
-    if getattr(before, "notes_fallen", False):
+    if getattr(before, "records_errors", False):
         return
 
-    def note(args: Any) -> None:
+    def record(args: Any) -> None:
         if args.thread is not None:
-            setattr(args.thread, FALLEN, args.exc_value)
+            setattr(args.thread, THREAD_ERROR, args.exc_value)
         before(args)
 
-    note.notes_fallen = True  # type: ignore[attr-defined]
-    threading.excepthook = note
+    record.records_errors = True  # type: ignore[attr-defined]
+    threading.excepthook = record

@@ -1,6 +1,6 @@
-"""[guard] in resil.toml: what the guard looks at, and when it acts. Pure.
+"""[guard] in resil.toml: the resources that the guard monitors, and the limits at which it acts. Pure.
 
-The batch script exports what was set as `RESIL_GUARD__KEY`; `from_env` reads these, and arguments win over them.
+The batch script exports the settings as `RESIL_GUARD__KEY`; `from_env` reads them, and arguments override them.
 """
 
 from __future__ import annotations
@@ -12,78 +12,78 @@ from typing import Any
 
 from resilience.errors import GuardError, QuantityError
 from resilience.layout import GUARD_PREFIX
-from resilience.messages import nearest, suggest
+from resilience.messages import cut, nearest, suggest
 from resilience.quantities import parse_bool, parse_in_unit
 
 _DAY_S, _EIB = 86400.0, 2.0**60
 
 
 def _within(default: float, low: float, high: float) -> Any:
-    """A field of numbers from `low` to `high`."""
+    """Return a field for numbers from `low` to `high`."""
     return field(default=default, metadata={"range": (low, high)})
 
 
 def _one_of(default: str, *others: str) -> Any:
-    """A field of these words, the first of them where nothing is said."""
+    """Return a field for one of these words; the first is the default."""
     return field(default=default, metadata={"choices": (default, *others)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """[guard]: when the training saves and stops by itself. Percentages go to 100.
+    """[guard]: when the guard saves and stops the training. Percentages go to 100.
 
     Attributes:
-        poll_s: how often rank 0 looks at the switch files, and each node at its memory.
-        beat_s: how often the heartbeat is written to the run directory.
-        mirror: who writes it: auto, process (one beside the ranks of a node), thread, or off.
-        kill_switch: whether `switches/kill` stops the training at a step, after a save. If not, the batch shell of a
-            template still ends it, by SIGTERM.
-        kill_timeout_s: how long a thrown kill switch gives the training to come to a step; then the batch shell ends
-            it. 0: from the slowest step and save that were measured, and 5 min as long as there are none.
-        save_switch: whether `switches/save` makes it save.
-        switch_owners: whose switch files are obeyed: owner, group or any. Default: what the directory's mode allows.
-        superseded: whether a newer attempt of the run stops this one, without a save.
-        cron: whether a scheduler of cron that is late is told, in the journal and by an alert.
-        signals: which signals ask to save and stop. A second INT takes effect at once; so does a second TERM, a second
-            later and outside of a save.
-        host_memory: whether the memory of the node, of the job's cgroups and of /dev/shm is watched.
-        host_memory_percent: stop when so much of the smallest limit is used.
-        host_memory_free_bytes: or when less is left than this; 0 for no such limit.
-        host_memory_forecast: whether to stop at the next save when the memory will not last until the job's end, and
-            at once when a fast rise hardly leaves time for one.
-        shm_percent: stop when /dev/shm is so full.
-        gpu_memory: whether the memory of this process's GPU is watched; auto is on where its figures mean something.
-        gpu_memory_free_bytes: stop when less is left than this.
-        gpu_memory_collect: whether to collect garbage and empty torch's cache before judging.
-        walltime: whether to stop in time before the job's time limit.
-        stop_after: how long an attempt may train, in seconds or as "19h50m", for sites without a time limit: it is
-            stopped in time before, and ended then. 0: no such limit.
-        walltime_safety: how many times the slowest recent step and save must fit into the time left.
-        walltime_margin_s: seconds that must be left besides.
-        walltime_ask_s: how often the scheduler is asked whether the time limit was changed; 0 for never.
-        first_save_s: how long a save is taken to last until one was measured.
-        save_overlap: what a save alone does that is asked for while another one is in flight: wait (the training waits
-            until that is durable, and saves) or skip (it is passed over; a save switch is obeyed afterwards).
-        loss_nonfinite: what a loss that is NaN or infinite does: stop (nothing saved, exit code 1), save (and go on),
-            save_and_stop, report, off.
-        loss_nonfinite_in_a_row: how many of them it takes.
-        loss_spike: what a spike does: report, save, off.
-        loss_spike_mads: how many median absolute deviations above the median of the window make a spike.
-        loss_spike_in_a_row: how many of them it takes.
-        loss_window: how many losses the median is taken of.
-        round_s: how long rank 0 waits for all promises before it tries again.
-        agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised, and
-            after how long without an answer rank 0 is taken for gone by one that has not.
-        join_timeout_s: how long ranks wait for rank 0's word before the first step.
-        skew_steps: ranks whose counts differ by more cannot agree; 0 for no such limit.
-        decide_by: step (all ranks save and stop after the same step) or time (at the same moment, each after its own
-            step: for ranks that nothing holds together in every step, local SGD for instance).
-        on_leader_lost: what a rank does once rank 0 is gone for good: save_alone (it looks at the switches by itself,
-            and saves and stops alone when it is told to stop), stop (it does so at once), or wait (for another rank 0).
-        interface: host name or address that rank 0 listens on. Default: the job's own.
-        exit_timeout_s: how long after a decision to stop the process is ended by force, with all stacks, but not
-            before three times its slowest save; 0 for never. After a stop ranks wait for each other so long, too.
-        force_exit: auto (in jobs of a resil template), on, or off.
+        poll_s: interval at which rank 0 reads the switch files, and each node checks its memory.
+        beat_s: interval at which the heartbeat is written to the run directory.
+        mirror: heartbeat writer: auto, process (one per node, beside the ranks), thread, or off.
+        kill_switch: stop the training at a step when `switches/kill` is set, after a save. If false, the batch shell of
+            a template still ends the training with SIGTERM.
+        kill_timeout_s: how long the training may take to reach a step after the kill switch was set; then the batch
+            shell ends the training. 0: derived from the slowest measured step and save; 5 min before any was measured.
+        save_switch: save when `switches/save` is set.
+        switch_owners: accept switch files of: owner, group or any. Default: from the permissions of the directory.
+        superseded: stop without a save when a newer attempt of the run exists.
+        cron: report a late cron scheduler, in the journal and by an alert.
+        signals: signals that request a save and a stop. A second INT takes effect at once; so does a second TERM, if at
+            least a second later and not during a save.
+        host_memory: monitor the memory of the node, of the job's cgroups and of /dev/shm.
+        host_memory_percent: stop when this share of the smallest limit is used.
+        host_memory_free_bytes: stop when less than this is free; 0 for no limit.
+        host_memory_forecast: stop at the next save if the memory will run out before the job's end, and at once if a
+            fast rise leaves little time for a save.
+        shm_percent: stop when this share of /dev/shm is used.
+        gpu_memory: monitor the memory of this process's GPU; auto enables this where the driver's values are reliable.
+        gpu_memory_free_bytes: stop when less than this is free.
+        gpu_memory_collect: collect garbage and empty torch's cache before each check.
+        walltime: stop in time before the job's time limit.
+        stop_after: time limit of an attempt, in seconds or as "19h50m", for sites without a time limit. The training is
+            stopped in time before, and ended then. 0: no limit.
+        walltime_safety: how many times the slowest recent step and save must fit into the remaining time.
+        walltime_margin_s: additional seconds that must remain.
+        walltime_ask_s: interval at which the scheduler is queried for a changed time limit; 0 for never.
+        first_save_s: assumed duration of a save before one was measured.
+        save_overlap: handling of a requested save without a stop while another save is in flight: wait (the training
+            waits until that one is durable, then saves) or skip (no save; a save switch is retried afterwards).
+        loss_nonfinite: action when the loss is NaN or infinite: stop (without a save, exit code 1), save (and
+            continue), save_and_stop, report, off.
+        loss_nonfinite_in_a_row: number of such losses in a row that triggers the action.
+        loss_spike: action on a loss spike: report, save, off.
+        loss_spike_mads: a spike is this many median absolute deviations above the median of the window.
+        loss_spike_in_a_row: number of spikes in a row that triggers the action.
+        loss_window: number of losses in the window.
+        round_s: how long rank 0 waits for the promises of all ranks before it retries.
+        agreement_timeout_s: how long a rank that has promised waits for rank 0 before AgreementLost is raised; also how
+            long rank 0 may be silent before other ranks consider it gone.
+        join_timeout_s: how long ranks wait for rank 0 before the first step.
+        skew_steps: the ranks make no decision while their step counts differ by more than this; 0 for no limit.
+        decide_by: step (all ranks save and stop after the same step) or time (at the same moment, each rank after its
+            own step: for ranks that do not synchronise in every step, such as local SGD).
+        on_leader_lost: action of a rank once rank 0 is gone for good: save_alone (the rank reads the switches itself,
+            and saves and stops alone when requested), stop (save and stop at once), or wait (for a new rank 0).
+        interface: host name or address that rank 0 listens on. Default: that of the job.
+        exit_timeout_s: how long after a decision to stop the process is terminated, with all stacks, but not before
+            three times its slowest save; 0 for never. Also how long ranks wait for each other after a stop.
+        force_exit: terminate a process that hangs after a stop: auto (in jobs of a resil template), on, or off.
     """
 
     poll_s: float = _within(5.0, 0.01, 3600.0)
@@ -137,11 +137,11 @@ _UNITS = {"_percent": " %", "_bytes": " bytes", "_s": " s", "_steps": " steps", 
 
 
 def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings:
-    """Given the environment and the caller's arguments, return the settings; arguments win.
+    """Given the environment and the caller's arguments, return the settings; arguments take precedence.
 
-    Texts may have units: `85%`, `10m`, `2GiB`. A bare number is in the unit that the setting's name tells. An empty
-    variable sets nothing, except for `signals`: no signal. Raise GuardError, naming the setting or the variable, if a
-    name is unknown, with the nearest one, or if a value means nothing, with what it may be.
+    Texts may have units: `85%`, `10m`, `2GiB`. A bare number is in the unit of the setting's name. An empty variable is
+    ignored, except for `signals`: no signal. Raise GuardError for an unknown name, suggesting the nearest one, and for
+    an invalid value, with the valid ones.
     """
     settings = {setting.name: setting for setting in fields(GuardSettings)}
     values: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def read_settings(environ: Mapping[str, str], **arguments: Any) -> GuardSettings
 
 def _setting(name: str, settings: Mapping[str, Field[Any]], shown: str) -> Field[Any]:
     if name not in settings:
-        raise GuardError(f"the guard knows no setting {shown!r}", hint=suggest(name, settings))
+        raise GuardError(f"unknown guard setting {shown!r}", hint=suggest(name, settings))
     return settings[name]
 
 
@@ -166,36 +166,36 @@ def _kind(setting: Field[Any]) -> type:
 
 
 def _read(setting: Field[Any], value: Any, shown: str) -> Any:
-    """Convert a value and check it at once, so that the message shows what was written, and where."""
+    """Convert a value and check the result, so that the message shows the original text and its source."""
     try:
         converted = _convert(setting, value)
     except QuantityError as error:
         raise GuardError(f"{shown} = {_short(value)}: {error.message}", hint=error.hint) from None
     except (TypeError, ValueError, ArithmeticError):
-        raise _impossible(setting, value, shown) from None
+        raise _invalid(setting, value, shown) from None
     _check(setting, converted, shown)
     return converted
 
 
 def _check(setting: Field[Any], value: Any, shown: str) -> None:
-    """Raise GuardError if the setting cannot have this value."""
+    """Raise GuardError if the value is invalid for the setting."""
     kind, name = _kind(setting), setting.name
     is_number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     if not (is_number if kind in (int, float) else isinstance(value, kind)):
-        raise _impossible(setting, value, shown)
+        raise _invalid(setting, value, shown)
     if kind is tuple:
         for signal in value:
             _check_signal(signal, shown)
     choices = setting.metadata.get("choices")
     if choices and value not in choices:
-        raise GuardError(f"{shown} = {_short(value)} is not possible", hint=suggest(value, filter(None, choices)))
+        raise GuardError(f"{shown} = {_short(value)} is invalid", hint=suggest(value, filter(None, choices)))
     if "range" in setting.metadata:
         low, high = setting.metadata["range"]
         if name.endswith("_percent") and 0 < value <= 1:
             hint = f"percentages go to 100: {name} = {value * 100:g} is probably meant"
             raise GuardError(f"{shown} = {value:g} means {value:g} %, which every machine exceeds", hint=hint)
         if not low <= value <= high:  # NaN included
-            hint = f"it may be from {low:g} to {high:g}{_unit(name)}"
+            hint = f"set a value from {low:g} to {high:g}{_unit(name)}"
             raise GuardError(f"{shown} = {_short(value)} is out of range", hint=hint)
 
 
@@ -204,13 +204,13 @@ def _check_signal(name: Any, shown: str) -> None:
         return
     hint = f"there are: {', '.join(_SIGNALS)}"
     if name in ("KILL", "STOP"):
-        hint = f"no process can catch SIG{name} (signal(7)), so nothing can be saved at it; {hint}"
+        hint = f"no process can catch SIG{name} (signal(7)); {hint}"
     elif isinstance(name, str) and (near := nearest(name, _SIGNALS)):
         hint = f"did you mean {near}? {hint}"
-    raise GuardError(f"{shown} = {_short(name)} is not possible", hint=hint)
+    raise GuardError(f"{shown} = {_short(name)} is invalid", hint=hint)
 
 
-def _impossible(setting: Field[Any], value: Any, shown: str) -> GuardError:
+def _invalid(setting: Field[Any], value: Any, shown: str) -> GuardError:
     kinds = {
         bool: "true or false",
         int: "a whole number",
@@ -220,7 +220,7 @@ def _impossible(setting: Field[Any], value: Any, shown: str) -> GuardError:
     }
     kind, unit = _kind(setting), _unit(setting.name)
     of = f", in{unit}" if kind in (int, float) and unit else ""
-    return GuardError(f"{shown} = {_short(value)} is not possible", hint=f"it may be {kinds[kind]}{of}")
+    return GuardError(f"{shown} = {_short(value)} is invalid", hint=f"set {kinds[kind]}{of}")
 
 
 def _unit(name: str) -> str:
@@ -230,9 +230,9 @@ def _unit(name: str) -> str:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:  # an integer of thousands of digits has none, and a stranger's class may fail
+    except Exception:  # repr() fails for an integer of thousands of digits, and may fail for a user's class
         text = f"a {type(value).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return cut(text, 200)
 
 
 def _convert(setting: Field[Any], value: Any) -> Any:
@@ -262,7 +262,7 @@ def _convert(setting: Field[Any], value: Any) -> Any:
 
 
 def _signal_names(value: Any) -> tuple[str, ...]:
-    """USR1, usr1, SIGUSR1 and signal.SIGUSR1 are one; each is taken once; `none` and `off` are no signal."""
+    """Return signal names without `SIG` and without duplicates; `none` and `off` give no signal."""
     import signal
 
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""What happens when a signal comes: by Python's table, and below it, where NCCL, MPI and others set their handlers.
+"""Signal handlers: those of Python, and those that NCCL, MPI and other libraries install with sigaction(2).
 
-`signal.getsignal` tells what Python was told. A library that calls sigaction(2) itself is seen only by asking the C
-library, or, without ctypes, roughly in /proc/self/status (proc(5): SigCgt).
+`signal.getsignal` returns only Python's own handler. A handler installed by a library is visible through the C library,
+or, without ctypes, roughly in /proc/self/status (proc(5): SigCgt).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ DEFAULT, IGNORED = 0, 1
 """SIG_DFL and SIG_IGN as addresses (bits/signum-generic.h)."""
 
 STRUCT_BYTES = 512
-"""More than struct sigaction has anywhere; glibc's has 152."""
+"""Larger than any struct sigaction; glibc's has 152 bytes."""
 
 _libc: Any = None
 
 
 def read_action(number: int) -> bytes | None:
-    """The struct sigaction of a signal, as it is in memory; None when it cannot be had."""
+    """Return the struct sigaction of a signal, as in memory; None if not available."""
     try:
         import ctypes
 
@@ -35,7 +35,7 @@ def read_action(number: int) -> bytes | None:
 
 
 def write_action(number: int, action: bytes) -> bool:
-    """Give back what `read_action` returned."""
+    """Install the action that `read_action` returned; return whether that succeeded."""
     try:
         import ctypes
 
@@ -46,21 +46,21 @@ def write_action(number: int, action: bytes) -> bool:
 
 
 def address_of(action: bytes) -> int:
-    """Address of the handler: the first field of the struct in glibc and musl, a union of both kinds of handlers."""
+    """Return the handler's address: the first field of the struct in glibc and musl, a union of both handler types."""
     import struct
     import sys
 
     return int.from_bytes(action[: struct.calcsize("P")], sys.byteorder)
 
 
-class Below:
-    """Remembers which function the kernel calls, and says who has put another there since."""
+class NativeHandlers:
+    """Detects that a library has replaced the function that the kernel calls."""
 
     def __init__(self) -> None:
         self._addresses: dict[int, int] = {}
 
     def remember(self, *numbers: int) -> None:
-        """Take what is set now for right; numbers that are known already stay as they are."""
+        """Store the current handlers of these signals, except of those already stored."""
         for number in numbers:
             if number not in self._addresses:
                 action = read_action(number)
@@ -68,11 +68,11 @@ class Below:
                 self._addresses[number] = address if address > IGNORED else 0
 
     def owner(self, number: int) -> str:
-        """Who has replaced the handler below Python; empty when nobody has, or nobody can tell."""
+        """Return the owner of a handler installed below Python; empty if unchanged or unknown."""
         known = self._addresses.get(number)
         action = read_action(number) if known else None
         if action is None:
-            return "nobody: no handler is set" if known == 0 and is_caught(number) is False else ""
+            return "nothing: no handler is set" if known == 0 and is_caught(number) is False else ""
         address = address_of(action)
         if address == known:
             return ""
@@ -82,48 +82,48 @@ class Below:
 
 
 class Replacements:
-    """Notices who takes the place of our handler, in Python's table or below it, and tells of each once."""
+    """Detects replacements of the guard's handler, by Python code or by a library, and reports each once."""
 
     def __init__(self, ours: Any) -> None:
         self._ours = ours
-        self._below = Below()
-        self._judged: dict[int, Any] = {}  # who stands in our place, looked at already
-        self._told: set[tuple[int, str]] = set()
+        self._native = NativeHandlers()
+        self._judged: dict[int, Any] = {}  # Python handlers already checked
+        self._reported: set[tuple[int, str]] = set()
 
     def remember(self, *numbers: int) -> None:
-        """Ours was just set for these."""
-        self._below.remember(*numbers)
+        """Store the native handlers of signals for which the guard's handler was just installed."""
+        self._native.remember(*numbers)
 
     def is_ours(self, number: int) -> bool:
-        """Whether our handler is the one that is called."""
-        return signal.getsignal(number) is self._ours and not self._below.owner(number)
+        """Return whether the guard's handler is the active one."""
+        return signal.getsignal(number) is self._ours and not self._native.owner(number)
 
-    def forget(self, number: int) -> None:
-        """Ours was set again: whoever takes its place from now on is told of."""
-        self._told = {told for told in self._told if told[0] != number}
+    def reset(self, number: int) -> None:
+        """Report replacements of this signal's handler again: the guard's handler was reinstalled."""
+        self._reported = {entry for entry in self._reported if entry[0] != number}
 
-    def look(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
-        """Return which of these somebody has newly taken, and who. Whoever calls ours in turn has taken nothing."""
+    def check(self, numbers: Iterable[int]) -> list[tuple[int, str]]:
+        """Return new replacements as (signal, owner). A handler that calls the guard's is not a replacement."""
         numbers = list(numbers)
-        self._below.remember(*numbers)  # the first time, a moment after they were set
+        self._native.remember(*numbers)  # the first time, just after they were installed
         found = []
         for number in numbers:
             current = signal.getsignal(number)
             if current is self._ours:
-                owner = self._below.owner(number)
+                owner = self._native.owner(number)
             elif current is self._judged.get(number):
                 continue
             else:
                 self._judged[number] = current
                 owner = "" if calls(current, self._ours) else describe_handler(current)
-            if owner and (number, owner) not in self._told:
-                self._told.add((number, owner))
+            if owner and (number, owner) not in self._reported:
+                self._reported.add((number, owner))
                 found.append((number, owner))
         return found
 
 
 def is_caught(number: int) -> bool | None:
-    """Whether anybody handles the signal, by /proc; None when that does not tell."""
+    """Return whether the process handles the signal, by /proc; None if unknown."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             mask = next(line for line in file if line.startswith("SigCgt:")).split()[1]
@@ -133,7 +133,7 @@ def is_caught(number: int) -> bool | None:
 
 
 def library_of(address: int) -> str:
-    """Name of the library that an address lies in (proc(5): /proc/pid/maps); empty when that cannot be told."""
+    """Return the name of the library that contains an address (proc(5): /proc/pid/maps); empty if unknown."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -155,7 +155,7 @@ def _load(ctypes: Any) -> Any:
 
 
 def describe_handler(handler: Any) -> str:
-    """What `signal.getsignal` returned, for people: `lightning.trainer.Handlers`, `the default action`."""
+    """Return a description of a result of `signal.getsignal`: `lightning.trainer.Handlers`, `the default action`."""
     if handler is None:
         return "a library"
     if not callable(handler):
@@ -165,10 +165,9 @@ def describe_handler(handler: Any) -> str:
 
 
 def calls(handler: Any, ours: Any) -> bool:
-    """Whether a Python handler has kept ours, and so probably calls it.
+    """Return whether a Python handler holds a reference to `ours`, and so probably calls it.
 
-    Looked for in its closure, its defaults, the globals that it names, its object's attributes, and lists of these:
-    that is how frameworks chain handlers.
+    Searches its closure, defaults, globals and object attributes, and lists of these, as frameworks chain handlers.
     """
     if not callable(handler):
         return False
@@ -177,7 +176,7 @@ def calls(handler: Any, ours: Any) -> bool:
         for cell in getattr(function, "__closure__", None) or ():
             try:
                 held.append(cell.cell_contents)
-            except ValueError:  # not filled yet
+            except ValueError:  # an empty cell
                 continue
         held += getattr(function, "__defaults__", None) or ()
         names = getattr(getattr(function, "__code__", None), "co_names", ())
@@ -185,7 +184,7 @@ def calls(handler: Any, ours: Any) -> bool:
         held += [known[name] for name in names if name in known]
     for owner in (handler, getattr(handler, "__self__", None), *held):
         attributes = getattr(owner, "__dict__", None)
-        if isinstance(attributes, dict):  # not a class or a module, whose attributes are no state of the handler
+        if isinstance(attributes, dict):  # excludes classes, whose attributes are not state of the handler
             held = [*held, *attributes.values()]
     for thing in held:
         inner = thing.values() if isinstance(thing, dict) else thing if isinstance(thing, (list, tuple)) else ()

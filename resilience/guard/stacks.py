@@ -1,7 +1,7 @@
-"""Where all threads of a process are, written down although everything else may hang.
+"""Stacks of all threads of a process, written even if the rest of the process hangs.
 
-The file is written by a process of its own: a thread that waits in a dead file system cannot be killed where the kernel
-waits uninterruptibly (a hung FUSE server, some network file systems), and its process would never end.
+A separate process writes the file: a thread in uninterruptible sleep (a hung FUSE server, some network file systems)
+cannot be killed, and would keep its process from ending.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 
 SIGNAL = signal.SIGRTMIN + 9
-"""A realtime signal (signal(7)): the first ones are taken by the C library, and by some MPI and debuggers."""
+"""A realtime signal (signal(7)); the C library, some MPIs and debuggers use the first ones."""
 
 _PROGRAM = """
 import os, sys
@@ -30,7 +30,7 @@ os.fsync(descriptor)
 
 
 def stderr_descriptor() -> int:
-    """Where stacks go: the descriptor behind stderr, whatever a notebook or a logger has put in its place."""
+    """Return the descriptor of the real stderr, even if a notebook or a logger has replaced `sys.stderr`."""
     for stream in (sys.__stderr__, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             if stream is not None:
@@ -39,19 +39,19 @@ def stderr_descriptor() -> int:
 
 
 def show_stacks() -> None:
-    """Write all stacks to stderr. A stderr that is closed costs only this."""
+    """Write all stacks to stderr, unless stderr is closed."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         faulthandler.dump_traceback(stderr_descriptor(), all_threads=True)
 
 
 class StacksOnDemand:
-    """Has this process write all its stacks when a signal comes: in C, also while a library holds the GIL.
+    """Makes this process write all its stacks on a signal: in C, also while a library holds the GIL.
 
-    The signal is one that nobody else uses, as far as that can be told; where it is used, there is none.
+    Disabled if another handler is installed for the signal.
 
     Attributes:
-        signal: its number; 0 where stacks are not written.
-        descriptor: of the memory that they are written into, for another process to read; -1 when they go to stderr.
+        signal: number of the signal; 0 if disabled.
+        descriptor: of the memory file for the stacks, which another process reads; -1 if they go to stderr.
     """
 
     def __init__(self) -> None:
@@ -59,17 +59,17 @@ class StacksOnDemand:
         self.descriptor = -1
 
     def keep(self) -> None:
-        """Write them into memory, which the process beside this one reads."""
+        """Write stacks into a memory file, which the node's heartbeat process reads."""
         with contextlib.suppress(OSError, AttributeError):
             self.descriptor = os.memfd_create("resil-stacks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             self._register(self.descriptor)
 
     def show(self) -> None:
-        """Write them to stderr."""
+        """Write stacks to stderr."""
         self._register(stderr_descriptor())
 
     def close(self) -> None:
-        """Give the signal back; also in a forked child, whose stacks nobody asks for."""
+        """Release the signal and the memory file; also in a forked child, whose stacks are never requested."""
         number, self.signal = self.signal, 0
         if number:
             faulthandler.unregister(number)
@@ -87,7 +87,7 @@ class StacksOnDemand:
 
 
 def write_stacks(path: str, head: str, wait_s: float) -> bool:
-    """Add all stacks to a file below a line `head`; False when that is not known to have succeeded in `wait_s`.
+    """Append the line `head` and all stacks to a file; return False unless that has succeeded within `wait_s`.
 
     Raise OSError if the writing process cannot be started.
     """
@@ -116,7 +116,7 @@ def _is_done(pid: int, wait_s: float) -> bool:
     while time.monotonic() < until:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it
+        except ChildProcessError:  # other code has reaped the child
             return False
         if ended:
             return status == 0

@@ -1,20 +1,19 @@
-"""How long the training's steps and saves take, seen from outside: no clock is read in a step. Pure.
+"""Durations of steps and saves, sampled by a thread: `step()` reads no clock. Pure.
 
-A thread samples the training's position about once a second. A *gap* is the time in which the training could not have
-stopped: a step, or an evaluation that does not poll. It is counted from the last sample *before* the position moved,
-to the sample that saw it move again, with the saves in it taken out. So it is never shorter than the true one, and at
-most two sample periods longer, also where many steps pass between two samples.
+A thread samples the training's position about once a second. A *gap* is a time in which the training could not have
+stopped: a step, or an evaluation without polls. It starts at the last sample *before* the position moved and ends at
+the sample at which the position has moved again, minus the saves in between. So a gap is never shorter than the real
+one, and at most two sample periods longer, even if many steps pass between two samples.
 
-How long a gap is remembered. A gap that comes back now and then, say an evaluation, must not be forgotten in between:
-who spends a minute in each evaluation spends 0.5 % of the time or more there, else nobody would mind its length. So a
-gap is remembered for 200 times its own length: a minute for 3 h 20 min. It is one hour at least, which covers rare
-slow steps of a fast training, and one day at most.
+A gap is remembered for 200 times its own length, so that a recurring one, such as an evaluation, is not forgotten in
+between: a minute for 3 h 20 min, which covers evaluations that take 0.5 % of the time or more. At least one hour, for
+rare slow steps of a fast training, and at most one day.
 
-What is not counted:
+Not counted:
   * start-up: everything before the first step after the start or after `resumed()`. Compilation may take half an hour
-    and does not come again; a job that gave it room before the end would never train.
-  * time in which this whole process was stopped (SIGSTOP, a frozen cgroup, a paused machine). It is known by two
-    signs together: the sampling thread did not run either, and the process used no processor time.
+    and does not recur; a job that reserved that time before its end would never train.
+  * time in which the whole process was stopped (SIGSTOP, a frozen cgroup, a suspended machine). Two signs together
+    show this: the sampling thread did not run either, and the process used no CPU time.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ if TYPE_CHECKING:
     from typing import Any
 
 REMEMBERED_TIMES = 200
-"""A gap is remembered for so many times its own length."""
+"""A gap is remembered for this many times its own length."""
 REMEMBERED_LEAST_S = 3600.0
 REMEMBERED_MOST_S = 86400.0
 SAVES = 20
-"""The slowest of so many recent saves counts: where every tenth is a large one, that one is among them."""
+"""The slowest of this many recent saves counts: enough to include a large save that is every tenth."""
 ALIKE = 0.95
-"""Of gaps that differ by less than this factor one is kept, which bounds the memory to a few hundred numbers."""
+"""Of gaps that differ by less than this factor only one is kept, which bounds the memory to a few hundred numbers."""
 UNSEEN_S = 5.0
-"""A sample that comes so late may mean that the process was stopped."""
+"""A sample this late may mean that the process was stopped."""
 IDLE_CPU_S = 0.02
 IDLE_CPU_SHARE = 0.001
-"""A process that used less than this (seconds, and share of the time) did nothing: it was stopped."""
+"""A process that used less CPU time than this (seconds, plus share of the elapsed time) was stopped."""
 
 
 class StepTimer:
-    """The slowest recent step, and the slowest recent save, in seconds. Safe from every thread.
+    """The slowest recent step, and the slowest recent save, in seconds. Thread-safe.
 
     Attributes:
-        is_restored: whether something of it was learned by another process.
+        is_restored: whether durations of an earlier job were restored.
     """
 
     def __init__(self) -> None:
         self._lock = _thread.allocate_lock()
         self._gaps: collections.deque[tuple[float, float]] = collections.deque()
-        """(seconds, forgotten at), the longest first; those after it are shorter and matter once it is forgotten."""
+        """(seconds, forgotten at), the longest first; shorter ones count once the longer are forgotten."""
         self._saves: collections.deque[float] = collections.deque(maxlen=SAVES)
         self._stalls: collections.deque[float] = collections.deque(maxlen=SAVES)
         self._in_flight_since: float | None = None
@@ -64,15 +63,15 @@ class StepTimer:
         self._sampled = 0.0
         self._cpu_s: float | None = None
         self._left_out_s = 0.0  # finished saves, and stops
-        self._left_out_then = 0.0  # what was left out when the present gap began
+        self._left_out_then = 0.0  # the value of _left_out_s when the current gap began
         self._left_out_at_sample = 0.0
         self._save_began: float | None = None
         self.is_restored = False
 
-    def look(self, now: float, position: tuple[int, int], cpu_s: float | None = None) -> None:
+    def sample(self, now: float, position: tuple[int, int], cpu_s: float | None = None) -> None:
         """Take a sample: at `now` (monotonic seconds) the training is at `position` (steps, polls).
 
-        `cpu_s` is the processor time that the process has used since ever; without it stops count as slow steps.
+        `cpu_s` is the total CPU time of the process; without it a stopped process counts as a slow step.
         """
         with self._lock:
             before, self._position = self._position, position
@@ -91,50 +90,50 @@ class StepTimer:
                 self._gaps.popleft()
 
     def resumed(self) -> None:
-        """A checkpoint was loaded and the steps are counted anew: what comes before the next step is start-up."""
+        """Reset the position after a checkpoint was loaded: the time until the next step is start-up."""
         with self._lock:
             self._is_starting = True
             self._position = None
 
     def save_began(self, now: float) -> None:
-        """The training thread saves from now (monotonic seconds) on: that is no part of the step."""
+        """Record the start of a save in the training thread, at `now` (monotonic seconds): not part of the step."""
         with self._lock:
             self._save_began = now
 
     @property
     def is_saving(self) -> bool:
-        """Whether the training waits for a save."""
+        """Return whether the training waits for a save."""
         return self._save_began is not None
 
     def was_saving(self, seconds: float) -> None:
-        """The save on this rank is over, well or not: so much of the present gap was one."""
+        """Record the end of a save on this rank, successful or not: exclude its `seconds` from the current gap."""
         with self._lock:
             self._save_began = None
             self._left_out_s += seconds
 
     def stalled(self, seconds: float) -> None:
-        """The training waited so long for a save, here."""
+        """Record how long the training waited for a save on this rank."""
         with self._lock:
             self._stalls.append(seconds)
 
     def saved(self, seconds: float) -> None:
-        """A save was durable so long after it had begun, here or on the slowest rank."""
+        """Record how long a save took until durable, on this rank or on the slowest one."""
         with self._lock:
             self._saves.append(seconds)
 
     def in_flight_since(self, began: float | None) -> None:
-        """A save that began then (monotonic seconds) goes on in the background; None: it has ended."""
+        """Set the start (monotonic seconds) of the asynchronous save in flight; None once it has ended."""
         with self._lock:
             self._in_flight_since = began
 
     @property
     def is_in_flight(self) -> bool:
-        """Whether a save goes on in the background."""
+        """Return whether an asynchronous save is in flight."""
         return self._in_flight_since is not None
 
     def in_flight_s(self, now: float, otherwise_s: float) -> float:
-        """How much longer the save in flight may take, as long as the slowest one took; `otherwise_s` while no save was
-        measured. 0 when none is in flight."""
+        """Return how much longer the save in flight may take, assuming the duration of the slowest one; `otherwise_s`
+        if no save was measured yet. 0 if none is in flight."""
         with self._lock:
             if self._in_flight_since is None:
                 return 0.0
@@ -142,7 +141,7 @@ class StepTimer:
 
     @property
     def slowest_step_s(self) -> float | None:
-        """The slowest recent gap, the present unfinished one included; None as long as no step was done."""
+        """Return the slowest recent gap, including the current unfinished one; None before the first step."""
         with self._lock:
             if self._is_starting or self._position is None:
                 return None
@@ -151,24 +150,24 @@ class StepTimer:
 
     @property
     def slowest_known_step_s(self) -> float:
-        """The slowest one remembered, also before the first step here; 0 when there is none."""
+        """Return the slowest remembered gap, also before the first step of this job; 0 if there is none."""
         with self._lock:
             return self._gaps[0][0] if self._gaps else 0.0
 
     @property
     def slowest_save_s(self) -> float | None:
-        """The slowest recent save, until it was durable; None as long as none was measured."""
+        """Return the time until durable of the slowest recent save; None if no save was measured yet."""
         with self._lock:
             return max(self._saves, default=None)
 
     @property
     def slowest_stall_s(self) -> float | None:
-        """The longest that the training has recently waited for a save; None as long as none was measured."""
+        """Return the longest recent wait of the training for a save; None if no save was measured yet."""
         with self._lock:
             return max(self._stalls, default=None)
 
     def learned(self, now: float) -> dict[str, list[Any]]:
-        """What is remembered at `now`, in JSON types, for `restore` in another process."""
+        """Return the durations remembered at `now`, in JSON types, for `restore` in another process."""
         with self._lock:
             return {
                 "gaps": [[round(gap, 3), round(until - now, 1)] for gap, until in self._gaps if until > now],
@@ -177,7 +176,7 @@ class StepTimer:
             }
 
     def restore(self, learned: Mapping[str, Any], now: float) -> None:
-        """Remember what another process has learned. Raise ValueError, TypeError or KeyError if it is none of ours."""
+        """Restore the durations of an earlier job. Raise ValueError, TypeError or KeyError if they are invalid."""
         gaps = [(float(gap), min(float(left_s), REMEMBERED_MOST_S)) for gap, left_s in learned["gaps"]]
         times = [[float(seconds) for seconds in learned[name]] for name in ("saves", "stalls")]
         if not all(0 <= number < math.inf for row in (*gaps, *times) for number in row):
@@ -193,7 +192,7 @@ class StepTimer:
                 kept.extendleft(reversed(before[max(0, len(before) + len(kept) - SAVES) :]))
 
     def doubt(self) -> None:
-        """What was restored leaves no room in this job: of the saves only the newest counts, and no step of before."""
+        """Discard the restored steps and all saves but the newest: with them, this job has no time to train."""
         with self._lock:
             self._gaps.clear()
             for kept in (self._saves, self._stalls):
@@ -205,7 +204,7 @@ class StepTimer:
             self._is_starting = position[0] <= self._start_steps
         else:
             self._remember(self._gap(now), now)
-        # The next one began after the last sample that did not show this movement.
+        # The next gap began after the last sample before this movement.
         self._began = self._sampled
         self._left_out_then = self._left_out_at_sample
 
@@ -213,13 +212,13 @@ class StepTimer:
         return max(0.0, now - self._began - (self._left_out(now) - self._left_out_then))
 
     def _left_out(self, now: float) -> float:
-        """How much was left out up to now, the unfinished save included."""
+        """Return the excluded time up to now, including the unfinished save."""
         return self._left_out_s + (max(0.0, now - self._save_began) if self._save_began is not None else 0.0)
 
     def _remember(self, gap: float, now: float) -> None:
         until = now + min(max(gap * REMEMBERED_TIMES, REMEMBERED_LEAST_S), REMEMBERED_MOST_S)
         while self._gaps and self._gaps[-1][0] * ALIKE <= gap:
-            # A little longer than this one: it stands for both. Shorter: it is forgotten earlier, and never needed.
+            # Nearly equal: merge. Shorter: forgotten earlier than this one, so never needed.
             longer, later = self._gaps.pop()
             gap, until = max(gap, longer), max(until, later)
         if not self._gaps or self._gaps[-1][1] < until:

@@ -1,4 +1,4 @@
-"""The directory of the switch files, read by rank 0: nothing in it fools or blocks the guard, and it may vanish."""
+"""The directory of switch files, read by rank 0. Safe against unusual files, hung reads and a missing directory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     Identity = tuple[int, int, int]
 
 QUIET_S = 600.0
-"""The same trouble is told again when there was none for so long."""
+"""The same error is reported again after this long without errors."""
 
 
 class FoundSwitch:
-    """A switch that is to be obeyed.
+    """An accepted switch.
 
     Attributes:
         switch: who, when, why, scope, label.
-        identity: inode, mtime and ctime of the file: another one there is another wish.
-        path: where it lies.
+        identity: inode, mtime and ctime of the file; a file with other values is a new request.
+        path: of the file.
     """
 
     __slots__ = ("identity", "path", "switch")
@@ -42,13 +42,13 @@ class FoundSwitch:
 
 
 class SwitchDirectory:
-    """Looks for switches. What may not be obeyed, and a directory that cannot be looked at, is named once.
+    """Reads switches. Warns once of a rejected switch, and of a directory that cannot be read.
 
     Attributes:
         path: the directory.
         run: name of the run.
         place: of this process.
-        recorder: hears what is odd.
+        recorder: for warnings.
     """
 
     def __init__(
@@ -66,30 +66,30 @@ class SwitchDirectory:
         self._owners = settings.switch_owners
         self._monotonic = monotonic
         self._refused: dict[str, tuple[Identity, str]] = {}
-        self._troubled: set[str] = set()
-        self._told: set[str] = set()
+        self._failing: set[str] = set()
+        self._reported: set[str] = set()
         self._names: dict[tuple[Callable[[int], str], int], str] = {}
-        self._last_trouble = 0.0
+        self._last_failure = 0.0
 
-    def look(self, kind: str, *, ours_too: bool = False) -> FoundSwitch | None:
-        """The switch of this kind, if one lies there and is to be obeyed. Never raises for what a file system does.
+    def read(self, kind: str, *, accept_own: bool = False) -> FoundSwitch | None:
+        """Return the accepted switch of this kind, or None. Raises nothing for errors of the file system.
 
-        With `ours_too`, a file of this process's own user is obeyed whatever the policy.
+        With `accept_own`, a file of this process's user is accepted regardless of the policy.
         """
         try:
             directory = open_directory(self.path)
             try:
-                found = self._find(kind, directory, ours_too)
+                found = self._find(kind, directory, accept_own)
             finally:
                 os.close(directory)
         except OSError as error:
-            self._cannot_look(kind, error)
+            self._on_error(kind, error)
             return None
-        self._can_look(kind)
+        self._on_success(kind)
         return found
 
     def remove(self, found: FoundSwitch) -> bool:
-        """Remove a switch that was obeyed; False if it is gone, or another lies there now. Raise OSError."""
+        """Remove a switch after it was followed; return False if the file is gone or was replaced. Raise OSError."""
         inode, mtime_ns, _ = found.identity
         directory = open_directory(self.path)
         try:
@@ -97,7 +97,7 @@ class SwitchDirectory:
         finally:
             os.close(directory)
 
-    def _find(self, kind: str, directory: int, ours_too: bool) -> FoundSwitch | None:
+    def _find(self, kind: str, directory: int, accept_own: bool) -> FoundSwitch | None:
         file = find_switch(kind, directory)
         if file is None:
             self._refused.pop(kind, None)
@@ -107,11 +107,11 @@ class SwitchDirectory:
             self._refuse(kind, info, odd)
             return None
         who = self._name(name_of_user, info.st_uid)
-        refusal = "" if ours_too and info.st_uid == os.geteuid() else self._refusal(info, who, directory)
+        refusal = "" if accept_own and info.st_uid == os.geteuid() else self._refusal(info, who, directory)
         try:
             switch = parse_switch(kind, content, who=who, written=info.st_mtime, run=self.run, refusal=refusal)
-        except Exception as error:  # the Python installation is gone: a wish is a wish without its reason, too
-            self.recorder.warn(f"cannot read what stands in the {kind} switch: {error!r}", key="switch content")
+        except Exception as error:  # imports fail if the Python installation is gone: accept the bare request
+            self.recorder.warn(f"cannot read the content of the {kind} switch: {error!r}", key="switch content")
             switch = Switch(kind, who, info.st_mtime, honoured=not refusal, refusal=refusal)
         if not switch.honoured:
             self._refuse(kind, info, switch.refusal)
@@ -120,13 +120,13 @@ class SwitchDirectory:
         return FoundSwitch(switch, _identity(info), os.path.join(self.path, kind))
 
     def _refusal(self, info: os.stat_result, who: str, directory: int) -> str:
-        """Why the owner of this file may not steer the run; empty when he may."""
+        """Return why the owner of this file may not control the run; empty if the policy allows it."""
         run = os.stat(self.place.run_dir)
         return refusal_of(info, self._policy(directory), run, who=who, group=lambda gid: self._name(name_of_group, gid))
 
     def _policy(self, directory: int) -> OwnerPolicy:
-        """Whose switches are obeyed: as set, else as the run was submitted, so that its batch shell and its training
-        obey the same people; else what the directory's own permissions allow."""
+        """Return the owner policy: as set; else as submitted, which the batch shell of the run applies too; else from
+        the permissions of the directory."""
         if self._owners:
             return OwnerPolicy(self._owners)
         try:
@@ -142,40 +142,40 @@ class SwitchDirectory:
         return policy_of_mode(os.fstat(directory).st_mode)
 
     def _name(self, ask: Callable[[int], str], number: int) -> str:
-        """Asked once: a thread stays behind where there is no answer."""
+        """Return a name, looked up once: a lookup that hangs leaves a thread behind."""
         if (ask, number) not in self._names:
             self._names[ask, number] = ask(number)
         return self._names[ask, number]
 
-    # ---- what is told, once ------------------------------------------------------------------------------------
+    # ---- reported once -----------------------------------------------------------------------------------------
 
     def _refuse(self, kind: str, info: os.stat_result, refusal: str) -> None:
-        told = (_identity(info), refusal)
-        if self._refused.get(kind) != told:
-            self._refused[kind] = told
-            self.recorder.warn(f"the {called(kind)} {os.path.join(self.path, kind)} is not obeyed: {refusal}")
+        refused = (_identity(info), refusal)
+        if self._refused.get(kind) != refused:
+            self._refused[kind] = refused
+            self.recorder.warn(f"the {called(kind)} {os.path.join(self.path, kind)} is rejected: {refusal}")
 
-    def _cannot_look(self, kind: str, error: OSError) -> None:
-        self._troubled.add(kind)
-        self._last_trouble = self._monotonic()
+    def _on_error(self, kind: str, error: OSError) -> None:
+        self._failing.add(kind)
+        self._last_failure = self._monotonic()
         reason = os.strerror(error.errno) if error.errno else str(error)
-        if reason in self._told:
+        if reason in self._reported:
             return
-        self._told.add(reason)
+        self._reported.add(reason)
         self.recorder.warn(
-            f"cannot look for switches in {self.path}: {reason}. The training goes on; kill, save and stop files do "
-            "not reach it until that is mended"
+            f"cannot read the switches in {self.path}: {reason}. The training continues, but kill, save and stop "
+            "files have no effect until the directory can be read again"
         )
 
-    def _can_look(self, kind: str) -> None:
-        if not self._told:
+    def _on_success(self, kind: str) -> None:
+        if not self._reported:
             return
-        if kind in self._troubled:
-            self._troubled.discard(kind)
-            if not self._troubled:
+        if kind in self._failing:
+            self._failing.discard(kind)
+            if not self._failing:
                 self.recorder.event("switches_back", path=self.path)
-        elif not self._troubled and self._monotonic() - self._last_trouble > QUIET_S:
-            self._told.clear()
+        elif not self._failing and self._monotonic() - self._last_failure > QUIET_S:
+            self._reported.clear()
 
 
 def _identity(info: os.stat_result) -> Identity:
@@ -183,5 +183,5 @@ def _identity(info: os.stat_result) -> Identity:
 
 
 def called(kind: str) -> str:
-    """What a switch file is called: `kill switch`, `stop file`."""
+    """Return the name of a kind of switch file for messages: `kill switch`, `stop file`."""
     return "stop file" if kind.startswith(layout.STOP_PREFIX) else f"{kind} switch"

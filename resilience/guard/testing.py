@@ -1,4 +1,4 @@
-"""A guard that decides by a script, so that you can test your training loop: nothing is looked at, nothing is written.
+"""A guard that follows a script, for tests of your training loop. It monitors nothing and writes no files.
 
     from resilience.guard.testing import script
 
@@ -36,12 +36,12 @@ _WORD = re.compile(r"(save|stop)@([0-9]{1,15})(?:=([A-Za-z0-9][A-Za-z0-9._-]*))?
 
 
 class Record:
-    """What the training did with its decisions.
+    """Saves and stop of a scripted training.
 
     Attributes:
-        saved_at: the steps after which it saved, in order.
+        saved_at: the steps after which the training saved, in order.
         failed_at: the steps after which a save failed.
-        stopped_at: the step after which it was told to stop; None if it never was.
+        stopped_at: the step of the decision to stop; None without one.
     """
 
     def __init__(self) -> None:
@@ -50,20 +50,21 @@ class Record:
         self.stopped_at: int | None = None
 
 
-_records: list[Record] = []
+_scripts: list[tuple[Record, int]] = []
+"""Record and exit code of each open `script` block."""
 
 
 @contextlib.contextmanager
 def script(
     *, save_at: Iterable[int] = (), stop_at: int | None = None, label: str = "", exit_code: int = EXIT_STOPPED
 ) -> Iterator[Record]:
-    """Make every guard that `from_env` makes inside the block decide so.
+    """Make every guard that `from_env` creates inside the block follow this script.
 
     Args:
-        save_at: the steps after which to save and go on; counted from 1, like everything in the guard.
-        stop_at: the step after which to save and stop; 0 for before the first.
+        save_at: the steps after which to save and continue; counted from 1, like all steps of the guard.
+        stop_at: the step after which to save and stop; 0 to stop before the first step.
         label: of the saves.
-        exit_code: what the guard's `exit_code` is after the stop.
+        exit_code: the guard's `exit_code` after the stop.
     """
     words = [f"save@{step}" + (f"={label}" if label else "") for step in save_at]
     if stop_at is not None:
@@ -72,20 +73,16 @@ def script(
     before = os.environ.get("RESIL_GUARD")
     os.environ["RESIL_GUARD"] = PREFIX + ",".join(words)
     parse_script(os.environ["RESIL_GUARD"])
-    _records.append(record)
-    _exit_codes.append(exit_code)
+    _scripts.append((record, exit_code))
     try:
         yield record
     finally:
-        _records.pop()
-        _exit_codes.pop()
+        _scripts.pop()
         if before is None:
             del os.environ["RESIL_GUARD"]
         else:
             os.environ["RESIL_GUARD"] = before
 
-
-_exit_codes: list[int] = []
 
 SILENT: dict[str, Any] = {
     "kill_switch": False,
@@ -97,17 +94,17 @@ SILENT: dict[str, Any] = {
     "signals": (),
     "mirror": "off",
 }
-"""The settings of a guard that looks at nothing."""
+"""The settings of a guard that monitors nothing."""
 
 
 def parse_script(text: str) -> tuple[dict[int, str], int | None]:
-    """Given `test:save@3,stop@5`, return the saves (step to label) and the stop. Raise GuardError if it is neither."""
+    """Given `test:save@3,stop@5`, return the saves (step to label) and the stop. Raise GuardError for other text."""
     saves: dict[int, str] = {}
     stop = None
     for word in filter(None, text.removeprefix(PREFIX).split(",")):
         match = _WORD.fullmatch(word.strip())
         if match is None:
-            raise GuardError(f"RESIL_GUARD={text!r}: {word!r} is no step", hint="write test:save@3,stop@5")
+            raise GuardError(f"RESIL_GUARD={text!r}: {word!r} is invalid", hint="write test:save@3,stop@5")
         if match[1] == "save":
             saves[int(match[2])] = match[3] or ""
         else:
@@ -116,19 +113,18 @@ def parse_script(text: str) -> tuple[dict[int, str], int | None]:
 
 
 def scripted(text: str) -> Callable[..., Scripted]:
-    """The agreement of a guard that goes by a script."""
+    """Return a factory of the agreement of a guard that follows a script."""
     saves, stop = parse_script(text)
-    record = _records[-1] if _records else Record()
-    exit_code = _exit_codes[-1] if _exit_codes else EXIT_STOPPED
+    record, exit_code = _scripts[-1] if _scripts else (Record(), EXIT_STOPPED)
 
-    def make(gate: Gate, hear: Callable[[AgreementEvent], None], place: RankInfo) -> Scripted:
+    def make(gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo) -> Scripted:
         return Scripted(gate, saves, stop, record, exit_code)
 
     return make
 
 
 class Scripted(Agreement):
-    """An agreement that decides by a script."""
+    """An agreement that follows a script."""
 
     def __init__(
         self, gate: Gate, saves: dict[int, str], stop: int | None, record: Record, exit_code: int = EXIT_STOPPED
@@ -141,15 +137,15 @@ class Scripted(Agreement):
         self._saving_step: int | None = None
 
     def start(self) -> None:
-        """Nothing to be started."""
+        """Set the limits; there is nothing else to start."""
         self.restore()
 
     def wait_for_start(self, timeout_s: float) -> Decision:
-        """A stop before the first step, if the script says so."""
+        """Return a stop before the first step if the script has one."""
         return self._decision(save=False) if self._stop == 0 else CONTINUE
 
     def on_step(self) -> Decision:
-        """What the script says of this step."""
+        """Return the script's decision for this step."""
         step = self._gate.count
         is_stop = self._stop is not None and step >= self._stop
         is_save = step in self._saves or step == self._stop
@@ -161,13 +157,13 @@ class Scripted(Agreement):
         return self._decision(save=is_save, stop=is_stop) if is_save or is_stop else CONTINUE
 
     def on_poll(self) -> Decision:
-        """A stop is announced in the last step before it."""
+        """Announce a stop during the step before it."""
         if self._stop is not None and self._gate.count >= self._stop - 1:
             return self._decision(save=False)
         return CONTINUE
 
     def finish(self, outcome: str, seconds: float) -> int:
-        """Remember how the save went; one in flight is remembered once it is durable."""
+        """Record the outcome of a save; `saved` records a save in flight."""
         step, self._saving_step = self._saving_step, None
         if step is not None and outcome != IN_FLIGHT:
             self.saved(step, outcome, seconds)
@@ -179,7 +175,7 @@ class Scripted(Agreement):
         (self._record.saved_at if outcome in (SAVED, OBEYED) else self._record.failed_at).append(number)
 
     def restore(self) -> None:
-        """Ask again at the next step that the script names."""
+        """Set the limit to the next step in the script."""
         gate = self._gate
         ahead = [step for step in (*self._saves, self._stop) if step is not None and step > gate.count]
         past = self._stop is not None and gate.count >= self._stop
@@ -192,7 +188,7 @@ class Scripted(Agreement):
             save=save,
             stop=stop,
             label=self._saves.get(step, ""),
-            reasons=["the test's script says so"],
+            reasons=["requested by the test's script"],
             step=step,
             exit_code=self._exit_code,
             triggers=["script"],

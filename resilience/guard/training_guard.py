@@ -1,4 +1,4 @@
-"""The object that a training asks once per step whether to save or to stop."""
+"""The guard object: a training calls `step()` once per step and gets the decision to continue, save or stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from resilience.errors import AgreementLost, GuardError
 from resilience.guard.decision import CONTINUE, EXIT_DONE, EXIT_ERROR, FAILED, OBEYED, Decision
 from resilience.guard.gate import NEVER, Gate
-from resilience.guard.loop import LoopState, code_of, shown
+from resilience.guard.loop import LoopState, code_of, describe_error
 from resilience.guard.recorder import say_on_stderr
 from resilience.guard.saves import SaveBlock, Saves, handles_in
 
@@ -35,15 +35,13 @@ _OFF = ("off", "0", "false", "no")
 NEW, RUNNING, CLOSED, INERT = "new", "running", "closed", "inert"
 
 _active: TrainingGuard | None = None
-"""The running guard of this process: one at most, because signals and the agreement are the process's."""
+"""The running guard of this process. At most one, because signal handlers and the agreement are per process."""
 _newest: TrainingGuard | None = None
-"""The guard that was started last, whether it is closed or not."""
+"""The guard that was started last, running or closed."""
 
 
 class TrainingGuard(Gate):
-    """Asked once per step, gives the same decision to every rank at the same step.
-
-    Inherits the counters instead of holding them: one attribute less on the way of every step.
+    """Returns the same decision to every rank at the same step.
 
         with TrainingGuard.from_env() as guard:
             if guard.should_stop_early():
@@ -58,16 +56,18 @@ class TrainingGuard(Gate):
                     break
         sys.exit(guard.exit_code)
 
+    Inherits the counters, which saves `step()` an attribute access.
+
     Attributes:
-        place: where this process stands.
-        settings: what the guard looks at.
-        count: how many steps were done.
+        place: rank, node, run and job of this process.
+        settings: the settings of the guard.
+        count: number of completed steps.
     """
 
     __slots__ = (
         "__weakref__",
         "_agreement_factory",
-        "_has_told",
+        "_has_warned",
         "_is_at_shutdown",
         "_loop",
         "_own_triggers",
@@ -89,13 +89,13 @@ class TrainingGuard(Gate):
         say: Callable[[str], None] | None = None,
         inert: bool = False,
     ) -> None:
-        """Make a guard; nothing is looked at and no thread runs before `start()`, the `with` block or the first step.
+        """Create a guard. No I/O and no thread before `start()`, the `with` block or the first step.
 
         Args:
-            triggers: your own, besides the built-in ones: anything with `poll()` and `done()`.
-            agreement: how ranks agree: None chooses; `Alone`, `Collective(every=10)`, or your own.
-            say: gets each sentence for people. Default: `resil: ...` on stderr.
-            inert: do nothing at all.
+            triggers: your own triggers, in addition to the built-in ones: objects with `poll()` and `done()`.
+            agreement: how ranks agree: `Alone`, `Collective(every=10)`, or your own. Default: chosen automatically.
+            say: called with each message for the user. Default: prints `resil: ...` to stderr.
+            inert: create a guard that does nothing.
         """
         super().__init__()
         self.place = place
@@ -107,7 +107,7 @@ class TrainingGuard(Gate):
         self._loop = LoopState()
         self._state = NEW
         self._pid = os.getpid()
-        self._has_told = False
+        self._has_warned = False
         self._is_at_shutdown = False
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             import threading
@@ -118,7 +118,7 @@ class TrainingGuard(Gate):
             self.open()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TrainingGuard:
-        """On a free-threaded interpreter the step needs a lock: see `gate.py`."""
+        """Return a guard with a lock on a free-threaded interpreter: see `gate.py`."""
         if cls is TrainingGuard and not getattr(sys, "_is_gil_enabled", lambda: True)():
             return super().__new__(LockedTrainingGuard)
         return super().__new__(cls)
@@ -133,39 +133,38 @@ class TrainingGuard(Gate):
         say: Callable[[str], None] | None = None,
         **settings: Any,
     ) -> TrainingGuard:
-        """Make the guard that fits this process: `RESIL_*` from the template, else what SLURM and torch have set.
+        """Return a guard for this process, from the template's `RESIL_*` variables, else those of SLURM and torch.
 
-        Keyword arguments are settings (`GuardSettings`), and win over `RESIL_GUARD__KEY`. With `RESIL_GUARD=off` the
-        guard is inert. Raise GuardError if a setting is unknown or means nothing.
+        Keyword arguments are settings (`GuardSettings`) and override `RESIL_GUARD__KEY`. With `RESIL_GUARD=off` the
+        guard is inert. Raise GuardError if a setting is unknown or its value is invalid.
         """
         import socket
 
-        from resilience.guard.rank_info import find_rank_info
+        from resilience.guard.rank_info import RankInfo, find_rank_info
         from resilience.guard.settings import read_settings
 
         environ = os.environ if environ is None else environ
         mode = environ.get("RESIL_GUARD", "").strip()
         if mode.startswith("test:"):
-            from resilience.guard.rank_info import RankInfo as Nowhere
             from resilience.guard.testing import SILENT, scripted
 
-            return cls(Nowhere(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
+            return cls(RankInfo(), read_settings({}, **SILENT), agreement=scripted(mode), say=say)
         place = find_rank_info(environ, socket.gethostname())
-        if mode.lower() in _OFF:  # before anything is read that may be wrong: it is the way out
+        if mode.lower() in _OFF:  # before the settings are read: RESIL_GUARD=off must work even if they are invalid
             return cls(place, read_settings({}), inert=True)
         if mode.lower() not in ("", *_ON):
-            raise GuardError(f"RESIL_GUARD={mode!r} is not possible", hint="it may be on, off, or test:save@3,stop@5")
+            raise GuardError(f"RESIL_GUARD={mode!r} is invalid", hint="set on, off, or test:save@3,stop@5")
         chosen = read_settings(environ, **settings)
         return cls(place, chosen, triggers=triggers, agreement=agreement, say=say)
 
     # ---- in the training loop ---------------------------------------------------------------------------------
 
     def step(self, loss: float | None = None) -> Decision:
-        """A step is done: return what to do now, the same on every rank.
+        """Count a completed step and return the decision, the same on every rank.
 
-        Costs an increment, a store into memory and a comparison. Give `loss`, a number, to have it watched; a tensor
-        on a device is not read, because that would wait for the device. Raise AgreementLost if this rank has promised
-        to wait for rank 0 and rank 0 is gone.
+        Costs an increment, a store into memory and a comparison. Pass `loss`, a number, to monitor the loss; a tensor
+        on a device is ignored, because reading it would wait for the device. Raise AgreementLost if this rank has
+        promised to wait for rank 0 and rank 0 is gone.
         """
         count = self.count = self.count + 1
         self.beat[0] = count
@@ -174,11 +173,11 @@ class TrainingGuard(Gate):
         return self._ask(loss)
 
     def poll(self) -> Decision:
-        """In the middle of an evaluation, a warm-up, data skipping: return whether a stop is coming.
+        """Return a pending stop, during an evaluation, a warm-up or data skipping.
 
-        `stop` says: leave this, go on to the next step, whose decision will be to save and stop. It is given at the
-        same poll on every rank that polls as often as the others; ranks that poll less often lose nothing. `save` is
-        never set here.
+        If `stop` is set, leave the evaluation and do the next step, whose decision will be to save and stop. Every
+        rank that polls as often as the others gets the stop at the same poll; a rank that polls less often gets it at
+        its next step. `save` is never set here.
         """
         count = self.count
         if self.polled_step != count:
@@ -191,36 +190,38 @@ class TrainingGuard(Gate):
         return self._ask_at_poll()
 
     def saving(self) -> SaveBlock:
-        """A `with` block around every save: measures it, and tells the triggers whether it succeeded.
+        """Return a context manager for a save: measures its duration and reports the outcome to the triggers.
 
             with guard.saving() as save:
                 save.until(dcp.async_save(state, checkpoint_id=path))
 
-        A save that goes on in the background counts when what is given to `until` has ended well (`SaveBlock.until`).
-        Entering the block waits for one that is still in flight, because two at once share memory and bandwidth.
+        An asynchronous save is durable once every handle passed to `SaveBlock.until` has succeeded. Entering the
+        block waits for a save in flight, because two at once share memory and bandwidth.
         """
         return SaveBlock(self._enter_save, self._leave_save)
 
     def phase(self, name: str) -> Phase:
-        """Say what the training does now: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
+        """Set the phase shown in the heartbeat: `with guard.phase("eval"):`, or just `guard.phase("warm-up")`."""
         before, self._loop.phase = self._loop.phase, str(name)
         self._safely(lambda runtime: runtime.enter_phase())
         return Phase(self, before)
 
     def steps(self, loader: Iterable[Batch], save: Callable[..., Any] | None = None) -> Iterator[Batch]:
-        """Yield the batches of `loader`, with one step after each; save when asked, and end when asked to stop.
+        """Yield the batches of `loader`, calling `step()` after each; save and stop as decided.
 
-        `save` is called as `save(label=...)` if it takes a label, else without arguments. What it returns is taken for
-        the end of a save in the background, if that is what it is: see `SaveBlock.until`. The last one is waited for.
+        `save` is called as `save(label=...)` if it takes a label, else without arguments. If it returns handles of an
+        asynchronous save (`SaveBlock.until`), the save is durable when they have succeeded. Before the iteration ends
+        with a stop, the save in flight is awaited.
         """
         if save is not None and not callable(save):
-            raise GuardError(f"save={save!r} cannot be called", hint="give the function that saves a checkpoint")
+            raise GuardError(f"save={save!r} is not callable", hint="pass the function that saves a checkpoint")
         return self._iterate(loader, save)
 
     def should_stop_early(self) -> bool:
-        """Before the training starts: whether there is no sense in starting, the same on every rank.
+        """Return True if the training should not start, the same on every rank.
 
-        A kill switch that is set, a finished run, a newer attempt. Waits for the first look, and for rank 0's word.
+        Reasons: the kill switch is set, the run is finished, or a newer attempt exists. Waits for the first check of
+        the run directory and for rank 0.
         """
         self.start()
         decision = self._safely(lambda runtime: runtime.wait_for_start())
@@ -229,51 +230,52 @@ class TrainingGuard(Gate):
         return self.decided is not None
 
     def reinstall_signals(self) -> None:
-        """Take the signals back from a library that has replaced the guard's handlers; only in the main thread.
+        """Install the guard's signal handlers again after a library has replaced them; only in the main thread.
 
-        The guard warns when that has happened. Call this after the library was initialised.
+        The guard warns when its handlers were replaced. Call this after the library was initialised.
         """
         self._safely(lambda runtime: runtime.signals.reinstall())
 
     def finished(self) -> None:
-        """The training is done: mark the run as finished, so that queued jobs end as they start.
+        """Mark the run as finished, so that queued jobs exit at their start.
 
-        Refused with a warning after a stop, because a loop that was stopped ends like one that is done. If the stop
-        came with the very last step, the next job finds nothing left to do, and says so in a moment. Refused as well
-        when the last save is not durable; one in flight is waited for.
+        Refused with a warning after a stop, because a stopped loop ends like a finished one; if the stop came with the
+        last step, the next job marks the run. Also refused if the last save is not durable. Waits for a save in
+        flight.
         """
         self.start()
         self._drain()
         self._safely(lambda runtime: runtime.finished(), CLOSED)
 
     def resumed(self, step: int) -> None:
-        """The training goes on after `step` steps: the guard counts from there, and heartbeats show the true step.
+        """Continue the step count at `step`, so that heartbeats show the step of the training.
 
-        To be called by every rank, after a checkpoint was loaded.
+        Call it on every rank, after a checkpoint was loaded.
         """
         try:
             step = operator.index(step)  # a checkpoint often holds its step as a tensor
         except TypeError:
-            raise GuardError(f"resumed({step!r})", hint="give the number of steps that are done, a whole one") from None
+            raise GuardError(
+                f"resumed({step!r}): not an integer", hint="pass the number of completed steps, an integer"
+            ) from None
         if not 0 <= step < NEVER:
-            raise GuardError(f"a training cannot resume at step {step}", hint="give the number of steps that are done")
+            raise GuardError(f"a training cannot resume at step {step}", hint="pass the number of completed steps")
         self.count_from(step)
         self.beat[0] = step
         self._safely(lambda runtime: runtime.resumed(step))
 
     @property
     def decided(self) -> Decision | None:
-        """The decision to stop, once there is one; else None."""
+        """Return the decision to stop, or None if there is none yet."""
         return self._loop.decided
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with: 0 done, 75 stopped on purpose, 1 stopped by an error.
+        """Return the exit code for the process: 0 done, 75 stopped on purpose, 1 stopped by an error.
 
-        1 also when the loop was left by an exception, or the last save is not durable, on this rank or on another as
-        far as rank 0 knows: such a job did not stop in good order. Waits for a save that is in flight.
-
-        0 also when the training ran on for more than a step after it was told to stop: it was not stopped.
+        Also 1 if an exception ended the loop, or if the last save is not durable on this rank or, as far as rank 0
+        knows, on another. Also 0 if the training did more than one step after the decision to stop: the training did
+        not follow the stop. Waits for a save in flight.
         """
         self._drain()
         return self._loop.exit_code(self.count)
@@ -281,21 +283,21 @@ class TrainingGuard(Gate):
     # ---- start and end ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to look. Called by the `with` block, and by the first step at the latest."""
+        """Start the guard's threads. Called by the `with` block, and by the first step at the latest."""
         global _active, _newest
         if self._state != NEW:
             return
         if self._pid != os.getpid():
             (self._say or say_on_stderr)(
-                "warning: this guard was made in another process and does nothing here: make it in the process that "
-                "trains, after the fork"
+                "warning: this guard was created in another process and is inert here; create the guard in the "
+                "process that trains, after the fork"
             )
             self._become_inert()
             return
         if _active is not None and _active is not self:
             raise GuardError(
-                "there is another guard in this process already",
-                hint="use one guard; in a notebook close the old one first: resilience.guard.active().close()",
+                "another guard is already running in this process",
+                hint="use one guard; in a notebook, close the old one first: resilience.guard.active().close()",
             )
         from resilience.guard.runtime import GuardRuntime
 
@@ -309,21 +311,20 @@ class TrainingGuard(Gate):
         except GuardError:
             raise
         except Exception as error:
-            say_on_stderr(f"warning: the guard could not start, and the training goes on without it: {error!r}")
+            say_on_stderr(f"warning: the guard failed to start; the training continues without a guard: {error!r}")
             self._become_inert()
             return
         _active = self
         self._state = RUNNING
-        self.limit = self.count + 1  # the first step asks: it tells which thread trains
+        self.limit = self.count + 1  # the first step takes the slow path, which records the training thread
         _newest = self
 
     def close(self) -> None:
-        """The training loop is over: wait for saves in flight, tell the other ranks, restore signal handlers, end the
-        threads."""
+        """End the guard: wait for saves in flight, notify the other ranks, restore signal handlers, end the threads."""
         self._close()
 
     def _close(self, error: str = "", code: int = EXIT_ERROR) -> None:
-        """The end, in good order or because of `error`, with this code."""
+        """Close the guard; `error` ended the training, with exit code `code`, unless empty."""
         global _active
         if _active is self:
             _active = None
@@ -331,86 +332,82 @@ class TrainingGuard(Gate):
             if self._state == RUNNING:
                 loop = self._loop
                 if error:
-                    self._safely(lambda runtime: runtime.left_by(error))
+                    self._safely(lambda runtime: runtime.record_error(error))
                     loop.failed(error, code)
                 if loop.block is not None:
-                    loop.failed(f"the save of step {loop.block.step} was begun and never ended")
+                    loop.failed(f"the save of step {loop.block.step} was started but never ended")
                 self._safely(lambda runtime: runtime.settle(FAILED if loop.why else OBEYED))
             self._drain()
             self._safely(lambda runtime: runtime.close())
         if self._state != INERT:
             self._state = CLOSED
         self.open()
-        if self._state == CLOSED and not self._has_told:
-            self.limit = self.poll_limit = 0  # a training that goes on is warned, once, that the guard is closed
+        if self._state == CLOSED and not self._has_warned:
+            self.limit = self.poll_limit = 0  # warns a training that continues, once, that the guard is closed
 
     def __enter__(self) -> Self:
         if self._state == CLOSED:
-            raise GuardError(
-                "this guard was closed, and guards nothing any more", hint="make a new one for each training"
-            )
+            raise GuardError("this guard is closed", hint="create a new guard for each training")
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # sys.exit(guard.exit_code) within the block; or the code was forgotten, which is no failure.
+        # sys.exit(guard.exit_code) within the block, or sys.exit() without the code, which is no failure.
         is_exit = isinstance(error, SystemExit) and (error.code or 0) in (0, self.exit_code)
         if error is None or is_exit:
             self._close()
         else:
-            self._close(shown(error), code_of(error))
+            self._close(describe_error(error), code_of(error))
 
     def _at_exit(self) -> None:
-        """The interpreter exits. The real exit code of the process counts for more than the one the guard gave."""
+        """Close the guard at interpreter exit. The real exit code overrides `exit_code` in the journal."""
         loop = self._loop
         if not loop.is_watched or self._pid != os.getpid():
             return
         was_well = not loop.why
-        told = loop.exit_code(self.count) if was_well else loop.code
-        code, error = loop.process_end(told, self._runtime and self._runtime.stepping_thread)
+        expected = loop.exit_code(self.count) if was_well else loop.code
+        code, error = loop.process_end(expected, self._runtime and self._runtime.stepping_thread)
         if self._state == RUNNING:
             self._close(error, code)
         elif self._state == CLOSED:
             self._drain()
             if was_well:
                 error, code = (error, code) if error else (loop.why, EXIT_ERROR)
-            # The journal has a 75, or another code.
-            if error and (was_well or code != told) and loop.exit_code(self.count) != EXIT_DONE:
-                self._safely(lambda runtime: runtime.contradict(code, error), CLOSED)
+            # The journal has 75 or another code, which is wrong.
+            if error and (was_well or code != expected) and loop.exit_code(self.count) != EXIT_DONE:
+                self._safely(lambda runtime: runtime.correct_exit(code, error), CLOSED)
 
     def _become_inert(self) -> None:
-        """In a forked child: nothing here may touch what belongs to the parent."""
+        """Disable the guard, in a forked child: nothing may touch resources of the parent."""
         self._state = INERT
         self._loop.saves = self._loop.block = None
         self.beat = [0] * 16
-        if self.lock is not None:  # the parent's may be held, by a thread that is not here
-            self.lock = type(self.lock)()
+        self.lock = type(self.lock)()  # a thread of the parent may have held the lock
         self.open()
         if self._runtime is not None:
             self._runtime.after_fork_in_child()
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a TrainingGuard cannot be pickled: it belongs to this process. Make one in each process that trains, and "
-            "keep it out of datasets, models and what spawned workers are given"
+            "a TrainingGuard cannot be pickled: it belongs to one process. Create a guard in each process that trains, "
+            "and keep it out of datasets, models and the arguments of spawned workers"
         )
 
-    # ---- the slow way of a step, taken only when there is something to ask ---------------------------------------
+    # ---- the slow path of a step ----------------------------------------------------------------------------------
 
     def _ask(self, loss: Any) -> Decision:
-        """There may be something to do: a limit was reached, or a loss came."""
+        """Return the runtime's decision: the limit was reached, or the step has a loss."""
         return (self._safely(lambda runtime: runtime.on_step(loss)) if self._is_running() else None) or CONTINUE
 
     def _ask_at_poll(self) -> Decision:
         return (self._safely(lambda runtime: runtime.on_poll()) if self._is_running() else None) or CONTINUE
 
     def _safely(self, call: Callable[[GuardRuntime], Result], also: str = RUNNING) -> Result | None:
-        """Call the runtime, if it runs, or is in the state `also`. An error of the guard itself, whatever it is, must
-        not cost the training.
+        """Call the runtime if the guard is running, or in the state `also`. No error of the guard ends the training.
 
-        AgreementLost passes: a rank that has promised to wait would break the others by going on.
+        AgreementLost is raised: a rank that has promised to wait must not continue without the others.
         """
         runtime = self._runtime
         if runtime is None or self._state not in (RUNNING, also):
@@ -418,8 +415,8 @@ class TrainingGuard(Gate):
         try:
             return call(runtime)
         except AgreementLost as lost:
-            runtime.left_by(shown(lost))
-            self._loop.failed(shown(lost))
+            runtime.record_error(describe_error(lost))
+            self._loop.failed(describe_error(lost))
             raise
         except Exception as error:
             runtime.failed(error)
@@ -431,14 +428,14 @@ class TrainingGuard(Gate):
             self.start()
         if self._state != RUNNING:
             self.open()
-        if self._state == CLOSED and not self._has_told:
-            self._has_told = True
+        if self._state == CLOSED and not self._has_warned:
+            self._has_warned = True
             say = self._say or say_on_stderr
-            say("warning: this guard was closed, and guards nothing any more: make a new one for each training")
+            say("warning: step() was called on a closed guard; create a new guard for each training")
         return self._state == RUNNING
 
     def _iterate(self, loader: Iterable[Batch], save: Callable[..., Any] | None) -> Iterator[Batch]:
-        """Yield nothing once a stop was decided, so that an outer loop over epochs ends by itself."""
+        """Yield nothing after a decision to stop, so that an outer loop over epochs ends as well."""
         takes_label = save is not None and _takes_label(save)
         if self.should_stop_early():
             return
@@ -446,7 +443,7 @@ class TrainingGuard(Gate):
             yield batch
             decision = self.step()
             if decision.save and save is None:
-                self._safely(lambda runtime: runtime.pass_over_save())
+                self._safely(lambda runtime: runtime.skip_save())
             elif decision.save and save is not None:
                 with self.saving() as saving:
                     returned = save(label=decision.label) if takes_label else save()
@@ -458,7 +455,7 @@ class TrainingGuard(Gate):
     # ---- saves --------------------------------------------------------------------------------------------------
 
     def _enter_save(self, saving: SaveBlock) -> SaveBlock | None:
-        """The training saves: wait for a save in flight. Return the block that this one is part of, or None."""
+        """Wait for a save in flight. Return the enclosing block, or None."""
         loop = self._loop
         if loop.block is not None:
             return loop.block
@@ -478,7 +475,7 @@ class TrainingGuard(Gate):
             saving.outer.fault_inside = error
             return
         loop.block = None
-        error = error or saving.fault_inside  # the training has caught it, and has not tried again
+        error = error or saving.fault_inside  # the training caught the inner error and did not retry
         saving.decision, loop.owed = loop.owed, None
         self._safely(lambda runtime: runtime.save_left(saving, error))
         if error is not None or not saving.is_in_flight:
@@ -487,15 +484,16 @@ class TrainingGuard(Gate):
             loop.saves.add(saving)
 
     def _save_settled(self, saving: SaveBlock, error: BaseException | None) -> None:
-        """A save is durable, or has failed. Comes from any thread."""
+        """Record that a save is durable or has failed. Called from any thread."""
         self._loop.save_settled(saving.step, error)
         if self._state == RUNNING:
             self._safely(lambda runtime: runtime.save_settled(saving, error))
-        elif error is not None and saving.is_in_flight:  # the guard is closed, or off, and tells nobody
-            (self._say or say_on_stderr)(f"warning: the save of step {saving.step} is not durable: {shown(error)}")
+        elif error is not None and saving.is_in_flight:  # a closed or inert guard has no recorder
+            text = f"warning: the save of step {saving.step} is not durable: {describe_error(error)}"
+            (self._say or say_on_stderr)(text)
 
     def _drain(self) -> None:
-        """Wait until the save in flight is durable; one that is not in time has failed."""
+        """Wait until the save in flight is durable, or has failed by exceeding the time limit."""
         saves = self._loop.saves
         if saves is None or saves.newest is None:
             return
@@ -504,19 +502,19 @@ class TrainingGuard(Gate):
         else:
             saves.wait(self._runtime.drain_s(), self._runtime.show_drain)
         if saves.has_cut_off and not self._is_at_shutdown:
-            # Without a `with` block: Python joins the thread that hangs before it calls any exit handler of ours.
+            # Without a `with` block: Python joins the hung thread before it calls our atexit handler.
             import contextlib
             import threading
 
             self._is_at_shutdown = True
-            with contextlib.suppress(AttributeError, RuntimeError):  # a Python without it; one that is ending already
+            with contextlib.suppress(AttributeError, RuntimeError):  # not in this Python; or already shutting down
                 threading._register_atexit(self._at_exit)  # type: ignore[attr-defined]
 
 
 class LockedTrainingGuard(TrainingGuard):
-    """The guard of interpreters without a global lock: the same, with a real lock around each counted write and read.
+    """The guard for free-threaded interpreters: takes a lock around each write and read of the counters.
 
-    It costs some 30 ns a step. Chosen by itself where it is needed.
+    Costs about 30 ns per step. `TrainingGuard()` returns one on such an interpreter.
     """
 
     __slots__ = ()
@@ -544,7 +542,7 @@ class LockedTrainingGuard(TrainingGuard):
 
 
 class Phase:
-    """What `phase()` returns: leaving its `with` block restores the phase before."""
+    """Context manager returned by `phase()`: restores the previous phase on exit."""
 
     def __init__(self, guard: TrainingGuard, before: str) -> None:
         self._guard = guard
@@ -569,16 +567,16 @@ def _takes_label(save: Callable[..., Any]) -> bool:
     return any(parameter.name == "label" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-# ---- the process ------------------------------------------------------------------------------------------
+# ---- the process ----------------------------------------------------------------------------------------------
 
 
 def active() -> TrainingGuard | None:
-    """The guard of this process, or None."""
+    """Return the running guard of this process, or None."""
     return _active
 
 
 def _at_exit() -> None:
-    """For a training without a `with` block, and for whatever follows one."""
+    """Close the guard of a training without a `with` block; check the exit code in any case."""
     if _newest is not None:
         _newest._at_exit()
 

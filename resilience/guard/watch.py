@@ -1,4 +1,4 @@
-"""The threads that ask the triggers: one for what is on this node, one for the shared file system."""
+"""The threads that poll the triggers: one for the node's own resources, one for the shared file system."""
 
 from __future__ import annotations
 
@@ -17,66 +17,68 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
     from resilience.guard.settings import GuardSettings
 
-LOOK_S = 1.0
-"""How often what is on this node is looked at, at most: steps are timed to within this."""
-SOONEST_S = 0.02
-"""How soon a trigger is asked again, at most: at 500 MB/s 10 MB more are used by then, and a look takes 50 us."""
+POLL_S = 1.0
+"""The longest interval between polls of the node's triggers; the resolution of the step timer."""
+MIN_POLL_S = 0.02
+"""The shortest interval between polls of a trigger: at 500 MB/s, memory grows by 10 MB; a poll takes 50 us."""
 STUCK_S = 60.0
-"""A trigger that takes longer to answer is named: the others in its thread wait for it."""
-MOST_FAILURES = 10
-"""A trigger that raised so often in a row is not asked again."""
+"""Warn of a trigger whose poll takes longer: the other triggers in its thread wait."""
+MAX_FAILURES = 10
+"""A trigger that raised this many times in a row is disabled."""
 
 
 def name_of(trigger: Trigger) -> str:
-    """What a trigger is called: its `name`, else that of its class."""
+    """Return the `name` of a trigger, else that of its class."""
     try:
         return str(getattr(trigger, "name", type(trigger).__name__))
-    except Exception:  # somebody's property
+    except Exception:  # a user's property may raise
         return type(trigger).__name__
 
 
-def asked_here(trigger: Trigger, place: RankInfo) -> bool:
-    """Whether this rank asks it."""
+def is_polled_on(trigger: Trigger, place: RankInfo) -> bool:
+    """Return whether this rank polls the trigger."""
     ranks = getattr(trigger, "ranks", "every")
     return ranks == "every" or place.is_first or (ranks == "node" and place.is_first_of_node)
 
 
-def again_s(trigger: Trigger) -> float:
-    """In how many seconds a trigger wants to be asked again; infinity when it does not say."""
+def next_poll_s(trigger: Trigger) -> float:
+    """Return a trigger's `look_again_s`; infinity without one."""
     try:
-        return max(SOONEST_S, float(trigger.look_again_s))  # type: ignore[attr-defined]
-    except Exception:  # it has none, it is None, or it is nonsense
+        return max(MIN_POLL_S, float(trigger.look_again_s))  # type: ignore[attr-defined]
+    except Exception:  # missing, None, or not a number
         return float("inf")
 
 
-def understand(trigger: Trigger, requested: object) -> Request | None:
-    """Given what `poll()` returned, return a request or None. Raise TypeError if it is neither."""
-    if requested is None:
+def to_request(trigger: Trigger, returned: object) -> Request | None:
+    """Given the return value of `poll()`, return a request or None. Raise TypeError for any other value."""
+    if returned is None:
         return None
-    if isinstance(requested, str):
-        requested = Request(name_of(trigger), requested)
-    if isinstance(requested, Request):
-        # It goes to terminals and into sentences.
-        _check(requested)
-        requested.why = " ".join(str(requested.why or "").split()) or f"the trigger {name_of(trigger)} requests it"
-        return requested
-    raise TypeError(f"poll() returned {type(requested).__name__}, not a Request, a text or None")
+    if isinstance(returned, str):
+        returned = Request(name_of(trigger), returned)
+    if isinstance(returned, Request):
+        _check(returned)
+        # One line, because it is printed to terminals and inserted into sentences.
+        returned.why = " ".join(str(returned.why or "").split()) or f"requested by the trigger {name_of(trigger)}"
+        return returned
+    raise TypeError(f"poll() returned {type(returned).__name__}, not a Request, a text or None")
 
 
 def _check(request: Request) -> None:
-    """Raise TypeError if a request would not travel to other ranks as it is: it must mean the same everywhere."""
-    words = (("save", bool), ("stop", bool), ("discard", bool), ("label", str), ("exit_code", int))
-    wrong = [name for name, kind in words if type(getattr(request, name)) is not kind]
+    """Raise TypeError if a field has the wrong type: the request is sent to other ranks as JSON."""
+    types = (("save", bool), ("stop", bool), ("discard", bool), ("label", str), ("exit_code", int))
+    wrong = [name for name, kind in types if type(getattr(request, name)) is not kind]
     if wrong:
         raise TypeError(f"Request({', '.join(f'{name}={getattr(request, name)!r}' for name in wrong)})")
 
 
 class Watch:
-    """A thread that asks its triggers every `every_s` seconds, or as soon as they want, and tells them how their
-    requests ended.
+    """A thread that polls its triggers every `every_s` seconds, or sooner on request, and delivers the outcomes of
+    their requests.
 
-    A trigger that asked is not asked again until its request was obeyed. One that raises is named and costs the
-    training nothing.
+    A trigger with an open request is not polled. A trigger that raises is reported, and does not affect the training.
+
+    Attributes:
+        polling: the trigger whose `poll()` is running, and since when (monotonic seconds), or None.
     """
 
     def __init__(
@@ -101,69 +103,69 @@ class Watch:
         self._outcomes: list[tuple[frozenset[str], str]] = []
         self._wakeup = threading.Event()
         self._over = False
-        self._asking: tuple[Trigger, float] | None = None
+        self.polling: tuple[Trigger, float] | None = None
         self._thread = threading.Thread(target=self._run, name=f"resil-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to look, at once."""
+        """Start polling, at once."""
         self._thread.start()
 
-    def obeyed(self, names: Iterable[str], outcome: str) -> None:
-        """A decision was obeyed that these triggers asked for. They hear it from this thread."""
+    def notify(self, names: Iterable[str], outcome: str) -> None:
+        """Deliver the outcome of a request to the triggers of these names, from this thread."""
         self._outcomes.append((frozenset(names), outcome))
         self._wakeup.set()
 
     def wake(self) -> None:
-        """Look now."""
+        """Poll now."""
         self._wakeup.set()
 
     def stop(self, wait_s: float) -> None:
-        """Hear the last outcomes, then end. A thread that hangs in a dead file system is left behind."""
+        """Deliver the last outcomes, then end the thread; abandon a thread that hangs in a dead file system."""
         self._over = True
         self._wakeup.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        requested = self._look(self._triggers)
+        requested = self._poll(self._triggers)
         self._safely(lambda: self._first(requested))
         while not self._over:
             self._safely(self._also)
             self._wait()
             if not self._over:
-                self._look(self._triggers)
-        self._tell_outcomes()
+                self._poll(self._triggers)
+        self._deliver_outcomes()
         self._safely(self._also)
 
     def _wait(self) -> None:
-        """Return when all triggers are to be asked. Those that want to be asked sooner are asked meanwhile."""
+        """Return when all triggers are due; meanwhile poll those with a shorter interval."""
         end = time.monotonic() + self._every_s
         while not self._over:
             left_s = max(0.0, end - time.monotonic())
-            passed_over = self._pending | self._failures.keys()
-            hurried = [one for one in self._triggers if again_s(one) < left_s and id(one) not in passed_over]
-            is_woken = self._wakeup.wait(min(map(again_s, hurried), default=left_s))
+            skipped = self._pending | self._failures.keys()
+            urgent = [one for one in self._triggers if next_poll_s(one) < left_s and id(one) not in skipped]
+            is_woken = self._wakeup.wait(min(map(next_poll_s, urgent), default=left_s))
             self._wakeup.clear()
-            self._tell_outcomes()
-            if is_woken or not hurried:
+            self._deliver_outcomes()
+            if is_woken or not urgent:
                 return
-            self._look(hurried)
+            self._poll(urgent)
 
-    def _look(self, triggers: Sequence[Trigger]) -> list[Request]:
+    def _poll(self, triggers: Sequence[Trigger]) -> list[Request]:
         requested = []
         for trigger in triggers:
             key = id(trigger)
-            if key in self._pending or self._failures.get(key, 0) >= MOST_FAILURES:
+            if key in self._pending or self._failures.get(key, 0) >= MAX_FAILURES:
                 continue
-            self._asking = (trigger, time.monotonic())
+            self.polling = (trigger, time.monotonic())
             try:
-                request = understand(trigger, trigger.poll())
+                request = to_request(trigger, trigger.poll())
                 self._failures.pop(key, None)
-            except BaseException as error:  # sys.exit() in somebody's trigger must not end the thread
+            except BaseException as error:  # sys.exit() in a user's trigger must not end the thread
                 self._failed(trigger, error, "poll")
                 continue
             finally:
-                self._asking = None
+                self.polling = None
             if request is not None:
                 self._pending.add(key)
                 requested.append(request)
@@ -171,7 +173,7 @@ class Watch:
                 self._safely(partial(self._on_request, request))
         return requested
 
-    def _tell_outcomes(self) -> None:
+    def _deliver_outcomes(self) -> None:
         while self._outcomes:
             names, outcome = self._outcomes.pop(0)
             for trigger in self._triggers:
@@ -182,29 +184,25 @@ class Watch:
                     except BaseException as error:
                         self._failed(trigger, error, "done")
 
-    def stuck_since(self) -> tuple[Trigger, float] | None:
-        """The trigger that is being asked, and since when (monotonic seconds); None when none is."""
-        return self._asking
-
-    def _failed(self, trigger: Trigger, error: BaseException, what: str) -> None:
+    def _failed(self, trigger: Trigger, error: BaseException, method: str) -> None:
         count = self._failures[id(trigger)] = self._failures.get(id(trigger), 0) + 1
         name = name_of(trigger)
         if count == 1:
-            self._recorder.warn(f"the trigger {name} failed in {what}(): {error!r}; it is asked again")
-        elif count == MOST_FAILURES:
-            self._recorder.warn(f"the trigger {name} failed {count} times: it is not asked any more")
+            self._recorder.warn(f"the trigger {name} failed in {method}(): {error!r}; retrying")
+        elif count == MAX_FAILURES:
+            self._recorder.warn(f"the trigger {name} failed {count} times in a row and is disabled")
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """A fault of the guard itself does not end the thread."""
+        """Run `work`; an error of the guard itself does not end the thread."""
         try:
             work()
         except Exception as error:
-            self._recorder.warn(f"the guard cannot do its side work: {error!r}", key="also")
+            self._recorder.warn(f"a background task of the guard failed: {error!r}", key="also")
 
 
 class Watches:
-    """The threads together: on rank 0 with a run directory one for files, which may hang with their server, and one for
-    the triggers of others, which may hang as they like.
+    """All polling threads: one for the node, one for the user's triggers, and, on rank 0 with a run directory, one for
+    shared files, which may hang with their server.
 
     Attributes:
         has_files: whether there is a thread for files.
@@ -223,21 +221,22 @@ class Watches:
         at_files: Callable[[], None],
         at_node: Callable[[], None],
     ) -> None:
-        """`first` gets the first look at the files; `at_files` and `at_node` are side work for the two threads."""
-        own = [trigger for trigger in own_triggers if asked_here(trigger, place)]
-        asked = [trigger for trigger in triggers if asked_here(trigger, place)]
+        """`first` gets the requests of the first poll of the files; `at_files` and `at_node` are background tasks of
+        the two threads."""
+        own = [trigger for trigger in own_triggers if is_polled_on(trigger, place)]
+        built_in = [trigger for trigger in triggers if is_polled_on(trigger, place)]
         self.has_files = bool(place.is_first and place.run_dir)
         self._recorder = recorder
         self._first = first
         self._on_request = on_request
         self._file_s = settings.poll_s
-        self._told_of_saves = [
-            saved for saved in (getattr(trigger, "saved", None) for trigger in (*asked, *own)) if saved
+        self._on_saved = [
+            saved for saved in (getattr(trigger, "saved", None) for trigger in (*built_in, *own)) if saved
         ]
-        shared = [trigger for trigger in asked if self.has_files and getattr(trigger, "shared", False)]
-        local = [trigger for trigger in asked if trigger not in shared]
+        shared = [trigger for trigger in built_in if self.has_files and getattr(trigger, "shared", False)]
+        local = [trigger for trigger in built_in if trigger not in shared]
         watch = partial(Watch, on_request=on_request, recorder=recorder)
-        self._node = watch("watch", local, every_s=min(settings.poll_s, LOOK_S), also=self._look_after)
+        self._node = watch("watch", local, every_s=min(settings.poll_s, POLL_S), also=self._check_stuck)
         self._at_node = at_node
         self._all = [self._node]
         if own:
@@ -246,58 +245,58 @@ class Watches:
             self._all.append(watch("files", shared, every_s=settings.poll_s, first=first, also=at_files))
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start all threads."""
         if not self.has_files:
             self._first([])
         for watch in reversed(self._all):
             watch.start()
 
-    def look_at_files(self, triggers: Sequence[Trigger]) -> None:
-        """On a rank other than 0: look at shared files from now on, because nobody else does."""
+    def watch_files(self, triggers: Sequence[Trigger]) -> None:
+        """Start a thread for shared files on a rank other than 0, after rank 0 is gone."""
         watch = Watch("files", triggers, every_s=self._file_s, on_request=self._on_request, recorder=self._recorder)
         self._all.append(watch)
         watch.start()
 
-    def obeyed(self, names: Iterable[str], outcome: str) -> None:
-        """A decision was obeyed that these triggers asked for."""
+    def notify(self, names: Iterable[str], outcome: str) -> None:
+        """Deliver the outcome of a request to the triggers of these names."""
         for watch in self._all:
-            watch.obeyed(names, outcome)
+            watch.notify(names, outcome)
 
     def save_began(self) -> None:
-        """What is on this node is looked at now: the memory rises with the save."""
+        """Poll the node's triggers now: memory use rises during a save."""
         self._node.wake()
 
     def saved(self, step: int) -> None:
-        """Triggers that would rather stop right after a save look now: any later and steps are done for nothing."""
-        for saved in self._told_of_saves:
+        """Call the triggers' `saved` and poll all now: a stop right after a save loses no steps."""
+        for saved in self._on_saved:
             try:
                 saved(step)
             except Exception as error:
                 self._recorder.warn(f"a trigger failed in saved(): {error!r}", key="saved")
-        if self._told_of_saves:
+        if self._on_saved:
             for watch in self._all:
                 watch.wake()
 
     def wake(self) -> None:
-        """Look, and do the side work, now."""
+        """Poll all triggers, and run the background tasks, now."""
         for watch in self._all:
             watch.wake()
 
     def stop(self, wait_s: float) -> None:
-        """Hear the last outcomes, then end; a thread that hangs is left behind after `wait_s`."""
+        """Deliver the last outcomes, then end all threads; abandon a thread that hangs after `wait_s`."""
         for watch in self._all:
             watch.stop(wait_s)
 
-    def _look_after(self) -> None:
-        """Side work of the node's thread, which has no trigger that may hang: name those in other threads that do."""
+    def _check_stuck(self) -> None:
+        """Warn of triggers that hang in other threads; runs in the node's thread, whose triggers do not hang."""
         now = time.monotonic()
         for watch in self._all:
-            stuck = watch.stuck_since()
+            stuck = watch.polling
             if stuck is not None and now - stuck[1] > STUCK_S:
                 name = name_of(stuck[0])
                 self._recorder.warn(
-                    f"the trigger {name} has not answered for {STUCK_S:g} s (a file system that hangs?); it and those "
-                    "asked after it are waited for",
+                    f"the trigger {name} has not returned from poll() for {STUCK_S:g} s; the triggers polled after it "
+                    "wait. Check for a hung file system",
                     key=f"stuck {name}",
                 )
         self._at_node()

@@ -1,1 +1,1 @@
-"""Thin adapters of the guard to trainers. Nobody imports them."""
+"""Thin adapters of the guard for trainers. No module of resil imports them."""

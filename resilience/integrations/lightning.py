@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer: it saves and stops at the same optimizer step on every rank.
+"""A callback for Lightning's Trainer: saves and stops at the same optimizer step on every rank.
 
 callback = ResilCallback("checkpoints")
 trainer = Trainer(callbacks=[callback], ...)
@@ -25,13 +25,13 @@ from resilience.integrations.checkpoint_files import checkpoint_path, move_into_
 
 
 class ResilCallback(Callback):
-    """Asks the guard after each optimizer step, so that no checkpoint falls between accumulated gradients.
+    """Calls the guard after each optimizer step, so that a checkpoint never splits accumulated gradients.
 
-    Checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, and moved into place whole: Lightning's
-    own writing goes by the temporary directory, commonly another file system. The newest `keep` without a label stay.
+    Checkpoints are `resil-step=00001200.ckpt`, or `resil-<label>-step=...`, renamed once complete: Lightning itself
+    writes through the temporary directory, often on another file system. The newest `keep` and all with a label stay.
 
     Attributes:
-        guard: the guard, from the start of `fit` on.
+        guard: the guard; set at the start of `fit`.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class ResilCallback(Callback):
         guard: TrainingGuard | None = None,
         **settings: Any,
     ) -> None:
-        """Save into `directory`, with a guard made of `settings` unless one is given.
+        """Save into `directory`. Without `guard`, create one with `settings`.
 
-        With `cut_validation` a validation is left when a stop is coming; its metrics are then of the batches so far.
+        With `cut_validation`, a pending stop ends a running validation; its metrics then cover the batches so far.
         """
         self.guard, self._own = guard, guard is None
         self._directory, self._keep, self._cut = Path(directory), keep, cut_validation
@@ -56,7 +56,7 @@ class ResilCallback(Callback):
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with after `fit`."""
+        """Return the exit code for the process after `fit`."""
         return self.guard.exit_code if self.guard is not None else 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -72,17 +72,18 @@ class ResilCallback(Callback):
         cluster = getattr(trainer.strategy, "cluster_environment", None)
         if getattr(cluster, "auto_requeue", False):
             rank_zero_warn(
-                "resil: Lightning would requeue this job itself, and save in a signal handler. The guard takes its "
-                "signals; better: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
+                "resil: Lightning's auto-requeue, which saves in a signal handler, is replaced by the guard. Disable "
+                "auto-requeue: Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train nothing when a kill switch is thrown already."""
+        """Stop before the first step if the kill switch is already set."""
         if self.guard is not None and self.guard.should_stop_early():
             self._stop(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Go on counting where the checkpoint left off, and take the signals back: Lightning would not save."""
+        """Set the step count from the checkpoint, and reinstall the guard's signal handlers, because Lightning's would
+        not save."""
         assert self.guard is not None
         if threading.current_thread() is threading.main_thread():
             for name, handler in self._handlers.items():
@@ -93,7 +94,7 @@ class ResilCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Ask the guard; batches whose gradients are still being accumulated are no steps."""
+        """Call the guard. Batches that only accumulate gradients count as polls."""
         guard = self.guard
         assert guard is not None
         if trainer.global_step == self._done:
@@ -108,31 +109,31 @@ class ResilCallback(Callback):
             self._stop(trainer)
 
     def on_validation_batch_end(self, trainer: Trainer, *arguments: Any, **keywords: Any) -> None:
-        """Ask during validation: when a stop is coming, leave it, so that the next step can save."""
+        """Poll the guard during validation; end the validation if a stop is pending, so that the next step can save."""
         if self.guard is not None and self.guard.poll().stop and self._cut and not trainer.sanity_checking:
-            rank_zero_info("resil: validation is cut short, a stop is coming; its metrics are of the batches so far")
-            raise StopIteration  # ends the evaluation loop as the end of its data does
+            rank_zero_info("resil: ending validation early before a stop; its metrics cover the batches so far")
+            raise StopIteration  # ends the evaluation loop like the end of its data
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The training failed: this is no stop on purpose."""
+        """Close the guard with the exception: the training failed."""
         if self._own and self.guard is not None:
             self.guard.__exit__(type(exception), exception, exception.__traceback__)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """The training is over."""
+        """Close the guard."""
         if stage == "fit" and self.guard is not None:
             if self._limit_val is not None:
                 trainer.limit_val_batches, self._limit_val = self._limit_val, None
             if self._own:
                 self.guard.close()
             if self.guard.decided is not None and multiprocessing.parent_process() is not None:
-                raise SystemExit(self.guard.exit_code)  # ddp_spawn: our parent knows nothing of this callback
+                raise SystemExit(self.guard.exit_code)  # ddp_spawn: the parent process cannot read this callback
 
     def _save(self, trainer: Trainer, label: str) -> Future[None] | None:
         path = checkpoint_path(self._directory, trainer.global_step, label)
         part = path.with_suffix(".part")
         writer = trainer.strategy.checkpoint_io
-        trainer.save_checkpoint(part)  # all ranks; a barrier is its end
+        trainer.save_checkpoint(part)  # on all ranks; ends with a barrier
 
         def place() -> None:
             if isinstance(writer, AsyncCheckpointIO) and writer._error is not None:
@@ -143,7 +144,7 @@ class ResilCallback(Callback):
         if not trainer.is_global_zero:
             return None
         if isinstance(writer, AsyncCheckpointIO):
-            # It keeps its futures and exceptions to itself, and does one thing after the other: we are the next.
+            # Its futures and exceptions are private; its executor has one thread, so `place` runs after the save.
             writer._ensure_setup()
             assert writer._executor is not None
             placed: Future[None] = writer._executor.submit(place)
@@ -153,13 +154,13 @@ class ResilCallback(Callback):
 
     def _stop(self, trainer: Trainer) -> None:
         trainer.should_stop = True
-        trainer.fit_loop.min_epochs = 0  # these two would make Lightning go on
+        trainer.fit_loop.min_epochs = 0  # these two would make Lightning continue
         trainer.fit_loop.epoch_loop.min_steps = None
-        self._limit_val, trainer.limit_val_batches = trainer.limit_val_batches, 0  # it would validate before it stops
+        self._limit_val, trainer.limit_val_batches = trainer.limit_val_batches, 0  # no validation before the stop
 
 
 def _environment(trainer: Trainer) -> dict[str, str]:
-    """Lightning starts its processes without RANK; LOCAL_WORLD_SIZE tells when all are on one node."""
+    """Return the environment with the variables that Lightning does not set: RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
     ranks = {"RANK": trainer.global_rank, "WORLD_SIZE": trainer.world_size, "LOCAL_RANK": trainer.local_rank}
     local = trainer.world_size // max(1, trainer.num_nodes)
     return {**os.environ, **{name: str(value) for name, value in ranks.items()}, "LOCAL_WORLD_SIZE": str(local)}

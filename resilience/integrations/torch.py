@@ -1,6 +1,6 @@
-"""For PyTorch loops: read the loss for the guard without waiting for the device.
+"""For PyTorch loops: reads the loss for the guard without waiting for the device.
 
-Nothing else is needed: the guard agrees among the ranks by itself, with or without a process group. The recipe is
+Nothing else is needed: the guard's agreement works with and without a process group. See
 docs/how-to/guard-in-pytorch.md.
 """
 
@@ -10,39 +10,39 @@ import torch
 
 
 class LossTap:
-    """Turns a loss on a device into a number some steps late, so that nobody waits: `guard.step(loss=tap(loss))`.
+    """Reads a loss on a device some steps late, without waiting for the device: `guard.step(loss=tap(loss))`.
 
-    `loss.item()` waits until the device has done everything that was asked of it, which costs a training its
-    run-ahead. The tap copies the loss into pinned memory in the stream's own order, and reads it once the copy has
-    arrived, commonly at the next step. A loss that comes while a copy is still on its way is passed over.
+    `loss.item()` waits until the device has finished all queued work, so the host can no longer run ahead. The tap
+    queues a copy of the loss into pinned memory on the stream, and reads the copy once it is complete, usually at the
+    next step. A loss is skipped while a copy is in progress.
     """
 
     def __init__(self) -> None:
         self._pinned: torch.Tensor | None = None
         self._arrived: torch.cuda.Event | None = None
-        self._on_its_way = False
+        self._is_copying = False
 
     def __call__(self, loss: torch.Tensor | float) -> float | None:
-        """Given the loss of this step, return the newest one that has arrived, or None while there is no new one.
+        """Given the loss of this step, return the newest complete copy, or None if there is no new one.
 
-        A number, or a tensor of the CPU, is returned at once. Raise ValueError if the tensor has several elements.
+        A number or a CPU tensor is returned at once. Raise ValueError if the tensor has several elements.
         """
         if not isinstance(loss, torch.Tensor):
             return float(loss)
         if loss.numel() != 1:
-            raise ValueError(f"a loss is one number; this tensor has {loss.numel()}: reduce it first, loss.mean()")
+            raise ValueError(f"the loss has {loss.numel()} elements; reduce it to one number, such as loss.mean()")
         loss = loss.detach()
-        if loss.device.type != "cuda":  # other devices have no event that could be asked without waiting
+        if loss.device.type != "cuda":  # other devices have no event that can be queried without waiting
             return float(loss.item()) if loss.device.type == "cpu" else None
         value = self._take()
-        if not self._on_its_way:
+        if not self._is_copying:
             self._send(loss)
         return value
 
     def _take(self) -> float | None:
-        if not self._on_its_way or self._pinned is None or self._arrived is None or not self._arrived.query():
+        if not self._is_copying or self._pinned is None or self._arrived is None or not self._arrived.query():
             return None
-        self._on_its_way = False
+        self._is_copying = False
         return float(self._pinned.item())
 
     def _send(self, loss: torch.Tensor) -> None:
@@ -51,4 +51,4 @@ class LossTap:
             self._arrived = torch.cuda.Event()
         self._pinned.copy_(loss.reshape(()), non_blocking=True)
         self._arrived.record(torch.cuda.current_stream(loss.device))
-        self._on_its_way = True
+        self._is_copying = True

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Hugging Face transformers: it saves and stops at the same step on every rank.
+"""A callback for the Trainer of Hugging Face transformers: saves and stops at the same step on every rank.
 
 callback = ResilCallback()
 if callback.should_stop_early(): sys.exit(callback.exit_code)
@@ -28,11 +28,11 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def newest_checkpoint(output_dir: str | os.PathLike[str]) -> str | None:
-    """Return the newest of the Trainer's checkpoints that was written to its end, or None when there is none.
+    """Return the newest complete checkpoint of the Trainer, or None without one.
 
-    The last file of one is `trainer_state.json` (`Trainer._save_checkpoint`). transformers' own `get_last_checkpoint`
-    also takes what a full disk or a killed job has left. Raise OSError if the directory is there and cannot be listed:
-    a training that took this for None would begin anew.
+    The Trainer writes `trainer_state.json` last (`Trainer._save_checkpoint`). transformers' own `get_last_checkpoint`
+    also returns incomplete checkpoints, left by a full disk or a killed job. Raise OSError if the directory exists but
+    cannot be listed: returning None would restart the training from scratch.
     """
     directory = Path(output_dir)
     paths = list(directory.iterdir()) if os.path.lexists(directory) else []
@@ -44,23 +44,23 @@ def _is_whole(checkpoint: Path) -> bool:
     try:
         json.loads((checkpoint / "trainer_state.json").read_bytes())
     except (OSError, ValueError) as error:
-        _log.warning("resil: %s is passed over, it was not written to its end: %s", checkpoint, error)
+        _log.warning("resil: skipping incomplete checkpoint %s: %s", checkpoint, error)
         return False
     return True
 
 
 class ResilCallback(TrainerCallback):
-    """Asks the guard after each optimizer step. The checkpoints are the Trainer's own, `checkpoint-<step>`.
+    """Calls the guard after each optimizer step. The checkpoints are the Trainer's own, `checkpoint-<step>`.
 
-    A labelled save is kept besides as `<label>-<step>`, by hard links, where no `save_total_limit` removes it. The
-    loss is watched as often as the Trainer logs it, because then it is a number already.
+    A labelled save is also kept as `<label>-<step>`, by hard links, which `save_total_limit` does not remove. The loss
+    is monitored as often as the Trainer logs it, because then it is already a number.
 
     Attributes:
         guard: the guard.
     """
 
     def __init__(self, guard: TrainingGuard | None = None, **settings: Any) -> None:
-        """Use `guard`, or make one with these settings of it. To be called where the Trainer is made."""
+        """Use `guard`, or create one with these settings. Call this where the Trainer is created."""
         self.guard = guard if guard is not None else TrainingGuard.from_env(**settings)
         self._own = guard is None
         self._saving: SaveBlock | None = None
@@ -70,42 +70,44 @@ class ResilCallback(TrainerCallback):
 
     @property
     def exit_code(self) -> int:
-        """What the process should exit with after `train`."""
+        """Return the exit code for the process after `train`."""
         return self.guard.exit_code
 
     def should_stop_early(self) -> bool:
-        """Whether there is no sense in training: ask before `train`, which cannot be left before its first step."""
+        """Return True if the training should not start. Call before `train`, which always does a first step."""
         return self.guard.should_stop_early()
 
     def until(self, *handles: Any) -> None:
-        """The save that the Trainer makes goes on in the background: see `guard.saving().until`.
+        """Mark the Trainer's save as asynchronous: see `guard.saving().until`.
 
-        To be called in its `_save_checkpoint`. Raise GuardError outside of a save.
+        Call this in the Trainer's `_save_checkpoint`. Raise GuardError outside of a save.
         """
         if self._saving is None:
             raise GuardError(
-                "callback.until() was called while the Trainer makes no checkpoint",
-                hint="override the Trainer's _save_checkpoint, and call it there",
+                "callback.until() was called while the Trainer is not saving",
+                hint="override the Trainer's _save_checkpoint and call until() there",
             )
         self._saving.until(*handles)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Go on counting where the checkpoint left off."""
+        """Start the guard and set its step count from the checkpoint."""
         self.guard.start()
         self.guard.resumed(state.global_step)
         if getattr(args, "enable_jit_checkpoint", False):
-            _log.warning("resil: enable_jit_checkpoint has a handler of SIGTERM of its own, for each rank alone: off")
+            _log.warning(
+                "resil: enable_jit_checkpoint handles SIGTERM on each rank separately; the guard replaces that handler"
+            )
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Gradients are being accumulated: no step, but we live."""
+        """Poll the guard while gradients are being accumulated."""
         self.guard.poll()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Ask the guard. The Trainer saves when this hook has returned, after an evaluation that is due as well."""
+        """Call the guard. The Trainer saves after this hook has returned, and after an evaluation that is also due."""
         loss, self._loss = self._loss, None
         decision = self.guard.step(loss)
         if decision.save:
@@ -116,14 +118,14 @@ class ResilCallback(TrainerCallback):
             self._begin_save()
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After an evaluation, the save that is due begins."""
+        """Begin the save that follows an evaluation."""
         if control.should_save:
             self._begin_save()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """When we are about to stop, what ends an epoch is left out."""
+        """Skip the evaluation and a second save at the end of an epoch if the training is about to stop."""
         if self.guard.decided is not None:
             control.should_evaluate = False
             control.should_save = control.should_save and self._saved != state.global_step
@@ -133,18 +135,18 @@ class ResilCallback(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Within an evaluation, which the Trainer cannot leave: we live."""
+        """Poll the guard during an evaluation, which the Trainer cannot leave."""
         self.guard.poll()
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        """The loss, a number already, is watched at the next step."""
+        """Keep the logged loss for the next step."""
         loss = (logs or {}).get("loss")
         self._loss = float(loss) if loss is not None else None
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The save has succeeded: one that fails raises, and never comes here."""
+        """End the save: the Trainer calls this hook only after a successful one."""
         self._saved = state.global_step
         label, self._label = self._label, ""
         saving, self._saving = self._saving, None
@@ -161,7 +163,7 @@ class ResilCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The training is over."""
+        """Close the guard."""
         if self._own:
             self.guard.close()
 
@@ -171,7 +173,7 @@ class ResilCallback(TrainerCallback):
 
 
 def _keep(saved: Path, kept: Path) -> bool:
-    """Make a copy that takes no room, where the file system has hard links. True: it is done."""
+    """Copy a checkpoint by hard links, or by copies where the file system has none. Return True, as a handle does."""
 
     def link(source: str, target: str) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Tests of who is told what, when, and what they share."""
+"""Tests of the alerts, and their shared helpers."""

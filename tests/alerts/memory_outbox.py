@@ -1,4 +1,4 @@
-"""An outbox in memory: each news once for each channel. It may be full, and the process may be killed in it."""
+"""An outbox in memory, without duplicates per channel. It may be full, and the process may be killed in `put`."""
 
 from __future__ import annotations
 

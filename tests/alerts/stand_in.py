@@ -1,4 +1,4 @@
-"""A channel for tests: it does as it is told by a file, since it runs in a child, and writes down what it took."""
+"""A channel for tests, controlled by a file since it runs in a child process; records the messages it accepts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class StandIn:
 
 @dataclass
 class SocketChannel:
-    """Sends the alert's id over a real connection, and waits for a word back."""
+    """Sends the alert's id over a real connection, and waits for a reply."""
 
     port: int
     summary: str = "a line over TCP"

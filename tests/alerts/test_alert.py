@@ -35,12 +35,12 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "harm", [{"reason": "LOUD"}, {"verdict": "BAD"}, {"notices": 3}, {"notices": [{}]}, {"notices": None}]
 )
-def test_what_is_no_alert_is_refused(harm: dict[str, Any]) -> None:
+def test_a_record_that_is_no_alert_is_rejected(harm: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         from_record(Alert, to_record(ALERT, complete=True) | harm, strict=True)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_only_the_end_of_everything_in_it_resolves_an_alert(reason: Reason) -> None:
+def test_an_alert_is_resolved_if_all_its_incidents_are(reason: Reason) -> None:
     record = to_record(ALERT, complete=True) | {"reason": reason}
     assert from_record(Alert, record, strict=True).is_resolved is (reason is Reason.RESOLVED)

@@ -36,7 +36,7 @@ def test_a_claim_that_is_renewed_does_not_expire(tmp_path: Path) -> None:
             assert other is None
 
 
-def test_whose_claim_was_taken_over_does_not_remove_the_new_one(tmp_path: Path) -> None:
+def test_a_holder_whose_claim_was_taken_over_does_not_remove_the_new_one(tmp_path: Path) -> None:
     path = tmp_path / "claims" / "email"
     past = time.time() - EXPIRES_S - 5
     with claim(tmp_path / "claims", "email", "n1 1 a"):
@@ -52,7 +52,7 @@ def test_whose_claim_was_taken_over_does_not_remove_the_new_one(tmp_path: Path) 
             assert path.read_text() == "n2 1 b"
 
 
-def test_a_process_that_lives_keeps_its_claim(tmp_path: Path) -> None:
+def test_a_running_process_keeps_its_claim(tmp_path: Path) -> None:
     with (
         claim(tmp_path / "claims", "email", f"n1 {os.getpid()} a"),
         claim(tmp_path / "claims", "email", "n1 1 b") as other,
@@ -61,7 +61,7 @@ def test_a_process_that_lives_keeps_its_claim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o2770])
-def test_the_directory_is_as_open_as_the_one_that_it_lies_in(tmp_path: Path, mode: int) -> None:
+def test_the_directory_has_the_mode_of_its_parent(tmp_path: Path, mode: int) -> None:
     directory = tmp_path / "alerts"
     directory.mkdir()
     directory.chmod(mode)
@@ -70,14 +70,14 @@ def test_the_directory_is_as_open_as_the_one_that_it_lies_in(tmp_path: Path, mod
         assert stat.S_IMODE((directory / "claims" / "email").stat().st_mode) == 0o644
 
 
-def test_a_directory_that_cannot_be_made_is_leave_to_go_ahead(tmp_path: Path) -> None:
+def test_without_a_directory_delivery_goes_ahead(tmp_path: Path) -> None:
     (tmp_path / "claims").write_text("in the way")
     with claim(tmp_path / "claims", "email", "n1 1 a") as held:
         assert held is not None
         held.renew()
 
 
-def test_what_happens_inside_comes_out(tmp_path: Path) -> None:
+def test_exceptions_inside_are_raised(tmp_path: Path) -> None:
     with pytest.raises(KeyError), claim(tmp_path / "claims", "email", "n1 1 a"):
         raise KeyError
     assert list((tmp_path / "claims").iterdir()) == []

@@ -1,4 +1,4 @@
-"""The commands of `resil alert`: people's words reach the watchdogs or are refused, and a flush always ends."""
+"""The commands of `resil alert`: acknowledgements and silences reach the watchdogs or fail; a flush always ends."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def project(tmp_path: Path) -> Project:
     return made
 
 
-def test_the_worst_comes_first_and_what_ended_last(project: Project) -> None:
+def test_incidents_are_sorted_by_severity_with_resolved_ones_last(project: Project) -> None:
     assert [k.incident.episode for k in commands.listing(project).known] == ["aaaa0002", "aaaa0001"]
     assert [k.incident.episode for k in commands.listing(project, everything=True).known][-1] == "bbbb0001"
 
 
-def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobody(
+def test_a_listing_from_a_hanging_state_directory_is_partial_and_does_not_hang(
     project: Project, tmp_path: Path
 ) -> None:
     """The fault may be that very disk: what this node remembers can be acknowledged, and nothing else is known."""
@@ -65,7 +65,7 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
         with hung_directory(state.path.parent):
             found = commands.listing(project)
             assert found.is_partial and [k.incident.episode for k in found.known] == ["aaaa0002", "aaaa0001"]
-            with pytest.raises(StateDirectoryError, match="cannot be known"):
+            with pytest.raises(StateDirectoryError, match="cannot look up"):
                 commands.acknowledge(project, ["cccc"], "")
             commands.acknowledge(project, ["aaaa0002"], "on it")
             commands.silence(project, check="fs", until=NOW + 60, why="")
@@ -73,13 +73,13 @@ def test_a_state_directory_that_hangs_is_no_word_that_all_is_well_and_holds_nobo
             (state.ledger.directory.fallback or tmp_path).with_name("ledger-copy.json").unlink()
             for path in (state.ledger.directory.fallback or tmp_path).iterdir():
                 path.unlink()
-            with pytest.raises(StateDirectoryError, match="was not kept"):
+            with pytest.raises(StateDirectoryError, match="was not saved"):
                 commands.silence(project, check="fs", until=NOW + 60, why="")
     except OSError as error:  # /dev/fuse
         pytest.skip(f"no file system that hangs can be mounted here: {error}")
 
 
-def test_what_waits_and_what_never_will_be_taken_stands_beside_its_incident(project: Project) -> None:
+def test_queued_messages_and_dead_letters_are_listed_with_their_incident(project: Project) -> None:
     state = open_alert_state(project)
     state.outbox.put(an_alert("1", episode="aaaa0001"), "email", NOW)
     state.outbox.put(an_alert("1", episode="aaaa0001"), "slack", NOW)
@@ -117,7 +117,7 @@ def test_the_same_id_twice_is_one_and_an_unclear_one_is_refused(project: Project
         commands.acknowledge(project, ["aaaa"], "")
 
 
-def test_a_silence_covers_what_fits_and_ends(project: Project) -> None:
+def test_a_silence_matches_incidents_and_expires(project: Project) -> None:
     made, covered = commands.silence(project, check="fs", subject="/h*", until=NOW + 60, why="maintenance")
     assert [incident.episode for incident in covered] == ["aaaa0002"]
     assert (made.by, made.since, made.why) == (ME, NOW, "maintenance")
@@ -171,7 +171,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     return Desk(tmp_path, monkeypatch)
 
 
-def test_all_that_waits_goes_out_a_message_for_each_channel_at_a_time(desk: Desk) -> None:
+def test_queued_messages_are_delivered_one_per_channel_and_round(desk: Desk) -> None:
     for number in range(3):
         desk.put(f"a{number}", "email")
     desk.put("b", "slack")
@@ -180,7 +180,7 @@ def test_all_that_waits_goes_out_a_message_for_each_channel_at_a_time(desk: Desk
     assert len(desk.email.ids) == 3 and desk.slack.ids == ["b"]
 
 
-def test_a_channel_that_fails_is_tried_once_and_the_others_go_on(desk: Desk) -> None:
+def test_a_failing_channel_is_tried_once_and_the_others_continue(desk: Desk) -> None:
     desk.email.order("down")
     for number in range(3):
         desk.put(f"a{number}", "email")
@@ -190,7 +190,7 @@ def test_a_channel_that_fails_is_tried_once_and_the_others_go_on(desk: Desk) -> 
     assert rounds[-1].waiting == 3
 
 
-def test_a_channel_that_refuses_everything_does_not_go_on_for_ever(desk: Desk) -> None:
+def test_flushing_a_channel_that_rejects_everything_ends(desk: Desk) -> None:
     desk.email.order("refuse")
     for number in range(3):
         desk.put(f"a{number}", "email")
@@ -207,25 +207,25 @@ def test_an_empty_outbox_is_one_round(desk: Desk) -> None:
     assert done.waiting == 0 and done.sent == ()
 
 
-def test_the_drafts_are_in_order_and_of_each_thread_only_the_first_is_composed(desk: Desk) -> None:
+def test_the_preview_is_in_order_and_only_the_first_message_of_a_thread_is_composed(desk: Desk) -> None:
     outbox = open_alert_state(desk.project).outbox
     outbox.put(an_alert("1", thread="t"), "email", NOW)
     outbox.put(an_alert("2", thread="t", time=NOW + 1), "email", NOW)
     outbox.put(an_alert("3"), "pager", NOW)
-    drafts = commands.drafts(desk.project)
-    assert [(entry.alert.id, text is None) for entry, text in drafts] == [("1", False), ("2", True), ("3", False)]
-    assert "no channel 'pager' any more" in str(drafts[2][1])
+    preview = commands.preview(desk.project)
+    assert [(entry.alert.id, text is None) for entry, text in preview] == [("1", False), ("2", True), ("3", False)]
+    assert "no channel 'pager' any more" in str(preview[2][1])
     assert desk.email.taken == []
 
 
-def test_a_trial_says_that_it_is_one_and_each_is_a_new_one(desk: Desk) -> None:
+def test_a_test_alert_is_marked_and_has_an_id_of_its_own(desk: Desk) -> None:
     one, other = commands.trial(desk.project), commands.trial(desk.project)
     assert one.is_test and one.id != other.id and "nothing is wrong" in one.notices[0].summary
     outcomes = dict(commands.send_tests(desk.project, {"email": desk.email.route}))
     assert outcomes["email"].status is DeliveryStatus.SENT and outcomes["email"].answer == "taken"
 
 
-def test_a_channel_that_nobody_knows_cannot_be_tried(desk: Desk) -> None:
+def test_an_unknown_channel_cannot_be_tested(desk: Desk) -> None:
     with pytest.raises(UsageError, match="no channel 'emial'") as raised:
         commands.routes_to_test(desk.project, "emial")
     assert raised.value.hint == "did you mean email?"

@@ -1,4 +1,4 @@
-"""Delivery: at least once, in order, at a pace, and whatever one channel does, the others and the caller go on."""
+"""Delivery: at least once, in order, rate-limited; no channel affects another channel or the caller."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def short_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what goes well
 
 
-def test_what_waits_is_delivered_and_what_came_back_is_kept(desk: Desk) -> None:
+def test_queued_messages_are_delivered_and_answers_are_kept(desk: Desk) -> None:
     desk.put()
     done = desk.flush()
     assert [delivery.outcome.answer for delivery in done.sent] == ["taken"]
@@ -95,7 +95,7 @@ def test_an_empty_outbox_costs_one_probe(desk: Desk) -> None:
     assert not (desk.directory / "alerts").exists(), "nothing was even created"
 
 
-def test_a_thread_is_sent_in_order_and_the_channel_gets_what_it_remembered(desk: Desk) -> None:
+def test_a_thread_is_sent_in_order_with_the_memory_of_its_channel(desk: Desk) -> None:
     desk.put("2", thread="t", reason=Reason.RESOLVED, time=NOW + 60)
     desk.put("1", thread="t", verdict=Verdict.CRITICAL)
     desk.flush()
@@ -115,7 +115,7 @@ def test_messages_of_one_channel_are_a_second_apart(desk: Desk) -> None:
     assert slept == [1.0] * 4, "also from one flush to the next"
 
 
-def test_what_a_channel_prints_stands_in_nobodys_output(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_a_channel_does_not_reach_the_callers_output(desk: Desk, capfd: pytest.CaptureFixture[str]) -> None:
     desk.email.order("print")
     desk.put()
     print("the verdict, not flushed yet", end="")
@@ -123,7 +123,7 @@ def test_what_a_channel_prints_stands_in_nobodys_output(desk: Desk, capfd: pytes
     print()
     captured = capfd.readouterr()
     assert captured.out == "the verdict, not flushed yet\n"
-    assert captured.err == "a channel that prints\n", "people may read it there"
+    assert captured.err == "a channel that prints\n", "console writes there"
 
 
 # ---- what goes wrong
@@ -132,7 +132,7 @@ def test_what_a_channel_prints_stands_in_nobodys_output(desk: Desk, capfd: pytes
 FAULTS = {
     "down": "the server does not answer",
     "raise": "the channel's own code failed: RuntimeError",
-    "abort": "the channel crashed while it sent",
+    "abort": "the channel crashed while sending",
     "exit": "the channel's own code failed: SystemExit",
     "hang": "no answer within 0.3 s",
     "settings": "the secret file may be read by others",
@@ -140,10 +140,10 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_channel_that_fails_keeps_its_message_and_harms_no_other(
+def test_a_failing_channel_keeps_its_message_and_affects_no_other(
     desk: Desk, short_deadline: None, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    monkeypatch.setattr("resilience.alerts.delivery.LEAST_SEND_S", 0.1)
+    monkeypatch.setattr("resilience.alerts.delivery.MIN_SEND_S", 0.1)
     desk.email.order(fault)
     desk.put("a1", "email", "slack")
     done = desk.flush()
@@ -166,14 +166,14 @@ def test_a_route_that_cannot_be_loaded_is_a_fault_of_that_channel_alone(desk: De
     assert "cannot be loaded" in done.failed[0].outcome.error
 
 
-def test_a_plugin_that_aborts_at_its_import_harms_nobody(desk: Desk) -> None:
+def test_a_plugin_that_aborts_on_import_affects_no_other_channel(desk: Desk) -> None:
     desk.routes["email"] = Route(lambda: os.abort())
     desk.put("a1", "email", "slack")
     desk.flush()
     assert "a1" in desk.slack.ids and [entry.name for entry in desk.box.pending("email")] == ["a1.email"]
 
 
-def test_what_is_refused_for_good_is_a_dead_letter_with_the_reason(desk: Desk) -> None:
+def test_a_permanently_rejected_message_is_a_dead_letter_with_the_reason(desk: Desk) -> None:
     desk.email.order("refuse")
     desk.put()
     done = desk.flush()
@@ -181,7 +181,7 @@ def test_what_is_refused_for_good_is_a_dead_letter_with_the_reason(desk: Desk) -
     assert desk.box.names() == () and desk.box.dead()[0].hint == "write another"
 
 
-def test_a_channel_that_is_no_more_makes_a_dead_letter_and_says_what_to_write(desk: Desk) -> None:
+def test_a_message_for_a_removed_channel_is_a_dead_letter_with_a_hint(desk: Desk) -> None:
     desk.put("a1", "pager")
     done = desk.flush(project="/project")
     assert "no channel 'pager' any more" in done.dead[0].outcome.error
@@ -190,12 +190,12 @@ def test_a_channel_that_is_no_more_makes_a_dead_letter_and_says_what_to_write(de
 
 def test_another_projects_channel_is_left_to_that_project(desk: Desk) -> None:
     desk.put("a1", "pager", project="/another")
-    assert desk.flush(project="/project").paused == {"pager": "it is a channel of /another"}
+    assert desk.flush(project="/project").paused == {"pager": "channel of /another"}
     assert desk.box.names() == ("a1.pager",)
     assert len(desk.flush(project="/project", after_s=8 * DAY).dead) == 1, "but not for ever"
 
 
-def test_what_a_channel_wants_to_know_at_the_next_try_is_kept(desk: Desk) -> None:
+def test_the_memory_of_a_failed_delivery_is_kept_for_the_retry(desk: Desk) -> None:
     desk.put()
     desk.email.order("partly")
     assert desk.flush().waiting == 1
@@ -204,7 +204,7 @@ def test_what_a_channel_wants_to_know_at_the_next_try_is_kept(desk: Desk) -> Non
     assert desk.email.taken[0]["thread"] == {"served": "ada"}
 
 
-def test_a_failed_channel_is_left_alone_for_a_while_and_a_person_need_not_wait(desk: Desk) -> None:
+def test_a_failed_channel_backs_off_unless_a_user_flushes(desk: Desk) -> None:
     desk.email.order("down")
     desk.put()
     assert len(desk.flush().failed) == 1
@@ -214,7 +214,7 @@ def test_a_failed_channel_is_left_alone_for_a_while_and_a_person_need_not_wait(d
     assert len(desk.flush(patient=False).sent) == 1
 
 
-def test_a_new_critical_does_not_wait_for_a_back_off_and_an_old_one_does(desk: Desk) -> None:
+def test_a_new_critical_overrides_the_back_off_and_an_old_one_does_not(desk: Desk) -> None:
     desk.email.order("down")
     desk.put("a1")
     desk.flush()
@@ -230,7 +230,7 @@ def test_a_new_critical_does_not_wait_for_a_back_off_and_an_old_one_does(desk: D
     assert {delivery.entry.alert.id for delivery in sent} == {"a1", "a2", "a3", "a4"}
 
 
-def test_one_nodes_failures_do_not_stop_a_node_that_has_a_way_out(desk: Desk) -> None:
+def test_failures_of_one_node_do_not_pause_another(desk: Desk) -> None:
     desk.email.order("down")
     desk.put()
     desk.flush(host="compute7")
@@ -238,7 +238,7 @@ def test_one_nodes_failures_do_not_stop_a_node_that_has_a_way_out(desk: Desk) ->
     assert len(desk.flush(host="login1").sent) == 1
 
 
-def test_a_server_that_asks_for_patience_gets_it_from_every_node_and_person(desk: Desk) -> None:
+def test_retry_after_is_respected_by_every_node_and_user(desk: Desk) -> None:
     desk.email.order("busy 120")
     desk.put("a1")
     desk.put("a2")
@@ -249,7 +249,7 @@ def test_a_server_that_asks_for_patience_gets_it_from_every_node_and_person(desk
     assert desk.email.ids == ["a1", "a2"]
 
 
-def test_a_message_that_alone_is_not_taken_stops_no_other_and_is_given_up_in_the_end(desk: Desk) -> None:
+def test_a_message_that_alone_keeps_failing_blocks_no_other_and_is_given_up(desk: Desk) -> None:
     desk.email.order("bad a1")
     desk.put("a1", verdict=Verdict.CRITICAL)
     flushes = 0
@@ -266,10 +266,10 @@ def test_a_message_that_alone_is_not_taken_stops_no_other_and_is_given_up_in_the
         desk.flush(after_s=2 * HOUR, deadline_s=100.0)
         number += 1
         assert number < GIVE_UP_TRIES + GIVE_UP_S / HOUR
-    assert "on which others were taken" in desk.box.dead()[0].error
+    assert "while other messages were delivered" in desk.box.dead()[0].error
 
 
-def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) -> None:
+def test_a_read_only_disk_does_not_stop_delivery(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         channel = StandIn(tmp_path, "email")
         box = an_outbox(disk, tmp_path / "fallback")
@@ -281,19 +281,19 @@ def test_a_disk_that_cannot_be_written_does_not_stop_delivery(tmp_path: Path) ->
         assert again.sent == () and channel.ids == ["a1"]
 
 
-def test_a_message_about_the_damage_is_sent_in_place_of_a_message_that_was_damaged_while_it_waited(desk: Desk) -> None:
+def test_a_damaged_queued_message_is_replaced_by_an_alert_about_the_damage(desk: Desk) -> None:
     desk.put("a1")
     desk.put("a2", "slack")
     (desk.directory / "alerts" / "outbox" / "a1.email").write_bytes(b"")  # a power cut, as some file servers take it
     done = desk.flush()
     assert desk.slack.ids == ["a2"] and len(desk.email.ids) == 1
     (notice,) = next(delivery.entry.alert.notices for delivery in done.sent if delivery.channel == "email")
-    assert "a message that was queued for it was damaged" in notice.summary and notice.subject == "channel email"
-    assert "set aside" in done.error and done.waiting == 0
+    assert "1 queued message damaged on disk" in notice.summary and notice.subject == "channel email"
+    assert "moved to" in done.error and done.waiting == 0
     assert desk.flush().sent == (), "and once"
 
 
-def test_little_time_begins_no_message_that_would_be_cut_short(desk: Desk) -> None:
+def test_with_little_time_left_no_send_is_started(desk: Desk) -> None:
     desk.put()
     assert desk.flush(deadline_s=1.0).sent == () and desk.box.names() == ("a1.email",)
 
@@ -301,7 +301,7 @@ def test_little_time_begins_no_message_that_would_be_cut_short(desk: Desk) -> No
 # ---- the others are notified of a broken channel
 
 
-def test_the_other_channels_are_notified_at_once_and_once_of_bad_settings(desk: Desk) -> None:
+def test_other_channels_are_notified_immediately_and_once_of_bad_settings(desk: Desk) -> None:
     desk.email.order("settings")
     desk.put()
     desk.flushes(5, every_s=1000)
@@ -318,17 +318,17 @@ def test_the_other_channels_are_notified_at_once_and_once_of_bad_settings(desk: 
     assert len(desk.slack.taken) == 2 and desk.email.ids == ["a1", "a2"]
 
 
-def test_the_others_are_notified_of_a_server_that_is_down_after_a_while_and_once_in_a_breakdown(desk: Desk) -> None:
+def test_other_channels_are_notified_once_of_a_server_that_stays_down(desk: Desk) -> None:
     desk.email.order("down")
     desk.put()
     desk.flush()
     assert desk.slack.taken == [], "not at once"
     desk.flushes(60, every_s=1800)
     (sent,) = desk.slack.taken
-    assert "it does not deliver for" in sent["said"][0]
+    assert "delivery has failed for" in sent["said"][0]
 
 
-def test_a_node_without_a_way_out_is_no_broken_channel(desk: Desk) -> None:
+def test_a_node_without_network_access_does_not_report_a_broken_channel(desk: Desk) -> None:
     for number in range(8):
         desk.put(f"a{number}")
         desk.email.order("down")
@@ -363,7 +363,7 @@ def test_no_message_about_a_channel_makes_another_message_when_it_fails(desk: De
 # ---- several at once
 
 
-def test_a_channel_in_another_nodes_hands_is_left_to_it(desk: Desk) -> None:
+def test_a_channel_claimed_by_another_node_is_skipped(desk: Desk) -> None:
     desk.put()
     with claim(desk.box.claims, "email", "login9 1 x") as held:
         assert held is not None
@@ -383,7 +383,7 @@ def test_a_claim_of_a_node_that_died_expires(desk: Desk) -> None:
         assert len(desk.flush().sent) == 1
 
 
-def test_a_claim_of_a_process_of_this_node_that_is_gone_holds_nobody_up(desk: Desk) -> None:
+def test_a_claim_of_an_exited_process_of_this_node_is_taken_over(desk: Desk) -> None:
     desk.put()
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
@@ -393,7 +393,7 @@ def test_a_claim_of_a_process_of_this_node_that_is_gone_holds_nobody_up(desk: De
 
 
 @pytest.mark.parametrize("damage", ["file", "directory"])
-def test_where_no_claim_can_be_made_messages_go_out_nevertheless(desk: Desk, damage: str) -> None:
+def test_without_a_claim_messages_are_still_delivered(desk: Desk, damage: str) -> None:
     desk.put()
     if damage == "file":
         desk.box.claims.write_text("in the way")
@@ -438,7 +438,7 @@ def test_four_nodes_that_deliver_at_once_lose_nothing_and_hardly_repeat(tmp_path
 
 
 def _work(directory: Path, port: int) -> None:
-    """One tick: the news is queued and delivered. `sched_yield` marks where the work begins."""
+    """One tick: an alert is queued and delivered. `sched_yield` marks the start of the work."""
     os.sched_yield()
     box = an_outbox(directory)
     box.put(an_alert(), "tcp", NOW)
@@ -464,7 +464,7 @@ def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:
             code = process.run(request, f"{name}:signal=SIGKILL:when={count}").code
             killed += code == -signal.SIGKILL
             _quiet(received)
-            _work(directory, received.port)  # the next tick finds the same news
+            _work(directory, received.port)  # the next tick finds the same fault
             assert set(received.lines) == {"a1"}, f"lost by SIGKILL at {name} {count}"
             assert len(received.lines) <= 2, f"{len(received.lines)} times by SIGKILL at {name} {count}"
             repeated += len(received.lines) - 1
@@ -508,7 +508,7 @@ def test_sigkill_at_every_system_call_of_a_tick(tmp_path: Path) -> None:
 # ---- a long outage
 
 
-def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quick_desk: Desk) -> None:
+def test_after_an_outage_of_three_days_each_channel_gets_one_digest(quick_desk: Desk) -> None:
     desk, routes = quick_desk, quick_desk.routes
     desk.email.order("down")
     desk.slack.order("down")
@@ -539,7 +539,7 @@ def test_three_days_without_a_way_out_end_with_one_message_for_each_channel(quic
         assert digest["total"] == incidents
         lasting = [said for said in digest["said"] if said.startswith("FIRST")]
         over = [said for said in digest["said"] if said.startswith("RESOLVED")]
-        assert over and all("over after" in said for said in over)
+        assert over and all("resolved after" in said for said in over)
         if stand_in is desk.email:
             assert "/disk7:" in lasting[0], "the oldest CRITICAL"
             assert len(lasting) == 10
@@ -566,7 +566,7 @@ def test_a_short_outage_ends_with_the_messages_themselves(desk: Desk) -> None:
 # ---- a dry run
 
 
-def test_what_would_be_sent_can_be_seen_without_sending(desk: Desk) -> None:
+def test_messages_can_be_previewed_without_sending(desk: Desk) -> None:
     desk.email.order("down")
     ((_, shown),) = compose_in_child({"email": DeliveryRequest(an_alert(), desk.email.route)})
     assert '"id": "a1"' in shown and desk.email.taken == []

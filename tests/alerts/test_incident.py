@@ -92,7 +92,7 @@ def test_an_incident_written_by_a_later_version_is_read() -> None:
         {"evidence": 5},
     ],
 )
-def test_what_is_no_incident_is_refused(harm: dict[str, Any]) -> None:
+def test_a_record_that_is_no_incident_is_rejected(harm: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         read_incident(to_record(FULL, complete=True) | harm)
 
@@ -100,7 +100,7 @@ def test_what_is_no_incident_is_refused(harm: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["episode", "fingerprint", "check", "subject", "fault", "summary", "verdict", "opened"]
 )
-def test_what_lacks_its_name_or_its_verdict_is_refused(name: str) -> None:
+def test_a_record_without_id_or_verdict_is_rejected(name: str) -> None:
     record = to_record(FULL, complete=True)
     del record[name]
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -121,7 +121,7 @@ def test_two_nodes_that_see_a_fault_at_the_same_moment_give_it_the_same_id() -> 
     assert incident_id_of("f", 1, 7200.0) == incident_id_of("f", 1, 7200.9)
 
 
-def test_each_coming_of_a_fault_has_its_own_id() -> None:
+def test_each_incident_of_a_fault_has_its_own_id() -> None:
     assert incident_id_of("f", 1, 7200.0) != incident_id_of("f", 2, 7200.0)
 
 
@@ -143,7 +143,7 @@ def test_an_id_is_short_enough_to_be_typed() -> None:
         (0.0, 1.0, STALE_AFTER_S + 1, False),
     ],
 )
-def test_an_open_incident_at_which_nobody_looks_is_stale(
+def test_an_open_incident_without_checks_is_stale(
     looked: float, resolved: float | None, now: float, stale: bool
 ) -> None:
     assert replace(BARE, seen=0.0, looked=looked, resolved=resolved).is_stale(now) is stale
@@ -169,17 +169,17 @@ FS: dict[str, Any] = {"check": "fs", "subject": "/scratch", "run": "gpt", "fault
         ({"episode": "3f9b"}, False),
     ],
 )
-def test_a_silence_covers_what_all_of_it_matches(given: dict[str, Any], covers: bool) -> None:
-    assert Silence(id="1", until=1.0, **given).covers(replace(incident(), **FS)) is covers
+def test_a_silence_matches_if_all_patterns_match(given: dict[str, Any], covers: bool) -> None:
+    assert Silence(id="1", until=1.0, **given).matches(replace(incident(), **FS)) is covers
 
 
 def test_a_subject_with_brackets_in_its_name_is_itself() -> None:
     silence = Silence(id="1", until=1.0, subject="/logs/[main]")
-    assert silence.covers(incident("/logs/[main]"))
-    assert silence.covers(incident("/logs/m"))
+    assert silence.matches(incident("/logs/[main]"))
+    assert silence.matches(incident("/logs/m"))
 
 
-def test_a_silence_that_says_nothing_is_refused_instead_of_silencing_everything() -> None:
+def test_a_silence_without_a_pattern_is_rejected() -> None:
     with pytest.raises(UsageError) as refused:
         Silence(id="1", until=1.0)
     assert "--check '*'" in refused.value.hint
@@ -193,8 +193,8 @@ def test_a_silence_ends_and_later_than_it_begins(until: float) -> None:
 
 def test_a_silence_ends_at_its_end() -> None:
     silence = Silence(id="1", until=10.0, check="fs")
-    assert not silence.is_over(9.9)
-    assert silence.is_over(10.0)
+    assert not silence.is_expired(9.9)
+    assert silence.is_expired(10.0)
 
 
 def test_every_field_of_a_silence_survives_json() -> None:
@@ -207,7 +207,7 @@ def test_every_field_of_a_silence_survives_json() -> None:
 
 
 @pytest.mark.parametrize("harm", [{"until": None}, {"until": "soon"}, {"check": 3}, {"check": ""}, {"since": 99.0}])
-def test_what_is_no_silence_is_refused(harm: dict[str, Any]) -> None:
+def test_a_record_that_is_no_silence_is_rejected(harm: dict[str, Any]) -> None:
     record = to_record(Silence(id="1", until=10.0, check="fs"), complete=True)
     with pytest.raises((UsageError, TypeError, ValueError)):
         from_record(Silence, record | harm, strict=True)

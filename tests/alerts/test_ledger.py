@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, silencing
-from resilience.alerts.ledger import COPY_FRESH_S, SILENCE_KEPT_S, Ledger, LedgerCopy, Silences, silence_id
-from resilience.alerts.policy import begin
+from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, matching_silence
+from resilience.alerts.ledger import COPY_MAX_AGE_S, SILENCE_RETENTION_S, Ledger, LedgerCopy, Silences, silence_id
+from resilience.alerts.policy import open_incident
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Finding, Verdict
 from resilience.records import to_record
@@ -61,7 +61,7 @@ def again(ledger: Ledger) -> Ledger:
     return Ledger(FallbackDirectory(ledger.directory.primary, ledger.directory.fallback))
 
 
-def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Ledger) -> None:
+def test_saved_incidents_are_read_by_the_next_process_the_latest_first(ledger: Ledger) -> None:
     first, second = incident("/a"), incident("/b", opened=NOW + 1)
     ledger.save(first)
     ledger.save(second)
@@ -69,7 +69,7 @@ def test_what_is_kept_is_there_for_the_next_process_the_latest_first(ledger: Led
     assert ledger.errors == ()
 
 
-def test_an_incident_is_a_file_that_cat_can_read(ledger: Ledger, directory: Path) -> None:
+def test_an_incident_is_a_readable_file(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident("/scratch/Jürgen"))
     (file,) = directory.iterdir()
     assert file.name == incident("/scratch/Jürgen").fingerprint + ".json"
@@ -89,7 +89,7 @@ def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, directory: Path) -
     assert len(list(directory.iterdir())) == 1
 
 
-def test_what_is_forgotten_is_gone_with_its_acknowledgement(ledger: Ledger, directory: Path) -> None:
+def test_a_removed_incident_loses_its_acknowledgement(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident())
     ledger.acknowledge(incident().episode, "ada", "", NOW)
     (kept,) = ledger.incidents()
@@ -125,7 +125,7 @@ def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint:
     assert hint in refused.value.hint
 
 
-# ---- people
+# ---- acknowledgements
 
 
 def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(ledger: Ledger) -> None:
@@ -138,7 +138,7 @@ def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(l
     assert kept.count == 2
 
 
-def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
+def test_an_acknowledgement_can_be_removed(ledger: Ledger) -> None:
     ledger.save(incident())
     acknowledged = ledger.acknowledge(incident().episode, "ada", "", NOW)
     assert acknowledged.acknowledged_by == "ada"
@@ -146,13 +146,13 @@ def test_an_acknowledgement_can_be_taken_back(ledger: Ledger) -> None:
     assert again(ledger).incidents()[0].acknowledged_by == ""
 
 
-def test_whoever_types_the_id_of_an_old_mail_hears_how_the_fault_is_called_now(ledger: Ledger) -> None:
+def test_the_id_of_an_earlier_incident_leads_to_the_current_one(ledger: Ledger) -> None:
     first = incident()
     ended = replace(first, resolved=NOW + 10)
     finding = Finding(subject=first.subject, fault=first.fault, verdict=Verdict.CRITICAL, summary="full again")
-    again = begin(ended, finding, first.check, NOW + 60, AlertPolicy())
+    again = open_incident(ended, finding, first.check, NOW + 60, AlertPolicy())
     ledger.save(again)
-    with pytest.raises(UsageError, match=f"is over, and came back as {again.episode}"):
+    with pytest.raises(UsageError, match=f"is resolved; the fault came back as {again.episode}"):
         Ledger(ledger.directory).find(first.episode[:6])
     assert again.episode != first.episode and ledger.find(again.episode) == again
 
@@ -167,25 +167,25 @@ def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
     assert not list(ledger.directory.primary.glob("*.ack"))
 
 
-def test_what_is_over_cannot_be_acknowledged(ledger: Ledger) -> None:
+def test_a_resolved_incident_cannot_be_acknowledged(ledger: Ledger) -> None:
     ledger.save(incident(resolved=NOW))
-    with pytest.raises(UsageError, match="is over already"):
+    with pytest.raises(UsageError, match="is already resolved"):
         ledger.acknowledge(incident().episode, "ada", "", NOW)
 
 
 @needs_root
-def test_what_a_stranger_may_not_read_is_not_known_to_be_none(tmp_path: Path) -> None:
+def test_an_unreadable_ledger_is_an_error_and_not_an_unknown_id(tmp_path: Path) -> None:
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
     private = tmp_path / "private"
     Ledger(FallbackDirectory(private / "i", None)).save(incident())
-    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot be known") as caught:
+    with acting_as(NOBODY), pytest.raises(StateDirectoryError, match="cannot look up") as caught:
         Ledger(FallbackDirectory(private / "i", None)).find("3f9a")
     assert not caught.value.transient and "[run] group" in caught.value.hint
 
 
 @needs_root
-def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_for(tmp_path: Path) -> None:
+def test_a_group_member_may_acknowledge_and_another_user_gets_a_hint(tmp_path: Path) -> None:
     open_the_way(tmp_path / "x")
     tmp_path.chmod(0o755)
     shared, private = tmp_path / "shared", tmp_path / "private"
@@ -204,8 +204,8 @@ def test_a_member_of_the_group_acknowledges_and_a_stranger_is_told_what_to_ask_f
 
 
 @needs_root
-def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_path: Path) -> None:
-    """In a stranger's own fallback directory, nobody else reads it."""
+def test_an_acknowledgement_that_watchdogs_cannot_read_is_rejected(tmp_path: Path) -> None:
+    """No other user reads the fallback directory of the user who acknowledges."""
     with small_disk(tmp_path / "disk") as disk:
         theirs = disk / "i"
         Ledger(FallbackDirectory(theirs, None)).save(incident())
@@ -214,7 +214,7 @@ def test_an_acknowledgement_that_the_watchdogs_would_never_see_is_refused(tmp_pa
         ledger = Ledger(FallbackDirectory(theirs, tmp_path / "spare" / "i"))
         with pytest.raises(StateDirectoryError) as refused:
             ledger.acknowledge(incident().episode, "ada", "", NOW)
-        assert "was not kept" in refused.value.message
+        assert "was not saved" in refused.value.message
         assert ledger.incidents()[0].acknowledged_by == ""
 
 
@@ -236,7 +236,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(
+def test_a_damaged_file_is_quarantined_and_reported_and_the_others_are_read(
     ledger: Ledger, directory: Path, kind: str
 ) -> None:
     other = incident("/home")
@@ -247,7 +247,7 @@ def test_a_damaged_file_is_set_aside_and_said_and_the_others_are_read(
     path.write_bytes(content)
     fresh = again(ledger)
     assert fresh.incidents() == (other,)
-    assert "makes no sense" in fresh.errors[0]
+    assert "is damaged" in fresh.errors[0]
     assert path.name in fresh.errors[0]
     assert not path.exists()
     (aside,) = directory.glob(".damaged-*")
@@ -271,13 +271,13 @@ def test_a_damaged_acknowledgement_costs_the_acknowledgement_alone(
     assert not (directory / f"{WHOLE.episode}.ack").exists()
 
 
-def test_a_directory_or_a_link_in_a_file_s_place_is_said_and_set_aside(ledger: Ledger, directory: Path) -> None:
+def test_a_directory_or_link_instead_of_a_file_is_reported_and_quarantined(ledger: Ledger, directory: Path) -> None:
     ledger.save(WHOLE)
     (directory / "aa.json").mkdir()
     (directory / "bb.json").symlink_to("/etc/passwd")
     fresh = again(ledger)
     assert fresh.incidents() == (WHOLE,)
-    assert len(fresh.errors) == 2 and all("set aside" in said for said in fresh.errors)
+    assert len(fresh.errors) == 2 and all("moved to" in said for said in fresh.errors)
     assert again(ledger).incidents() == (WHOLE,) and not again(ledger).errors
 
 
@@ -309,7 +309,7 @@ def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None
         make_read_only(disk, False)
 
 
-def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_state_is_reported(tmp_path: Path) -> None:
     ledger = Ledger(FallbackDirectory(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
     assert ledger.incidents() == ()
     assert "it does not answer" in ledger.errors[0]
@@ -318,7 +318,7 @@ def test_a_state_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 # ---- many
 
 
-def test_what_has_not_changed_is_not_written_again(ledger: Ledger, directory: Path) -> None:
+def test_an_unchanged_incident_is_not_written_again(ledger: Ledger, directory: Path) -> None:
     ledger.save(WHOLE)
     fresh = again(ledger)
     (kept,) = fresh.incidents()
@@ -361,7 +361,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node" / "ledger-copy.json"
 
 
-def test_what_was_open_is_remembered(path: Path) -> None:
+def test_open_incidents_are_copied(path: Path) -> None:
     given = (incident("/a"), incident("/b"))
     LedgerCopy(path).save(contents(*given), NOW)
     assert LedgerCopy(path).load(NOW + 60) == given
@@ -369,14 +369,14 @@ def test_what_was_open_is_remembered(path: Path) -> None:
     assert LedgerCopy(path).load(NOW) == ()
 
 
-@pytest.mark.parametrize(("later_s", "count"), [(COPY_FRESH_S - 1, 1), (COPY_FRESH_S, 0), (-COPY_FRESH_S, 0)])
-def test_an_old_copy_is_not_believed(path: Path, later_s: float, count: int) -> None:
+@pytest.mark.parametrize(("later_s", "count"), [(COPY_MAX_AGE_S - 1, 1), (COPY_MAX_AGE_S, 0), (-COPY_MAX_AGE_S, 0)])
+def test_an_old_copy_is_ignored(path: Path, later_s: float, count: int) -> None:
     LedgerCopy(path).save(contents(incident()), NOW)
     assert len(LedgerCopy(path).load(NOW + later_s)) == count
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b"[" * 100_000, b'{"time": 1e999, "incidents": []}'])
-def test_a_damaged_copy_is_as_if_there_were_none(path: Path, content: bytes) -> None:
+def test_a_damaged_copy_is_ignored(path: Path, content: bytes) -> None:
     LedgerCopy(path).save(contents(incident()), NOW)
     path.write_bytes(content)
     assert LedgerCopy(path).load(NOW) == ()
@@ -389,13 +389,13 @@ def test_only_this_user_reads_it(path: Path) -> None:
 
 
 @needs_root
-def test_a_copy_that_somebody_else_wrote_is_not_believed(path: Path) -> None:
+def test_a_copy_of_another_user_is_ignored(path: Path) -> None:
     LedgerCopy(path).save(contents(incident()), NOW)
     os.chown(path, NOBODY, NOBODY)
     assert LedgerCopy(path).load(NOW) == ()
 
 
-def test_where_there_is_no_place_for_it_nothing_is_kept_and_nothing_raised(tmp_path: Path) -> None:
+def test_without_a_directory_no_copy_is_saved_and_no_error_raised(tmp_path: Path) -> None:
     (tmp_path / "node").write_text("not a directory")
     copy = LedgerCopy(tmp_path / "node" / "ledger-copy.json")
     copy.save(contents(incident()), NOW)
@@ -423,7 +423,7 @@ def test_a_silence_holds_until_its_end_and_the_first_to_end_comes_first(silences
     assert silences.active(NOW + 6 * HOUR) == ()
 
 
-def test_it_is_text_that_cat_can_read(silences: Silences) -> None:
+def test_a_silence_is_a_readable_file(silences: Silences) -> None:
     silences.add(silence(why="moving /scratch"))
     assert "moving /scratch" in (silences.directory.primary / "12ab34cd.json").read_text()
 
@@ -451,23 +451,23 @@ def test_an_id_that_fits_none_or_several_is_refused_naming_those_there_are(
 def test_where_there_is_none_none_can_be_ended(silences: Silences) -> None:
     with pytest.raises(UsageError) as refused:
         silences.remove("1")
-    assert refused.value.hint == "there is none at all"
+    assert refused.value.hint == "no silence is active"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"id": "1", "until": "x", "check": "fs"}', b"\xff"])
-def test_a_damaged_silence_is_set_aside_and_said_and_the_others_hold(silences: Silences, content: bytes) -> None:
+def test_a_damaged_silence_is_quarantined_and_reported_and_the_others_apply(silences: Silences, content: bytes) -> None:
     silences.add(silence())
     silences.directory.write("bad.json", content)
     assert [s.id for s in silences.active(NOW)] == ["12ab34cd"]
     assert "bad.json" in silences.errors[0]
-    assert "set aside" in silences.errors[0]
+    assert "moved to" in silences.errors[0]
     assert silences.directory.names() == ("12ab34cd.json",)
 
 
-def test_silences_that_ended_long_ago_are_forgotten(silences: Silences) -> None:
+def test_silences_that_expired_long_ago_are_removed(silences: Silences) -> None:
     silences.add(silence("aa"))
     silences.add(silence("bb", hours=24 * 30))
-    silences.prune(NOW + HOUR + SILENCE_KEPT_S + 1)
+    silences.prune(NOW + HOUR + SILENCE_RETENTION_S + 1)
     assert silences.directory.names() == ("bb.json",)
 
 
@@ -480,6 +480,6 @@ def test_ids_differ_by_who_what_and_when() -> None:
 def test_of_several_silences_the_last_to_end_counts() -> None:
     short, long = silence("aa", 1.0), silence("bb", 2.0, check="f*")
     other = silence("cc", 9.0, check="job")
-    assert silencing((short, long, other), incident(), NOW) == long
-    assert silencing((other,), incident(), NOW) is None
-    assert silencing((short, long), incident(), NOW + 3 * HOUR) is None
+    assert matching_silence((short, long, other), incident(), NOW) == long
+    assert matching_silence((other,), incident(), NOW) is None
+    assert matching_silence((short, long), incident(), NOW + 3 * HOUR) is None

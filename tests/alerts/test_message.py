@@ -1,4 +1,4 @@
-"""An alert in words: one line, a runbook, and cuts that can be seen."""
+"""An alert in words: one line, a items_of, and cuts that can be seen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.channel_health import NodeState, broken
+from resilience.alerts.channel_health import NodeState, failure_alert
 from resilience.alerts.message import (
     clean_line,
     clean_lines,
@@ -17,10 +17,10 @@ from resilience.alerts.message import (
     footer,
     headline,
     is_command,
+    items_of,
     left_out,
     moment,
     plain_text,
-    runbook,
     state_word,
 )
 from resilience.finding import Verdict
@@ -53,24 +53,24 @@ def test_an_alert_without_notices_has_a_headline_too() -> None:
     assert headline(empty) == "WARNING: 7 incidents" and "WARNING: 7 incidents" in plain_text(empty)
 
 
-def test_the_runbook_says_what_where_since_when_what_to_do_and_how_to_acknowledge() -> None:
-    rows = dict(runbook(an_alert())[0].rows)
-    assert rows["What"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
-    assert "(for 2 h 5 min)" in rows["Since"] and rows["Do"] == "resil watch fs --top"
+def test_an_item_has_problem_place_time_advice_and_how_to_acknowledge() -> None:
+    rows = dict(items_of(an_alert())[0].rows)
+    assert rows["Problem"].startswith("98% used") and rows["Where"] == "/scratch (check fs, seen on login1)"
+    assert "(for 2 h 5 min)" in rows["Since"] and rows["Advice"] == "resil watch fs --top"
     assert rows["Acknowledge"] == "cd '/home/ada/my gpt' && resil alert ack 3f9a1c"
 
 
 def test_a_message_about_a_fault_without_advice_has_a_command_to_run_too() -> None:
-    rows = dict(runbook(an_alert(a_notice(advice="")))[0].rows)
-    assert "Do" not in rows and rows["Look"] == "cd '/home/ada/my gpt' && resil alert show 3f9a1c"
+    rows = dict(items_of(an_alert(a_notice(advice="")))[0].rows)
+    assert "Advice" not in rows and rows["Details"] == "cd '/home/ada/my gpt' && resil alert show 3f9a1c"
 
 
 def test_what_began_a_moment_ago_was_just_noticed() -> None:
-    assert "(just noticed)" in dict(runbook(an_alert(a_notice(since=NOW - 2)))[0].rows)["Since"]
+    assert "(just noticed)" in dict(items_of(an_alert(a_notice(since=NOW - 2)))[0].rows)["Since"]
 
 
-def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
-    alert = broken(
+def test_only_incidents_offer_acknowledgement() -> None:
+    alert = failure_alert(
         "slack",
         NodeState(failures=3, error="revoked"),
         incident_id="1a2b3c",
@@ -79,7 +79,7 @@ def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
         project="/p",
         waiting=2,
     )
-    assert not {"Acknowledge", "Look"} & set(dict(runbook(alert)[0].rows))
+    assert not {"Acknowledge", "Details"} & set(dict(items_of(alert)[0].rows))
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_nobody_is_asked_to_acknowledge_what_is_no_incident() -> None:
     ],
 )
 def test_only_what_can_be_pasted_is_shown_as_a_command(advice: str, is_one: bool) -> None:
-    assert is_command("Do", advice) is is_one
+    assert is_command("Advice", advice) is is_one
 
 
-def test_what_is_over_or_taken_is_not_to_be_acknowledged() -> None:
-    over = dict(runbook(resolved())[0].rows)
+def test_a_resolved_or_acknowledged_incident_offers_no_acknowledgement() -> None:
+    over = dict(items_of(resolved())[0].rows)
     assert "Acknowledge" not in over and "lasted 2 h 5 min" in over["Since"]
-    taken = dict(runbook(an_alert(a_notice(acknowledged_by="ada")))[0].rows)
+    taken = dict(items_of(an_alert(a_notice(acknowledged_by="ada")))[0].rows)
     assert taken["Acknowledged"] == "by ada" and "Acknowledge" not in taken
-    assert "Acknowledge" not in dict(runbook(an_alert(is_test=True))[0].rows)
+    assert "Acknowledge" not in dict(items_of(an_alert(is_test=True))[0].rows)
 
 
-def test_what_is_left_out_is_counted() -> None:
-    assert len(runbook(a_thousand())) == 25
+def test_incidents_left_out_are_counted() -> None:
+    assert len(items_of(a_thousand())) == 25
     assert left_out(a_thousand()).startswith("And 975 more: cd '/home/ada/my gpt' && resil alert list")
     assert left_out(an_alert()) == ""
     assert left_out(an_alert(total=5)).startswith("And 4 more")
@@ -121,13 +121,13 @@ def test_times_are_local_with_their_offset(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_test_and_a_digest_say_so() -> None:
-    assert "nothing happened" in footer(an_alert(is_test=True))
+    assert "nothing is wrong" in footer(an_alert(is_test=True))
     assert "could not be delivered in time" in footer(an_alert(is_digest=True))
     assert state_word(an_alert(is_test=True)) == "TEST"
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_no_hostile_text_steers_what_shows_it(text: str) -> None:
+def test_hostile_texts_are_neutralised(text: str) -> None:
     alert = hostile(text)
     assert headline(alert).isprintable() and "\u202e" not in headline(alert)
     shown = plain_text(alert)
@@ -144,7 +144,7 @@ def test_a_cut_is_never_longer_than_asked(text: str, limit: int) -> None:
         assert cut(text, limit) == text
 
 
-def test_a_cut_says_how_much_is_missing() -> None:
+def test_truncation_shows_how_much_is_missing() -> None:
     assert cut("x" * 100, 30) == "x" * 17 + " … (83 more)"
 
 

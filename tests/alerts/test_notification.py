@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.notification import (
-    MANY_NOTICES,
-    MOST_NOTICES,
+    FULL_EVIDENCE_NOTICES,
+    MAX_NOTICES,
     Notification,
     compose,
     describe,
@@ -69,7 +69,7 @@ def test_the_worst_comes_first_and_names_the_message() -> None:
 
 def test_a_thousand_jobs_are_one_message_that_counts_them() -> None:
     alert = alert_of(*(note(f"job {n}", evidence=("log line " * 300,) * 100) for n in range(1000)))
-    assert (len(alert.notices), alert.total) == (MOST_NOTICES, 1000)
+    assert (len(alert.notices), alert.total) == (MAX_NOTICES, 1000)
     assert len(json.dumps(to_record(alert, complete=True))) < 100_000
 
 
@@ -92,7 +92,7 @@ def test_long_evidence_is_cut_where_it_can_be_seen() -> None:
 
 
 def test_in_a_message_of_many_each_has_a_little_evidence() -> None:
-    alert = alert_of(*(note(f"/{n}", evidence=tuple("abcdefgh")) for n in range(MANY_NOTICES + 1)))
+    alert = alert_of(*(note(f"/{n}", evidence=tuple("abcdefgh")) for n in range(FULL_EVIDENCE_NOTICES + 1)))
     assert all(notice.evidence == (*"abcd", "... and 4 more lines") for notice in alert.notices)
 
 
@@ -100,14 +100,14 @@ def test_in_a_message_of_many_each_has_a_little_evidence() -> None:
 
 
 @given(st.permutations(range(5)), st.sampled_from(["login1", "login2"]), st.floats(0, 1e6))
-def test_the_same_news_has_the_same_id_whoever_tells_it_when_and_in_whatever_order(
+def test_the_same_notifications_have_the_same_id_on_any_node_at_any_time_in_any_order(
     order: list[int], host: str, later_s: float
 ) -> None:
     given = [note(f"/{n}") for n in range(5)]
     assert alert_of(*(given[n] for n in order), now=NOW + later_s, host=host).id == alert_of(*given).id
 
 
-def test_other_news_has_another_id() -> None:
+def test_different_notifications_have_different_ids() -> None:
     variants = [
         note(),
         note(count=1),
@@ -121,7 +121,7 @@ def test_other_news_has_another_id() -> None:
     assert len(ids) == len(variants) + 1
 
 
-def test_two_incidents_that_happen_to_share_an_id_are_both_told() -> None:
+def test_two_incidents_with_the_same_id_are_both_notified() -> None:
     alert = alert_of(note("/a", episode="3f9a1c04"), note("/b", episode="3f9a1c04"))
     assert {notice.subject for notice in alert.notices} == {"/a", "/b"}
 
@@ -134,7 +134,7 @@ def after(one: Notification, alert: Alert) -> Notification:
     return replace(one, incident=one.sent(alert.thread, NOW), reason=Reason.WORSE)
 
 
-def test_the_story_of_one_incident_is_one_thread_named_by_its_episode() -> None:
+def test_all_messages_of_one_incident_share_a_thread_named_by_its_id() -> None:
     first = note()
     alert = alert_of(first)
     assert alert.thread == first.incident.episode
@@ -142,7 +142,7 @@ def test_the_story_of_one_incident_is_one_thread_named_by_its_episode() -> None:
     assert alert_of(replace(after(first, alert), reason=Reason.RESOLVED)).thread == alert.thread
 
 
-def test_what_was_told_together_goes_on_together() -> None:
+def test_incidents_notified_together_keep_their_thread() -> None:
     given = [note("/a"), note("/b"), note("/c")]
     alert = alert_of(*given)
     assert alert.thread not in {one.incident.episode for one in given}
@@ -151,7 +151,7 @@ def test_what_was_told_together_goes_on_together() -> None:
     assert alert_of(*later).thread == alert.thread
 
 
-def test_what_has_different_threads_and_is_told_together_lies_in_the_group_s() -> None:
+def test_incidents_of_different_threads_share_the_thread_of_their_group() -> None:
     a, b = note("/a"), note("/b")
     both = [after(a, alert_of(a)), after(b, alert_of(b))]
     assert thread_of(both, "/p") == thread_of(list(reversed(both)), "/p")
@@ -163,12 +163,12 @@ def test_what_has_different_threads_and_is_told_together_lies_in_the_group_s() -
 # ---- readers
 
 
-def test_readers_of_the_same_news_get_the_same_message() -> None:
+def test_channels_with_the_same_notifications_get_the_same_message() -> None:
     groups = compose([note("/a"), note("/b")], lambda _: ("email", "slack"), now=NOW, host="h", project="/p")
     assert [group.channels for group in groups] == [("email", "slack")]
 
 
-def test_readers_of_other_news_get_their_own() -> None:
+def test_channels_with_different_notifications_get_different_messages() -> None:
     groups = compose(
         [note("/a"), note("/b")],
         lambda one: ("email", "list") if one.incident.subject == "/a" else ("email",),
@@ -177,7 +177,7 @@ def test_readers_of_other_news_get_their_own() -> None:
     assert {(group.channels, group.alert.total) for group in groups} == {(("email",), 2), (("list",), 1)}
 
 
-def test_news_that_nobody_reads_is_no_message() -> None:
+def test_a_notification_without_channels_makes_no_message() -> None:
     assert compose([note()], lambda _: (), now=NOW, host="h", project="/p") == ()
 
 
@@ -204,7 +204,7 @@ def test_a_group_waits_between_two_messages_and_a_new_critical_does_not(
     assert should_send([one], last_told, NOW, POLICY) is send
 
 
-def test_a_critical_takes_the_others_along() -> None:
+def test_a_critical_is_sent_with_the_rest_of_its_group() -> None:
     assert should_send([note(), note("/b", verdict=Verdict.CRITICAL)], NOW - 1, NOW, POLICY)
     assert not should_send([], None, NOW, POLICY)
 
@@ -225,34 +225,34 @@ HOUR = 3600.0
         (Reason.FIRST, {}, "91% used"),
         (Reason.WORSE, {"verdict": Verdict.CRITICAL, "told_verdict": Verdict.WARNING}, "91% used (was WARNING)"),
         (Reason.BETTER, {"told_verdict": Verdict.CRITICAL}, "91% used (was CRITICAL)"),
-        (Reason.REMINDER, {"told": NOW}, "91% used (still there after 2 h)"),
-        (Reason.ESCALATED, {"told": NOW}, "91% used (for 2 h, and nobody has acknowledged it)"),
-        (Reason.REMINDER, {"silenced": NOW}, "91% used (a silence has ended, and it is still there after 2 h)"),
-        (Reason.REMINDER, {"flapping": NOW}, "91% used (stopped flapping, and is still there)"),
-        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR}, "over after 1 h; it was WARNING: 91% used"),
+        (Reason.REMINDER, {"told": NOW}, "91% used (still present after 2 h)"),
+        (Reason.ESCALATED, {"told": NOW}, "91% used (not acknowledged for 2 h)"),
+        (Reason.REMINDER, {"silenced": NOW}, "91% used (silence expired, still present after 2 h)"),
+        (Reason.REMINDER, {"flapping": NOW}, "91% used (stopped flapping, still present)"),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR}, "resolved after 1 h; was WARNING: 91% used"),
         (
             Reason.RESOLVED,
             {"held": NOW, "gone": NOW + HOUR, "worst": Verdict.UNKNOWN},
-            "came and went in the quiet hours, after 1 h; it was UNKNOWN: 91% used",
+            "started and was resolved in the quiet hours, after 1 h; was UNKNOWN: 91% used",
         ),
-        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR, "summary": ""}, "over after 1 h; it was WARNING"),
+        (Reason.RESOLVED, {"told": NOW, "gone": NOW + HOUR, "summary": ""}, "resolved after 1 h; was WARNING"),
     ],
 )
-def test_what_is_said(reason: Reason, fields: dict[str, Any], said: str) -> None:
+def test_descriptions(reason: Reason, fields: dict[str, Any], said: str) -> None:
     assert describe(replace(incident(), **fields), reason, NOW + 2 * HOUR, POLICY) == said
 
 
-def test_what_flaps_is_said_to_flap_and_how() -> None:
+def test_a_flapping_fault_is_described_as_flapping() -> None:
     flapping = incident(flaps=(NOW, NOW + 1, NOW + 2, NOW + 3))
     said = describe(flapping, Reason.WORSE, NOW + 60, POLICY, is_flapping=True)
-    assert said == "91% used (flapping: came back 4 times in 1 h; next notification when it has settled)"
+    assert said == "91% used (flapping: came back 4 times in 1 h; next notification when it settles)"
     told = replace(flapping, flapping=NOW)
     assert describe(told, Reason.REMINDER, NOW + 60, POLICY, is_flapping=True) == "91% used (still flapping)"
 
 
-def test_what_nobody_looked_at_may_still_be_there() -> None:
+def test_an_expired_incident_may_persist() -> None:
     said = describe(incident(told=NOW), Reason.RESOLVED, NOW + 14 * 86400, POLICY, expired=True)
-    assert said == "closed after 14 d without a check: it may still be there; it was WARNING: 91% used"
+    assert said == "closed after 14 d without a check; the problem may persist; was WARNING: 91% used"
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:

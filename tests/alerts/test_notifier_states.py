@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, everybody hears of every fault and of its end, and of nothing twice."""
+"""Whatever happens in whatever order, all_recipients hears of every fault and of its end, and of nothing twice."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_new_critical(alert: Alert) -> bool:
 
 
 class Nights(RuleBasedStateMachine):
-    """Ticks with any findings, people, silences, clocks that step, crashes, full disks."""
+    """Ticks with any findings, acknowledgements, silences, clock steps, crashes, full disks."""
 
     @initialize(
         policy=st.builds(
@@ -206,13 +206,13 @@ class Nights(RuleBasedStateMachine):
             assert len(said) == len(set(said))
 
     def teardown(self) -> None:
-        """In the end, by day, nothing silenced: people know what is there, and then that it is over."""
+        """Finally, by day and without silences: persisting faults are notified, and then their resolution."""
         if not hasattr(self, "post"):
             return
         self.now = max(self.now, START, *self.until.values(), *(t for t, _, _ in self.post.order)) + DAY
         self.now += (12 * HOUR - self.now) % DAY
         self.disturbed = True
-        for _ in range(3):  # told, however it was put off
+        for _ in range(3):  # notified, however long it was delayed
             self.look(dict.fromkeys(SUBJECTS, OK) | self.looked)
             self.now += 15 * MINUTE
         known = self.state_that_people_know()

@@ -1,4 +1,4 @@
-"""After a tick people are told, wherever the alert state lies and whatever is wrong with it."""
+"""Notifications after a tick, also if the alert state or its disk fails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Desk:
         return [alert["reason"] for alert in self.alerts()]
 
 
-def test_people_are_told_of_a_fault_and_of_its_end(tmp_path: Path) -> None:
+def test_a_fault_and_its_resolution_are_notified(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     assert desk.tick(OK) == ()
     (line,) = desk.tick(WARNING)
@@ -73,7 +73,7 @@ def test_people_are_told_of_a_fault_and_of_its_end(tmp_path: Path) -> None:
     assert (first["host"], first["project"]) == ("login1", str(desk.project.loaded.project))
 
 
-def test_without_channels_nobody_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+def test_without_channels_nothing_is_sent_or_written(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     settings = desk.project.loaded.settings
     silent = replace(settings, alert=replace(settings.alert, channels=()))
@@ -90,12 +90,12 @@ def test_many_incidents_are_counted_in_the_line(tmp_path: Path) -> None:
     assert len(line) < 120
 
 
-def test_a_channel_that_fails_is_said_and_its_message_waits(tmp_path: Path) -> None:
+def test_a_failing_channel_is_reported_and_its_message_stays_queued(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.pager.write_text("#!/bin/sh\nexit 1\n")
     said = " ".join(desk.tick(WARNING))
-    assert "pager did not take a message" in said
-    assert "1 message is still queued" in said
+    assert "pager failed to deliver a message" in said
+    assert "1 message still queued" in said
     assert len(open_alert_state(desk.project).outbox.pending()) == 1
     desk.pager.write_text(f'#!/bin/sh\ncat >> "{desk.told}"\n')
     desk.tick(WARNING, after_s=3600)
@@ -110,7 +110,7 @@ def test_a_channel_that_fails_is_said_and_its_message_waits(tmp_path: Path) -> N
         ('escalation = ["1h: pagr"]', "did you mean pager?"),
     ],
 )
-def test_what_is_misspelled_is_said_and_people_are_told_nevertheless(tmp_path: Path, more: str, said: str) -> None:
+def test_a_misspelled_policy_is_reported_and_notifications_are_sent(tmp_path: Path, more: str, said: str) -> None:
     desk = Desk(tmp_path, more)
     lines = desk.tick(WARNING)
     assert any(said in line for line in lines)
@@ -134,7 +134,7 @@ def test_a_run_of_a_group_has_alerts_of_the_group(tmp_path: Path) -> None:
     assert stat.S_IMODE(incident.stat().st_mode) == 0o660
 
 
-def test_without_a_group_nobody_else_reads_the_alerts(tmp_path: Path) -> None:
+def test_without_a_group_alerts_are_private(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.tick(WARNING)
     assert stat.S_IMODE((desk.project.loaded.state_dir / ".alerts").stat().st_mode) == 0o700
@@ -151,7 +151,7 @@ def test_without_a_group_nobody_else_reads_the_alerts(tmp_path: Path) -> None:
     ],
     ids=["full", "read-only"],
 )
-def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
+def test_a_full_disk_of_the_alert_state_is_notified(
     tmp_path: Path, harm: Callable[[Path], object], mend: Callable[[Path], object]
 ) -> None:
     with small_disk(tmp_path / "disk", "256k") as disk:
@@ -159,7 +159,7 @@ def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
         desk.tick(OK)
         harm(disk)
         lines = desk.tick(CRITICAL)
-        assert any("alerts are kept in" in line and str(tmp_path / "node") in line for line in lines)
+        assert any("alerts are saved in" in line and str(tmp_path / "node") in line for line in lines)
         desk.tick(CRITICAL, after_s=60)
         mend(disk)
         lines = desk.tick(CRITICAL, after_s=600)
@@ -169,8 +169,8 @@ def test_when_the_disk_of_the_alert_state_is_what_is_full_people_are_told_of_it(
         assert desk.reasons == ["FIRST", "RESOLVED"]
 
 
-def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hangs(tmp_path: Path) -> None:
-    """And what they were told before is no news, though the disk that knows it does not answer."""
+def test_a_hanging_disk_of_the_alert_state_is_notified_and_blocks_nothing(tmp_path: Path) -> None:
+    """Incidents notified before are not notified again, although the ledger's disk does not respond."""
     disk = tmp_path / "disk"
     desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
 
@@ -186,7 +186,7 @@ def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hang
     try:
         with hung_directory(disk):
             lines, _ = tick(WARNING, "/home", "/scratch")
-            assert any("does not answer" in line for line in lines)
+            assert any("does not respond" in line for line in lines)
             again, took_s = tick(WARNING, "/home", "/scratch")
             assert not any("told" in line for line in again)
             assert took_s < 30
@@ -201,7 +201,7 @@ def test_when_the_disk_of_the_alert_state_hangs_people_are_told_and_nothing_hang
     assert sorted(said[2:]) == [("RESOLVED", "/home"), ("RESOLVED", "/scratch")]
 
 
-def test_when_the_state_directory_vanishes_what_was_told_is_no_news(tmp_path: Path) -> None:
+def test_when_the_state_directory_vanishes_known_incidents_are_not_notified_again(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
     desk.tick(WARNING)
@@ -213,7 +213,7 @@ def test_when_the_state_directory_vanishes_what_was_told_is_no_news(tmp_path: Pa
     assert desk.reasons == ["FIRST", "RESOLVED"]
 
 
-def test_what_another_node_has_told_long_ago_is_not_taken_from_an_old_copy(tmp_path: Path) -> None:
+def test_an_old_copy_is_ignored_for_incidents_of_another_node(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
     desk.tick(WARNING)
@@ -224,7 +224,7 @@ def test_what_another_node_has_told_long_ago_is_not_taken_from_an_old_copy(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"time": 1800000060.0, "incidents": [3]}', b"\xff"])
-def test_a_damaged_copy_is_as_if_there_were_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_copy_is_ignored(tmp_path: Path, content: bytes) -> None:
     disk = tmp_path / "disk"
     desk = Desk(tmp_path, run=f'state_dir = "{disk}"')
     desk.tick(WARNING)

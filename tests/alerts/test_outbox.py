@@ -1,4 +1,4 @@
-"""The outbox: on a disk when `put` returns, the same news once, in order, small, whatever lies in its directory."""
+"""The outbox: durable when `put` returns, no duplicates, in order, bounded, robust against damaged files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from resilience.alerts import outbox as entries
 from resilience.alerts.alert import Reason
 from resilience.alerts.digest import FOLD_AT
 from resilience.alerts.outbox import (
-    DEAD_MOST,
     LIMIT_BYTES,
-    SENT_KEPT_S,
-    SENT_MOST,
+    MAX_DEAD_LETTERS,
+    MAX_SENT,
+    SENT_RETENTION_S,
     Entry,
     Outbox,
     decode,
     encode,
-    in_order,
+    sending_order,
     trimmed,
 )
 from resilience.errors import StateDirectoryError
@@ -61,20 +61,20 @@ def an_entry(id: str, **fields: object) -> Entry:
 # ---- put
 
 
-def test_what_was_put_is_a_file_that_cat_can_read(tmp_path: Path) -> None:
+def test_a_queued_message_is_a_readable_file(tmp_path: Path) -> None:
     assert an_outbox(tmp_path).put(an_alert("a1", summary="91 % – voll"), "email", NOW)
     text = (tmp_path / "alerts" / "outbox" / "a1.email").read_text()
     assert "91 % – voll" in text and json.loads(text)["channel"] == "email"
     assert an_outbox(tmp_path).pending()[0].alert == an_alert("a1", summary="91 % – voll")
 
 
-def test_the_same_news_is_taken_once_for_each_channel(box: Outbox) -> None:
+def test_the_same_alert_is_queued_once_per_channel(box: Outbox) -> None:
     assert [box.put(an_alert(), name, NOW) for name in ("email", "slack", "email")] == [True, True, False]
     assert names(box) == ["a1.email", "a1.slack"]
 
 
 @pytest.mark.parametrize("end", ["delivered", "given up"])
-def test_news_that_was_dealt_with_is_not_taken_again(box: Outbox, end: str) -> None:
+def test_a_delivered_or_dead_alert_is_not_queued_again(box: Outbox, end: str) -> None:
     box.put(an_alert(), "email", NOW)
     if end == "delivered":
         box.delivered(box.pending()[0], NOW, "250 ok", "n1")
@@ -87,9 +87,7 @@ def test_news_that_was_dealt_with_is_not_taken_again(box: Outbox, end: str) -> N
 @pytest.mark.parametrize("directory", ["sent", "dead"])
 def test_a_message_that_may_not_have_been_sent_is_sent(tmp_path: Path, directory: str) -> None:
     """The directory of another user: nothing in it can be read, which is no proof that the message was delivered."""
-    (tmp_path / "alerts" / directory / "a1.email").mkdir(
-        parents=True
-    )  # cannot be read as a file, whoever asks: root may read everything else
+    (tmp_path / "alerts" / directory / "a1.email").mkdir(parents=True)  # unreadable even for root
     box = an_outbox(tmp_path)
     assert box.put(an_alert(), "email", NOW)
     assert names(box) == ["a1.email"]
@@ -137,43 +135,43 @@ def test_bytes_that_are_no_text_survive(tmp_path: Path) -> None:
 # ---- in which order
 
 
-def test_the_end_never_overtakes_the_beginning() -> None:
+def test_a_resolution_is_never_sent_before_its_incident() -> None:
     first = an_entry("1", thread="t", verdict=Verdict.WARNING)
     over = an_entry("2", thread="t", reason=Reason.RESOLVED, time=NOW)  # of the same moment
-    assert ids(in_order([over, first])) == ["1"]
+    assert ids(sending_order([over, first])) == ["1"]
 
 
-def test_critical_goes_first_and_of_those_whoever_waits_longest() -> None:
+def test_critical_is_sent_first_then_the_oldest() -> None:
     waiting = [
         an_entry("warning", time=NOW - 9),
         an_entry("late", verdict=Verdict.CRITICAL, time=NOW - 1),
         an_entry("early", verdict=Verdict.CRITICAL, time=NOW - 5),
         an_entry("over", reason=Reason.RESOLVED, time=NOW - 99),
     ]
-    assert ids(in_order(waiting)) == ["early", "late", "warning", "over"]
+    assert ids(sending_order(waiting)) == ["early", "late", "warning", "over"]
 
 
 def test_a_message_that_failed_often_lets_the_other_threads_pass_but_not_its_own() -> None:
-    bad = an_entry("bad", thread="t", verdict=Verdict.CRITICAL, tries=entries.SINK_TRIES)
+    bad = an_entry("bad", thread="t", verdict=Verdict.CRITICAL, tries=entries.DEMOTE_TRIES)
     its_end = an_entry("end", thread="t", reason=Reason.RESOLVED, time=NOW + 1)
-    assert ids(in_order([bad, its_end, an_entry("other")])) == ["other", "bad"]
+    assert ids(sending_order([bad, its_end, an_entry("other")])) == ["other", "bad"]
 
 
-def test_nothing_overtakes_the_digest_that_its_beginning_is_in(box: Outbox) -> None:
+def test_no_message_is_sent_before_the_digest_of_its_incident(box: Outbox) -> None:
     box.put(an_alert("1", thread="t"), "email", NOW)
     digest = folded(box)
     box.failed(digest, "down", "", "n1")
-    for _ in range(entries.SINK_TRIES):
+    for _ in range(entries.DEMOTE_TRIES):
         box.failed(box.pending("email")[0], "down", "", "n1")
     box.put(an_alert("2", thread="t", reason=Reason.RESOLVED, time=NOW + 60), "email", NOW + 60)
     box.put(an_alert("3", thread="u", time=NOW + 70), "email", NOW + 70)
-    assert ids(in_order(box.pending("email"))) == ["3", digest.alert.id]
+    assert ids(sending_order(box.pending("email"))) == ["3", digest.alert.id]
 
 
 # ---- what became of it
 
 
-def test_what_was_delivered_is_remembered_with_the_answer_and_without_the_evidence(tmp_path: Path, box: Outbox) -> None:
+def test_a_delivered_message_is_kept_with_the_answer_and_without_evidence(tmp_path: Path, box: Outbox) -> None:
     box.put(an_alert(evidence=("log line",)), "email", NOW)
     box.delivered(box.pending()[0], NOW + 5, "250 queued as 77", "n1")
     (sent,) = an_outbox(tmp_path).sent()
@@ -181,7 +179,7 @@ def test_what_was_delivered_is_remembered_with_the_answer_and_without_the_eviden
     assert sent.alert.notices[0].evidence == ()
 
 
-def test_a_dead_letter_says_why_and_can_be_put_back(box: Outbox) -> None:
+def test_a_dead_letter_has_the_reason_and_can_be_requeued(box: Outbox) -> None:
     box.put(an_alert(evidence=("log line",)), "email", NOW)
     box.give_up(box.pending()[0], "no such recipient", "write another", NOW + 5, "n1")
     (dead,) = box.dead()
@@ -191,33 +189,33 @@ def test_a_dead_letter_says_why_and_can_be_put_back(box: Outbox) -> None:
     assert box.pending()[0].alert == an_alert(evidence=("log line",)) and box.pending()[0].tries == 0
 
 
-def test_a_mark_without_the_removal_is_finished_by_whoever_looks_next(tmp_path: Path, box: Outbox) -> None:
+def test_a_delivery_recorded_before_a_crash_is_completed_by_the_next_reader(tmp_path: Path, box: Outbox) -> None:
     """A crash between the two, or a read-only disk."""
     box.put(an_alert(), "email", NOW)
     path = tmp_path / "alerts" / "outbox" / "a1.email"
     raw = path.read_bytes()
     box.delivered(box.pending()[0], NOW, "ok", "n1")
     path.write_bytes(raw)
-    assert box.waits("a1.email") is None and box.pending() == ()
+    assert box.reload("a1.email") is None and box.pending() == ()
     assert not path.exists()
 
 
-def test_what_is_old_is_forgotten_and_dead_letters_are_not(box: Outbox) -> None:
+def test_old_messages_expire_but_dead_letters_do_not(box: Outbox) -> None:
     for id in ("old", "new", "dead"):
         box.put(an_alert(id), "email", NOW)
     by_id = {entry.alert.id: entry for entry in box.pending()}
     box.delivered(by_id["old"], NOW, "ok", "n1")
-    box.delivered(by_id["new"], NOW + SENT_KEPT_S, "ok", "n1")
+    box.delivered(by_id["new"], NOW + SENT_RETENTION_S, "ok", "n1")
     box.give_up(by_id["dead"], "no", "", NOW, "n1")
-    box.cleanup(NOW + SENT_KEPT_S + HOUR)
+    box.cleanup(NOW + SENT_RETENTION_S + HOUR)
     assert ids(box.sent()) == ["new"]
     assert ids(box.dead()) == ["dead"]
 
 
 def test_the_directories_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resilience.alerts.outbox.SENT_MOST", 3)
-    monkeypatch.setattr("resilience.alerts.outbox.DEAD_MOST", 3)
-    assert SENT_MOST >= 1000 and DEAD_MOST >= 1000
+    monkeypatch.setattr("resilience.alerts.outbox.MAX_SENT", 3)
+    monkeypatch.setattr("resilience.alerts.outbox.MAX_DEAD_LETTERS", 3)
+    assert MAX_SENT >= 1000 and MAX_DEAD_LETTERS >= 1000
     box = an_outbox(tmp_path)
     for number in range(10):
         box.put(an_alert(f"a{number}"), "email", NOW)
@@ -231,7 +229,7 @@ def test_the_directories_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ---- folding
 
 
-def test_many_messages_are_folded_into_one_file_and_none_is_forgotten(box: Outbox) -> None:
+def test_many_messages_are_folded_into_one_file_and_none_is_lost(box: Outbox) -> None:
     for number in range(3 * FOLD_AT):
         box.put(an_alert(f"a{number}", time=NOW + number, subject=f"/disk{number}"), "email", NOW + number)
     assert len(box.names()) <= FOLD_AT
@@ -243,7 +241,7 @@ def test_many_messages_are_folded_into_one_file_and_none_is_forgotten(box: Outbo
     assert not box.put(an_alert("a0"), "email", NOW), "it was in the digest"
 
 
-def test_a_crash_in_the_middle_of_folding_leaves_nothing_twice(tmp_path: Path, box: Outbox) -> None:
+def test_a_crash_while_folding_leaves_no_duplicates(tmp_path: Path, box: Outbox) -> None:
     for number in range(4):
         box.put(an_alert(f"a{number}"), "email", NOW)
     kept = {path: path.read_bytes() for path in (tmp_path / "alerts" / "outbox").iterdir()}
@@ -278,23 +276,23 @@ def test_two_nodes_that_fold_at_once_make_one_digest_in_the_end(tmp_path: Path, 
 @pytest.mark.parametrize(
     "content", [b"", b"{}", b"null", b"[1]", b"\x00\xff", b'{"alert": {}, "channel": 1}', b"[" * 100_000]
 )
-def test_a_damaged_entry_is_set_aside_and_the_others_go_on(tmp_path: Path, box: Outbox, content: bytes) -> None:
+def test_a_damaged_entry_is_quarantined_and_the_others_are_sent(tmp_path: Path, box: Outbox, content: bytes) -> None:
     box.put(an_alert("good"), "email", NOW)
     (tmp_path / "alerts" / "outbox" / "bad.email").write_bytes(content)
     assert names(box) == ["good.email"]
-    assert "set aside" in box.error
+    assert "moved to" in box.error
     aside = [path for path in (tmp_path / "alerts" / "outbox").iterdir() if path.name.startswith(".damaged-bad")]
     assert aside[0].read_bytes() == content, "nothing is thrown away"
 
 
-def test_an_entry_that_says_it_is_another_is_not_believed(tmp_path: Path, box: Outbox) -> None:
+def test_an_entry_with_the_content_of_another_is_rejected(tmp_path: Path, box: Outbox) -> None:
     box.put(an_alert("good"), "email", NOW)
     directory = tmp_path / "alerts" / "outbox"
     (directory / "other.slack").write_bytes((directory / "good.email").read_bytes())
     assert names(box) == ["good.email"]
 
 
-def test_a_fifo_a_link_and_a_directory_in_its_place_block_nobody(tmp_path: Path, box: Outbox) -> None:
+def test_a_fifo_a_link_or_a_directory_instead_of_an_entry_does_not_block(tmp_path: Path, box: Outbox) -> None:
     box.put(an_alert("good"), "email", NOW)
     directory = tmp_path / "alerts" / "outbox"
     os.mkfifo(directory / "a.email")
@@ -303,13 +301,13 @@ def test_a_fifo_a_link_and_a_directory_in_its_place_block_nobody(tmp_path: Path,
     (directory / "stray").write_text("no channel")
     assert names(box) == ["good.email"]
     assert box.names() == ("good.email",), "what can never be sent does not wait for ever"
-    assert "set aside" in box.error
+    assert "moved to" in box.error
 
 
 # ---- disks in trouble
 
 
-def test_on_a_full_disk_the_fallback_directory_takes_it_and_gives_it_back(tmp_path: Path) -> None:
+def test_on_a_full_disk_messages_go_to_the_fallback_directory_and_move_back(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk:
         box = an_outbox(disk, tmp_path / "fallback")
         box.put(an_alert("before"), "email", NOW)
@@ -334,7 +332,7 @@ def test_a_read_only_disk_does_not_make_a_message_go_out_at_every_tick(tmp_path:
         make_read_only(disk, False)
 
 
-def test_where_no_disk_takes_it_an_error_is_raised(tmp_path: Path) -> None:
+def test_without_a_writable_disk_an_error_is_raised(tmp_path: Path) -> None:
     (tmp_path / "alerts").write_text("a file")
     with pytest.raises(StateDirectoryError):
         an_outbox(tmp_path).put(an_alert(), "email", NOW)

@@ -17,12 +17,12 @@ from resilience.alerts.incident import Incident
 from resilience.alerts.policy import (
     advance,
     assess,
-    begin,
     check_policy,
     decide,
     due_steps,
     in_quiet_hours,
     is_flapping,
+    open_incident,
     resolves_silently,
     usable,
 )
@@ -41,13 +41,13 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def open_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
-    """An incident that was seen first so long ago, and nobody was told of."""
+    """An incident that was opened this long ago and not notified."""
     finding = Finding(subject="/scratch", fault="space", verdict=verdict, summary="91% used")
-    return replace(begin(None, finding, "fs", now - seconds, POLICY), **fields)
+    return replace(open_incident(None, finding, "fs", now - seconds, POLICY), **fields)
 
 
 def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **fields: Any) -> Incident:
-    """An incident that was told first so long ago, and not again."""
+    """An incident that was notified once, this long ago."""
     time = now - seconds
     told = {"told": time, "first_told": time, "told_verdict": verdict, "count": 1}
     return open_since(seconds, verdict, now, **(told | fields))
@@ -61,7 +61,7 @@ def told_since(seconds: float, verdict: Verdict = WARNING, now: float = NOW, **f
     [(OK, Reason.QUIET), (WARNING, Reason.FIRST), (CRITICAL, Reason.FIRST), (UNKNOWN, Reason.QUIET)],
 )
 @pytest.mark.parametrize("previous", [None, told_since(DAY, resolved=NOW - 60.0)])
-def test_a_fault_that_is_new_is_told_at_once_and_one_missed_answer_is_no_news(
+def test_a_new_fault_is_notified_immediately_but_not_a_single_unknown(
     previous: Incident | None, verdict: Verdict, reason: Reason
 ) -> None:
     assert decide(previous, verdict, NOW, POLICY) is reason
@@ -78,17 +78,17 @@ def test_an_unknown_that_came_back_must_last_anew() -> None:
     assert decide(open_since(DAY, UNKNOWN, gone=NOW - 60), UNKNOWN, NOW, POLICY) is Reason.QUIET
 
 
-def test_without_patience_an_unknown_is_told_at_once() -> None:
+def test_without_unknown_for_s_an_unknown_is_notified_immediately() -> None:
     assert decide(None, UNKNOWN, NOW, replace(POLICY, unknown_for_s=0.0)) is Reason.FIRST
 
 
-def test_what_ended_before_it_was_told_is_never_told() -> None:
+def test_a_fault_that_ended_before_its_notification_is_never_notified() -> None:
     incident = open_since(60.0, UNKNOWN)
     assert decide(incident, OK, NOW, POLICY) is Reason.QUIET
     assert resolves_silently(advance(incident, OK, NOW, POLICY), NOW, POLICY, silenced=False)
 
 
-# ---- what was told: every pair of what people know and what is there
+# ---- every pair of a notified verdict and a current one
 
 PAIRS = {
     (WARNING, OK): Reason.RESOLVED,
@@ -101,13 +101,13 @@ PAIRS = {
     (UNKNOWN, CRITICAL): Reason.WORSE,
     (CRITICAL, OK): Reason.RESOLVED,
     (CRITICAL, WARNING): Reason.BETTER,
-    (CRITICAL, UNKNOWN): Reason.QUIET,  # that nobody can look is no improvement
+    (CRITICAL, UNKNOWN): Reason.QUIET,  # a failed check is no improvement
     (CRITICAL, CRITICAL): Reason.QUIET,
 }
 
 
 @pytest.mark.parametrize(("told", "found"), PAIRS)
-def test_what_is_told_of_each_change(told: Verdict, found: Verdict) -> None:
+def test_reasons_of_each_change(told: Verdict, found: Verdict) -> None:
     incident = told_since(HOUR, told)
     if found is UNKNOWN:
         incident = replace(incident, verdict=UNKNOWN, changed=NOW - 300)
@@ -119,26 +119,26 @@ def test_an_unknown_on_top_of_a_warning_must_last_as_well() -> None:
 
 
 @pytest.mark.parametrize(("told", "found"), PAIRS)
-def test_a_silence_keeps_everything_from_being_told(told: Verdict, found: Verdict) -> None:
+def test_a_silence_mutes_every_notification(told: Verdict, found: Verdict) -> None:
     incident = told_since(5 * DAY, told)
     assert decide(incident, found, NOW, replace(POLICY, escalation=("1h: list",)), silenced=True) is Reason.QUIET
 
 
 @pytest.mark.parametrize("verdict", [WARNING, CRITICAL])
-def test_a_silence_keeps_a_first_word_back_and_its_end_brings_it(verdict: Verdict) -> None:
+def test_a_first_notification_is_sent_when_the_silence_expires(verdict: Verdict) -> None:
     assert decide(None, verdict, NOW, POLICY, silenced=True) is Reason.QUIET
     assert decide(open_since(HOUR, verdict), verdict, NOW, POLICY, silenced=True) is Reason.QUIET
     assert decide(open_since(HOUR, verdict), verdict, NOW, POLICY) is Reason.FIRST
 
 
-def test_when_a_silence_ends_and_the_fault_is_still_there_people_hear_of_it() -> None:
+def test_a_persisting_fault_is_notified_when_the_silence_expires() -> None:
     never = replace(POLICY, reminder_s=0.0)
     incident = told_since(HOUR, silenced=NOW - 600)
     assert decide(incident, WARNING, NOW, never) is Reason.REMINDER
     assert decide(replace(incident, acknowledged_by="ada"), WARNING, NOW, never) is Reason.QUIET
 
 
-def test_an_end_in_a_silence_is_told_when_the_silence_is_over() -> None:
+def test_a_resolution_during_a_silence_is_notified_when_the_silence_expires() -> None:
     incident = advance(told_since(HOUR), OK, NOW, POLICY)
     assert decide(incident, OK, NOW, POLICY, silenced=True) is Reason.QUIET
     assert not resolves_silently(incident, NOW, POLICY, silenced=True)
@@ -166,7 +166,7 @@ def test_an_acknowledgement_stops_reminders_and_escalation_and_nothing_else(told
         (400 * DAY, 4 * HOUR, Reason.REMINDER),
     ],
 )
-def test_what_lasts_is_told_again_after_a_while(since_s: float, reminder_s: float, reason: Reason) -> None:
+def test_a_persisting_fault_has_reminders(since_s: float, reminder_s: float, reason: Reason) -> None:
     assert decide(told_since(since_s), WARNING, NOW, replace(POLICY, reminder_s=reminder_s)) is reason
 
 
@@ -180,7 +180,7 @@ def test_what_lasts_is_told_again_after_a_while(since_s: float, reminder_s: floa
         (3 * HOUR, 2, Reason.QUIET),
     ],
 )
-def test_each_step_of_the_escalation_is_told_once(since_s: float, told_steps: int, reason: Reason) -> None:
+def test_each_escalation_step_is_notified_once(since_s: float, told_steps: int, reason: Reason) -> None:
     policy = replace(POLICY, escalation=("1h: list", "2h: boss"))
     assert decide(told_since(since_s, escalated=told_steps), WARNING, NOW, policy) is reason
 
@@ -190,12 +190,12 @@ def test_steps_that_are_due_together_are_counted_together() -> None:
     assert due_steps(told_since(3 * HOUR), NOW, policy) == 2
 
 
-def test_a_step_that_was_told_is_not_told_again_when_the_settings_have_fewer() -> None:
+def test_a_notified_step_is_not_repeated_when_the_settings_have_fewer() -> None:
     policy = replace(POLICY, escalation=("1h: list",))
     assert decide(told_since(3 * HOUR, escalated=3), WARNING, NOW, policy) is Reason.QUIET
 
 
-def test_an_escalation_counts_from_the_first_word_and_not_from_the_last() -> None:
+def test_an_escalation_counts_from_the_first_notification() -> None:
     policy = replace(POLICY, escalation=("1h: list",))
     incident = told_since(2 * HOUR, told=NOW - 60)
     assert decide(incident, WARNING, NOW, policy) is Reason.ESCALATED
@@ -218,18 +218,18 @@ def test_an_escalation_counts_from_the_first_word_and_not_from_the_last() -> Non
         (told_since(5 * HOUR, CRITICAL, NIGHT), CRITICAL, Reason.REMINDER),
     ],
 )
-def test_at_night_only_critical_is_told_and_the_end_of_it(
+def test_in_quiet_hours_only_critical_and_its_resolution_are_notified(
     incident: Incident | None, found: Verdict, reason: Reason
 ) -> None:
     assert decide(incident, found, NIGHT, QUIET, zone=UTC) is reason
 
 
-def test_what_the_night_kept_back_is_told_in_the_morning() -> None:
+def test_a_notification_delayed_by_quiet_hours_is_sent_in_the_morning() -> None:
     assert decide(open_since(7.5 * HOUR, WARNING, MORNING), WARNING, MORNING, QUIET, zone=UTC) is Reason.FIRST
     assert decide(told_since(9.5 * HOUR, CRITICAL, MORNING), WARNING, MORNING, QUIET, zone=UTC) is Reason.BETTER
 
 
-def test_what_came_and_went_in_the_night_is_told_in_the_morning_once() -> None:
+def test_a_fault_resolved_in_quiet_hours_is_notified_once_in_the_morning() -> None:
     incident = advance(open_since(HOUR, WARNING, NIGHT, held=NIGHT - HOUR), OK, NIGHT, QUIET)
     assert decide(incident, OK, NIGHT, QUIET, zone=UTC) is Reason.QUIET
     assert not resolves_silently(incident, NIGHT, QUIET, silenced=False)
@@ -251,7 +251,7 @@ def test_what_came_and_went_in_the_night_is_told_in_the_morning_once() -> None:
         ("2026-10-25T07:00", False),
     ],
 )
-def test_quiet_hours_go_by_the_clock_on_the_wall(local: str, quiet: bool) -> None:
+def test_quiet_hours_use_local_time(local: str, quiet: bool) -> None:
     moment = datetime.fromisoformat(local).replace(tzinfo=BERLIN).timestamp()
     assert in_quiet_hours(QUIET, moment, BERLIN) is quiet
 
@@ -286,7 +286,7 @@ def test_a_fault_must_be_gone_as_long_as_the_settings_say(gone_s: float, reason:
     assert decide(incident, OK, NOW, policy) is reason
 
 
-def test_a_fault_that_returns_before_its_end_was_told_is_the_same_incident() -> None:
+def test_a_fault_that_returns_before_its_resolution_is_the_same_incident() -> None:
     policy = replace(POLICY, resolve_after_s=300.0)
     incident = told_since(HOUR, gone=NOW - 200)
     assert decide(incident, WARNING, NOW, policy) is Reason.QUIET
@@ -329,7 +329,7 @@ def flapped(count: int, **fields: Any) -> Incident:
     return told_since(2 * HOUR, flaps=tuple(NOW - 60.0 * (count - n) for n in range(count)), **fields)
 
 
-def test_coming_back_too_often_is_told_once_and_then_nothing_until_it_has_settled() -> None:
+def test_flapping_is_notified_once_until_it_settles() -> None:
     back = replace(flapped(3), gone=NOW - 30)
     assert decide(back, WARNING, NOW, POLICY) is Reason.WORSE
     told = replace(advance(back, WARNING, NOW, POLICY), flapping=NOW, told=NOW)
@@ -339,19 +339,19 @@ def test_coming_back_too_often_is_told_once_and_then_nothing_until_it_has_settle
         told = advance(told, OK if minute % 2 else WARNING, now, POLICY)
 
 
-def test_one_that_flapped_and_stays_is_told_when_it_has_settled() -> None:
+def test_a_flapping_fault_that_persists_is_notified_when_it_settles() -> None:
     told = flapped(4, flapping=NOW, told=NOW)
     assert decide(told, WARNING, NOW + 3500, POLICY) is Reason.QUIET
     assert decide(told, WARNING, NOW + 3601, POLICY) is Reason.REMINDER
 
 
-def test_one_that_flapped_and_is_gone_is_told_when_it_has_settled() -> None:
+def test_a_flapping_fault_that_is_gone_is_resolved_when_it_settles() -> None:
     told = flapped(4, flapping=NOW, told=NOW, gone=NOW + 10)
     assert decide(told, OK, NOW + 3500, POLICY) is Reason.QUIET
     assert decide(told, OK, NOW + 3601, POLICY) is Reason.RESOLVED
 
 
-def test_one_that_flaps_and_becomes_critical_is_told() -> None:
+def test_a_flapping_fault_that_becomes_critical_is_notified() -> None:
     assert decide(flapped(4, flapping=NOW, told=NOW), CRITICAL, NOW + 60, POLICY) is Reason.WORSE
 
 
@@ -370,17 +370,17 @@ def test_going_up_and_down_between_two_verdicts_is_flapping_too() -> None:
     assert told.count(Reason.WORSE) <= POLICY.flap_count + 1
 
 
-def test_an_unknown_between_two_warnings_is_no_coming_back() -> None:
+def test_an_unknown_between_two_warnings_is_no_flap() -> None:
     incident = told_since(HOUR)
     for number in range(10):
         incident = advance(incident, UNKNOWN if number % 2 == 0 else WARNING, NOW + number, POLICY)
     assert incident.flaps == ()
 
 
-def test_a_fault_that_comes_back_as_a_new_incident_counts_as_coming_back() -> None:
+def test_a_fault_that_comes_back_as_a_new_incident_is_a_flap() -> None:
     previous = told_since(HOUR, resolved=NOW - 60)
     finding = Finding(subject="/scratch", fault="space", verdict=WARNING, summary="91% used")
-    assert begin(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
+    assert open_incident(previous, finding, "fs", NOW, POLICY).flaps == (NOW,)
 
 
 def test_a_fault_that_comes_back_each_second_does_not_grow_its_file() -> None:
@@ -390,11 +390,11 @@ def test_a_fault_that_comes_back_each_second_does_not_grow_its_file() -> None:
     assert len(incident.flaps) == POLICY.flap_count
 
 
-def test_flapping_can_be_switched_off() -> None:
+def test_flapping_detection_can_be_disabled() -> None:
     assert not is_flapping(flapped(50), replace(POLICY, flap_count=0))
 
 
-def test_comings_back_of_long_ago_do_not_count_and_are_forgotten() -> None:
+def test_old_flaps_do_not_count_and_are_removed() -> None:
     incident = told_since(DAY, flaps=(NOW - 5 * HOUR, NOW - 4 * HOUR, NOW - 3 * HOUR, NOW - 60))
     assert advance(incident, WARNING, NOW, POLICY).flaps == (NOW - 60,)
 
@@ -404,19 +404,19 @@ def test_comings_back_of_long_ago_do_not_count_and_are_forgotten() -> None:
 
 @pytest.mark.parametrize("back_s", [1.0, HOUR, 400 * DAY])
 @pytest.mark.parametrize("found", [WARNING, CRITICAL, OK])
-def test_a_clock_that_is_set_back_tells_nothing_that_it_would_not_have_told(back_s: float, found: Verdict) -> None:
+def test_a_clock_that_is_set_back_causes_no_notification(back_s: float, found: Verdict) -> None:
     incident = told_since(60.0)
     policy = replace(POLICY, escalation=("1h: list",), quiet_hours="")
     assert decide(incident, found, NOW - back_s, policy) is decide(incident, found, NOW, policy)
 
 
-def test_after_a_clock_was_set_back_reminders_go_on() -> None:
+def test_after_a_clock_was_set_back_reminders_continue() -> None:
     now = NOW - 400 * DAY
     incident = advance(told_since(60.0), WARNING, now, POLICY)
     assert decide(incident, WARNING, now + 4 * HOUR, POLICY) is Reason.REMINDER
 
 
-def test_after_a_clock_was_set_back_an_unknown_is_told_and_an_end_too() -> None:
+def test_after_a_clock_was_set_back_an_unknown_and_a_resolution_are_notified() -> None:
     now = NOW - 400 * DAY
     unknown = advance(open_since(60.0, UNKNOWN), UNKNOWN, now, POLICY)
     assert decide(unknown, UNKNOWN, now + 180, POLICY) is Reason.FIRST
@@ -441,16 +441,16 @@ def test_a_clock_that_jumps_ahead_reminds_once() -> None:
 # ---- crashes
 
 
-def test_after_a_crash_while_telling_the_first_word_is_said_again() -> None:
+def test_after_a_crash_the_first_notification_is_repeated() -> None:
     assert decide(open_since(60.0, intended=NOW - 60), WARNING, NOW, POLICY) is Reason.FIRST
 
 
-def test_the_end_of_what_may_have_been_told_is_told() -> None:
+def test_the_resolution_of_a_possibly_notified_fault_is_notified() -> None:
     assert decide(open_since(60.0, intended=NOW - 60), OK, NOW, POLICY) is Reason.RESOLVED
 
 
 @pytest.mark.parametrize(("told", "found"), [pair for pair, reason in PAIRS.items() if reason is Reason.QUIET])
-def test_after_a_crash_while_telling_a_change_people_hear_where_it_stands(told: Verdict, found: Verdict) -> None:
+def test_after_a_crash_during_a_change_the_current_state_is_notified(told: Verdict, found: Verdict) -> None:
     incident = told_since(HOUR, told, intended=NOW - 60, acknowledged_by="ada")
     assert decide(incident, found, NOW, POLICY) is Reason.REMINDER
 
@@ -495,7 +495,7 @@ policies = st.builds(
 
 
 @given(incidents, st.sampled_from(list(Verdict)), policies, st.booleans())
-def test_a_decision_is_the_same_whether_the_look_was_noted_already(
+def test_a_decision_is_the_same_if_the_check_was_applied_already(
     incident: Incident | None, verdict: Verdict, policy: AlertPolicy, silenced: bool
 ) -> None:
     reason = decide(incident, verdict, NOW, policy, silenced=silenced, zone=UTC)
@@ -530,14 +530,14 @@ def test_a_decision_is_the_same_whether_the_look_was_noted_already(
         (AlertPolicy(channels=("email",), escalation=("later: slack",)), "'later'", "1h: list"),
     ],
 )
-def test_a_policy_that_cannot_be_meant_is_refused_with_what_to_write(policy: AlertPolicy, said: str, hint: str) -> None:
+def test_an_invalid_policy_is_rejected_with_a_hint(policy: AlertPolicy, said: str, hint: str) -> None:
     with pytest.raises(SettingsError) as refused:
         check_policy(policy, ("email", "slack"))
     assert said in refused.value.message
     assert hint in refused.value.hint
 
 
-def test_a_misspelled_step_keeps_nobody_else_from_being_told() -> None:
+def test_a_misspelled_step_does_not_prevent_other_notifications() -> None:
     policy = AlertPolicy(channels=("email",), escalation=("later: slack", "1h: list"), quiet_hours="late")
     rest, errors = usable(policy)
     assert rest == AlertPolicy(channels=("email",), escalation=("1h: list",))
@@ -546,7 +546,7 @@ def test_a_misspelled_step_keeps_nobody_else_from_being_told() -> None:
 
 
 def test_the_reasons_are_all_in_use() -> None:
-    """Each of the words for why somebody is told comes out of some incident."""
+    """Every reason is the result for some incident."""
     policy = replace(POLICY, escalation=("1h: list",))
     previous = [
         None,

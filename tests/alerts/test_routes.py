@@ -37,7 +37,7 @@ def test_a_channel_is_loaded_only_when_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["oncall", "list"])
-def test_a_channel_that_cannot_be_had_says_so_when_it_is_used(tmp_path: Path, name: str) -> None:
+def test_a_channel_that_cannot_be_loaded_fails_when_it_is_used(tmp_path: Path, name: str) -> None:
     project = make_project(tmp_path, settings=SETTINGS.replace("to = [", "too = ["))
     with pytest.raises(UsageError, match=r"oncall|too"):
         routes_of(project)[name].load()
@@ -47,5 +47,5 @@ def test_a_channel_that_cannot_be_had_says_so_when_it_is_used(tmp_path: Path, na
     ("steps", "names"),
     [((), ()), (("1h: list, oncall",), ("list", "oncall")), (("nonsense", "1h:", ": a, ,a"), ("a",))],
 )
-def test_whom_an_escalation_names(steps: tuple[str, ...], names: tuple[str, ...]) -> None:
+def test_channels_of_an_escalation(steps: tuple[str, ...], names: tuple[str, ...]) -> None:
     assert escalation_channels(steps) == names

@@ -1,4 +1,4 @@
-"""A call that hangs costs its caller no more than the time that it waits."""
+"""A call that hangs delays its caller by the timeout at most."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.base.background import BackgroundCall
 PATIENCE_S = 30.0
 
 
-def test_a_value_comes_back_and_so_does_an_error() -> None:
+def test_a_value_is_returned_and_an_error_is_raised() -> None:
     assert BackgroundCall(lambda: 7, "resil-test").result(PATIENCE_S) == 7
     none: BackgroundCall[None] = BackgroundCall(lambda: None, "resil-test")
     assert none.result(PATIENCE_S) is None

@@ -1,4 +1,4 @@
-"""Small files are read only where they are files, written whole, and removed only if they are still the same."""
+"""Small files: only regular files are read, writes are atomic, and only unchanged files are removed."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_a_file_is_read_with_its_status(tmp_path: Path, opened: int) -> None:
     assert read_regular("save", directory=opened) is None
 
 
-def test_no_more_is_read_than_anybody_has_to_say(tmp_path: Path) -> None:
+def test_a_read_is_limited(tmp_path: Path) -> None:
     (tmp_path / "kill").write_bytes(b"x" * 10 * LIMIT_BYTES)
     found = read_regular(tmp_path / "kill")
     assert found is not None and len(found[0]) == LIMIT_BYTES
 
 
 class Odd(NamedTuple):
-    """A file that is not regular: how to make it, its word, and the number of the error that reading it gives."""
+    """A file that is not regular: how to create it, its kind, and the error number of a read."""
 
     make: Callable[[Path], object]
     word: str
@@ -59,7 +59,7 @@ class Odd(NamedTuple):
 
 def bind(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(path.name)  # a socket's path may not be long: from within the directory
+        server.bind(path.name)  # the path of a socket must be short
 
 
 ODD_FILES = {
@@ -89,7 +89,7 @@ def test_a_device_is_no_regular_file_either() -> None:
     assert caught.value.errno == errno.EINVAL
 
 
-def test_devices_have_a_word_too_and_files_have_none(tmp_path: Path) -> None:
+def test_devices_have_a_kind_and_regular_files_have_none(tmp_path: Path) -> None:
     assert kind_of(Path("/dev/null").stat()) == "a device"
     (tmp_path / "kill").touch()
     assert kind_of((tmp_path / "kill").stat()) == ""
@@ -109,7 +109,7 @@ def test_a_directory_that_we_may_enter_and_not_list_is_opened(tmp_path: Path) ->
 
 @needs_root
 @pytest.mark.parametrize(("uid", "mode", "is_read"), [(0, 0o600, True), (0, 0o640, False), (SOMEBODY, 0o600, False)])
-def test_only_a_private_file_of_ours_counts_as_own(tmp_path: Path, uid: int, mode: int, is_read: bool) -> None:
+def test_only_a_private_file_of_this_user_counts_as_own(tmp_path: Path, uid: int, mode: int, is_read: bool) -> None:
     path = tmp_path / "address"
     path.write_text("secret")
     path.chmod(mode)
@@ -117,14 +117,14 @@ def test_only_a_private_file_of_ours_counts_as_own(tmp_path: Path, uid: int, mod
     assert (read_own(path) == "secret") is is_read
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_only_the_old_file(tmp_path: Path) -> None:
     (tmp_path / "beat").mkdir()
     with pytest.raises(OSError):
         replace_file(tmp_path / "beat", "one", mode=0o600)
     assert [path.name for path in tmp_path.iterdir()] == ["beat"]
 
 
-def test_the_only_writer_takes_back_what_a_full_disk_has_cut(tmp_path: Path) -> None:
+def test_the_only_writer_truncates_a_partial_line_on_a_full_disk(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     append(path, b"one\n", mode=0o600, is_only_writer=True)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -169,8 +169,8 @@ def test_a_directory_in_its_place_is_left(tmp_path: Path, opened: int) -> None:
     assert (tmp_path / "save").is_dir()
 
 
-def test_no_wish_is_lost_between_a_look_and_a_removal(tmp_path: Path, opened: int) -> None:
-    """One writes switches as fast as he can, the other reads and removes them: the last is read in any case."""
+def test_no_request_is_lost_between_a_check_and_a_removal(tmp_path: Path, opened: int) -> None:
+    """One thread writes switches as fast as possible, the other reads and removes them: the last is always read."""
     last, seen = 3000, -1
 
     def throw() -> None:

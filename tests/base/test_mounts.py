@@ -1,4 +1,4 @@
-"""Which file system a path lies on is read from the kernel's own list, without touching that file system."""
+"""The file system of a path is read from /proc, without touching that file system."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_character_that_some_take_for_a_line_end_stays_in_a_mounts_name(charac
         "x" * 9999,
     ],
 )
-def test_a_line_that_is_none_is_passed_over(damage: str) -> None:
+def test_an_invalid_line_is_skipped(damage: str) -> None:
     assert parse_mountinfo(damage) == ()
     assert len(parse_mountinfo(damage + "\n" + RECORDED)) == 6
 
@@ -74,19 +74,19 @@ def test_a_line_that_is_none_is_passed_over(damage: str) -> None:
         ("/dev/shm/x", "tmpfs", True),
     ],
 )
-def test_a_path_lies_on_the_deepest_mount_above_it(path: str, type_: str, local: bool) -> None:
+def test_a_path_is_on_the_deepest_mount_above_it(path: str, type_: str, local: bool) -> None:
     mount = mount_of(Path(path), parse_mountinfo(RECORDED))
     assert mount is not None
     assert (mount.type, mount.is_node_local) == (type_, local)
 
 
-def test_of_two_mounts_in_one_place_the_later_one_counts() -> None:
+def test_of_two_mounts_at_one_point_the_later_one_counts() -> None:
     twice = RECORDED + "40 35 0:50 / /scratch rw - tmpfs tmpfs rw\n"
     mount = mount_of(Path("/scratch/x"), parse_mountinfo(twice))
     assert mount is not None and mount.type == "tmpfs"
 
 
-def test_where_nothing_is_mounted_nothing_is_said() -> None:
+def test_without_mounts_there_is_no_mount_of_a_path() -> None:
     assert mount_of(Path("/x"), ()) is None
 
 

@@ -1,4 +1,4 @@
-"""What /proc tells of real processes."""
+"""Reads /proc for real processes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_lives_until_it_ends_and_a_zombie_does_not_live() -> None:
+def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not() -> None:
     process = subprocess.Popen(["sleep", "100"])
     assert is_alive(process.pid) and not is_waiting_in_kernel(process.pid)
     process.kill()
-    until(lambda: not is_alive(process.pid))  # it is not reaped yet
+    until(lambda: not is_alive(process.pid))  # not reaped yet
     assert start_ticks(process.pid) is not None
     process.wait()
     assert not is_alive(process.pid) and start_ticks(process.pid) is None and switches(process.pid) is None
 
 
-def test_the_start_tells_two_processes_of_one_number_apart() -> None:
+def test_the_start_time_distinguishes_processes_with_the_same_pid() -> None:
     assert start_ticks(os.getpid()) == start_ticks(os.getpid())
     ticks = start_ticks(os.getpid())
     uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -59,7 +59,7 @@ def test_a_name_with_brackets_and_blanks_is_no_riddle(tmp_path: object) -> None:
         process.kill()
 
 
-def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> None:
+def test_all_descendants_are_found_in_any_process_group() -> None:
     with subprocess.Popen(
         ["sh", "-c", "sh -c 'sleep 100 & wait' & setsid sleep 100 & wait"], start_new_session=True
     ) as shell:
@@ -71,7 +71,7 @@ def test_all_that_a_process_has_started_is_found_whatever_group_it_made() -> Non
 
 
 def test_descendants_are_found_without_the_kernels_list_of_children_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel without CONFIG_PROC_CHILDREN has the parent of each process and nothing else."""
+    """A kernel without CONFIG_PROC_CHILDREN provides only the parent of each process."""
     monkeypatch.setattr(processes, "_children", processes._children_by_parent)
     with subprocess.Popen(["sh", "-c", "sh -c 'sleep 100 & wait' & sleep 100 & wait"], start_new_session=True) as shell:
         until(lambda: len(descendants(shell.pid)) == 3)
@@ -99,7 +99,7 @@ def test_a_process_that_is_switched_out_again_is_not_in_the_same_wait() -> None:
     assert before is not None and after is not None and after > before
 
 
-def test_a_process_is_there_until_it_is_reaped_and_no_number_is_too_large() -> None:
+def test_a_process_exists_until_it_is_reaped_and_no_pid_is_too_large() -> None:
     process = subprocess.Popen(["sleep", "60"])
     assert is_there(process.pid) and is_there(1)
     process.kill()

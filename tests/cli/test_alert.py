@@ -113,7 +113,7 @@ def test_a_damaged_incident_is_said_and_the_others_are_shown(office: Office) -> 
     incidents = office.state.path / "incidents"
     sorted(incidents.glob("*.json"))[0].write_text("{")
     said = office.resil("list")
-    assert said.code == 0 and "set aside" in said.out and "99% used" in said.out
+    assert said.code == 0 and "moved to" in said.out and "99% used" in said.out
 
 
 def test_a_state_directory_that_hangs_is_said_and_messages_go_out_from_this_node(office: Office) -> None:
@@ -127,7 +127,7 @@ def test_a_state_directory_that_hangs_is_said_and_messages_go_out_from_this_node
         office.order("list")
         assert office.resil("flush").code == 0 and len(office.taken("list")) == 1
         listed = office.resil("list")
-        assert "does not answer" in listed.out and "fs /scratch space" in listed.out
+        assert "does not respond" in listed.out and "fs /scratch space" in listed.out
         assert time.monotonic() - began < 30
 
 
@@ -155,7 +155,7 @@ def test_what_is_over_is_not_acknowledged(office: Office) -> None:
     office.tick(full())
     office.tick(well())
     said = office.resil("ack", office.episode())
-    assert said.code == 2 and "is over already" in said.err
+    assert said.code == 2 and "is already resolved" in said.err
 
 
 # ---- silence
@@ -186,7 +186,7 @@ def test_one_incident_is_silenced_by_its_id_until_a_time_of_day(office: Office) 
     [
         (("--check", "fs"), "must have an end"),
         (("--check", "fs", "--for", "2h", "--until", "07:30"), "together"),
-        (("--for", "2h"), "must say what it silences"),
+        (("--for", "2h"), "a silence needs a pattern"),
         (("--check", "fs", "--for", "2"), "not a duration"),
         (("--check", "fs", "--until", "soon"), "is no time"),
         (("--check", "fs", "--until", "25:61"), "is no time"),
@@ -318,7 +318,7 @@ def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: py
     office.order("pager", "hang")
     alerted = office.shell.resil("watch", "fs", missing)
     assert plain.code != 0 and (alerted.code, alerted.out) == (plain.code, plain.out)
-    assert "pager did not take a message: no answer within 0.5 s" in alerted.err
+    assert "pager failed to deliver a message: no answer within 0.5 s" in alerted.err
     assert len(office.taken("list")) == 1 and "queued for pager" in office.resil("list").out
 
 
@@ -394,7 +394,7 @@ def test_a_colleague_of_the_group_acknowledges_silences_and_delivers(office: Off
 def test_a_colleague_of_a_private_run_is_told_that_it_was_not_kept(office: Office) -> None:
     let_in(office)
     said = as_colleague(office, "silence", "--check", "fs", "--for", "1h")
-    assert said.code != 0 and "not kept" in said.err and "[run] group" in said.err
+    assert said.code != 0 and "not saved" in said.err and "[run] group" in said.err
     assert office.state.silences.active(time.time() + 5) == ()
 
 

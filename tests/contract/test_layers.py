@@ -37,13 +37,13 @@ def test_every_import_goes_down() -> None:
 
 
 PLANTED = [
-    ("system/system.py", "import resilience.runs.project", "Rooms"),
+    ("system/ports.py", "import resilience.runs.project", "Rooms"),
     ("base/files.py", "import resilience.system.files", "Rooms"),
     ("settings/load.py", "from resilience.watch.checks import __doc__", "Rooms"),
     ("alerts/policy.py", "import resilience.watch.checks", "Rooms"),
     ("runs/switches.py", "def later():\n    import resilience.cli", "Rooms"),
     ("finding.py", "import subprocess", "The words do no I/O"),
-    ("guard/pace.py", "import resilience.system.files", "alone"),
+    ("guard/step_timer.py", "import resilience.system.files", "alone"),
     ("runs/status.py", "import resilience.integrations", "Nobody imports the integrations"),
     ("runs/init.py", "import typer", "Only the CLI knows Typer"),
 ]
@@ -77,6 +77,19 @@ def imports_of(package: Path) -> dict[str, set[str]]:
                 imported |= {alias.name for alias in node.names} & modules.keys()
         found[name] = imported - {name}
     return found
+
+
+def private_uses(graph: dict[str, set[str]]) -> list[str]:
+    """Imports that lead from one package into a module with an underscore of another: its inside."""
+    return [
+        f"{name} -> {imported}" for name, found in graph.items() for imported in found
+        if "._" in imported and imported.split(".")[1] != name.split(".")[1]
+    ]  # fmt: skip
+
+
+def test_packages_use_each_other_through_their_public_modules_only() -> None:
+    assert private_uses(imports_of(REPOSITORY / "resilience")) == []
+    assert private_uses({"resilience.cron.tick": {"resilience.runs._private", "resilience.cron._own"}}) != []
 
 
 def circle_in(graph: dict[str, set[str]]) -> list[str]:

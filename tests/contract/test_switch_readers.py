@@ -120,7 +120,7 @@ class Readings:
         directory = SwitchDirectory(place, GuardSettings(switch_owners=policy.value), Recorder(place, self.said.append))
         with acting_as(reader) if reader else nullcontext():
             self.command: Switch | None = read_switch(run, kind, policy)
-            found = directory.look(kind)
+            found = directory.read(kind)
         self.guard = found.switch if found else None
         script = (
             f'. "{BATCH_SHELL}"; resil_honoured "$RESIL_RUN_DIR/switches/{kind}"; code=$?; echo "$REPLY"; exit $code'
@@ -229,7 +229,7 @@ def test_whose_switch_it_is_all_judge_alike_also_when_the_file_is_closed_to_the_
     assert readings.agree_in_full() is is_obeyed
     if not is_obeyed:
         assert readings.command is not None
-        assert readings.said[0].endswith(f"is not obeyed: {readings.command.refusal}")
+        assert readings.said[0].endswith(f"is rejected: {readings.command.refusal}")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o770, 0o2770, 0o777], ids=oct)

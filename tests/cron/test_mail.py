@@ -9,7 +9,7 @@ import pytest
 
 from resilience.alerts.commands import deliver
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.routes import mail_trouble
+from resilience.alerts.routes import mail_error
 from resilience.alerts.state import open_alert_state
 from resilience.cron.mail import addresses, has_news, mail, mail_news
 from resilience.cron.records import Entry, Kind, Outcome, RunRecord
@@ -119,7 +119,7 @@ def test_nothing_that_was_a_secret_here_is_mailed(tmp_path: Path) -> None:
 def test_without_a_way_for_mail_that_is_said_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(tmp_path)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert "no [channel.email] and no sendmail" in mail_trouble(stage.project)
+    assert "no [channel.email] and no sendmail" in mail_error(stage.project)
     (line,) = mail(stage.cron, NOISY, a_run(stage, "hello\n"))
     assert "no sendmail" in line and "cron/crontab:2" in line
 

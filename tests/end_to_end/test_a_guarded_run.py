@@ -118,7 +118,7 @@ def test_a_training_that_was_stopped_is_not_finished_even_if_it_says_so_and_exit
     (attempt,) = status(shell)["attempts"]
     assert (attempt["end"], attempt["exit_code"]) == ("stopped", 75)
     assert not (shell.state_dir / "gpt" / "finished").exists()
-    assert "not marked as finished: it was stopped at step" in shell.resil("logs").stdout
+    assert "not marked as finished: the training was stopped at step" in shell.resil("logs").stdout
 
 
 def test_a_setting_that_the_guard_would_refuse_is_refused_before_anything_is_queued(shell: Shell) -> None:

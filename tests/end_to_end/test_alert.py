@@ -118,7 +118,7 @@ def test_whatever_a_channel_does_the_verdict_the_output_and_the_exit_code_stay(w
     assert (alerted.returncode, alerted.stdout) == (plain.returncode, plain.stdout)
     assert "canary" not in alerted.stderr and "Traceback" not in alerted.stderr
     if how != "prints":
-        assert "bad did not take a message" in alerted.stderr
+        assert "bad failed to deliver a message" in alerted.stderr
         assert "queued for bad" in watching.resil("alert", "list").stdout, "and it is not lost"
 
 

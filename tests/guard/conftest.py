@@ -1,4 +1,4 @@
-"""What the tests of the guard share: a run directory, what is printed, a node of ranks, machines and cgroups."""
+"""Fixtures for tests of the guard: a run directory, printed messages, a node of ranks, machines and cgroups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def said() -> list[str]:
-    """The sentences of a guard that is made with `say=said.append`."""
+    """Collects the messages of a guard created with `say=said.append`."""
     return []
 
 

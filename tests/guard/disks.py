@@ -1,4 +1,4 @@
-"""Disks with real faults: a small one that fills up, one that can be made read-only."""
+"""File systems with real faults: a small one that fills up, one that can be made read-only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ needs_fuse = pytest.mark.skipif(
 
 @contextmanager
 def small_disk(directory: Path, size: str = "64k", mode: str = "700") -> Iterator[Path]:
-    """A file system of its own; the test is skipped where it cannot be mounted."""
+    """Mount a file system; skip the test if the mount fails."""
     directory.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size},mode={mode}", "tmpfs", directory], capture_output=True, text=True
@@ -31,7 +31,7 @@ def small_disk(directory: Path, size: str = "64k", mode: str = "700") -> Iterato
 
 
 def fill(directory: Path) -> Path:
-    """Leave no byte free, and return the file that takes them."""
+    """Fill the file system, and return the file that takes the space."""
     ballast = directory / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         for size in (4096, 1):
@@ -44,5 +44,5 @@ def fill(directory: Path) -> Path:
 
 
 def make_read_only(directory: Path, read_only: bool) -> None:
-    """As a disk is after an error, or an administrator's hand."""
+    """Remount read-only, as the kernel does after a disk error."""
     subprocess.run(["mount", "-o", f"remount,{'ro' if read_only else 'rw'}", directory], check=True)

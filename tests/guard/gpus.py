@@ -1,4 +1,4 @@
-"""GPUs for tests on machines without one: a pynvml and a torch that answer what they are told."""
+"""Fake GPUs for tests: modules like pynvml and torch with given answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Card:
     numa_node: int | None = None
 
     def used_by(self, pid: int, size: int | None) -> Card:
-        """One more process on it."""
+        """Add a process that uses the GPU."""
         self.processes.append(types.SimpleNamespace(pid=pid, usedGpuMemory=size))
         return self
 
 
 def fake_nvml(cards: list[Card], *, error: Exception | None = None) -> Any:
-    """A module like pynvml; `calls` counts how often memory was asked for."""
+    """A module like pynvml; `calls` counts the memory queries."""
     module: Any = types.ModuleType("pynvml")
     module.calls = 0
     module.NVMLError = NVMLError
@@ -69,7 +69,7 @@ def fake_nvml(cards: list[Card], *, error: Exception | None = None) -> Any:
 
 @dataclass
 class FakeCuda:
-    """What the guard may ask of torch.cuda; anything else is an AttributeError, `init` above all."""
+    """The part of torch.cuda that the guard may use; everything else, `init` above all, raises AttributeError."""
 
     reserved: dict[int, int] = field(default_factory=dict)
     allocated: dict[int, int] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class FakeCuda:
         return types.SimpleNamespace(name=self.name, uuid=UUID.format(number), is_integrated=int(self.integrated))
 
     def empty_cache(self) -> None:
-        """Garbage goes, and what is unused goes back."""
+        """Free unused memory."""
         self.emptied += 1
         for number in self.reserved:
             self.allocated[number] -= self.garbage
@@ -110,7 +110,7 @@ class FakeCuda:
 
 
 def fake_torch(cuda: FakeCuda) -> Any:
-    """A module like torch, as far as the guard looks."""
+    """A module like torch, with the attributes that the guard uses."""
     module: Any = types.ModuleType("torch")
     module.cuda = cuda
     return module

@@ -1,4 +1,4 @@
-"""Whole guards as real processes, several ranks of one launch, which train on their own until they are killed."""
+"""Complete guards as real processes: ranks of one launch that train independently until they are killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ client.GONE_S = float(os.environ.get("GONE_S", "5"))
 guard = TrainingGuard.from_env(
     host_memory=False, gpu_memory="off", walltime="RESIL_END_TIME" in os.environ,
     signals=("USR1",), poll_s=0.05, beat_s=0.1, round_s=1.0,
-    skew_steps=0,  # a rank that was started again catches up with the others, which wait for it
+    skew_steps=0,  # a restarted rank catches up while the others wait
 )
 nan_at = int(os.environ.get("NAN_AT", "0"))
 loss = float(os.environ["LOSS"]) if "LOSS" in os.environ else None
@@ -49,7 +49,7 @@ sys.exit(guard.exit_code)
 
 
 class Launch:
-    """The ranks of one launch, uncoupled: each steps as fast as it likes."""
+    """The ranks of one launch, uncoupled: each steps at its own speed."""
 
     def __init__(self, directory: Path, run: Path | None, world: int, absent_s: float, **environ: str) -> None:
         self.directory = directory
@@ -67,7 +67,7 @@ class Launch:
             self.start(rank)
 
     def start(self, rank: int) -> None:
-        """Start a rank, or start it again."""
+        """Start or restart a rank."""
         mine = {**self._environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with open(self.directory / f"stderr.{rank}", "ab") as errors:
             self.processes[rank] = subprocess.Popen(
@@ -76,27 +76,27 @@ class Launch:
             )  # fmt: skip
 
     def said(self, rank: int) -> list[str]:
-        """Its lines on stderr."""
+        """Return a rank's lines on stderr."""
         return (self.directory / f"stderr.{rank}").read_text().splitlines()
 
     def steps(self, rank: int) -> int:
-        """How many steps it has done."""
+        """Return the number of steps of a rank."""
         with suppress(OSError, ValueError):
             return int((self.directory / f"steps.{rank}").read_text())
         return 0
 
     def saves(self, rank: int) -> list[int]:
-        """After which steps it has saved."""
+        """Return the steps after which a rank has saved."""
         path = self.directory / f"steps.{rank}.saved"
         return [int(word) for word in path.read_text().split()] if path.exists() else []
 
     def journal(self, rank: int) -> list[dict[str, Any]]:
-        """The lines of its journal."""
+        """Return the lines of a rank's journal."""
         path = Path(self._environ["RESIL_RUN_DIR"]) / "journal" / f"12.{rank}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait_for_steps(self) -> None:
-        """Wait until each rank has done one more step, at least."""
+        """Wait until each rank has done at least one more step."""
         living = [rank for rank, process in self.processes.items() if process.poll() is None]
         before = {rank: self.steps(rank) for rank in living}
         wait_until(lambda: all(self.steps(rank) > before[rank] for rank in living))
@@ -106,7 +106,7 @@ class Launch:
         self.processes[rank].send_signal(number)
 
     def kill(self, *ranks: int) -> None:
-        """Kill these ranks, or all, as the kernel does it."""
+        """Kill these ranks, or all, with SIGKILL."""
         chosen = ranks or tuple(self.processes)
         for rank in chosen:
             self.processes[rank].kill()
@@ -118,7 +118,7 @@ class Launch:
 def a_launch(
     directory: Path, run: Path | None, world: int, *, absent_s: float = 60.0, **environ: str
 ) -> Iterator[Launch]:
-    """Ranks that train, and are gone at the end."""
+    """Start ranks that train; kill them at the end."""
     directory.mkdir(exist_ok=True)
     launch = Launch(directory, run, world, absent_s, **environ)
     try:

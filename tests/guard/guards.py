@@ -1,4 +1,4 @@
-"""Guards for tests: a run directory, the environment of a job, and triggers that wish what they are told."""
+"""Guards for tests: a run directory, the environment of a job, and triggers that return a given request."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from resilience import layout
 from resilience.guard import Decision, Request, TrainingGuard
 
 QUIET: dict[str, Any] = {"host_memory": False, "gpu_memory": "off", "walltime": False, "signals": (), "poll_s": 0.02}
-"""A guard that looks at its files only, and often."""
+"""Settings of a guard that polls only its files, and often."""
 
 
 def make_run(directory: Path) -> Path:
-    """A run directory as the batch shell leaves it."""
+    """Create a run directory as the batch shell does."""
     for name in layout.FOLDERS:
         (directory / name).mkdir(parents=True, exist_ok=True)
     return directory
 
 
 def job_environ(run: Path | None = None, **more: str) -> dict[str, str]:
-    """What a job of a template has in its environment."""
+    """Return the environment of a job of a template."""
     environ = {"RESIL_JOB_ID": "12", "RESIL_ATTEMPT": "3", "RESIL_RUN": "demo"}
     if run is not None:
         environ["RESIL_RUN_DIR"] = str(run)
@@ -34,27 +34,27 @@ def make_guard(run: Path | None = None, **options: Any) -> TrainingGuard:
     return TrainingGuard.from_env(job_environ(run), **{**QUIET, **options})
 
 
-class Wisher:
-    """A user's trigger that wishes what `wish` holds, and remembers what it heard."""
+class Requester:
+    """A user's trigger that returns `request` once, and records the outcomes."""
 
-    name = "wisher"
+    name = "requester"
 
-    def __init__(self, wish: Request | str | None = None) -> None:
-        self.wish = wish
-        self.heard: list[str] = []
+    def __init__(self, request: Request | str | None = None) -> None:
+        self.request = request
+        self.outcomes: list[str] = []
         self.polls = 0
 
     def poll(self) -> Request | str | None:
         self.polls += 1
-        wish, self.wish = self.wish, None
-        return wish
+        request, self.request = self.request, None
+        return request
 
     def done(self, outcome: str) -> None:
-        self.heard.append(outcome)
+        self.outcomes.append(outcome)
 
 
 def train(guard: TrainingGuard, *, until: Callable[[Decision], bool] = bool, deadline_s: float = 20.0) -> Decision:
-    """Do steps until a decision satisfies `until`; fail when none does in time."""
+    """Do steps until a decision satisfies `until`; fail after the deadline."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         decision = guard.step()
@@ -65,13 +65,13 @@ def train(guard: TrainingGuard, *, until: Callable[[Decision], bool] = bool, dea
 
 
 def save(guard: TrainingGuard, *handles: object) -> None:
-    """Make a save that is durable when all handles say so; without any, at once."""
+    """Save; durable once all handles have succeeded, or at once without any."""
     with guard.saving() as saving:
         saving.until(*handles)
 
 
 def wait_until(is_true: Callable[[], object], deadline_s: float = 20.0) -> None:
-    """Return when it is true; fail when it is not in time."""
+    """Return when the condition is true; fail after the deadline."""
     end = time.monotonic() + deadline_s
     while not is_true():
         assert time.monotonic() < end, "it did not become true in time"

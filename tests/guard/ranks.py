@@ -1,4 +1,4 @@
-"""Ranks as real processes with a mirror, which do what they are told, and a look at the process beside them."""
+"""Ranks as real processes that run given statements, and their node's heartbeat process."""
 
 from __future__ import annotations
 
@@ -56,35 +56,35 @@ class Rank:
         assert self._read() == "ready\n", self.said()
 
     def ask(self, expression: str) -> Any:
-        """What an expression is there."""
+        """Return the value of an expression in the rank's process."""
         return json.loads(self._tell(f"ask {expression}"))
 
     def do(self, statement: str) -> None:
-        """Do something there."""
+        """Run a statement in the rank's process."""
         self._tell(f"do {statement}")
 
     def begin(self, statement: str) -> None:
-        """Do something there that does not end."""
+        """Run a statement that does not return in the rank's process."""
         assert self.process.stdin is not None
         print(f"do {statement}", file=self.process.stdin, flush=True)
 
     def said(self) -> list[str]:
-        """Its lines on stderr."""
+        """Return the rank's lines on stderr."""
         return self._stderr.read_text().splitlines()
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal and wait for the end."""
+        """Send a signal and wait for the process to end."""
         self.process.send_signal(number)
         self.process.wait(20)
 
     def leave(self) -> None:
-        """End in good order."""
+        """End the process cleanly."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(20)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Kill the process if it is still running."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -104,7 +104,7 @@ class Rank:
 
 
 class Node:
-    """A node's ranks and what they have in common."""
+    """The ranks of a node and their run directory."""
 
     def __init__(self, run: Path) -> None:
         self.run = run
@@ -113,10 +113,10 @@ class Node:
     def start(
         self, rank: int, *, world: int = 2, host: str = "n1", first: str = "", wrap: Sequence[str] = (), **settings: Any
     ) -> Rank:
-        """Start a rank; `first` is a statement that it does before anything else."""
+        """Start a rank; `first`: a statement that the rank runs first."""
         place = {
             "rank": rank, "world": world, "local_rank": rank, "run_dir": str(self.run), "job_id": "12", "attempt": 3,
-            "host": host, "meeting": f"12-{self.run.parent.name}",
+            "host": host, "launch_id": f"12-{self.run.parent.name}",
         }  # fmt: skip
         told = self.run.parent / f"stderr.{len(self.ranks)}"
         started = Rank(place, {"beat_s": 0.1, "poll_s": 0.05, **settings}, first, told, *wrap)
@@ -124,19 +124,19 @@ class Node:
         return started
 
     def address_file(self) -> Path:
-        """The file with the address of rank 0, in a directory that exists."""
+        """Return the path of rank 0's address file; creates its directory."""
         (self.run / "agreement").mkdir(exist_ok=True)
         return self.run / "agreement" / f"12-{self.run.parent.name}"
 
     def beats(self, host: str = "n1") -> dict[str, Any]:
-        """What the beats file says now; empty while there is none."""
+        """Return the content of the beats file; empty if there is none."""
         try:
             return tomllib.loads((self.run / "beats" / f"12.{host}").read_text())
         except FileNotFoundError:
             return {}
 
     def journal(self, rank: int) -> list[dict[str, Any]]:
-        """The lines of a rank's journal."""
+        """Return the lines of a rank's journal."""
         try:
             text = (self.run / "journal" / f"12.{rank}.jsonl").read_text()
         except FileNotFoundError:
@@ -144,7 +144,7 @@ class Node:
         return [json.loads(line) for line in text.splitlines()]
 
     def mirrors(self) -> list[int]:
-        """The pids of the mirror processes of this run, found as the batch shell finds what belongs to it."""
+        """Return the pids of this run's heartbeat processes, found as the batch shell does."""
         found = []
         for directory in Path("/proc").iterdir():
             with suppress(OSError):
@@ -156,7 +156,7 @@ class Node:
 
 @contextmanager
 def a_node(run: Path) -> Iterator[Node]:
-    """A node whose ranks, and whose mirror process, are gone at the end."""
+    """A node whose ranks and heartbeat process are killed at the end."""
     node = Node(run)
     try:
         yield node

@@ -1,4 +1,4 @@
-"""A training on a pretended machine where time goes by hand: it steps, saves, leaks, and is killed at its limit."""
+"""A simulated training with a fake clock: steps, saves, leaks memory, and is killed at its limit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers.host_memory import HostMemory
-from resilience.guard.watch import LOOK_S, again_s
+from resilience.guard.watch import POLL_S, next_poll_s
 from tests.guard.memory.memory_cgroups import MIB, Machine
 
 STAT = "inactive_file {:020}\nactive_file 0\n"
@@ -64,7 +64,7 @@ class SimulatedTraining:
         self._next_save = self.save_every_s
 
     def run(self, seconds: float) -> bool:
-        """Train until the stop that was wanted, until it is killed, or so long; return whether it saved and stopped."""
+        """Train until the requested stop, a kill or a time limit; return whether the training saved and stopped."""
         while self.now < seconds and not self.was_killed:
             self._go_on(self.now + self.step_s)
             self._steps += 1
@@ -106,7 +106,7 @@ class SimulatedTraining:
         self._look_at = self._pass_at = self.now
 
     def _go_on(self, until: float) -> None:
-        """Let time pass; the guard looks meanwhile, and a save in flight may become durable."""
+        """Advance the clock; the guard polls meanwhile, and a save in flight may become durable."""
         while (event := min(self._durable_at, self._look_at if self.wanted is None else math.inf)) < until:
             self.now = max(self.now, event)
             if event == self._durable_at:
@@ -129,10 +129,10 @@ class SimulatedTraining:
 
     def _look(self) -> None:
         if self.now >= self._pass_at:
-            self.timer.look(self.now, (self._steps, 0))
-            self._pass_at = self.now + LOOK_S
+            self.timer.sample(self.now, (self._steps, 0))
+            self._pass_at = self.now + POLL_S
         used = self._used_mib()
-        cache = min(self.cache_mib(self.now), max(0.0, self.limit_mib - used))  # the kernel gives it up first
+        cache = min(self.cache_mib(self.now), max(0.0, self.limit_mib - used))  # the kernel reclaims cache first
         self._write("memory.current", f"{int((used + cache) * MIB):<30}\n")
         self._write("memory.stat", STAT.format(int(cache * MIB)))
         self._check()
@@ -140,8 +140,8 @@ class SimulatedTraining:
         self.wanted = self.trigger.poll()
         if self.wanted is not None:
             self.wanted_at = self.now
-        self._look_at = min(self._pass_at, self.now + again_s(self.trigger))
+        self._look_at = min(self._pass_at, self.now + next_poll_s(self.trigger))
 
     def _write(self, name: str, text: str) -> None:
-        with (self._job / name).open("r+") as file:  # over the old text: truncating costs 1 ms on ext4
+        with (self._job / name).open("r+") as file:  # overwrites: truncating takes 1 ms on ext4
             file.write(text)

@@ -1,4 +1,4 @@
-"""Requests and how they are merged into one decision."""
+"""Requests are merged into one decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DONE = Request("finished", "the run is finished already", save=False, exit_code=
         ([], False, False, "", 75),
     ],
 )
-def test_all_wishes_become_one_decision(
+def test_all_requests_become_one_decision(
     requests: list[Request], save: bool, stop: bool, label: str, exit_code: int
 ) -> None:
     decision = merge(requests, 7)
@@ -34,18 +34,18 @@ def test_all_wishes_become_one_decision(
     assert decision.step == 7
 
 
-def test_the_order_of_the_wishes_does_not_matter() -> None:
+def test_the_order_of_the_requests_does_not_matter() -> None:
     assert merge([KILL, SAVE, NAN], 7) == merge([NAN, SAVE, KILL], 7)
 
 
-def test_the_same_reason_from_many_ranks_is_said_once() -> None:
-    wishes = [Request("signal", "SIGUSR1 came", rank=rank) for rank in range(8)]
-    assert merge(wishes, 1).reasons == ("SIGUSR1 came",)
+def test_the_same_reason_from_many_ranks_is_listed_once() -> None:
+    requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in range(8)]
+    assert merge(requests, 1).reasons == ("SIGUSR1 came",)
 
 
 def test_a_decision_reads_as_a_sentence() -> None:
     assert str(merge([KILL], 120)) == "step 120: save and stop, because the kill switch was thrown by bob"
-    assert str(CONTINUE) == "step 0: go on"
+    assert str(CONTINUE) == "step 0: continue"
     assert merge([SAVE, KILL], 1).why == "the kill switch was thrown by bob; the save switch was thrown by ann"
 
 
@@ -62,7 +62,7 @@ def test_a_request_survives_the_network() -> None:
     "change",
     [{"save": 1}, {"why": None}, {"rank": "0"}, {"exit_code": True}, {"more": 1}],
 )
-def test_what_is_no_request_is_refused(change: dict[str, object]) -> None:
+def test_an_invalid_request_record_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="not a request"):
         Request.from_dict({**NAN.as_dict(), **change})
 
@@ -74,7 +74,7 @@ def test_a_request_with_a_field_missing_is_refused() -> None:
         Request.from_dict(fields)
 
 
-def test_requests_and_decisions_show_what_they_are() -> None:
+def test_requests_and_decisions_have_a_readable_repr() -> None:
     assert repr(KILL) == "Request(kill: save and stop, because the kill switch was thrown by bob)"
     assert "step=7" in repr(merge([KILL], 7))
     assert len({KILL, Request("kill", "the kill switch was thrown by bob")}) == 1

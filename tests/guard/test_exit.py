@@ -1,4 +1,4 @@
-"""A decided exit happens, with all stacks; a normal one is neither disturbed nor delayed. All with real processes."""
+"""A decided exit is forced, with all stacks; a normal exit is not delayed. All with real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time
 from resilience.guard import exit as guard_exit, runtime
 from resilience.guard import TrainingGuard
-guard_exit.IN_C_AFTER_S, guard_exit.BY_KERNEL_AFTER_S, guard_exit.LAST_WORDS_S = {in_c}, {by_kernel}, 2.0
+guard_exit.IN_C_AFTER_S, guard_exit.BY_KERNEL_AFTER_S, guard_exit.WRITE_S = {in_c}, {by_kernel}, 2.0
 def save():
     {save}
 def train():
@@ -79,18 +79,18 @@ def events(run: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
 
 
-def test_a_save_that_hangs_is_ended_with_all_stacks_and_is_no_stop_in_good_order(run: Path) -> None:
+def test_a_hung_save_is_ended_with_all_stacks_and_is_no_clean_stop(run: Path) -> None:
     code, said, took_s = end_of(run, save="time.sleep(100)")
     assert code == 1 and took_s < 20
-    assert "has not happened in 0.5 s, and what was to be saved is not known to be durable" in said
+    assert "has not happened in 0.5 s, and the last save is not known to be durable" in said
     for told in (said, stacks(run)):
         assert "in save\n" in told and "in train\n" in told and "Thread 0x" in told
     assert "pid" in stacks(run).splitlines()[0]
     assert events(run)[-2:] == ["exit", "stacks"] and "save_begin" in events(run)
 
 
-def test_rank_0_names_the_rank_whose_save_hangs_before_it_is_itself_ended_by_force(run: Path) -> None:
-    """Ended by force while it waits for the others it would exit with 75, as if the save of all were durable."""
+def test_rank_0_names_the_rank_with_a_hung_save_before_its_own_forced_exit(run: Path) -> None:
+    """A forced exit while waiting for other ranks would exit with 75, as if the saves of all were durable."""
     place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TMPDIR": str(run), "RESIL_GUARD__SKEW_STEPS": "0"}
     ranks: list[dict[str, Any]] = [{"bound": 3.0}, {"bound": 5.0, "save": "time.sleep(100)"}]
     with ThreadPoolExecutor() as threads:
@@ -99,21 +99,21 @@ def test_rank_0_names_the_rank_whose_save_hangs_before_it_is_itself_ended_by_for
             for rank, more in enumerate(ranks)
         ]
         (_, said, _), (code, _, _) = (end.result() for end in ends)
-    assert "rank 1 has not said good-bye: this job has not stopped in good order" in said
+    assert "rank 1 has not said good-bye: this job did not stop cleanly" in said
     told = [json.loads(line) for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
     end = next(event for event in told if event["event"] in ("end", "exit"))
     assert (end["event"], end["exit_code"], end.get("stopped"), end.get("well")) == ("end", 1, False, 1), said
     assert code == 1
 
 
-def test_a_save_in_the_background_that_hangs_is_ended_with_all_stacks_and_is_no_stop_in_good_order(run: Path) -> None:
+def test_a_hung_asynchronous_save_is_ended_with_all_stacks_and_is_no_clean_stop(run: Path) -> None:
     code, said, took_s = end_of(run, save="pass", in_flight="lambda: False", after="time.sleep(100)")
     assert code == 1 and took_s < 20
     assert "the save of step" in said and "cut off" in said
 
 
 def test_a_training_at_its_own_end_is_not_held_up_by_a_save_that_hangs(run: Path) -> None:
-    """Python waits at its exit for the threads of an executor, and would wait for this one for ever."""
+    """Python joins the threads of an executor at exit, and would wait for this one forever."""
     program = (
         "import time\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -132,7 +132,7 @@ def test_a_training_at_its_own_end_is_not_held_up_by_a_save_that_hangs(run: Path
 
 
 def test_the_short_form_is_not_held_up_by_a_save_that_hangs(run: Path) -> None:
-    """It has no `with` block, and exit handlers come after the wait for threads."""
+    """Without a `with` block, exit handlers run after Python has joined its threads."""
     program = (
         "import sys, time\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -172,7 +172,7 @@ LIBRARY = (
 )
 PAUSE = "libc = ctypes.CDLL(None); libc.__cxa_atexit(libc.pause, None, None)"
 HANGS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
-    # what hangs, and what ends it: (the program, the exit code, what is shown)
+    # by the hang: (the program, the exit code, the output)
     "a thread that never ends": (
         {"after": "threading.Thread(target=time.sleep, args=(100,)).start()", "bound": 2.0}, 75, ["_shutdown"],
     ),
@@ -182,7 +182,7 @@ HANGS: dict[str, tuple[dict[str, Any], int, list[str]]] = {
 
 
 @pytest.mark.parametrize("hang", HANGS)
-def test_whatever_hangs_after_the_stop_is_ended(run: Path, hang: str) -> None:
+def test_any_hang_after_the_stop_is_ended(run: Path, hang: str) -> None:
     program, exit_code, shown = HANGS[hang]
     code, said, took_s = end_of(run, **program)
     assert code == exit_code and took_s < 20
@@ -198,7 +198,7 @@ def test_a_normal_exit_is_neither_disturbed_nor_delayed(run: Path) -> None:
     assert events(run)[-1] == "end"
 
 
-def test_what_the_exit_handlers_do_in_time_is_not_cut_off(run: Path) -> None:
+def test_exit_handlers_that_finish_in_time_are_not_cut_off(run: Path) -> None:
     code, said, _ = end_of(run, after="atexit.register(lambda: (time.sleep(1.0), os.write(2, b'done')))", bound=20.0)
     assert code == 75 and said.endswith("done")
 
@@ -208,7 +208,7 @@ def test_what_the_exit_handlers_do_in_time_is_not_cut_off(run: Path) -> None:
     [("force_exit='off'", {}), ("", {"RESIL_ATTEMPT": "0"}), ("", {"PYTEST_CURRENT_TEST": "test_x.py::test"})],
     ids=["off", "no job of a template", "a test"],
 )
-def test_where_nobody_wants_it_nothing_is_forced(run: Path, settings: str, environ: dict[str, str]) -> None:
+def test_a_forced_exit_can_be_disabled(run: Path, settings: str, environ: dict[str, str]) -> None:
     code, said, took_s = end_of(
         run, after="time.sleep(2.0)", settings=settings, in_c=0.2, by_kernel=0.4, environ=environ
     )
@@ -216,30 +216,30 @@ def test_where_nobody_wants_it_nothing_is_forced(run: Path, settings: str, envir
     assert "Thread" not in said
 
 
-def test_on_means_everywhere(run: Path) -> None:
+def test_on_forces_an_exit_outside_of_jobs_too(run: Path) -> None:
     code, _, _ = end_of(run, save="time.sleep(100)", settings="force_exit='on'", environ={"RESIL_ATTEMPT": "0"})
     assert code == 1
 
 
-def test_never_means_never(run: Path) -> None:
+def test_a_timeout_of_zero_forces_nothing(run: Path) -> None:
     code, _, took_s = end_of(run, after="time.sleep(2.0)", bound=0.0, in_c=0.2, by_kernel=0.4)
     assert code == 75 and took_s > 2.0
 
 
 def test_the_trainings_own_stack_dumps_are_left_alone_until_a_stop_is_decided(run: Path) -> None:
-    save = "time.sleep(0.5)"  # decided: ours is set, theirs is gone
+    save = "time.sleep(0.5)"  # decided: the guard's timer replaces the training's
     code, said, _ = end_of(run, save=save, bound=20.0, after="faulthandler.dump_traceback_later(0.2); time.sleep(1.0)")
     assert code == 75
-    assert "Timeout (0:00:00.200000)" in said  # what they set afterwards is theirs again
+    assert "Timeout (0:00:00.200000)" in said  # a timer set later replaces the guard's
 
 
-def test_a_stderr_that_is_closed_costs_only_the_stacks_there(run: Path) -> None:
+def test_a_closed_stderr_loses_only_the_stacks_on_it(run: Path) -> None:
     code, _, took_s = end_of(run, save="os.close(2); sys.stderr = None; time.sleep(100)")
     assert code == 1 and took_s < 20
     assert "in save" in stacks(run)
 
 
-def test_a_stderr_that_nobody_reads_does_not_hold_the_exit(run: Path) -> None:
+def test_a_full_stderr_pipe_does_not_delay_the_exit(run: Path) -> None:
     save = (
         "r, w = os.pipe(); os.set_blocking(w, False)\n"
         "    try:\n"
@@ -277,7 +277,7 @@ def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: P
     assert "by force" not in said
 
 
-def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not_ended(run: Path) -> None:
+def test_a_training_that_does_not_reach_the_stop_shows_its_stacks_and_is_not_ended(run: Path) -> None:
     program = (
         "import time\nfrom resilience.guard import TrainingGuard\n"
         "def a_long_evaluation(): time.sleep(4)\n"
@@ -298,7 +298,7 @@ def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not
         (run / "switches" / "kill").touch()
         _, said = training.communicate(timeout=60)
     assert training.returncode == 75
-    assert "has not come to it in" in said and said.count("in a_long_evaluation") == 1
+    assert "the training has not reached the stop decided" in said and said.count("in a_long_evaluation") == 1
     assert "in a_long_evaluation" in stacks(run)
     assert "stacks" in events(run)
 
@@ -318,7 +318,7 @@ def test_a_training_that_never_comes_to_the_stop_shows_where_it_hangs_and_is_not
         (3, {"RESIL_ATTEMPT": "3", "PYTEST_CURRENT_TEST": "x"}, False),
     ],
 )
-def test_only_a_process_of_the_job_itself_is_one(attempt: int, environ: dict[str, str], expected: bool) -> None:
+def test_only_the_training_of_the_job_is_a_job_process(attempt: int, environ: dict[str, str], expected: bool) -> None:
     assert is_job(RankInfo(attempt=attempt), environ) is expected
 
 
@@ -336,11 +336,11 @@ def test_a_guard_in_a_test_arms_nothing() -> None:
     place = RankInfo(attempt=3)
     armed = ForcedExit(place, GuardSettings(), Recorder(place))
     armed.arm(Decision(stop=True), 100.0)
-    armed.left(Decision(stop=True), 75)
+    armed.arm_after_close(Decision(stop=True), 75)
     assert armed._armed_by == 0
 
 
-def test_what_is_expected_is_shown_once_and_only_while_it_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_a_pending_stop_are_shown_once_and_only_while_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     place = RankInfo()
     armed = ForcedExit(place, GuardSettings(force_exit="on", exit_timeout_s=10.0), Recorder(place))
@@ -351,7 +351,7 @@ def test_what_is_expected_is_shown_once_and_only_while_it_is_awaited(monkeypatch
     assert shown == []
     for now in (20.0, 31.0, 42.0):
         armed.expect(stop, now)
-    assert len(shown) == 1 and "bob says so" in shown[0] and "in 11 s" in shown[0]
+    assert len(shown) == 1 and "bob says so" in shown[0] and "11 s ago" in shown[0]
 
 
 @pytest.mark.parametrize(("slowest_s", "bound_s"), [(None, 900.0), (10.0, 900.0), (400.0, 1200.0)])
@@ -363,7 +363,7 @@ def test_the_bound_is_three_times_the_slowest_save_at_least(
     armed = ForcedExit(place, GuardSettings(force_exit="on"), Recorder(place))
     monkeypatch.setattr(armed, "_set", lambda *given: told.append(given))
     armed.arm(Decision(stop=True, step=7, exit_code=1), slowest_s)
-    armed.left(None, 0)
+    armed.arm_after_close(None, 0)
     assert told == [(bound_s, 1, "the stop decided at step 7")]
-    armed.left(Decision(stop=True, step=7), 0)
+    armed.arm_after_close(Decision(stop=True, step=7), 0)
     assert told[1] == (bound_s, 0, "the exit after the stop at step 7")

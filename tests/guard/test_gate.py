@@ -1,4 +1,4 @@
-"""The counters between two threads: every order of their reads and writes, taken one by one, on the real methods."""
+"""The counters shared by two threads: every order of their reads and writes, on the real methods."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from resilience.guard.settings import GuardSettings
 from resilience.guard.training_guard import TrainingGuard
 
 LIMITS = {"limit", "poll_limit"}
-"""What the training thread reads and the other writes."""
+"""Read by the training thread, written by the other."""
 COUNTERS = {"count", "polls", "polled_step"}
-"""What the training thread writes and the other reads."""
+"""Written by the training thread, read by the other."""
 STEPPING = {"count", "limit"}
 POLLING = {"polls", "polled_step", "poll_limit"}
 
 
 class Turns:
-    """Lets two threads go on one at a time, each until its next shared access, as `choices` say; then 0, the first."""
+    """Runs two threads one at a time, each until its next shared access, in the order of `choices`, then thread 0."""
 
     def __init__(self, choices: list[int]) -> None:
         self.choices = choices
-        self.made: list[tuple[int, int]] = []  # (chosen, how many could have been)
+        self.made: list[tuple[int, int]] = []  # (choice, number of options)
         self.ready: dict[int, threading.Semaphore] = {}
         self.stopped = threading.Semaphore(0)
         self.names: dict[int, int] = {}
 
     def point(self) -> None:
-        """Called before each shared access: wait for the turn."""
+        """Wait for the turn; called before each shared access."""
         name = self.names.get(threading.get_ident())
         if name is not None:
             self.stopped.release()
@@ -76,7 +76,7 @@ class Turns:
 
 
 def all_orders(run: Callable[[Turns], None]) -> Iterator[int]:
-    """Run it in every order; yield the number of each."""
+    """Run in every order; yield the number of each."""
     choices: list[int] = []
     number = 0
     while True:
@@ -93,7 +93,7 @@ def all_orders(run: Callable[[Turns], None]) -> Iterator[int]:
 
 
 class WatchedGuard(TrainingGuard):
-    """The real `step()` and `poll()`, and a pause before each access that another thread can notice."""
+    """The real `step()` and `poll()`, with a pause before each access to a shared variable."""
 
     turns: Turns | None = None
     watched: frozenset[str] = frozenset()
@@ -111,7 +111,7 @@ class WatchedGuard(TrainingGuard):
     @staticmethod
     def _point(of_training: bool) -> None:
         turns = WatchedGuard.turns
-        # A thread's own variables it may read at any time: nobody else writes them.
+        # No pause for a read of variables that only this thread writes.
         if turns is not None and (turns.names.get(threading.get_ident()) == 0) == of_training:
             turns.point()
 
@@ -123,7 +123,7 @@ class WatchedGuard(TrainingGuard):
 
 
 def play(turns: Turns, member_class: type[Member], training: str, watched: set[str], polls: int = 0) -> None:
-    """One order of a training (`s` a step, `p` a poll) and of a promise; then the training goes on until it asks."""
+    """One order of a training (`s` a step, `p` a poll) and of a promise; then the training runs to its limit."""
     WatchedGuard.watched = frozenset(watched)
     guard = WatchedGuard(RankInfo(), GuardSettings())
     guard.open()
@@ -135,7 +135,7 @@ def play(turns: Turns, member_class: type[Member], training: str, watched: set[s
     def do(kind: str) -> bool:
         try:
             assert (guard.step() if kind == "s" else guard.poll()) is CONTINUE
-        except StopIteration:  # it asks: it waits for the lock, which is held while a promise is made
+        except StopIteration:  # the training calls the agreement, and waits for its lock
             return False
         passed.append((guard.count, guard.polls if guard.polled_step == guard.count else 0))
         return True
@@ -180,7 +180,7 @@ def test_a_promise_holds_in_random_orders_of_everything() -> None:
 
 
 class NoSecondLook(Member):
-    """Believes what it read before the limits were written."""
+    """Uses the position read before the limits were written."""
 
     def keep(self, number: int) -> bool:
         looked, self._looked = self._looked, (NEVER, 0)
@@ -191,7 +191,7 @@ class NoSecondLook(Member):
 
 
 class LimitsTooLate(Member):
-    """Writes the limits after the second look."""
+    """Writes the limits after the second read."""
 
     def hold(self) -> None:
         pass
@@ -232,8 +232,8 @@ def test_polls_of_an_earlier_step_are_not_counted() -> None:
     assert gate.position() == (5, 0)
 
 
-def test_with_a_lock_both_sides_hold_it() -> None:
-    """Free-threaded builds: a read or a write of the counters that does not wait for the lock would prove nothing."""
+def test_with_a_lock_each_access_waits_for_it() -> None:
+    """Free-threaded builds: each read and write of the counters waits for the lock."""
     gate = Gate()
     gate.lock = threading.Lock()
     done: list[str] = []

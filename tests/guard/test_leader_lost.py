@@ -17,7 +17,7 @@ from tests.guard.guards import make_run, wait_until
 
 
 def meet(launch: Launch, run: Path) -> None:
-    """Wait until all ranks have a connection: a save switch is obeyed by all."""
+    """Wait until all ranks are connected: all save when the save switch is set."""
     switch = run / layout.SWITCHES / "save"
     launch.wait_for_steps()
     switch.touch()
@@ -29,7 +29,7 @@ def alone(launch: Launch, *ranks: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["is killed", "ends first"])
-def test_the_others_hear_a_kill_switch_and_stop_in_good_order(tmp_path: Path, how: str) -> None:
+def test_the_others_read_the_kill_switch_and_stop_cleanly(tmp_path: Path, how: str) -> None:
     run = make_run(tmp_path / "run")
     more: dict[str, Any] = {"LAST.0": "400"} if how == "ends first" else {}
     with a_launch(tmp_path / "launch", run, 3, GONE_S="0.5", **more) as launch:
@@ -55,7 +55,7 @@ def test_a_signal_makes_a_rank_on_its_own_save_and_stop(tmp_path: Path) -> None:
     with a_launch(tmp_path / "launch", run, 3, GONE_S="0.5") as launch:
         meet(launch, run)
         launch.kill(0)
-        launch.signal(2, signal.SIGUSR1)  # before it knows that it is on its own
+        launch.signal(2, signal.SIGUSR1)  # before the rank knows that rank 0 is gone
         assert launch.processes[2].wait(60) == 75
         assert launch.saves(2)
         launch.wait_for_steps()
@@ -63,7 +63,7 @@ def test_a_signal_makes_a_rank_on_its_own_save_and_stop(tmp_path: Path) -> None:
 
 
 def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) -> None:
-    """A rank that saves by itself where a save needs all would wait for the others for ever."""
+    """A rank that saves alone would wait forever for the others, if a save is collective."""
     run = make_run(tmp_path / "run")
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5") as launch:
         meet(launch, run)
@@ -76,7 +76,7 @@ def test_a_save_that_is_asked_of_all_is_not_made_by_one_alone(tmp_path: Path) ->
         assert launch.saves(1) == before
 
 
-def test_a_save_of_rank_0s_that_is_in_flight_when_rank_0_dies_is_reported_once_it_is_durable(tmp_path: Path) -> None:
+def test_a_save_requested_by_rank_0_and_in_flight_at_its_death_is_reported_once_durable(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     more: dict[str, Any] = {"SAVE_S.1": "8"}
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", **more) as launch:
@@ -116,7 +116,7 @@ def test_the_time_limit_is_kept_without_rank_0(tmp_path: Path) -> None:
         assert stop["triggers"] == ["walltime"] and len(launch.saves(1)) == 2
 
 
-def test_stop_is_for_those_who_want_no_rank_to_go_on_without_rank_0(tmp_path: Path) -> None:
+def test_with_stop_no_rank_continues_without_rank_0(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", RESIL_GUARD__ON_LEADER_LOST="stop") as launch:
         meet(launch, run)

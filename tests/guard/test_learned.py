@@ -1,4 +1,4 @@
-"""What a job has learned serves the next one, if it fits; what does not is dropped, and the journal says why."""
+"""Measurements of a job are used by the next one if they fit, else dropped with a reason in the journal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from resilience.guard import TrainingGuard
 from resilience.guard.heartbeat.writer import HeartbeatWriter
-from resilience.guard.learned import MOST_LOSSES, kill_after_s
+from resilience.guard.learned import MAX_LOSSES, kill_after_s
 from resilience.guard.step_timer import StepTimer
 from tests.guard.guarded import a_launch
-from tests.guard.guards import Wisher, make_guard, make_run, train, wait_until
+from tests.guard.guards import Requester, make_guard, make_run, train, wait_until
 
 
 def learned(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def events(run: Path, name: str) -> list[dict[str, Any]]:
 
 
 def job(run: Path, steps: range, loss: Callable[[int], float], **settings: Any) -> list[str]:
-    """One job: resumes, trains with a loss, and saves after its last step; return what was printed."""
+    """Run one job: resume, train with a loss, save after the last step; return the messages."""
     said: list[str] = []
     with make_guard(run, say=said.append, **settings) as guard:
         guard.resumed(steps[0])
@@ -45,8 +45,8 @@ def smooth(step: int) -> float:
     return 2.0 + 0.01 * math.sin(step)
 
 
-def test_a_spike_right_after_a_resume_is_seen_at_once(run: Path) -> None:
-    """Without what was learned it takes twenty values before any is judged, and the run of high ones becomes normal."""
+def test_a_spike_right_after_a_resume_is_detected_at_once(run: Path) -> None:
+    """Without earlier losses, none is judged before the twentieth, and the high ones become normal."""
     job(run, range(300), smooth)
     said = job(run, range(300, 306), lambda step: 9.0)
     assert any("the loss is above 2.07" in sentence and "for 3 steps in a row" in sentence for sentence in said), said
@@ -64,9 +64,9 @@ def test_the_loss_is_that_of_the_save_that_the_training_resumes_from(run: Path) 
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        (100, "it is of step 300, and the training goes on at step 100"),
-        (0, "it is of step 300, and the training goes on at step 0"),
-        (9_000, "it is of step 300, and the training goes on at step 9,000"),
+        (100, "the losses are of step 300, but the training resumes at step 100"),
+        (0, "the losses are of step 300, but the training resumes at step 0"),
+        (9_000, "the losses are of step 300, but the training resumes at step 9,000"),
     ],
 )
 def test_a_loss_of_another_part_of_the_training_is_dropped(run: Path, step: int, why: str) -> None:
@@ -76,7 +76,7 @@ def test_a_loss_of_another_part_of_the_training_is_dropped(run: Path, step: int,
     assert not any("the loss is above" in sentence for sentence in said)
 
 
-def test_a_save_that_failed_has_taught_nothing(run: Path) -> None:
+def test_the_losses_at_a_failed_save_are_not_kept(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.resumed(0)
         for step in range(300):
@@ -87,11 +87,11 @@ def test_a_save_that_failed_has_taught_nothing(run: Path) -> None:
 
 
 def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         with guard.saving():
             time.sleep(0.4)
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         assert guard._runtime is not None
         timer = guard._runtime._timer
         wait_until(lambda: timer.slowest_save_s is not None)
@@ -104,7 +104,7 @@ def test_times_of_another_number_of_ranks_are_dropped_and_the_loss_is_not(run: P
     (run / "learned" / "0.json").write_text(json.dumps({**learned(run), "world": 8}))
     said = job(run, range(300, 306), lambda step: 9.0)
     (dropped,) = events(run, "learned_dropped")
-    assert dropped["what"] == "pace" and "it is of 8 ranks, and these are 1" in dropped["why"]
+    assert dropped["what"] == "pace" and "written by 8 ranks; this job has 1" in dropped["why"]
     assert any("the loss is above" in sentence for sentence in said)
 
 
@@ -118,7 +118,7 @@ def test_times_of_another_number_of_ranks_are_dropped_and_the_loss_is_not(run: P
         '{"version":1,"world":1,"losses":[],"pace":{"gaps":[],"saves":[1e999],"stalls":[]}}', "[" * 10_000,
     ],
 )  # fmt: skip
-def test_a_file_that_makes_no_sense_costs_nothing_and_is_written_anew(run: Path, text: str) -> None:
+def test_an_invalid_file_is_ignored_and_rewritten(run: Path, text: str) -> None:
     (run / "learned").mkdir()
     (run / "learned" / "0.json").write_text(text)
     job(run, range(30), smooth)
@@ -128,7 +128,7 @@ def test_a_file_that_makes_no_sense_costs_nothing_and_is_written_anew(run: Path,
     assert events(run, "end")[0]["exit_code"] == 0
 
 
-def test_the_batch_shell_finds_the_bound_in_the_form_that_it_reads(run: Path) -> None:
+def test_the_batch_shell_can_parse_the_bound(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         assert guard._runtime is not None
         guard.step()
@@ -157,7 +157,7 @@ def test_the_bound_is_three_steps_and_saves_and_a_minute(
     assert kill_after_s(set_s, step_s, save_s) == expected
 
 
-def test_the_pace_remembers_a_gap_only_as_long_as_it_would_have(run: Path) -> None:
+def test_a_restored_gap_is_forgotten_at_its_original_time(run: Path) -> None:
     timer = StepTimer()
     timer.restore({"gaps": [[30.0, 100.0], [600.0, 20.0]], "saves": [5.0, 7.0], "stalls": [0.5]}, now=1000.0)
     assert (timer.slowest_save_s, timer.slowest_stall_s) == (7.0, 0.5)
@@ -173,7 +173,7 @@ def test_old_saves_make_room_for_new_ones() -> None:
     assert timer.learned(0.0)["saves"] == [*map(float, range(111, 130)), 1.0]
 
 
-def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(run: Path) -> None:
+def test_the_memory_growth_is_passed_on_by_a_job_too_short_to_measure_it(run: Path) -> None:
     job(run, range(300), smooth, host_memory=True)
     known = {"trend": [1000.0, 600.0], "gaps_s": [5.0], "save_bytes": [7]}
     assert learned(run)["host_memory"].keys() == known.keys()
@@ -186,7 +186,7 @@ def test_how_the_memory_grows_travels_through_a_job_that_is_too_short_to_see_it(
     assert "host_memory" not in learned(run), "it is switched off, and a later job may be another one"
 
 
-def test_a_job_that_ends_before_the_file_was_read_leaves_it_as_it_is(
+def test_a_job_that_ends_before_the_file_was_read_does_not_change_it(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(run, range(300), smooth)
@@ -196,9 +196,9 @@ def test_a_job_that_ends_before_the_file_was_read_leaves_it_as_it_is(
     assert learned(run) == before
 
 
-def test_a_huge_window_is_cut_to_what_travels(run: Path) -> None:
+def test_a_huge_window_is_cut_to_the_limit(run: Path) -> None:
     job(run, range(3000), smooth, loss_window=2500)
-    assert len(learned(run)["losses"][0]["losses"]) == MOST_LOSSES
+    assert len(learned(run)["losses"][0]["losses"]) == MAX_LOSSES
     assert (run / "learned" / "0.json").stat().st_size < 60_000, "a packet of the mirror holds it"
 
 
@@ -211,7 +211,7 @@ def test_a_guard_without_a_run_directory_learns_nothing() -> None:
     assert guard.exit_code == 0
 
 
-def test_other_ranks_learn_by_way_of_their_nodes_process(tmp_path: Path) -> None:
+def test_other_ranks_get_the_file_from_their_nodes_process(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for attempt in range(2):
         with a_launch(tmp_path / f"launch{attempt}", run, 2, LOSS="2.0") as launch:

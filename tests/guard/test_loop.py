@@ -1,4 +1,4 @@
-"""What the journal says of the end, and what the process really ends with, are the same. All with real processes."""
+"""The exit code in the journal is the real one of the process. All with real processes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def caught(error):
         ("caught(SystemExit(4)); sys.exit(4)", 4, [("end", 4)]),
     ],
 )
-def test_the_last_word_is_what_the_process_ends_with(
+def test_the_last_record_has_the_real_exit_code(
     tmp_path: Path, program: str, code: int, told: list[tuple[str, int]]
 ) -> None:
     run = make_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Which rank of how many, from environments as torchrun, srun, batch shells, MPI and people's scripts make them."""
+"""Rank and world size, from the environments of torchrun, srun, batch shells, MPI and users' scripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BATCH = JOB | {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8", "S
 
 
 def in_step(rank: int, world: int, nodes: int = 1, step: int = 0, **more: str) -> dict[str, str]:
-    """What srun sets for a task."""
+    """Return the environment of a task of srun."""
     per_node = max(1, world // nodes)
     return {
         **JOB,
@@ -25,7 +25,7 @@ def in_step(rank: int, world: int, nodes: int = 1, step: int = 0, **more: str) -
 
 
 def torchrun(rank: int, world: int, local_world: int, restart: int = 0, port: int = 29500) -> dict[str, str]:
-    """What torchrun sets for a worker."""
+    """Return the environment of a worker of torchrun."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -42,7 +42,7 @@ def place(environ: dict[str, str]) -> RankInfo:
     return find_rank_info(environ, "here")
 
 
-def test_nothing_set_is_one_process_alone() -> None:
+def test_without_variables_there_is_a_single_process() -> None:
     alone = place({})
     assert (alone.rank, alone.world, alone.local_rank, alone.nodes) == (0, 1, 0, 1)
     assert (alone.job_id, alone.host, alone.run_dir, alone.notes) == ("0", "here", "", ())
@@ -61,7 +61,7 @@ def test_srun_on_two_nodes() -> None:
     assert task.host == "n1" and task.job_id == "4711" and task.notes == () and not task.is_one_node
 
 
-def test_the_batch_shell_is_no_task_although_it_has_a_rank() -> None:
+def test_the_batch_shell_is_not_a_task_although_it_has_a_rank() -> None:
     shell = place(BATCH)
     assert (shell.rank, shell.world, shell.notes) == (0, 1, ())
 
@@ -72,7 +72,7 @@ def test_a_special_step_is_no_step_of_srun(step: str) -> None:
     assert (found.rank, found.world) == (0, 1)
 
 
-def test_torchrun_below_srun_goes_by_torchrun_and_is_nothing_odd() -> None:
+def test_torchrun_below_srun_takes_precedence_without_a_note() -> None:
     worker = place(in_step(1, 2, nodes=2) | torchrun(5, 8, 4))
     assert (worker.rank, worker.world, worker.local_rank, worker.notes) == (5, 8, 1, ())
 
@@ -82,7 +82,7 @@ def test_rank_set_from_procid_agrees() -> None:
     assert (task.rank, task.world, task.notes) == (5, 8, ())
 
 
-def test_ranks_that_disagree_with_slurm_are_believed_and_named() -> None:
+def test_ranks_that_disagree_with_slurm_are_used_with_a_note() -> None:
     """`SLURM_PROCID` expanded too early, in the batch shell: every rank says 0."""
     task = place(in_step(5, 8, nodes=2) | {"RANK": "0", "WORLD_SIZE": "8"})
     assert (task.rank, task.world) == (0, 8)
@@ -95,13 +95,13 @@ def test_ranks_that_disagree_with_slurm_are_believed_and_named() -> None:
     ("rank", "world"),
     [("x", "4"), ("4", "4"), ("-1", "4"), ("0", "0"), ("0", ""), ("", "4"), ("0", "9" * 40), ("٣", "4")],
 )
-def test_a_rank_that_means_nothing_is_passed_over_and_named(rank: str, world: str) -> None:
+def test_an_invalid_rank_is_ignored_with_a_note(rank: str, world: str) -> None:
     task = place(in_step(5, 8, nodes=2) | {"RANK": rank, "WORLD_SIZE": world})
-    assert (task.rank, task.world) == (5, 8)  # what srun says
-    assert any("RANK=" in note and "passed over" in note for note in task.notes)
+    assert (task.rank, task.world) == (5, 8)  # from srun
+    assert any("RANK=" in note and "ignored" in note for note in task.notes)
 
 
-def test_a_rank_without_a_world_is_passed_over() -> None:
+def test_a_rank_without_a_world_size_is_ignored() -> None:
     found = place({"RANK": "1"})
     assert (found.rank, found.world) == (0, 1) and found.notes
 
@@ -114,19 +114,19 @@ def test_mpi_is_understood() -> None:
     assert (found.rank, found.world, found.local_rank, found.is_first_of_node) == (3, 4, 0, True)
 
 
-def test_mpi_below_its_own_daemons_is_believed_before_srun() -> None:
+def test_mpi_below_its_own_daemons_takes_precedence_over_srun() -> None:
     """mpirun starts a daemon per node with srun, and the ranks inherit the daemon's step."""
     found = place(in_step(0, 1) | {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"})
     assert (found.rank, found.world, found.notes) == (3, 4, ())
 
 
 def test_srun_with_pmi2_knows_nodes_and_local_ranks() -> None:
-    """`MpiDefault=pmi2` has srun set PMI's variables for every program."""
+    """with `MpiDefault=pmi2`, srun sets PMI's variables for every program."""
     found = place(in_step(5, 8, nodes=2) | {"PMI_RANK": "5", "PMI_SIZE": "8"})
     assert (found.rank, found.world, found.local_rank, found.nodes, found.notes) == (5, 8, 1, 2, ())
 
 
-def test_what_the_template_exports_is_read() -> None:
+def test_the_exports_of_the_template_are_read() -> None:
     found = place(
         BATCH
         | {
@@ -157,7 +157,7 @@ def test_nonsense_in_the_environment_is_no_error(environ: dict[str, str]) -> Non
 
 
 def meetings(*environs: dict[str, str]) -> set[str]:
-    return {place(environ).meeting for environ in environs}
+    return {place(environ).launch_id for environ in environs}
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def meetings(*environs: dict[str, str]) -> set[str]:
     [
         [in_step(rank, 8, nodes=2) for rank in range(8)],
         [in_step(rank // 4, 2, nodes=2) | torchrun(rank, 8, 4) for rank in range(8)],
-        # One srun for each node, as many scripts do: two steps, one training.
+        # One srun per node, as in many scripts: two steps, one training.
         [in_step(0, 1, step=rank // 4) | torchrun(rank, 8, 4) for rank in range(8)],
-        # mpirun forks the ranks of the first node in the batch shell; srun brings its daemon to the second.
+        # mpirun forks the ranks of the first node in the batch shell, and starts its daemon on the second with srun.
         [
             (BATCH if rank < 2 else in_step(0, 1))
             | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4", "PMIX_NAMESPACE": "prterun-n1-77@1"}
@@ -177,12 +177,12 @@ def meetings(*environs: dict[str, str]) -> set[str]:
     ],
     ids=["srun", "torchrun below one srun", "torchrun below an srun for each node", "mpirun", "torchrun"],
 )
-def test_all_ranks_of_a_launch_have_the_same_word(ranks: list[dict[str, str]]) -> None:
+def test_all_ranks_of_a_launch_have_the_same_launch_id(ranks: list[dict[str, str]]) -> None:
     (word,) = meetings(*ranks)
     assert word and "/" not in word and len(word) < 255
 
 
-def test_no_two_launches_have_the_same_word() -> None:
+def test_no_two_launches_have_the_same_launch_id() -> None:
     launches = [
         in_step(0, 4),
         in_step(0, 4, step=1),  # a second srun in the job
@@ -197,7 +197,7 @@ def test_no_two_launches_have_the_same_word() -> None:
     assert len(meetings(*launches)) == len(launches)
 
 
-def test_the_word_is_a_plain_file_name_whatever_the_environment_says() -> None:
+def test_the_launch_id_is_a_plain_file_name_for_any_environment() -> None:
     environ = torchrun(0, 4, 4) | {"TORCHELASTIC_RUN_ID": "../../etc/" + "x" * 500, "MASTER_ADDR": "fe80::1%eth0/\0"}
-    word = place(environ).meeting
+    word = place(environ).launch_id
     assert "/" not in word and "." not in word and "\0" not in word and len(word) < 255

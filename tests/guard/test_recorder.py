@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 
 from resilience.guard.rank_info import RankInfo
-from resilience.guard.recorder import MOST_EVENTS, Recorder, say_on_stderr
+from resilience.guard.recorder import MAX_EVENTS, Recorder, say_on_stderr
 
 
 def a_recorder() -> tuple[Recorder, list[str]]:
@@ -22,7 +22,7 @@ def a_recorder() -> tuple[Recorder, list[str]]:
     return Recorder(RankInfo(rank=3, attempt=2, host="n1"), said.append), said
 
 
-def test_an_event_carries_when_who_and_where() -> None:
+def test_an_event_has_time_rank_and_host() -> None:
     recorder, _ = a_recorder()
     recorder.event("save", step=7, seconds=0.5)
     [record] = recorder.take()
@@ -33,10 +33,10 @@ def test_an_event_carries_when_who_and_where() -> None:
 
 def test_the_oldest_events_go_first_and_are_counted() -> None:
     recorder, _ = a_recorder()
-    for number in range(MOST_EVENTS + 5):
+    for number in range(MAX_EVENTS + 5):
         recorder.event("phase", number=number)
     taken = recorder.take()
-    assert (len(taken), recorder.dropped, taken[0]["number"]) == (MOST_EVENTS, 5, 5)
+    assert (len(taken), recorder.dropped, taken[0]["number"]) == (MAX_EVENTS, 5, 5)
 
 
 def test_no_event_is_lost_or_doubled_between_threads() -> None:
@@ -82,7 +82,7 @@ def test_a_signal_handler_may_note_something_while_its_thread_does() -> None:
     assert any(record["event"] == "signal" for record in recorder.take())
 
 
-def test_a_warning_with_a_key_is_said_once_by_all_threads_together() -> None:
+def test_a_warning_with_a_key_is_printed_once_by_all_threads_together() -> None:
     recorder, said = a_recorder()
     threads = [threading.Thread(target=recorder.warn, args=("the disk is full", "disk")) for _ in range(16)]
     for thread in threads:
@@ -96,7 +96,7 @@ def test_a_warning_with_a_key_is_said_once_by_all_threads_together() -> None:
     assert [record["text"] for record in recorder.take()] == ["the disk is full", "another", "no key", "no key"]
 
 
-def test_somebodys_own_say_that_fails_costs_nothing() -> None:
+def test_a_users_say_that_fails_is_recorded() -> None:
     def say(text: str) -> None:
         raise RuntimeError("the dashboard is down")
 
@@ -108,13 +108,13 @@ def test_somebodys_own_say_that_fails_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("stream", [None, "closed", "full"])
-def test_a_stderr_that_takes_nothing_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+def test_a_full_stderr_does_not_fail(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
     if stream == "full":
         with open("/dev/full", "w") as full:
             monkeypatch.setattr(sys, "stderr", full)
             say_on_stderr("hello")
             monkeypatch.undo()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that closing it can write what is left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that close() can flush
         return
     closed = io.StringIO()
     closed.close()

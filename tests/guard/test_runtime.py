@@ -1,4 +1,4 @@
-"""What is started with a guard, and what becomes of what the agreement tells."""
+"""The parts of a running guard, and the routing of agreement events."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.decision import Decision, Request
-from tests.guard.guards import Wisher, make_guard, train
+from tests.guard.guards import Requester, make_guard, train
 
 
 def events(run: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
 
 
-def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+def test_the_journal_has_the_events_from_start_to_end(run: Path) -> None:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         guard.resumed(100)
         train(guard)
         with guard.saving():
@@ -30,7 +30,7 @@ def test_the_journal_tells_the_story_from_start_to_end(run: Path) -> None:
 
 
 def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:
-    class Listener(Wisher):
+    class Listener(Requester):
         def __init__(self) -> None:
             super().__init__()
             self.saves: list[int] = []
@@ -53,7 +53,7 @@ def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:
     assert sum("saved()" in sentence for sentence in said) == 1
 
 
-def test_notes_about_the_place_are_reported_at_the_start(run: Path, said: list[str]) -> None:
+def test_notes_about_the_environment_are_reported_at_the_start(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         pass
     guard = make_guard(run, say=said.append)
@@ -83,14 +83,14 @@ def test_the_training_phase_begins_with_the_first_step(run: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["absent", "lost", "back", "skew", "twins", "fault", "broken"])
-def test_news_that_nothing_can_be_decided_reaches_a_person(run: Path, kind: str, said: list[str]) -> None:
+def test_events_that_prevent_decisions_are_warnings(run: Path, kind: str, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent(kind, "two processes say that they are rank 3"))
     assert any("rank 3" in sentence for sentence in said)
 
 
-def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path, said: list[str]) -> None:
+def test_other_agreement_events_are_only_in_the_journal(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         guard._runtime.on_event(AgreementEvent("restarted", "rank 3 was restarted"))
@@ -98,7 +98,7 @@ def test_other_news_of_the_agreement_stand_in_the_journal_only(run: Path, said: 
     assert "restarted" in events(run)
 
 
-def test_rounds_that_come_to_nothing_again_and_again_are_reported_to_people(run: Path, said: list[str]) -> None:
+def test_repeatedly_aborted_rounds_are_reported(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         for _ in range(2):
@@ -109,7 +109,7 @@ def test_rounds_that_come_to_nothing_again_and_again_are_reported_to_people(run:
 
 
 def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
-    """The batch shell reads this line: a job whose last save failed must not count as stopped in good order."""
+    """The batch shell reads this record: a job whose last save failed must not count as cleanly stopped."""
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
         assert guard._runtime is not None
@@ -124,8 +124,8 @@ def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:
     assert guard.exit_code == 1
 
 
-def test_a_training_that_was_stopped_before_it_began_had_nothing_to_save(run: Path) -> None:
-    """Its wish is decided when late ranks come; nobody saves then, and nobody has failed."""
+def test_a_training_stopped_before_its_start_has_nothing_to_save(run: Path) -> None:
+    """The request is decided when late ranks join; no rank saves, and none has failed."""
     (run / "switches" / "kill").touch()
     with make_guard(run, say=lambda text: None) as guard:
         assert guard.should_stop_early()

@@ -1,4 +1,4 @@
-"""The `with` block around a save: nested, failing, and above all in flight: durable long after the block was left."""
+"""The `with` block around a save: nested, failing, and in flight, durable long after the block was left."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from resilience.guard import GuardError, Request, TrainingGuard
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import Wisher, make_guard, save, train, wait_until
+from tests.guard.guards import Requester, make_guard, save, train, wait_until
 from tests.guard.ranks import REPOSITORY
 
 Future = concurrent.futures.Future
-SAVE = Request("wisher", "please", stop=False)
+SAVE = Request("requester", "please", stop=False)
 
 
 def events(run: Path, *names: str) -> list[dict[str, Any]]:
     """The lines of the journal, or those of these kinds."""
     path = run / "journal" / "12.0.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be being written
+    found = [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be incomplete
     return [event for event in found if not names or event["event"] in names]
 
 
@@ -47,7 +47,7 @@ def future() -> Future[None]:
 
 
 def soon(act: Callable[..., None], *arguments: object) -> None:
-    """Let it happen while the training waits."""
+    """Run the action while the training waits."""
     threading.Timer(0.3, act, arguments).start()
 
 
@@ -55,16 +55,16 @@ def soon(act: Callable[..., None], *arguments: object) -> None:
 
 
 def test_a_save_inside_a_save_is_one_save(run: Path) -> None:
-    wisher = Wisher(SAVE)
-    with make_guard(run, triggers=[wisher]) as guard:
+    requester = Requester(SAVE)
+    with make_guard(run, triggers=[requester]) as guard:
         train(guard)
         with guard.saving(), guard.saving():
-            assert wisher.heard == []
-        wait_until(lambda: wisher.heard == ["saved"])
+            assert requester.outcomes == []
+        wait_until(lambda: requester.outcomes == ["saved"])
     assert len(events(run, "save")) == 1
 
 
-def test_phases_nest_and_return_and_a_save_that_nobody_asked_for_is_measured_too(run: Path) -> None:
+def test_phases_nest_and_return_and_a_save_without_a_request_is_measured_too(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         with guard.phase("eval"):
@@ -83,7 +83,7 @@ def test_an_exception_in_a_save_passes_through(run: Path) -> None:
 # ---- in flight -------------------------------------------------------------------------------------------------------
 
 
-def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_meanwhile(
+def test_a_save_in_flight_counts_when_durable_and_the_training_continues_meanwhile(
     run: Path, future: Future[None]
 ) -> None:
     (run / "switches" / "save").touch()
@@ -109,7 +109,7 @@ def test_a_save_in_flight_counts_when_it_is_durable_and_the_training_goes_on_mea
     assert guard.exit_code == 0
 
 
-def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported_to_people(
+def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported(
     run: Path, said: list[str], future: Future[None]
 ) -> None:
     (run / "switches" / "save").touch()
@@ -126,7 +126,7 @@ def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported_to_people
     assert events(run, "end")[0] == events(run, "end")[0] | {"exit_code": 1, "stopped": False, "why": sentence}
 
 
-def test_a_later_save_that_is_durable_makes_a_failed_one_good(run: Path) -> None:
+def test_a_later_durable_save_clears_a_failed_one(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
         save(guard, failed(ValueError("once")))
@@ -138,25 +138,25 @@ def test_a_later_save_that_is_durable_makes_a_failed_one_good(run: Path) -> None
 
 
 def test_a_stop_is_decided_while_a_save_is_in_flight(run: Path, future: Future[None]) -> None:
-    wisher = Wisher(SAVE)
-    with make_guard(run, triggers=[wisher], say=lambda text: None) as guard:
+    requester = Requester(SAVE)
+    with make_guard(run, triggers=[requester], say=lambda text: None) as guard:
         train(guard)
         save(guard, future)
         (run / "switches" / "kill").touch()
         decision = train(guard, until=lambda decision: decision.stop)
-        assert decision.save and wisher.heard == []
+        assert decision.save and requester.outcomes == []
         soon(future.set_result, None)
         with guard.saving():  # waits for the one in flight
             assert future.done()
-    assert wisher.heard == ["saved"]
+    assert requester.outcomes == ["saved"]
     assert [event["step"] for event in events(run, "save")] == sorted(event["step"] for event in events(run, "save"))
     assert guard.exit_code == 75
 
 
 @pytest.mark.parametrize("overlap", ["wait", "skip"])
-def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -> None:
-    wisher, future = Wisher(SAVE), Future[None]()
-    with make_guard(run, triggers=[wisher], say=lambda text: None, save_overlap=overlap) as guard:
+def test_a_second_save_waits_or_is_skipped_as_set(run: Path, overlap: str) -> None:
+    requester, future = Requester(SAVE), Future[None]()
+    with make_guard(run, triggers=[requester], say=lambda text: None, save_overlap=overlap) as guard:
         train(guard)
         save(guard, future)
         (run / "switches" / "save").touch()
@@ -167,8 +167,8 @@ def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -
             assert len(events(run, "save_skipped")) == 1, "said once, however often it is asked for"
             assert (run / "switches" / "save").exists()
             future.set_result(None)
-            wait_until(lambda: wisher.heard == ["saved"])
-            train(guard)  # now it is obeyed
+            wait_until(lambda: requester.outcomes == ["saved"])
+            train(guard)  # the request is followed now
         else:
             train(guard)
             soon(future.set_result, None)
@@ -179,7 +179,7 @@ def test_a_second_save_waits_or_is_passed_over_as_set(run: Path, overlap: str) -
     assert len(events(run, "switch")) == 1
 
 
-def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
+def test_until_waits_for_all_handles(run: Path) -> None:
     first, second = Future[None](), Future[None]()
     with make_guard(run) as guard:
         guard.step()
@@ -193,17 +193,17 @@ def test_until_waits_for_all_that_it_is_given(run: Path) -> None:
         wait_until(lambda: "save" in kinds(run))
 
 
-def test_nothing_to_wait_for_is_a_save_that_is_done(run: Path) -> None:
+def test_without_handles_a_save_is_durable_at_once(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
         save(guard, None)
     assert kinds(run) == ["save_begin", "save", "end"]
 
 
-def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
+def test_an_unsupported_handle_is_an_error_and_so_is_until_outside_of_its_block(run: Path) -> None:
     with make_guard(run) as guard:
         guard.step()
-        with pytest.raises(GuardError, match="cannot ask a int whether it is done"):
+        with pytest.raises(GuardError, match="does not support int"):
             save(guard, 5)
         with guard.saving() as saving:
             pass
@@ -215,8 +215,8 @@ def test_what_cannot_be_asked_is_an_error_and_so_is_until_outside_of_its_block(r
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path, future: Future[None]) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+def test_leaving_the_guard_waits_for_a_save_in_flight(run: Path, future: Future[None]) -> None:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         save(guard, future)
         soon(future.set_result, None)
@@ -226,7 +226,7 @@ def test_leaving_the_guard_waits_for_what_is_in_flight(run: Path, future: Future
 
 
 def test_the_exit_code_is_not_known_before_the_last_save_is_durable(run: Path) -> None:
-    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    guard = make_guard(run, triggers=[Requester("enough")], say=lambda text: None)
     guard.start()
     train(guard)
     future: Future[None] = Future()
@@ -251,20 +251,20 @@ def test_a_run_is_finished_when_its_last_save_is_durable(run: Path, future: Futu
     assert guard.exit_code == 1
 
 
-def test_what_is_not_durable_shortly_before_the_jobs_end_is_cut_off_and_named(run: Path, said: list[str]) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+def test_a_save_not_durable_shortly_before_the_jobs_end_is_cut_off_and_reported(run: Path, said: list[str]) -> None:
+    with make_guard(run, triggers=[Requester("enough")], say=said.append) as guard:
         train(guard)
         save(guard, lambda: False)
-        guard.place.end_time = time.time() + 5.5  # it ends half a second from now: 5 s are left for the rest
+        guard.place.end_time = time.time() + 5.5  # ends in half a second, with 5 s in reserve
         began = time.monotonic()
     assert time.monotonic() - began < 5
     assert guard.exit_code == 1
     (cut,) = [sentence for sentence in said if "is not durable" in sentence]
-    assert "it was cut off after" in cut
+    assert "cut off after" in cut
     assert not events(run, "end")[0]["stopped"]
 
 
-def test_the_wait_is_bounded_by_what_saves_took_and_shorter_after_a_fault(run: Path) -> None:
+def test_the_wait_is_bounded_by_the_duration_of_saves_and_shorter_after_an_error(run: Path) -> None:
     with make_guard(run, exit_timeout_s=900.0, say=lambda text: None) as guard:
         guard.step()
         runtime = guard._runtime
@@ -294,8 +294,8 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
     assert guard.exit_code == 0
 
 
-def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, said: list[str]) -> None:
-    """Else what a training does behind its guard would be cut short, for a save that hung days ago."""
+def test_a_hung_save_no_longer_counts_once_a_later_one_is_durable(run: Path, said: list[str]) -> None:
+    """Otherwise code after the guard would be cut short because of a save that hung days ago."""
     told = []
     with make_guard(run, exit_timeout_s=0.3, say=said.append) as guard:
         guard.step()
@@ -310,7 +310,7 @@ def test_a_save_that_hung_counts_no_more_once_a_later_one_is_durable(run: Path, 
     assert guard.exit_code == 0
 
 
-def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: list[str]) -> None:
+def test_a_long_wait_is_reported_every_half_minute(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         guard.step()
         runtime = guard._runtime
@@ -320,8 +320,8 @@ def test_a_long_wait_says_every_half_minute_what_it_waits_for(run: Path, said: l
         saving.step = 400
         for waited_s in range(100):
             runtime.show_drain(saving, float(waited_s))
-    told = [sentence for sentence in said if "to be durable" in sentence]
-    assert len(told) == 3 and "the save of step 400" in told[0] and "the slowest took 41 s" in told[0]
+    told = [sentence for sentence in said if "durable" in sentence]
+    assert len(told) == 3 and "the save of step 400" in told[0] and "the slowest save took 41 s" in told[0]
 
 
 def test_a_save_behind_the_block_is_waited_for_when_the_interpreter_exits(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def ended_program(code: int) -> subprocess.Popen[bytes]:
 
 
 class TorchFuture:
-    """As torch.futures.Future answers."""
+    """Behaves like torch.futures.Future."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -402,7 +402,7 @@ class TorchFuture:
 
 
 class Response:
-    """As torch.distributed.checkpoint.AsyncSaveResponse is made."""
+    """Has the attributes of torch.distributed.checkpoint.AsyncSaveResponse."""
 
     def __init__(self, upload: Any, staging: Any = None) -> None:
         self.upload_completion = upload
@@ -410,7 +410,7 @@ class Response:
 
 
 class Manager:
-    """As Orbax managers and checkpointers answer."""
+    """Behaves like Orbax managers and checkpointers."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
@@ -425,7 +425,7 @@ class Manager:
 
 
 class Model:
-    """Something that can be called, and is no handle."""
+    """A callable that is not a handle."""
 
     def __call__(self) -> bool:
         raise AssertionError
@@ -449,8 +449,8 @@ BAD: dict[str, tuple[Callable[[], Any], type[BaseException], str]] = {
     "response": (lambda: Response(failed(OSError("as asked"))), OSError, "as asked"),
     "staging": (lambda: Response(done(), failed(OSError("as asked"))), OSError, "as asked"),
     "thread": (lambda: ended_thread(raise_oserror), OSError, "as asked"),
-    "process": (lambda: ended_process(3), SaveNotDurable, "its process ended with 3"),
-    "program": (lambda: ended_program(4), SaveNotDurable, "its process ended with 4"),
+    "process": (lambda: ended_process(3), SaveNotDurable, "the process of the save exited with code 3"),
+    "program": (lambda: ended_program(4), SaveNotDurable, "the process of the save exited with code 4"),
     "function": (lambda: raise_oserror, OSError, "as asked"),
 }
 
@@ -462,7 +462,7 @@ def test_a_handle_that_has_ended_well_is_durable(kind: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", BAD)
-def test_a_handle_that_has_failed_tells_why(kind: str, run: Path) -> None:
+def test_a_failed_handle_raises_its_error(kind: str, run: Path) -> None:
     make, expected, text = BAD[kind]
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
@@ -473,7 +473,7 @@ def test_a_handle_that_has_failed_tells_why(kind: str, run: Path) -> None:
     )
 
 
-def test_a_handle_that_goes_on_is_not_durable() -> None:
+def test_a_running_handle_is_not_durable() -> None:
     release = threading.Event()
     thread = threading.Thread(target=release.wait)
     thread.start()
@@ -490,7 +490,7 @@ def test_a_handle_that_goes_on_is_not_durable() -> None:
     wait_until(lambda: [poll() for poll in polls[1:4]] == [True] * 3)
 
 
-def test_an_orbax_manager_that_has_failed_says_so_when_it_is_asked() -> None:
+def test_a_failed_orbax_manager_raises_its_error() -> None:
     manager = Manager(ValueError("shard 3"))
     poll = poll_of(manager)
     manager.release.set()
@@ -498,7 +498,7 @@ def test_an_orbax_manager_that_has_failed_says_so_when_it_is_asked() -> None:
         wait_until(poll)
 
 
-def test_what_a_save_function_returns_is_a_handle_only_if_nothing_else_can_be_meant() -> None:
+def test_only_unambiguous_return_values_of_a_save_function_are_handles() -> None:
     handles = (done(), ended_thread(lambda: None), Response(done()), Manager(), lambda: True, done().done)
     assert all(handles_in(handle) == [handle] for handle in handles)
     things = (None, "checkpoint-400", Path("x"), 5, {"step": 4}, Model(), Model)
@@ -511,13 +511,13 @@ def test_a_save_function_that_is_async_was_not_run_at_all(run: Path) -> None:
     async def save() -> None:
         raise AssertionError("nobody runs it")
 
-    with make_guard(run, triggers=[Wisher("enough")]) as guard, pytest.raises(GuardError, match="`async`"):
+    with make_guard(run, triggers=[Requester("enough")]) as guard, pytest.raises(GuardError, match="`async`"):
         for _ in guard.steps(range(10**9), save=save):
             time.sleep(0.001)
     assert guard.exit_code == 1
 
 
-def test_a_failed_block_inside_another_is_a_failed_save_unless_it_was_tried_again(run: Path, said: list[str]) -> None:
+def test_a_failed_nested_block_is_a_failed_save_unless_retried(run: Path, said: list[str]) -> None:
     with make_guard(run, say=said.append) as guard:
         for tries in (1, 2):
             guard.step()
@@ -541,13 +541,13 @@ def test_a_thread_that_fell_before_the_first_save_is_reported_as_well(run: Path,
     assert guard.exit_code == 1 and events(run, "save_failed")
 
 
-def test_the_short_form_takes_what_save_returns(run: Path, future: Future[None]) -> None:
+def test_the_short_form_uses_the_handles_that_save_returns(run: Path, future: Future[None]) -> None:
 
     def save(label: str) -> Future[None]:
         soon(future.set_result, None)
         return future
 
-    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    guard = make_guard(run, triggers=[Requester("enough")], say=lambda text: None)
     for _ in guard.steps(range(10**9), save=save):
         time.sleep(0.001)
     assert future.done(), "the loop ends when its last save is durable"
@@ -557,7 +557,7 @@ def test_the_short_form_takes_what_save_returns(run: Path, future: Future[None])
 
 
 def test_the_short_form_with_a_save_that_fails_in_the_background_is_exit_code_1(run: Path) -> None:
-    guard = make_guard(run, triggers=[Wisher("enough")], say=lambda text: None)
+    guard = make_guard(run, triggers=[Requester("enough")], say=lambda text: None)
     for _ in guard.steps(range(10**9), save=lambda: failed(OSError("gone"))):
         time.sleep(0.001)
     assert guard.exit_code == 1
@@ -566,7 +566,7 @@ def test_the_short_form_with_a_save_that_fails_in_the_background_is_exit_code_1(
 
 def test_the_settings_of_overlapping_saves_are_checked() -> None:
     assert GuardSettings(save_overlap="skip").save_overlap == "skip"
-    with pytest.raises(GuardError, match="save_overlap = 'drop' is not possible"):
+    with pytest.raises(GuardError, match="save_overlap = 'drop' is invalid"):
         GuardSettings(save_overlap="drop")
 
 

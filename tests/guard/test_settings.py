@@ -1,4 +1,4 @@
-"""What the guard's settings take, and what they refuse: with the setting, the variable and the unit in the sentence."""
+"""Valid and invalid values of the guard's settings; messages name the setting, the variable and the unit."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_percentage_of_one_or_less_is_refused_and_the_unit_is_explained(name: 
 
 
 @pytest.mark.parametrize("name", PERCENTS)
-def test_a_fraction_in_the_environment_is_refused_with_what_is_probably_meant(name: str) -> None:
+def test_a_fraction_in_the_environment_is_refused_with_the_percentage_probably_meant(name: str) -> None:
     error = refusal({variable(name): "0.85"})
     assert error.message == f"{variable(name)} = '0.85': '0.85' is a fraction, not a percentage"
     assert error.hint == "write 85%"
@@ -118,7 +118,7 @@ def test_a_fraction_in_the_environment_is_refused_with_what_is_probably_meant(na
 def test_a_percentage_out_of_range_is_refused_with_the_range_and_the_unit(name: str, value: float) -> None:
     error = refusal(None, **{name: cast(Any, value)})
     assert f"{name} = {value!r} is out of range" in error.message.replace(".0", "") + error.message
-    assert error.hint == "it may be from 1 to 100 %"
+    assert error.hint == "set a value from 1 to 100 %"
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -127,54 +127,54 @@ def test_numbers_that_are_none_and_numbers_beyond_the_range_are_refused(name: st
     for value in (math.nan, math.inf, -math.inf, low - 1, high * 2 + 1, 10**400):
         error = refusal(None, **{name: cast(Any, value)})
         assert error.message.startswith(f"{name} = ")
-        assert "out of range" in error.message or "is not possible" in error.message
-        assert error.hint.startswith("it may be ")
+        assert "out of range" in error.message or "is invalid" in error.message
+        assert error.hint.startswith("set ")
     for text in ("nan", "inf", "-1"):
-        assert refusal({variable(name): text}).message.startswith(f"{variable(name)} = ")  # named as it was written
+        assert refusal({variable(name): text}).message.startswith(f"{variable(name)} = ")  # named as in the environment
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("poll_s", "it may be a number, in s"), ("stop_after", "it may be a number, in s"),
-     ("loss_window", "it may be a whole number"),
-     ("host_memory_percent", "it may be a number, in %"),
-     ("host_memory_free_bytes", "it may be a whole number, in bytes"),
-     ("kill_switch", "it may be true or false"), ("interface", "it may be a word"),
-     ("signals", "it may be names of signals")],
+    [("poll_s", "set a number, in s"), ("stop_after", "set a number, in s"),
+     ("loss_window", "set a whole number"),
+     ("host_memory_percent", "set a number, in %"),
+     ("host_memory_free_bytes", "set a whole number, in bytes"),
+     ("kill_switch", "set true or false"), ("interface", "set a word"),
+     ("signals", "set names of signals")],
 )  # fmt: skip
 @pytest.mark.parametrize("value", [None, {"a": 1}, object(), 1j, b"x"])
-def test_values_of_another_kind_are_refused_with_the_kind_and_the_unit(name: str, hint: str, value: Any) -> None:
+def test_values_of_a_wrong_type_are_refused_with_the_type_and_the_unit(name: str, hint: str, value: Any) -> None:
     error = refusal(None, **{name: cast(Any, value)})
-    assert error.message.startswith(f"{name} = ") and error.message.endswith(" is not possible")
+    assert error.message.startswith(f"{name} = ") and error.message.endswith(" is invalid")
     assert error.hint == hint
 
 
 def test_half_a_step_is_refused_and_not_rounded() -> None:
-    assert refusal(loss_window=50.5).hint == "it may be a whole number"
-    assert refusal({variable("skew_steps"): "2.5"}).hint == "it may be a whole number, in steps"
+    assert refusal(loss_window=50.5).hint == "set a whole number"
+    assert refusal({variable("skew_steps"): "2.5"}).hint == "set a whole number, in steps"
 
 
 def test_a_truth_value_is_no_number() -> None:
-    assert refusal(poll_s=True).message == "poll_s = True is not possible"
+    assert refusal(poll_s=True).message == "poll_s = True is invalid"
 
 
 @pytest.mark.parametrize("word", ["KILL", "SIGKILL", "stop", signal.SIGSTOP])
-def test_a_signal_that_nobody_can_catch_is_refused_with_the_reason(word: Any) -> None:
+def test_a_signal_that_cannot_be_caught_is_refused_with_the_reason(word: Any) -> None:
     error = refusal(signals=["USR1", word])
     assert "signals = " in error.message and error.hint.startswith("no process can catch SIG")
 
 
 def test_an_unknown_signal_is_refused_with_the_nearest() -> None:
     error = refusal({variable("signals"): "USR1,TREM"})
-    assert error.message == f"{variable('signals')} = 'TREM' is not possible"
+    assert error.message == f"{variable('signals')} = 'TREM' is invalid"
     assert error.hint == "did you mean TERM? there are: USR1, USR2, TERM, HUP, INT"
-    assert refusal(signals=["SEGV"]).message == "signals = 'SEGV' is not possible"
-    assert "is not possible" in refusal(signals=5).message
+    assert refusal(signals=["SEGV"]).message == "signals = 'SEGV' is invalid"
+    assert "is invalid" in refusal(signals=5).message
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest_and_by_the_name_that_was_written() -> None:
     error = refusal({"RESIL_GUARD__HOST_MEMORY_PRECENT": "85"})
-    assert error.message == "the guard knows no setting 'RESIL_GUARD__HOST_MEMORY_PRECENT'"
+    assert error.message == "unknown guard setting 'RESIL_GUARD__HOST_MEMORY_PRECENT'"
     assert error.hint == "did you mean host_memory_percent?"
     assert refusal(kil_switch=True).hint == "did you mean kill_switch?"
     assert refusal({"RESIL_GUARD__": "1"}).hint.startswith("there are: poll_s, ")
@@ -182,9 +182,9 @@ def test_an_unknown_setting_is_refused_with_the_nearest_and_by_the_name_that_was
 
 
 @pytest.mark.parametrize("name", sorted(_CHOICES))
-def test_a_word_that_is_no_choice_is_refused_with_the_choices(name: str) -> None:
+def test_an_invalid_choice_is_refused_with_the_choices(name: str) -> None:
     error = refusal({variable(name): "perhaps-not"})
-    assert error.message == f"{variable(name)} = 'perhaps-not' is not possible"
+    assert error.message == f"{variable(name)} = 'perhaps-not' is invalid"
     assert any(choice and choice in error.hint for choice in _CHOICES[name])
 
 
@@ -198,7 +198,7 @@ def test_an_empty_variable_sets_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_made_by_hand_is_checked_as_well(name: str) -> None:
+def test_settings_created_directly_are_checked_as_well(name: str) -> None:
     with pytest.raises(GuardError, match=f"^{name} = "):
         GuardSettings(**{name: cast(Any, object())})
 
@@ -208,7 +208,7 @@ def test_a_wrong_value_made_by_hand_is_refused_like_any_other() -> None:
         GuardSettings(host_memory_percent=0.9)
     with pytest.raises(GuardError, match="out of range"):
         GuardSettings(poll_s=math.nan)
-    with pytest.raises(GuardError, match="'KILL' is not possible"):
+    with pytest.raises(GuardError, match="'KILL' is invalid"):
         GuardSettings(signals=("KILL",))
 
 

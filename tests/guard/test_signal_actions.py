@@ -1,4 +1,4 @@
-"""Who handles a signal, by Python's table and below it; and who has taken our place."""
+"""Signal handlers of Python and of libraries, and the detection of replacements."""
 
 from __future__ import annotations
 
@@ -50,32 +50,32 @@ def usr1_address() -> int:
     return address_of(action)
 
 
-def test_who_takes_our_place_is_reported_once_and_again_after_it_was_ours(replacements: Replacements) -> None:
-    assert replacements.look([signal.SIGUSR1]) == [] and replacements.is_ours(signal.SIGUSR1)
+def test_a_replacement_is_reported_once_and_again_after_a_reinstall(replacements: Replacements) -> None:
+    assert replacements.check([signal.SIGUSR1]) == [] and replacements.is_ours(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, another)
-    ((number, owner),) = replacements.look([signal.SIGUSR1])
+    ((number, owner),) = replacements.check([signal.SIGUSR1])
     assert number == signal.SIGUSR1 and owner.endswith("test_signal_actions.another")
-    assert replacements.look([signal.SIGUSR1]) == [] and not replacements.is_ours(signal.SIGUSR1)
+    assert replacements.check([signal.SIGUSR1]) == [] and not replacements.is_ours(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    assert replacements.look([signal.SIGUSR1]) == [(signal.SIGUSR1, "the default action")]
+    assert replacements.check([signal.SIGUSR1]) == [(signal.SIGUSR1, "the default action")]
     signal.signal(signal.SIGUSR1, ours)
-    replacements.forget(signal.SIGUSR1)
-    assert replacements.look([signal.SIGUSR1]) == []
+    replacements.reset(signal.SIGUSR1)
+    assert replacements.check([signal.SIGUSR1]) == []
 
 
-def test_who_calls_ours_has_taken_nothing(replacements: Replacements) -> None:
+def test_a_handler_that_calls_ours_is_not_a_replacement(replacements: Replacements) -> None:
     signal.signal(signal.SIGUSR1, calls_ours)
-    assert replacements.look([signal.SIGUSR1]) == []
+    assert replacements.check([signal.SIGUSR1]) == []
 
 
 @pytest.mark.parametrize(("address", "who"), [(DEFAULT, "the default action"), (IGNORED, "SIG_IGN: it is ignored")])
-def test_what_python_does_not_know_of_is_seen_below_it(replacements: Replacements, address: int, who: str) -> None:
+def test_a_native_handler_unknown_to_python_is_detected(replacements: Replacements, address: int, who: str) -> None:
     replacements.remember(signal.SIGUSR1)
     pythons = libc.signal(signal.SIGUSR1, address)
     try:
         assert signal.getsignal(signal.SIGUSR1) is ours
         assert not replacements.is_ours(signal.SIGUSR1)
-        assert replacements.look([signal.SIGUSR1]) == [(signal.SIGUSR1, who)]
+        assert replacements.check([signal.SIGUSR1]) == [(signal.SIGUSR1, who)]
     finally:
         libc.signal(signal.SIGUSR1, pythons)
     assert replacements.is_ours(signal.SIGUSR1)
@@ -99,7 +99,7 @@ def test_a_library_is_named_by_its_file() -> None:
     assert address is not None and library_of(address).startswith(("libc", "ld-musl"))
 
 
-def test_handlers_are_named_for_people() -> None:
+def test_handlers_are_described() -> None:
     assert describe_handler(None) == "a library"
     assert describe_handler(signal.SIG_DFL) == "the default action"
     assert describe_handler(signal.SIG_IGN) == "SIG_IGN: it is ignored"

@@ -1,4 +1,4 @@
-"""Stacks are written by a process of its own, so that a dead file system does not hold the one that ends."""
+"""A separate process writes the stacks, so that a hung file system does not delay the exit."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.guard.disks import needs_fuse
 from tests.system.hung import hung_directory
 
 
-def test_all_threads_are_in_the_file_and_what_stood_there_stays(tmp_path: Path) -> None:
+def test_all_threads_are_appended_to_the_file(tmp_path: Path) -> None:
     path = tmp_path / "12.0.stacks"
     assert write_stacks(str(path), "first", 20.0)
     assert write_stacks(str(path), "second", 20.0)
     told = path.read_text()
     assert told.startswith("first\n") and "\nsecond\n" in told
-    assert told.count("in test_all_threads_are_in_the_file_and_what_stood_there_stays") == 2
+    assert told.count("in test_all_threads_are_appended_to_the_file") == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -54,7 +54,7 @@ def test_a_dead_file_system_is_waited_for_no_longer_than_asked(tmp_path: Path) -
     os.waitpid(writers[0].pid, 0)
 
 
-def test_a_closed_stderr_costs_only_the_stacks_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stderr_loses_only_the_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     with open(os.devnull, "w") as closed:
         pass
     monkeypatch.setattr("sys.__stderr__", closed)

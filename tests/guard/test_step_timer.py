@@ -1,4 +1,4 @@
-"""What the pace says of a training that is sampled from outside: never less than the truth, and little more."""
+"""The step timer, which samples the training: never less than the real duration, and little more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.guard.step_timer import REMEMBERED_LEAST_S, REMEMBERED_MOST_S, R
 
 
 class Training:
-    """A training on a timetable, and a sampler that looks at it: what `Parts` does, without waiting."""
+    """A training with a fake clock, and its sampler: what `GuardRuntime` does, without waiting."""
 
     def __init__(self, period_s: float = 1.0) -> None:
         self.timer = StepTimer()
@@ -26,7 +26,7 @@ class Training:
         self.true_gaps: list[float] = []
 
     def wait(self, seconds: float) -> None:
-        """Nothing happens in the training for so long; the sampler looks on."""
+        """Let time pass without progress, with samples."""
         until = self.now + seconds
         while self._next_look <= until:
             self.cpu_s += max(0.0, self._next_look - self.now)
@@ -37,7 +37,7 @@ class Training:
         self.now = until
 
     def look(self) -> None:
-        self.timer.look(self.now, (self.steps, self.polls), self.cpu_s)
+        self.timer.sample(self.now, (self.steps, self.polls), self.cpu_s)
 
     def step(self, seconds: float) -> None:
         self.wait(seconds)
@@ -58,12 +58,12 @@ class Training:
         self._stepped += seconds
 
     def stopped(self, seconds: float) -> None:
-        """SIGSTOP: no sample, no processor time."""
+        """SIGSTOP: no sample, no CPU time."""
         self.now += seconds
         self._next_look = self.now
 
     def begin(self, step_s: float = 1.0) -> None:
-        """Do the first steps, so that the start-up is over."""
+        """Do the first steps, which end the start-up."""
         self.wait(1)
         for _ in range(3):
             self.step(step_s)
@@ -84,14 +84,14 @@ def begun(step_s: float = 1.0, *, period_s: float = 1.0) -> Training:
     return training
 
 
-def test_nothing_is_said_before_anything_was_measured() -> None:
+def test_nothing_is_known_before_the_first_measurement() -> None:
     timer = StepTimer()
     assert (timer.slowest_step_s, timer.slowest_save_s) == (None, None)
-    timer.look(1.0, (0, 0), 0.0)
+    timer.sample(1.0, (0, 0), 0.0)
     assert timer.slowest_step_s is None
 
 
-def test_the_start_up_is_no_step_however_long_it_lasts() -> None:
+def test_the_start_up_never_counts_as_a_step() -> None:
     training = Training()
     training.step(1800)  # compilation
     training.wait(2)
@@ -108,7 +108,7 @@ def test_polls_while_data_is_skipped_do_not_end_the_start_up() -> None:
     assert training.slowest_s < 5
 
 
-def test_what_comes_before_the_first_step_after_a_resume_is_start_up_again() -> None:
+def test_the_time_until_the_first_step_after_a_resume_is_start_up() -> None:
     training = Training()
     training.wait(3)
     training.steps = 5000  # guard.resumed(5000)
@@ -143,7 +143,7 @@ def test_many_steps_in_one_sample_are_at_most_two_samples_long() -> None:
     assert training.slowest_s <= max(training.true_gaps) + 2.0
 
 
-def test_a_save_is_no_part_of_a_step_neither_after_it_nor_while_it_lasts() -> None:
+def test_a_save_is_not_part_of_a_step_neither_after_it_nor_during_it() -> None:
     training = begun()
     training.step(1)
     training.timer.save_began(training.now)
@@ -197,17 +197,19 @@ def test_a_fast_training_remembers_its_slow_steps_for_an_hour_at_least_and_a_day
     timer = StepTimer()
     now = 0.0
     for step in range(4):
-        timer.look(now, (step, 0), now)
+        timer.sample(now, (step, 0), now)
         now += 1
-    timer.look(now + 2, (4, 0), now)
-    timer.look(now + 2 + REMEMBERED_LEAST_S - 10, (5, 0), 1e6)  # a gap of an hour: remembered for a day, not for eight
+    timer.sample(now + 2, (4, 0), now)
+    timer.sample(
+        now + 2 + REMEMBERED_LEAST_S - 10, (5, 0), 1e6
+    )  # a gap of an hour: remembered for a day, not for eight
     hour = timer.slowest_step_s
     assert hour is not None and hour >= REMEMBERED_LEAST_S - 10
     now += REMEMBERED_LEAST_S
-    timer.look(now, (6, 0), 2e6)
-    timer.look(now + 1, (7, 0), 2e6)
-    timer.look(now + REMEMBERED_MOST_S - 3600 * 2, (7, 1), 3e6)
-    timer.look(now + REMEMBERED_MOST_S - 3600 * 2 + 1, (7, 2), 3e6)
+    timer.sample(now, (6, 0), 2e6)
+    timer.sample(now + 1, (7, 0), 2e6)
+    timer.sample(now + REMEMBERED_MOST_S - 3600 * 2, (7, 1), 3e6)
+    timer.sample(now + REMEMBERED_MOST_S - 3600 * 2 + 1, (7, 2), 3e6)
     assert timer.slowest_step_s is not None and timer.slowest_step_s > REMEMBERED_LEAST_S
 
 
@@ -242,7 +244,7 @@ def test_a_process_that_is_stopped_while_it_saves_makes_the_next_step_no_shorter
     assert 50 <= training.slowest_s <= 54
 
 
-def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_sampled() -> None:
+def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_without_samples() -> None:
     training = begun()
     training.stopped(120)
     training.cpu_s += 118
@@ -254,7 +256,7 @@ def test_a_call_that_keeps_the_interpreter_busy_is_a_slow_step_although_nobody_s
 def test_without_processor_times_a_stop_counts() -> None:
     timer = StepTimer()
     for now, step in ((0.0, 0), (1.0, 1), (2.0, 2), (500.0, 3), (501.0, 4)):
-        timer.look(now, (step, 0))
+        timer.sample(now, (step, 0))
     assert timer.slowest_step_s is not None and timer.slowest_step_s >= 498
 
 
@@ -275,7 +277,7 @@ def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
         try:
             while not over.is_set():
                 timer.saved(1.0)
-                timer.look(float(step), (step, 0), 0.0)
+                timer.sample(float(step), (step, 0), 0.0)
                 step += 1
                 assert timer.slowest_save_s == 1.0
         except Exception as error:
@@ -291,7 +293,7 @@ def test_threads_that_save_and_ask_at_once_do_not_disturb_each_other() -> None:
     assert not errors
 
 
-def test_it_is_known_whether_a_save_is_under_way() -> None:
+def test_the_timer_knows_of_a_running_save() -> None:
     timer = StepTimer()
     found = [timer.is_saving]
     timer.save_began(7.0)
@@ -300,7 +302,7 @@ def test_it_is_known_whether_a_save_is_under_way() -> None:
     assert [*found, timer.is_saving] == [False, True, False]
 
 
-def test_it_is_known_whether_a_save_goes_on_in_the_background() -> None:
+def test_the_timer_knows_of_a_save_in_flight() -> None:
     timer = StepTimer()
     found = [timer.is_in_flight]
     timer.in_flight_since(7.0)

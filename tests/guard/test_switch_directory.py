@@ -1,4 +1,4 @@
-"""Whatever lies in the directory of the switches, or becomes of it, the guard is neither fooled nor stopped by it."""
+"""The guard handles unusual files in the switch directory, and a directory that is missing or hangs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ME = 65532
 
 
 class Looker:
-    """A switch directory, what it said, and a clock set by hand."""
+    """A switch directory with its messages and a fake clock."""
 
     def __init__(self, run: Path, **settings: Any) -> None:
         self.said: list[str] = []
@@ -42,7 +42,7 @@ class Looker:
         )
 
     def sees(self, kind: str = layout.KILL_SWITCH) -> bool:
-        return self.directory.look(kind) is not None
+        return self.directory.read(kind) is not None
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def kill(run: Path) -> Path:
     return run / layout.SWITCHES / layout.KILL_SWITCH
 
 
-def test_no_switch_is_nothing_to_talk_about(run: Path) -> None:
+def test_without_a_switch_nothing_is_reported(run: Path) -> None:
     looker = Looker(run)
     assert not looker.sees()
     assert looker.said == []
@@ -58,7 +58,7 @@ def test_no_switch_is_nothing_to_talk_about(run: Path) -> None:
 
 def test_a_bare_touch_is_a_switch_of_its_owner(run: Path, kill: Path) -> None:
     kill.touch()
-    found = Looker(run).directory.look(layout.KILL_SWITCH)
+    found = Looker(run).directory.read(layout.KILL_SWITCH)
     assert found is not None
     assert (found.switch.who, found.switch.why, found.path) == (kill.owner(), "", str(kill))
 
@@ -90,7 +90,7 @@ def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         except PermissionError:
             pytest.skip("making a device needs root (sudo make test)")
     else:
-        monkeypatch.chdir(path.parent)  # a socket's path may not be long
+        monkeypatch.chdir(path.parent)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
 
@@ -108,16 +108,16 @@ def put(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("device", "a device"),
     ],
 )
-def test_what_is_no_regular_file_is_named_once_and_not_obeyed(
+def test_a_file_that_is_not_regular_is_rejected_and_reported_once(
     run: Path, kill: Path, kind: str, word: str, owners: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(kind, kill, monkeypatch)
     looker = Looker(run, switch_owners=owners)
     assert not any(looker.sees() for _ in range(20))
-    assert looker.said == [f"warning: the kill switch {kill} is not obeyed: it is {word}, not a regular file"]
+    assert looker.said == [f"warning: the kill switch {kill} is rejected: it is {word}, not a regular file"]
 
 
-def test_what_is_not_obeyed_is_named_again_when_it_changes(
+def test_a_rejected_switch_is_reported_again_after_a_change(
     run: Path, kill: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looker = Looker(run)
@@ -148,7 +148,7 @@ def test_a_look_does_not_wake_the_writer_of_a_fifo(run: Path, kill: Path) -> Non
                 os.close(os.open(kill, os.O_WRONLY | os.O_NONBLOCK))
                 woken.append(True)
             except OSError as error:
-                assert error.errno == errno.ENXIO  # nobody reads
+                assert error.errno == errno.ENXIO  # no reader
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -159,7 +159,7 @@ def test_a_look_does_not_wake_the_writer_of_a_fifo(run: Path, kill: Path) -> Non
     assert woken == []
 
 
-def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(run: Path, kill: Path) -> None:
+def test_a_switch_copied_from_another_run_is_rejected_and_reported(run: Path, kill: Path) -> None:
     kill.write_text('run = "llama"\nwhy = "loss is NaN"\n')
     looker = Looker(run)
     assert not looker.sees() and not looker.sees()
@@ -194,7 +194,9 @@ def test_a_strangers_switch_is_judged_by_the_policy(
 
 @needs_root
 @pytest.mark.parametrize(("mode", "is_obeyed"), [(0o700, False), (0o755, False), (0o2770, True), (0o1777, True)])
-def test_who_may_write_the_directory_may_throw_its_switches(run: Path, kill: Path, mode: int, is_obeyed: bool) -> None:
+def test_write_permission_for_the_directory_allows_setting_its_switches(
+    run: Path, kill: Path, mode: int, is_obeyed: bool
+) -> None:
     kill.touch()
     os.chown(kill, NOBODY, 0)
     kill.parent.chmod(mode)
@@ -209,13 +211,15 @@ def test_who_may_write_the_directory_may_throw_its_switches(run: Path, kill: Pat
         ('[run]\nswitch_owners = "any"\n', True),
         ('[run]\nswitch_owners = "owner"\ngroup = "lab"\n', False),
         ("[run]\n", False),
-        ("run = 3\n", True),  # means nothing: the directory's permissions count
+        ("run = 3\n", True),  # invalid: the directory's permissions count
         ('[run]\nswitch_owners = "everybody"\n', True),
         ("[run\n", True),
     ],
 )
-def test_batch_shell_and_training_obey_the_same_people(run: Path, kill: Path, recorded: str, is_obeyed: bool) -> None:
-    """What the run was submitted with is what its batch shell goes by."""
+def test_batch_shell_and_training_apply_the_same_owner_policy(
+    run: Path, kill: Path, recorded: str, is_obeyed: bool
+) -> None:
+    """The batch shell applies the policy that the run was submitted with."""
     kill.touch()
     os.chown(kill, NOBODY, 0)
     kill.parent.chmod(0o2770)
@@ -225,7 +229,7 @@ def test_batch_shell_and_training_obey_the_same_people(run: Path, kill: Path, re
 
 
 @needs_root
-def test_the_owner_and_root_are_always_obeyed(run: Path, kill: Path) -> None:
+def test_the_owner_and_root_are_always_accepted(run: Path, kill: Path) -> None:
     os.chown(run, NOBODY, STRANGER_GID)
     for uid in (NOBODY, 0):
         kill.touch()
@@ -234,7 +238,7 @@ def test_the_owner_and_root_are_always_obeyed(run: Path, kill: Path) -> None:
 
 
 @needs_root
-def test_a_switch_that_a_colleagues_umask_closed_to_us_is_obeyed_nevertheless(run: Path, kill: Path) -> None:
+def test_a_switch_unreadable_by_a_colleagues_umask_is_accepted(run: Path, kill: Path) -> None:
     open_the_way(kill)
     for directory in (run, kill.parent):
         os.chown(directory, ME, ME)
@@ -247,7 +251,7 @@ def test_a_switch_that_a_colleagues_umask_closed_to_us_is_obeyed_nevertheless(ru
 
 
 @needs_root
-def test_our_own_stop_file_is_obeyed_in_a_colleagues_run(run: Path) -> None:
+def test_our_own_stop_file_is_accepted_in_a_colleagues_run(run: Path) -> None:
     open_the_way(run / "x")
     os.chown(run, NOBODY, STRANGER_GID)
     stop = run / layout.SWITCHES / "stop.12"
@@ -256,30 +260,30 @@ def test_our_own_stop_file_is_obeyed_in_a_colleagues_run(run: Path) -> None:
     os.chown(stop, ME, ME)
     looker = Looker(run, switch_owners="owner")
     with acting_as(ME):
-        assert looker.directory.look("stop.12", ours_too=True) is not None
-        assert looker.directory.look("stop.12") is None
+        assert looker.directory.read("stop.12", accept_own=True) is not None
+        assert looker.directory.read("stop.12") is None
     os.chown(stop, ME + 1, ME)
     with acting_as(ME):
-        assert looker.directory.look("stop.12", ours_too=True) is None
+        assert looker.directory.read("stop.12", accept_own=True) is None
 
 
 # ---- a directory that is not well
 
 
-def test_a_run_directory_that_goes_away_is_named_once_and_works_again(run: Path, kill: Path) -> None:
+def test_an_unavailable_run_directory_is_reported_once_and_works_again(run: Path, kill: Path) -> None:
     looker = Looker(run)
     away = run.with_name("away")
     run.rename(away)
     assert not any(looker.sees(kind) for kind in (layout.KILL_SWITCH, layout.SAVE_SWITCH) for _ in range(5))
     (said,) = looker.said
-    assert f"cannot look for switches in {kill.parent}: No such file or directory. The training goes on" in said
+    assert f"cannot read the switches in {kill.parent}: No such file or directory. The training continues" in said
     away.rename(run)
     kill.touch()
     assert looker.sees()
 
 
 @needs_root
-def test_a_directory_without_permission_is_named_once_and_probed_again(run: Path, kill: Path) -> None:
+def test_a_directory_without_permission_is_reported_once_and_retried(run: Path, kill: Path) -> None:
     open_the_way(kill)
     run.chmod(0o755)
     kill.touch()
@@ -294,7 +298,7 @@ def test_a_directory_without_permission_is_named_once_and_probed_again(run: Path
         assert looker.sees()
 
 
-def test_a_file_in_the_directories_place_is_named(run: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_reported(run: Path) -> None:
     shutil.rmtree(run / layout.SWITCHES)
     (run / layout.SWITCHES).touch()
     looker = Looker(run)
@@ -310,7 +314,7 @@ def reads_fail(number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
-def test_a_file_server_that_comes_and_goes_is_reported_once_in_a_while(run: Path, kill: Path, number: int) -> None:
+def test_an_unstable_file_server_is_reported_at_intervals(run: Path, kill: Path, number: int) -> None:
     kill.touch()
     looker = Looker(run)
 
@@ -329,9 +333,7 @@ def test_a_file_server_that_comes_and_goes_is_reported_once_in_a_while(run: Path
 
 
 @pytest.mark.parametrize("number", [errno.ELOOP, errno.ENXIO, errno.EINVAL])
-def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_next(
-    run: Path, kill: Path, number: int
-) -> None:
+def test_a_file_replaced_during_the_check_is_handled_by_the_next(run: Path, kill: Path, number: int) -> None:
     kill.touch()
     looker = Looker(run)
     with reads_fail(number):
@@ -341,13 +343,13 @@ def test_a_file_that_turns_into_something_else_under_the_look_is_named_by_the_ne
 
 
 @pytest.mark.parametrize("gone", [("pwd", "grp", "tomllib"), ("tomllib",)], ids=str)
-def test_a_switch_is_obeyed_without_reason_and_owners_name_even_when_the_python_installation_is_gone(
+def test_a_switch_is_accepted_without_reason_and_owners_name_if_the_python_installation_is_gone(
     run: Path, kill: Path, gone: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kill.write_text('why = "loss is NaN"')
     for module in gone:
         monkeypatch.setitem(sys.modules, module, None)
-    found = Looker(run).directory.look(layout.KILL_SWITCH)
+    found = Looker(run).directory.read(layout.KILL_SWITCH)
     assert found is not None and found.switch.why == ""
     assert found.switch.who == str(os.geteuid()) or "pwd" not in gone
 
@@ -366,7 +368,7 @@ def test_a_directory_service_that_does_not_answer_holds_no_switch_up(
     monkeypatch.setattr(pwd, "getpwuid", wait)
     monkeypatch.setattr("resilience.base.switches.NAME_S", 0.05)
     looker = Looker(run)
-    found = [looker.directory.look(layout.KILL_SWITCH) for _ in range(5)]
+    found = [looker.directory.read(layout.KILL_SWITCH) for _ in range(5)]
     waiting = [thread for thread in threading.enumerate() if thread.name == "resil-name"]
     is_over.set()
     assert {one and one.switch.who for one in found} == {str(os.geteuid())}
@@ -383,23 +385,23 @@ def test_no_descriptor_is_left_open(run: Path, kill: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_kinds_are_called_as_people_call_them() -> None:
+def test_kinds_of_switches_have_names() -> None:
     assert [called("kill"), called("save"), called("stop.12")] == ["kill switch", "save switch", "stop file"]
 
 
 # ---- in a guard
 
 
-def test_a_training_goes_on_while_its_run_directory_is_away_and_obeys_it_afterwards(
+def test_a_training_continues_while_its_run_directory_is_unavailable_and_reads_switches_afterwards(
     run: Path, kill: Path, said: list[str]
 ) -> None:
     away = run.with_name("away")
     with make_guard(run, say=said.append) as guard:
         guard.step()
         run.rename(away)
-        wait_until(lambda: any("cannot look for switches" in sentence for sentence in said))
+        wait_until(lambda: any("cannot read the switches" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(1000))
         away.rename(run)
         kill.write_text("enough")
         assert train(guard).stop
-    assert len([sentence for sentence in said if "cannot look for switches" in sentence]) == 1
+    assert len([sentence for sentence in said if "cannot read the switches" in sentence]) == 1

@@ -87,7 +87,7 @@ def test_another_process_is_scripted_through_its_environment(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("text", ["test:save", "test:stop@x", "test:save@3=../etc", "test:go@3", "test:stop@-1"])
-def test_a_script_that_means_nothing_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_script_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(GuardError) as refused:
         parse_script(text)
     assert "test:save@3,stop@5" in refused.value.hint

@@ -1,4 +1,4 @@
-"""The guard as a training uses it: one process, real threads, real files, real signals."""
+"""The guard in a training: one process, real threads, real files, real signals."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import pytest
 
 import resilience.guard
 from resilience.guard import CONTINUE, AgreementLost, Decision, GuardError, Request, TrainingGuard
+from resilience.guard.gate import NullLock
 from resilience.guard.testing import script
 from resilience.guard.training_guard import LockedTrainingGuard
-from tests.guard.guards import QUIET, Wisher, job_environ, make_guard, save, train, wait_until
+from tests.guard.guards import QUIET, Requester, job_environ, make_guard, save, train, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def no_guard_is_left() -> Iterator[None]:
     assert left is None
 
 
-def test_a_step_without_anything_to_do_says_continue() -> None:
+def test_a_step_without_a_decision_returns_continue() -> None:
     with make_guard() as guard:
         assert [guard.step() for _ in range(1000)] == [CONTINUE] * 1000
         assert guard.count == 1000
@@ -85,7 +86,7 @@ def test_finished_marks_the_run(run: Path) -> None:
 
 def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Path, said: list[str]) -> None:
     guard = make_guard(run)
-    guard.finished()  # resumed, and nothing was left to be done
+    guard.finished()  # resumed, with no steps left
     assert (run / "finished").exists()
     guard.close()
     (run / "finished").unlink()
@@ -94,7 +95,7 @@ def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Pat
     other.finished()
     assert (run / "finished").exists()
     (run / "finished").unlink()
-    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as third:
+    with make_guard(run, triggers=[Requester("enough")], say=said.append) as third:
         train(third)
     third.finished()
     assert not (run / "finished").exists()
@@ -103,7 +104,7 @@ def test_a_run_can_be_marked_before_the_first_step_and_behind_the_block(run: Pat
 
 def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_notified(run: Path, said: list[str]) -> None:
     """A loop that was stopped ends like one that is done: `for ... in guard.steps(...): ...`, then `finished()`."""
-    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=said.append) as guard:
         for _ in guard.steps(range(10**9), save=lambda: None):
             time.sleep(0.001)
         guard.finished()
@@ -112,10 +113,8 @@ def test_a_run_that_was_stopped_is_not_marked_as_finished_and_a_person_is_notifi
     assert any("not marked as finished" in sentence and "enough" in sentence for sentence in said)
 
 
-def test_a_stop_that_the_training_does_not_follow_is_given_again_without_a_save_and_told_once(
-    run: Path, said: list[str]
-) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=said.append) as guard:
+def test_a_stop_that_is_not_followed_is_repeated_without_a_save_and_reported_once(run: Path, said: list[str]) -> None:
+    with make_guard(run, triggers=[Requester("enough")], say=said.append) as guard:
         first = train(guard)
         again = [guard.step() for _ in range(5)]
     assert first.save and first.stop
@@ -124,13 +123,13 @@ def test_a_stop_that_the_training_does_not_follow_is_given_again_without_a_save_
     assert len([sentence for sentence in said if "enough" in sentence]) == 1
 
 
-def test_a_poll_announces_a_stop_and_the_next_step_orders_it(run: Path) -> None:
-    wisher = Wisher()
-    with make_guard(run, triggers=[wisher]) as guard:
+def test_a_poll_announces_a_stop_and_the_next_step_decides_it(run: Path) -> None:
+    requester = Requester()
+    with make_guard(run, triggers=[requester]) as guard:
         guard.step()
         with guard.phase("eval"):
             assert not guard.poll()
-            wisher.wish = "enough"
+            requester.request = "enough"
             wait_until(lambda: guard.poll().stop)
             announced = guard.poll()
         decision = guard.step()
@@ -139,42 +138,42 @@ def test_a_poll_announces_a_stop_and_the_next_step_orders_it(run: Path) -> None:
     assert decision.step == 2
 
 
-def test_a_poll_says_nothing_about_a_save(run: Path) -> None:
-    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+def test_a_poll_never_announces_a_save(run: Path) -> None:
+    with make_guard(run, triggers=[requester := Requester()]) as guard:
         guard.step()
-        wisher.wish = Request("wisher", "please", stop=False)
-        wait_until(lambda: wisher.wish is None and guard.limit == 0)
+        requester.request = Request("requester", "please", stop=False)
+        wait_until(lambda: requester.request is None and guard.limit == 0)
         assert not guard.poll()
         assert guard.step().save
 
 
 def test_a_training_that_leaves_its_warm_up_because_of_a_poll_exits_with_75(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")]) as guard:
+    with make_guard(run, triggers=[Requester("enough")]) as guard:
         wait_until(lambda: guard.poll().stop)
     assert guard.exit_code == 75
 
 
-def test_a_trigger_of_ones_own_hears_whether_the_save_succeeded(run: Path, said: list[str]) -> None:
-    wisher = Wisher(Request("wisher", "please", stop=False, label="before-lunch"))
-    with make_guard(run, triggers=[wisher], say=said.append) as guard:
+def test_a_users_trigger_receives_the_outcome_of_the_save(run: Path, said: list[str]) -> None:
+    requester = Requester(Request("requester", "please", stop=False, label="before-lunch"))
+    with make_guard(run, triggers=[requester], say=said.append) as guard:
         decision = train(guard)
         assert (decision.save, decision.stop, decision.label) == (True, False, "before-lunch")
         with pytest.raises(OSError), guard.saving():
             raise OSError("the disk is full")
-        wait_until(lambda: wisher.heard == ["failed"])
-        wisher.wish = Request("wisher", "again", stop=False)
+        wait_until(lambda: requester.outcomes == ["failed"])
+        requester.request = Request("requester", "again", stop=False)
         train(guard)
         save(guard)
-        wait_until(lambda: wisher.heard == ["failed", "saved"])
-        wisher.wish = Request("wisher", "without a block", stop=False)
+        wait_until(lambda: requester.outcomes == ["failed", "saved"])
+        requester.request = Request("requester", "without a block", stop=False)
         train(guard)
         guard.step()
-        wait_until(lambda: wisher.heard == ["failed", "saved", "obeyed"])
+        wait_until(lambda: requester.outcomes == ["failed", "saved", "obeyed"])
     assert any("is not durable: OSError('the disk is full')" in sentence for sentence in said)
 
 
-def test_a_text_from_a_trigger_stands_for_a_save_and_a_stop(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("the queue of experiments is empty")]) as guard:
+def test_a_text_from_a_trigger_requests_a_save_and_a_stop(run: Path) -> None:
+    with make_guard(run, triggers=[Requester("the queue of experiments is empty")]) as guard:
         decision = train(guard)
     assert decision.save and decision.stop
     assert str(decision) == f"step {decision.step}: save and stop, because the queue of experiments is empty"
@@ -193,7 +192,7 @@ def exit_code_of_fork(work: Callable[[], bool]) -> int:
 
 
 class Broken:
-    """A user's trigger with a fault."""
+    """A user's trigger that raises."""
 
     def __init__(self) -> None:
         self.polls = 0
@@ -209,28 +208,28 @@ class Broken:
 def test_a_broken_trigger_costs_a_warning_and_is_given_up_after_ten_failures(run: Path, said: list[str]) -> None:
     broken = Broken()
     with make_guard(run, triggers=[broken], say=said.append) as guard:
-        wait_until(lambda: any("not asked any more" in sentence for sentence in said))
+        wait_until(lambda: any("is disabled" in sentence for sentence in said))
         time.sleep(0.1)
         assert not guard.step()
     assert broken.polls == 10
     assert sum("Broken" in sentence for sentence in said) == 2
 
 
-def test_a_trigger_that_returns_nonsense_is_named(run: Path, said: list[str]) -> None:
-    wisher = Wisher(42)  # type: ignore[arg-type]
-    with make_guard(run, triggers=[wisher], say=said.append):
-        wait_until(lambda: any("wisher" in sentence and "int" in sentence for sentence in said))
+def test_a_trigger_that_returns_an_invalid_value_is_reported(run: Path, said: list[str]) -> None:
+    requester = Requester(42)  # type: ignore[arg-type]
+    with make_guard(run, triggers=[requester], say=said.append):
+        wait_until(lambda: any("requester" in sentence and "int" in sentence for sentence in said))
 
 
-def test_a_discarding_request_forbids_the_save_that_others_wish(run: Path) -> None:
-    first, second = Wisher("time is up"), Wisher(Request("second", "the loss is NaN", save=False, discard=True))
+def test_a_discarding_request_cancels_the_save_of_others(run: Path) -> None:
+    first, second = Requester("time is up"), Requester(Request("second", "the loss is NaN", save=False, discard=True))
     second.name = "second"
     with make_guard(triggers=[first, second], poll_s=5.0) as guard:
         wait_until(lambda: first.polls and second.polls)
         time.sleep(0.1)
         decision = guard.step()
     assert decision.stop and not decision.save
-    assert decision.reasons == ("the loss is NaN", "time is up")
+    assert decision.reasons == ("time is up", "the loss is NaN")
 
 
 def test_a_second_guard_in_one_process_is_refused_with_what_to_do() -> None:
@@ -261,14 +260,14 @@ def test_a_closed_guard_answers_continue() -> None:
 
 
 def test_a_guard_works_without_a_with_block(run: Path) -> None:
-    guard = make_guard(run, triggers=[Wisher("enough")])
+    guard = make_guard(run, triggers=[Requester("enough")])
     try:
         assert train(guard).stop
     finally:
         guard.close()
 
 
-def test_a_guard_cannot_be_pickled_and_says_where_it_belongs() -> None:
+def test_a_guard_cannot_be_pickled_and_the_error_has_a_hint() -> None:
     with make_guard() as guard, pytest.raises(TypeError, match="in each process"):
         pickle.dumps(guard)
 
@@ -290,8 +289,8 @@ def test_off_is_inert_no_thread_no_handler_no_file(run: Path) -> None:
     assert not (run / "finished").exists()
 
 
-class Hung(Wisher):
-    """A user's trigger that does not answer until it is released."""
+class Hung(Requester):
+    """A user's trigger that blocks until released."""
 
     shared = True
 
@@ -311,7 +310,7 @@ def hung() -> Iterator[Hung]:
 
 
 @pytest.mark.parametrize("value", ["of", "maybe", "test", "2"])
-def test_a_value_of_resil_guard_that_means_nothing_is_refused(value: str) -> None:
+def test_an_invalid_value_of_resil_guard_is_refused(value: str) -> None:
     with pytest.raises(GuardError, match="RESIL_GUARD"):
         TrainingGuard.from_env({"RESIL_GUARD": value})
 
@@ -322,7 +321,7 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
     assert "host_memory_percent" in refused.value.hint
 
 
-def test_two_threads_that_step_are_named_once(said: list[str]) -> None:
+def test_steps_from_two_threads_are_reported_once(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         guard.step()
         for _ in range(3):
@@ -337,7 +336,7 @@ def test_a_guard_that_is_made_and_used_in_another_thread_decides(run: Path) -> N
     decisions: list[Decision] = []
 
     def training() -> None:
-        with make_guard(run, triggers=[Wisher("enough")], signals="USR1", say=lambda text: None) as guard:
+        with make_guard(run, triggers=[Requester("enough")], signals="USR1", say=lambda text: None) as guard:
             decisions.append(train(guard))
 
     thread = threading.Thread(target=training)
@@ -347,7 +346,7 @@ def test_a_guard_that_is_made_and_used_in_another_thread_decides(run: Path) -> N
 
 
 def test_a_forked_child_is_inert_and_leaves_the_parents_guard_alone(run: Path) -> None:
-    """As a data-loader worker: it must not count, not stop, not close the parent's files and connections."""
+    """A fork, as a data-loader worker, must not count, stop, or close the parent's files and connections."""
 
     def work() -> bool:
         inert = all(guard.step() is CONTINUE for _ in range(1000)) and guard.poll() is CONTINUE
@@ -355,19 +354,19 @@ def test_a_forked_child_is_inert_and_leaves_the_parents_guard_alone(run: Path) -
         guard.close()
         return inert and resilience.guard.active() is None
 
-    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+    with make_guard(run, triggers=[requester := Requester()]) as guard:
         guard.step()
         assert exit_code_of_fork(work) == 0
         assert guard.count == 1
         assert guard.beat[0] == 1
         assert not (run / "finished").exists()
-        wisher.wish = "enough"
+        requester.request = "enough"
         assert train(guard).stop
 
 
 def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
     def work() -> bool:
-        with make_guard(triggers=[Wisher("enough")]) as own:
+        with make_guard(triggers=[Requester("enough")]) as own:
             return train(own).stop
 
     with make_guard(run) as guard:
@@ -376,13 +375,13 @@ def test_a_forked_child_may_make_a_guard_of_its_own(run: Path) -> None:
         assert not guard.step()
 
 
-def test_a_guard_made_before_a_fork_says_that_it_does_nothing_in_the_child(tmp_path: Path) -> None:
+def test_a_guard_created_before_a_fork_warns_that_it_is_inert_in_the_child(tmp_path: Path) -> None:
     guard, told = make_guard(say=lambda text: (tmp_path / "said").write_text(text) and None), tmp_path / "said"
     assert exit_code_of_fork(lambda: guard.step() is CONTINUE and guard.count == 1) == 0
-    assert "made in another process" in told.read_text()
+    assert "created in another process" in told.read_text()
 
 
-def test_a_training_that_raises_before_the_save_it_was_asked_for_leaves_the_switch_armed(run: Path) -> None:
+def test_a_training_that_raises_before_a_requested_save_leaves_the_switch_set(run: Path) -> None:
     (run / "switches" / "save").touch()
     with pytest.raises(ZeroDivisionError), make_guard(run, say=lambda text: None) as guard:
         train(guard, until=lambda decision: decision.save)
@@ -390,7 +389,7 @@ def test_a_training_that_raises_before_the_save_it_was_asked_for_leaves_the_swit
     assert (run / "switches" / "save").exists()
 
 
-def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) -> None:
+def test_a_training_without_a_with_block_closes_its_guard_at_exit(run: Path) -> None:
     program = (
         "import sys\nfrom resilience.guard import TrainingGuard\n"
         "guard = TrainingGuard.from_env(poll_s=0.02)\n"
@@ -410,7 +409,7 @@ def test_a_training_without_a_with_block_says_good_bye_at_its_exit(run: Path) ->
     assert '"event":"end"' in (run / "journal" / "12.0.jsonl").read_text()
 
 
-def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
+def test_handlers_replaced_by_a_library_can_be_reinstalled(run: Path) -> None:
     taken = []
     with make_guard(run, signals="USR1", say=lambda text: None) as guard:
         signal.signal(signal.SIGUSR1, lambda *_: taken.append(1))
@@ -420,21 +419,21 @@ def test_signals_that_a_library_took_can_be_taken_back(run: Path) -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def test_an_error_says_what_to_do_in_its_traceback() -> None:
-    """Trainings show nothing but the text of an exception; the command line adds hints by itself."""
+def test_a_traceback_includes_the_hint() -> None:
+    """A traceback shows only the text of an exception, so the text includes the hint."""
     with pytest.raises(GuardError) as refused:
         TrainingGuard.from_env({"RESIL_GUARD": "of"})
-    assert str(refused.value).endswith("it may be on, off, or test:save@3,stop@5")
+    assert str(refused.value).endswith("set on, off, or test:save@3,stop@5")
 
 
 class ZeroDimensional:
-    """A step as checkpoints of torch hold it."""
+    """A step as in checkpoints of torch."""
 
     def __index__(self) -> int:
         return 500
 
 
-def test_a_step_may_be_anything_that_is_a_whole_number(run: Path) -> None:
+def test_a_step_may_be_any_integer_type(run: Path) -> None:
     with make_guard(run) as guard:
         guard.resumed(ZeroDimensional())  # type: ignore[arg-type]
         guard.step()
@@ -442,7 +441,7 @@ def test_a_step_may_be_anything_that_is_a_whole_number(run: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [None, "7", 2.5, float("nan")])
-def test_a_step_that_is_no_number_is_refused_and_nothing_is_changed(step: object) -> None:
+def test_a_step_that_is_not_an_integer_is_refused_and_nothing_is_changed(step: object) -> None:
     with make_guard() as guard:
         with pytest.raises(GuardError, match="resumed"):
             guard.resumed(step)  # type: ignore[arg-type]
@@ -451,7 +450,7 @@ def test_a_step_that_is_no_number_is_refused_and_nothing_is_changed(step: object
 
 
 def test_a_failed_last_save_ends_with_1_also_when_the_training_swallows_it(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         try:
             with guard.saving():
@@ -473,7 +472,7 @@ def test_a_training_that_caught_its_own_exception_is_not_done(run: Path) -> None
 
 
 @pytest.mark.parametrize("code", [None, 0])
-def test_to_exit_with_nothing_inside_the_block_is_to_exit_with_0(run: Path, code: int | None) -> None:
+def test_sys_exit_without_a_code_inside_the_block_exits_with_0(run: Path, code: int | None) -> None:
     with pytest.raises(SystemExit), make_guard(run) as guard:
         sys.exit(code)
     assert guard.exit_code == 0
@@ -481,31 +480,29 @@ def test_to_exit_with_nothing_inside_the_block_is_to_exit_with_0(run: Path, code
 
 
 def test_a_forgotten_exit_code_does_not_make_a_stop_a_failure(run: Path) -> None:
-    with pytest.raises(SystemExit), make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with pytest.raises(SystemExit), make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         train(guard)
         sys.exit()
     assert guard.exit_code == 75
     assert '"exit_code":75,"stopped":true' in (run / "journal" / "12.0.jsonl").read_text()
 
 
-def test_off_is_the_way_out_also_when_settings_are_wrong() -> None:
+def test_off_works_even_with_invalid_settings() -> None:
     with TrainingGuard.from_env({"RESIL_GUARD": "off", "RESIL_GUARD__POLL_S": "abc", "RESIL_GUARD__X": "1"}) as guard:
         assert guard.step() is CONTINUE
 
 
-def test_a_closed_guard_is_not_taken_for_one_that_guards(said: list[str]) -> None:
+def test_a_closed_guard_warns_and_cannot_be_reentered(said: list[str]) -> None:
     with make_guard(say=said.append) as guard:
         pass
-    with pytest.raises(GuardError, match="was closed"), guard:
+    with pytest.raises(GuardError, match="is closed"), guard:
         pass
     assert [guard.step() for _ in range(5)] == [CONTINUE] * 5
-    assert sum("was closed" in sentence for sentence in said) == 1
+    assert sum("closed guard" in sentence for sentence in said) == 1
 
 
-def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(
-    run: Path, said: list[str], hung: Hung
-) -> None:
-    class Exits(Wisher):
+def test_a_users_trigger_that_hangs_or_exits_does_not_block_the_others(run: Path, said: list[str], hung: Hung) -> None:
+    class Exits(Requester):
         name = "exits"
 
         def poll(self) -> None:
@@ -519,22 +516,22 @@ def test_a_trigger_of_ones_own_that_hangs_or_exits_does_not_hold_up_the_others(
     assert any("exits failed in poll()" in sentence for sentence in said)
 
 
-def test_a_trigger_that_does_not_answer_is_named(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
+def test_a_hung_trigger_is_reported(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
     monkeypatch.setattr("resilience.guard.watch.STUCK_S", 0.05)
     with make_guard(triggers=[hung], say=said.append):
-        wait_until(lambda: any("wisher has not answered" in sentence for sentence in said))
+        wait_until(lambda: any("requester has not returned from poll()" in sentence for sentence in said))
         hung.over.set()
 
 
 @pytest.mark.parametrize("why", ["", None, "two\nlines\x1b and\tmore"])
 def test_a_reason_is_one_line_and_never_empty(run: Path, why: str | None) -> None:
-    with make_guard(run, triggers=[Wisher(Request("wisher", why))], say=lambda text: None) as guard:  # type: ignore[arg-type]
+    with make_guard(run, triggers=[Requester(Request("requester", why))], say=lambda text: None) as guard:  # type: ignore[arg-type]
         decision = train(guard)
     assert decision.why and "\n" not in decision.why and "None" not in decision.why
 
 
 def test_a_child_forked_after_a_stop_was_decided_ends(run: Path) -> None:
-    """faulthandler's timer hangs a child at its exit: it waits for a thread that the fork did not copy."""
+    """faulthandler's timer would hang a child at its exit, waiting for a thread that the fork did not copy."""
     program = (
         "import os, sys\nfrom resilience.guard import TrainingGuard\n"
         "class Now:\n"
@@ -589,7 +586,7 @@ def test_no_call_lets_a_fault_of_the_guard_out_into_the_training(run: Path, part
 
 
 class FailingAgreement:
-    """An agreement with a fault of its own."""
+    """An agreement that raises."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -604,7 +601,7 @@ class FailingAgreement:
         return lambda *_: None
 
 
-def test_a_fault_of_the_guard_itself_costs_a_warning_and_not_the_training(said: list[str]) -> None:
+def test_an_error_of_the_guard_is_a_warning_and_does_not_end_the_training(said: list[str]) -> None:
     with make_guard(agreement=FailingAgreement(RuntimeError("a bug")), say=said.append) as guard:
         assert [guard.step() for _ in range(100)] == [CONTINUE] * 100
     assert sum("a bug" in sentence for sentence in said) == 1
@@ -625,14 +622,14 @@ def test_a_guard_that_cannot_start_lets_the_training_go_on(
     monkeypatch.setattr("resilience.guard.watch.threading.Thread.start", no_more_threads)
     with make_guard() as guard:
         assert guard.step() is CONTINUE
-    assert "goes on without it" in capsys.readouterr().err
+    assert "continues without a guard" in capsys.readouterr().err
 
 
 def test_resumed_counts_from_the_checkpoints_step(run: Path) -> None:
-    with make_guard(run, triggers=[wisher := Wisher()]) as guard:
+    with make_guard(run, triggers=[requester := Requester()]) as guard:
         guard.resumed(41_200)
         guard.step()
-        wisher.wish = "enough"
+        requester.request = "enough"
         assert train(guard).step == guard.count > 41_200
         assert guard.beat[0] == guard.count
 
@@ -653,10 +650,10 @@ def test_an_exception_in_the_training_passes_through_and_is_noted(run: Path) -> 
 def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_starting(
     run: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first look hangs, as on a dead mount: the training starts and is told so."""
+    """The first check hangs, as on a dead mount: the training starts with a warning."""
     over = threading.Event()
     monkeypatch.setattr("resilience.guard.triggers.switches.KillSwitch.poll", lambda self: over.wait(30) and None)
-    monkeypatch.setattr("resilience.guard.runtime.FIRST_LOOK_S", 0.2)
+    monkeypatch.setattr("resilience.guard.runtime.FIRST_CHECK_S", 0.2)
     with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()
         assert not guard.step()
@@ -664,7 +661,7 @@ def test_a_dead_file_system_at_the_start_does_not_keep_the_training_from_startin
     assert any("did not respond" in sentence for sentence in said)
 
 
-def test_nothing_is_printed_and_no_file_is_made_outside_a_job(tmp_path: Path) -> None:
+def test_nothing_is_printed_and_no_file_is_written_outside_a_job(tmp_path: Path) -> None:
     program = (
         "from resilience.guard import TrainingGuard\n"
         "with TrainingGuard.from_env() as guard:\n"
@@ -704,8 +701,8 @@ def test_a_save_gets_its_label_and_a_stop_ends_the_loop_and_the_loop_around_it()
 
 def test_a_save_that_takes_no_label_is_called_without(run: Path) -> None:
     saved = []
-    wisher = Wisher(Request("wisher", "please", stop=False, label="x"))
-    with make_guard(run, triggers=[wisher]) as guard:
+    requester = Requester(Request("requester", "please", stop=False, label="x"))
+    with make_guard(run, triggers=[requester]) as guard:
         for _ in guard.steps(range(10**9), save=lambda: saved.append(guard.count)):
             if saved:
                 break
@@ -731,14 +728,14 @@ def test_without_anything_to_save_with_the_save_switch_stays_and_a_person_is_not
 
 
 def test_without_anything_to_save_with_a_stop_is_a_stop(run: Path) -> None:
-    with make_guard(run, triggers=[Wisher("enough")], say=lambda text: None) as guard:
+    with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         for _ in guard.steps(range(10**9)):
             pass
     assert guard.exit_code == 75
 
 
-def test_what_cannot_be_called_cannot_save() -> None:
-    with make_guard() as guard, pytest.raises(GuardError, match="cannot be called"):
+def test_a_save_function_must_be_callable() -> None:
+    with make_guard() as guard, pytest.raises(GuardError, match="not callable"):
         guard.steps("abc", save="checkpoint")  # type: ignore[arg-type]
 
 
@@ -757,18 +754,18 @@ def no_gil(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gil")
-def test_it_is_chosen_where_there_is_no_interpreter_lock() -> None:
+def test_a_locked_guard_is_created_without_an_interpreter_lock() -> None:
     guard = make_guard()
     assert isinstance(guard, LockedTrainingGuard)
-    assert guard.lock is not None
+    assert not isinstance(guard.lock, NullLock)
 
 
 @pytest.mark.usefixtures("no_gil")
-def test_it_counts_and_decides_like_the_other() -> None:
-    with make_guard(triggers=[wisher := Wisher()]) as guard:
+def test_a_locked_guard_counts_and_decides_like_the_other() -> None:
+    with make_guard(triggers=[requester := Requester()]) as guard:
         assert not any(guard.step() for _ in range(1000))
         assert (guard.count, guard.beat[0]) == (1000, 1000)
-        wisher.wish = "enough"
+        requester.request = "enough"
         wait_until(lambda: guard.poll().stop)
         assert train(guard).save
 

@@ -1,4 +1,4 @@
-"""Ranks that nothing holds together in every step (local SGD), and one is 50 times slower. Real processes."""
+"""Ranks that do not synchronise in every step (local SGD), one of them 50 times slower. Real processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_slow_rank(directory: Path, run: Path, **more: str) -> Iterator[Launch]:
         yield launch
 
 
-def test_the_wait_for_a_slow_rank_is_reported_in_figures_while_it_is_still_ahead(tmp_path: Path) -> None:
+def test_the_wait_for_a_slow_rank_is_reported_with_estimates(tmp_path: Path) -> None:
     with a_slow_rank(tmp_path, make_run(tmp_path / "run")) as launch:
         told = re.compile(
             rf"rank {SLOW} is ([\d,]+) steps behind, and a step takes it ([\d.]+) s: .* for about (.*)\. "

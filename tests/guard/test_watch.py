@@ -1,4 +1,4 @@
-"""The threads that ask the triggers."""
+"""The threads that poll the triggers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from resilience.guard.decision import Request
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from resilience.guard.watch import SOONEST_S, Watch, Watches, again_s, asked_here, name_of, understand
-from tests.guard.guards import Wisher, wait_until
+from resilience.guard.watch import MIN_POLL_S, Watch, Watches, is_polled_on, name_of, next_poll_s, to_request
+from tests.guard.guards import Requester, wait_until
 
 
-def make_watch(*triggers: Any, wished: list[Request], said: list[str] | None = None, **options: Any) -> Watch:
+def make_watch(*triggers: Any, requested: list[Request], said: list[str] | None = None, **options: Any) -> Watch:
     recorder = Recorder(RankInfo(), (said if said is not None else []).append)
-    return Watch("test", triggers, **{"every_s": 0.01, "on_request": wished.append, "recorder": recorder, **options})
+    return Watch("test", triggers, **{"every_s": 0.01, "on_request": requested.append, "recorder": recorder, **options})
 
 
 @contextmanager
 def watching(*triggers: Any, stop_s: float = 2.0, **options: Any) -> Iterator[Watch]:
-    """A watch that is started, and stopped whatever happens."""
+    """Start a watch, and stop it in any case."""
     watch = make_watch(*triggers, **options)
     watch.start()
     try:
@@ -34,107 +34,107 @@ def watching(*triggers: Any, stop_s: float = 2.0, **options: Any) -> Iterator[Wa
         watch.stop(stop_s)
 
 
-def test_a_trigger_that_asked_is_not_asked_again_until_it_was_obeyed() -> None:
-    wisher, wished = Wisher("enough"), []  # type: ignore[var-annotated]
-    with watching(wisher, wished=wished) as watch:
-        wait_until(lambda: wished)
-        polls = wisher.polls
-        wisher.wish = "again"
+def test_a_trigger_with_an_open_request_is_not_polled_until_its_outcome() -> None:
+    requester, requested = Requester("enough"), []  # type: ignore[var-annotated]
+    with watching(requester, requested=requested) as watch:
+        wait_until(lambda: requested)
+        polls = requester.polls
+        requester.request = "again"
         watch.wake()
-        watch.obeyed(["somebody else"], "saved")
+        watch.notify(["somebody else"], "saved")
         threading.Event().wait(0.1)
-        assert (wisher.polls, wisher.heard) == (polls, [])
-        watch.obeyed(["wisher"], "saved")
-        wait_until(lambda: len(wished) == 2)
-        assert wisher.heard == ["saved"]
+        assert (requester.polls, requester.outcomes) == (polls, [])
+        watch.notify(["requester"], "saved")
+        wait_until(lambda: len(requested) == 2)
+        assert requester.outcomes == ["saved"]
 
 
-def test_the_first_look_is_reported_as_a_whole() -> None:
+def test_the_requests_of_the_first_poll_are_reported_together() -> None:
     first: list[Any] = []
-    with watching(Wisher("one"), Wisher(), wished=[], first=first.append):
+    with watching(Requester("one"), Requester(), requested=[], first=first.append):
         pass
     assert [[request.why for request in requests] for requests in first] == [["one"]]
 
 
-def test_the_last_outcome_is_heard_before_the_end() -> None:
-    wisher, wished = Wisher("enough"), []  # type: ignore[var-annotated]
-    with watching(wisher, wished=wished, every_s=60.0, stop_s=5.0) as watch:
-        wait_until(lambda: wished)
-        watch.obeyed(["wisher"], "saved")
-    assert wisher.heard == ["saved"]
+def test_the_last_outcome_is_delivered_before_the_end() -> None:
+    requester, requested = Requester("enough"), []  # type: ignore[var-annotated]
+    with watching(requester, requested=requested, every_s=60.0, stop_s=5.0) as watch:
+        wait_until(lambda: requested)
+        watch.notify(["requester"], "saved")
+    assert requester.outcomes == ["saved"]
 
 
 def test_a_trigger_that_hangs_does_not_hang_the_end() -> None:
     over = threading.Event()
 
-    class Hung(Wisher):
+    class Hung(Requester):
         def poll(self) -> None:
             over.wait(30)
 
-    with watching(Hung(), wished=[], stop_s=0.1):
+    with watching(Hung(), requested=[], stop_s=0.1):
         pass
     over.set()
 
 
-def test_side_work_that_fails_is_named_once_and_tried_again(said: list[str]) -> None:
+def test_a_failed_background_task_is_reported_once_and_retried(said: list[str]) -> None:
     times: list[int] = []
 
     def also() -> None:
         times.append(1)
         raise OSError("the disk is full")
 
-    with watching(wished=[], said=said, also=also):
+    with watching(requested=[], said=said, also=also):
         wait_until(lambda: len(times) > 3)
     assert sum("the disk is full" in sentence for sentence in said) == 1
 
 
 def test_a_trigger_that_wants_to_is_asked_sooner_and_the_others_are_not() -> None:
-    hurried, other, passes = Wisher(), Wisher(), list[int]()
-    hurried.look_again_s = 0.001  # type: ignore[attr-defined]
-    with watching(hurried, other, wished=[], every_s=60.0, also=lambda: passes.append(1)) as watch:
-        wait_until(lambda: hurried.polls > 5)
+    urgent, other, passes = Requester(), Requester(), list[int]()
+    urgent.look_again_s = 0.001  # type: ignore[attr-defined]
+    with watching(urgent, other, requested=[], every_s=60.0, also=lambda: passes.append(1)) as watch:
+        wait_until(lambda: urgent.polls > 5)
         assert (other.polls, len(passes)) == (1, 1)
         watch.wake()
         wait_until(lambda: other.polls == 2)
 
 
-def test_a_hurried_trigger_that_asked_or_failed_waits_for_its_turn() -> None:
-    class Broken(Wisher):
+def test_an_urgent_trigger_with_an_open_request_or_a_failure_is_polled_at_the_usual_interval() -> None:
+    class Broken(Requester):
         look_again_s = 0.001
 
         def poll(self) -> None:
             self.polls += 1
             raise OSError
 
-    asking, broken, calm, said = Wisher("enough"), Broken(), Wisher(), list[str]()
+    asking, broken, calm, said = Requester("enough"), Broken(), Requester(), list[str]()
     asking.look_again_s = 0.001  # type: ignore[attr-defined]
-    with watching(asking, broken, calm, wished=[], said=said, every_s=0.1):
+    with watching(asking, broken, calm, requested=[], said=said, every_s=0.1):
         wait_until(lambda: calm.polls > 3)
         polls = broken.polls
         assert polls <= calm.polls + 1  # once in each round
         assert asking.polls == 1
 
 
-def test_the_pause_never_gets_longer_than_usual_by_what_a_trigger_wants() -> None:
-    slow = Wisher()
+def test_a_trigger_cannot_lengthen_the_poll_interval() -> None:
+    slow = Requester()
     slow.look_again_s = 3600.0  # type: ignore[attr-defined]
-    with watching(slow, wished=[], every_s=0.01):
+    with watching(slow, requested=[], every_s=0.01):
         wait_until(lambda: slow.polls > 3)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "seconds"), [(0.5, 0.5), (0.0, SOONEST_S), (-1, SOONEST_S), (None, None), ("soon", None)]
+    ("wanted", "seconds"), [(0.5, 0.5), (0.0, MIN_POLL_S), (-1, MIN_POLL_S), (None, None), ("soon", None)]
 )
-def test_how_soon_a_trigger_can_be_asked_again(wanted: object, seconds: float | None) -> None:
-    wisher = Wisher()
-    wisher.look_again_s = wanted  # type: ignore[attr-defined]
-    assert again_s(wisher) == (float("inf") if seconds is None else seconds)
-    assert again_s(Wisher()) == float("inf")
+def test_the_shortest_interval_between_polls(wanted: object, seconds: float | None) -> None:
+    requester = Requester()
+    requester.look_again_s = wanted  # type: ignore[attr-defined]
+    assert next_poll_s(requester) == (float("inf") if seconds is None else seconds)
+    assert next_poll_s(Requester()) == float("inf")
 
 
-def test_what_is_on_the_node_is_probed_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "LOOK_S", 3600.0)
-    built_in, own = Wisher(), Wisher()
+def test_the_nodes_triggers_are_polled_when_a_save_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "POLL_S", 3600.0)
+    built_in, own = Requester(), Requester()
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
     watches = Watches(
         RankInfo(), GuardSettings(poll_s=3600.0), Recorder(RankInfo(), nothing), [built_in], [own],
@@ -162,38 +162,38 @@ def test_what_is_on_the_node_is_probed_when_a_save_begins(monkeypatch: pytest.Mo
     ],
 )
 def test_which_ranks_ask_a_trigger(ranks: str, rank: int, local_rank: int, is_asked: bool) -> None:
-    wisher = Wisher()
-    wisher.ranks = ranks  # type: ignore[attr-defined]
-    assert asked_here(wisher, RankInfo(rank=rank, world=4, local_rank=local_rank)) is is_asked
+    requester = Requester()
+    requester.ranks = ranks  # type: ignore[attr-defined]
+    assert is_polled_on(requester, RankInfo(rank=rank, world=4, local_rank=local_rank)) is is_asked
 
 
-def test_what_a_trigger_may_return() -> None:
-    wisher = Wisher()
+def test_a_trigger_returns_a_request_a_text_or_none() -> None:
+    requester = Requester()
     request = Request("kill", "because")
-    assert understand(wisher, None) is None
-    assert understand(wisher, request) is request
-    assert understand(wisher, "enough") == Request("wisher", "enough")
+    assert to_request(requester, None) is None
+    assert to_request(requester, request) is request
+    assert to_request(requester, "enough") == Request("requester", "enough")
     with pytest.raises(TypeError):
-        understand(wisher, True)
+        to_request(requester, True)
 
 
 @pytest.mark.parametrize("wrong", [{"save": "yes"}, {"stop": 1}, {"label": None}, {"exit_code": "75"}])
-def test_a_request_that_would_mean_something_else_on_another_rank_is_refused(wrong: dict[str, Any]) -> None:
+def test_a_request_with_fields_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(wrong))):
-        understand(Wisher(), Request("own", "because", **wrong))
+        to_request(Requester(), Request("own", "because", **wrong))
 
 
 def test_a_trigger_whose_name_raises_does_not_end_its_thread() -> None:
-    class Nameless(Wisher):
+    class Nameless(Requester):
         @property
         def name(self) -> str:  # type: ignore[override]
             raise RuntimeError("no name")
 
-    other, wished, said = Wisher(), list[Request](), list[str]()
-    with watching(Nameless(3), other, wished=wished, said=said):  # type: ignore[arg-type]
+    other, requested, said = Requester(), list[Request](), list[str]()
+    with watching(Nameless(3), other, requested=requested, said=said):  # type: ignore[arg-type]
         wait_until(lambda: said)
-        other.wish = "enough"
-        wait_until(lambda: wished)
+        other.request = "enough"
+        wait_until(lambda: requested)
     assert "Nameless" in said[0]
 
 

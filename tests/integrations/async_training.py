@@ -1,4 +1,4 @@
-"""Trainings whose saves go on in the background, as the pages docs/how-to/guard-in-*.md have them.
+"""Trainings with asynchronous saves, as in docs/how-to/guard-in-*.md.
 
     async_training.py FORM FOLDER     FORM is one of FORMS; checkpoints go to FOLDER/checkpoints
 
@@ -36,7 +36,7 @@ def note(event: str, step: int) -> None:
 
 
 def slow_writer(path: Path) -> Any:
-    """What writes to the file system, and takes its time."""
+    """Write to the file system, slowly."""
     from tests.integrations.slow_writer import SlowWriter
 
     return SlowWriter(path, SAVE_S)
@@ -66,7 +66,7 @@ def pytorch(kind: str) -> int:
             state(), storage_writer=slow_writer(part), async_checkpointer_type=AsyncCheckpointerType(kind)
         )
 
-        def in_place() -> bool:  # is called when the save before it has ended well
+        def in_place() -> bool:  # called once the save before it has succeeded
             if dist.get_rank() == 0:
                 move_into_place(part, path)
                 remove_older(CHECKPOINTS, keep=2)
@@ -232,7 +232,7 @@ def transformers() -> int:
 
     class BackgroundTrainer(Trainer):
         def _save_checkpoint(self, model: Any, trial: Any) -> None:
-            super()._save_checkpoint(model, trial)  # to the node's own disk
+            super()._save_checkpoint(model, trial)  # to the node's local disk
             if self.args.should_save:
                 step = self.state.global_step
                 copy = threading.Thread(target=keep, args=(Path(str(self.args.output_dir), f"checkpoint-{step}"), step))

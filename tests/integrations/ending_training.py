@@ -24,7 +24,7 @@ WORLD = int(os.environ.get("WORLD_SIZE") or 1)
 IS_FAULTY = int(os.environ.get("FAULT_RANK", "0")) == RANK
 FAULTS = ("step raises", "sys.exit(3)", "SIGINT")
 AT_THE_STOP = ("kill", "SIGTERM in the save", "save raises", "save hangs", "disk full")
-"""Further ones, which come in the save that the kill switch asks for."""
+"""Further faults, which occur in the save that the kill switch requests."""
 CHECKPOINT = FOLDER / f"checkpoint.{RANK}"
 guard = TrainingGuard.from_env(poll_s=0.05, beat_s=0.5, skew_steps=0, host_memory=False, walltime=False)
 step = int(CHECKPOINT.read_text().split()[0]) if CHECKPOINT.exists() else 0
@@ -37,7 +37,7 @@ def note(text: str) -> None:
 
 
 def save() -> None:
-    """The whole of it, or nothing."""
+    """Write the file atomically."""
     size = 0
     if FAULT in AT_THE_STOP and guard.decided is not None and IS_FAULTY:
         note(f"fault {FAULT}")
@@ -84,7 +84,7 @@ def train_step() -> None:
 
 
 def batches() -> Iterator[int]:
-    """Every rank has heard by now whether to start."""
+    """Return once every rank has the decision before the start."""
     note("trains")
     while min(map(begun, range(WORLD))) < begun(RANK):
         time.sleep(0.02)
@@ -108,7 +108,7 @@ def loop() -> None:
             with guard.saving():
                 save()
         elif decision.save:
-            save()  # nobody tells the guard how it went
+            save()  # the guard does not get the outcome
         if decision.stop:
             break
     else:

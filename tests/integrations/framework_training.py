@@ -37,7 +37,7 @@ def note(text: str) -> None:
 
 
 def fault_in_the_save() -> None:
-    """To be called where the framework writes: the switch has asked for that, and the fault comes now."""
+    """Raise the fault, in the framework's save that the switch has requested."""
     if FAULT not in AT_THE_STOP or not (SWITCHES / "kill").exists() or not IS_FAULTY:
         return
     note(f"fault {FAULT}")
@@ -53,7 +53,7 @@ def fault_in_the_save() -> None:
 
 
 def fault_after(step: int) -> None:
-    """To be called in each step: `step` are done."""
+    """Called in each step: `step` steps are done."""
     time.sleep(0.02)
     if step == 1 and RANK == 0:
         (SWITCHES / "save").touch()

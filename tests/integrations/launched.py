@@ -22,17 +22,17 @@ REPOSITORY = HERE.parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_machines=1"]
 ACCELERATE += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"]
-"""With `--cpu` it starts one process, whatever is asked for; that launches several, and the script chooses the CPU."""
+"""With `--cpu` it starts one process regardless; this one starts several, and the script sets the CPU."""
 
 
 def needs(*libraries: str) -> pytest.MarkDecorator:
-    """Skip, with the reason, where a library of the integration is not installed."""
+    """Skip, with the reason, if a library of the integration is not installed."""
     missing = [library for library in libraries if importlib.util.find_spec(library) is None]
     return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed (pip install)")
 
 
 class Launched:
-    """One training directory with its run directory, and what was launched there."""
+    """One training directory with its run directory, and the processes launched there."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -44,7 +44,7 @@ class Launched:
         self.output = directory / "output"
 
     def environment(self, **variables: str) -> dict[str, str]:
-        """That of a job's launch: this directory's run, and nothing of the job in which the tests may run."""
+        """Return the environment of a job's launch, without that of the job in which the tests may run."""
         known = ("RESIL_", "SLURM", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
         clean = {key: value for key, value in os.environ.items() if not key.startswith(known)}
         clean |= {"RESIL_RUN_DIR": str(self.run_dir), "RESIL_RUN": "it", "RESIL_JOB_ID": "7", "OMP_NUM_THREADS": "1"}
@@ -65,22 +65,22 @@ class Launched:
         return self.process.wait(within_s)
 
     def finish(self) -> None:
-        """Leave nothing behind: launchers start their workers in sessions of their own, and do not always end them."""
+        """Kill everything: launchers start their workers in separate sessions, and do not always end them."""
         if self.process is not None:
             launcher = self.process
             kill_all(lambda: descendants([launcher.pid]) | ({launcher.pid} if launcher.poll() is None else set()))
             launcher.wait()
 
     def throw(self, switch: str, text: str = "") -> None:
-        """Throw a switch."""
+        """Set a switch."""
         (self.run_dir / layout.SWITCHES / switch).write_text(text)
 
     def clear(self, switch: str) -> None:
-        """Take a switch away."""
+        """Clear a switch."""
         (self.run_dir / layout.SWITCHES / switch).unlink()
 
     def diary(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank wrote, of all attempts; a line that is being written is left out."""
+        """Return the records of a rank, of all attempts, without an incomplete line."""
         try:
             lines = (self.directory / f"rank{rank}.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -88,33 +88,33 @@ class Launched:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def last(self, rank: int, event: str) -> dict[str, Any]:
-        """The last entry of a kind."""
+        """Return the last record of a kind."""
         found = [entry for entry in self.diary(rank) if entry["event"] == event]
         assert found, f"rank {rank} never wrote {event}: {self.output.read_text()[-4000:]}"
         return found[-1]
 
     def count(self, rank: int, event: str) -> int:
-        """How many entries of a kind a rank has written."""
+        """Return the number of records of a kind from a rank."""
         return sum(entry["event"] == event for entry in self.diary(rank))
 
     def guard_events(self, rank: int = 0) -> list[dict[str, Any]]:
-        """The guard's journal."""
+        """Return the guard's journal."""
         path = self.run_dir / layout.JOURNAL / f"7.{rank}.jsonl"
         assert path.exists(), f"rank {rank} has no journal: {self.output.read_text()[-4000:]}"
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def has_ended(self, rank: int = 0) -> bool:
-        """Whether the guard has written its last word."""
+        """Return whether the guard has written its `end`."""
         return any(entry["event"] == "end" for entry in self.guard_events(rank))
 
     def end(self, rank: int = 0) -> dict[str, Any]:
-        """The guard's own last word."""
+        """Return the guard's `end`."""
         ends = [entry for entry in self.guard_events(rank) if entry["event"] == "end"]
         assert ends
         return ends[-1]
 
     def until(self, what: Callable[[], Any], within_s: float = 120) -> None:
-        """Wait for a condition; fail, with the output, when it does not come or the launcher ends first."""
+        """Wait for a condition; fail, with the output, after the deadline or if the launcher ends first."""
         deadline = time.monotonic() + within_s
         while not what():
             ended = self.process is not None and self.process.poll() is not None
@@ -125,7 +125,7 @@ class Launched:
             time.sleep(0.05)
 
     def until_step(self, step: int, world: int) -> None:
-        """Wait until every rank of this attempt has come this far."""
+        """Wait until every rank of this attempt has done this many steps."""
         self.until(
             lambda: all(any(e["event"] == "step" and e["step"] >= step for e in self.diary(r)) for r in range(world))
         )

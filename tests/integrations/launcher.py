@@ -1,4 +1,4 @@
-"""A launcher of several ranks on one node, as torchrun is one: a worker that fails ends the others, and makes it a 1.
+"""A launcher of several ranks on one node, like torchrun: a worker that fails ends the others, and the exit code is 1.
 
 launcher.py RANKS PROGRAM ARGUMENT...
 """

@@ -1,4 +1,4 @@
-"""A slow storage for torch.distributed.checkpoint: in a module of its own, because another process imports it."""
+"""A slow storage for torch.distributed.checkpoint, in a separate module, because another process imports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 
 
 class SlowWriter(FileSystemWriter):
-    """Writes the files, and the metadata, without which they are no checkpoint, only after a while."""
+    """Writes the files and the metadata, which complete a checkpoint, after a delay."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         super().__init__(path)

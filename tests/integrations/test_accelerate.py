@@ -17,7 +17,9 @@ def command(launched: Launched, steps: str) -> list[str]:
     return [*ACCELERATE, "--num_processes=2", script, str(launched.directory), steps]
 
 
-def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_attempt_goes_on_there(launched: Launched) -> None:
+def test_a_signal_to_one_process_stops_both_at_one_step_and_the_next_continues_there(
+    launched: Launched,
+) -> None:
     launched.launch(command(launched, "1000000"))
     launched.until_step(20, 2)
     os.kill(launched.last(1, "step")["pid"], signal.SIGUSR1)

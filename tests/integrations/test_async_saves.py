@@ -1,4 +1,4 @@
-"""Saves that go on in the background, in each framework's own form: a checkpoint is booked when it is there."""
+"""Asynchronous saves in each framework: a checkpoint is recorded once durable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def newest_step(disk: Path, form: str) -> int:
-    """The steps of the newest checkpoint, as the next job would find it; -1: there is none."""
+    """Return the steps of the newest checkpoint, as the next job finds it; -1 without one."""
     if form == "jax":
         steps = [int(path.name) for path in (disk / "checkpoints").iterdir() if path.name.isdigit()]
         return max(steps, default=-1)
@@ -45,7 +45,7 @@ def newest_step(disk: Path, form: str) -> int:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_save_in_the_background_counts_when_it_is_there(launched: Launched, disk: Path, form: str) -> None:
+def test_an_asynchronous_save_counts_once_durable(launched: Launched, disk: Path, form: str) -> None:
     command = [sys.executable, str(HERE / "async_training.py"), form, str(disk)]
     launched.launch(command, SAVE_S=str(SAVE_S), JAX_PLATFORMS="cpu")
     launched.until_step(5, 1)

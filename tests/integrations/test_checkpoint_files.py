@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not there wherever the job is killed, the newest found, the labelled kept."""
+"""Checkpoint files: complete or absent wherever the job is killed; the newest is found, labelled ones are kept."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def refused(call, *arguments):
         os._exit(7)
 """
 LOOKS = {"newfstatat", "statx", "getdents64", "fcntl", "lseek", "close", "getrandom"}
-"""System calls that change nothing on disk: killed there, a job leaves what it leaves killed at the next that does."""
+"""System calls that change nothing on disk: a kill there is equal to a kill at the next one that does."""
 
 LEFT = "removed-by-resil-0123abcd-resil-step=00000001.ckpt"
-"""What a job that was killed while it deleted left behind."""
+"""Left by a job that was killed during a deletion."""
 
 
 def made(directory: Path, step: int, label: str = "") -> Path:
@@ -49,22 +49,22 @@ def write(path: Path, kind: str, text: str) -> Path:
 
 
 def content(path: Path) -> object:
-    """A file's text, or a directory's names with theirs."""
+    """Return a file's text, or a directory's names with theirs."""
     return {inner.name: content(inner) for inner in path.iterdir()} if path.is_dir() else path.read_text()
 
 
 def whole(kind: str, text: str) -> object:
-    """The `content` of what `write` wrote."""
+    """Return the `content` of a checkpoint of `write`."""
     return text if kind == "file" else {"deep": {"shard": text}, "meta": text}
 
 
 def checkpoints(directory: Path) -> dict[str, object]:
-    """Everything that has the name of a checkpoint, as `ls resil-*.ckpt` shows it."""
+    """Return all names of checkpoints, as in `ls resil-*.ckpt`."""
     return {path.name: content(path) for path in directory.glob("resil-*.ckpt")}
 
 
 def killed_everywhere(process: Writer, request: str, prepare: Callable[[], None], check: Callable[[str], None]) -> None:
-    """Kill the request at each of its system calls, each time after `prepare`, and `check` what is left."""
+    """Kill the process at each of its system calls, each time after `prepare`, and `check` the result."""
     prepare()
     points = [point for point in process.kill_points(request) if point[0] not in LOOKS | OF_THE_INTERPRETER]
     check("not killed")
@@ -115,12 +115,14 @@ def test_older_ones_go_and_those_with_a_label_stay(tmp_path: Path) -> None:
     write(checkpoint_path(tmp_path, 3), "directory", "it")
     remove_older(tmp_path, 2)
     assert sorted(tmp_path.iterdir()) == sorted(kept)
-    remove_older(tmp_path, 0)  # would be a training without a checkpoint
+    remove_older(tmp_path, 0)  # would leave the training without a checkpoint
     assert sorted(tmp_path.iterdir()) == sorted([kept[0], kept[-1]])
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_what_a_killed_job_had_begun_to_write_goes_once_a_later_one_is_there(tmp_path: Path, kind: str) -> None:
+def test_an_incomplete_file_of_a_killed_job_is_removed_once_a_newer_checkpoint_exists(
+    tmp_path: Path, kind: str
+) -> None:
     given_up = write(checkpoint_path(tmp_path, 4).with_suffix(".part"), kind, "half")
     kept = [
         made(tmp_path, 5),
@@ -135,7 +137,7 @@ def test_what_a_killed_job_had_begun_to_write_goes_once_a_later_one_is_there(tmp
 
 @pytest.mark.parametrize("there", ["", "file", "directory"])
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path, kind: str, there: str) -> None:
+def test_a_checkpoint_is_moved_into_place_with_its_content(tmp_path: Path, kind: str, there: str) -> None:
     path = checkpoint_path(tmp_path, 7)
     if there:
         write(path, there, "of an attempt before")
@@ -143,7 +145,7 @@ def test_a_checkpoint_is_moved_into_place_with_all_that_is_in_it(tmp_path: Path,
     assert content(tmp_path) == {path.name: whole(kind, "new")}
 
 
-def test_what_cannot_be_opened_or_leads_nowhere_does_not_hold_up_a_move(tmp_path: Path) -> None:
+def test_fifos_and_dangling_links_do_not_block_a_move(tmp_path: Path) -> None:
     path = checkpoint_path(tmp_path, 7)
     path.symlink_to(tmp_path / "nowhere")
     part = write(path.with_suffix(".part"), "directory", "new")
@@ -203,8 +205,8 @@ def test_a_move_that_is_killed_at_any_system_call_loses_no_checkpoint(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
-def test_a_removal_that_is_killed_at_any_system_call_leaves_whole_checkpoints(tmp_path: Path, kind: str) -> None:
-    """Also what killed calls left: a half-deleted one, one that was replaced, and one that lost its name meanwhile."""
+def test_a_removal_killed_at_any_system_call_leaves_complete_checkpoints(tmp_path: Path, kind: str) -> None:
+    """Also those left by killed calls: half-deleted, replaced, and renamed ones."""
     directory = tmp_path / "checkpoints"
     kept = {checkpoint_path(directory, 1, "mine").name, *(checkpoint_path(directory, step).name for step in (5, 6, 7))}
 
@@ -229,7 +231,7 @@ def test_a_removal_that_is_killed_at_any_system_call_leaves_whole_checkpoints(tm
 
 
 @pytest.mark.parametrize("label", ["", "mine"])
-def test_one_whose_name_was_not_taken_again_counts_and_gets_it_back(tmp_path: Path, label: str) -> None:
+def test_a_replaced_checkpoint_without_a_successor_counts_and_is_renamed_back(tmp_path: Path, label: str) -> None:
     path = write(checkpoint_path(tmp_path, 7, label), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
@@ -247,7 +249,7 @@ def test_one_whose_name_was_not_taken_again_counts_and_gets_it_back(tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_what_is_not_on_disk_gets_no_name(tmp_path: Path, error: str) -> None:
+def test_a_checkpoint_is_not_renamed_before_it_is_on_disk(tmp_path: Path, error: str) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     request = f"refused(move_into_place, Path({str(part)!r}), Path({str(path)!r}))"
@@ -274,7 +276,7 @@ def test_a_file_system_that_cannot_sync_directories_is_good_enough(tmp_path: Pat
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_rename_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path: Path, count: int) -> None:
+def test_a_failed_rename_leaves_the_old_checkpoint(tmp_path: Path, count: int) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
     part = write(path.with_suffix(".part"), "directory", "new")
     with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
@@ -284,7 +286,7 @@ def test_a_rename_that_is_refused_leaves_the_checkpoint_that_was_there(tmp_path:
 
 
 @pytest.mark.parametrize("refusal", ["EBUSY", "EACCES", "ENOSPC"])
-def test_a_delete_that_fails_is_said_and_hurts_no_training(
+def test_a_failed_delete_is_logged_and_does_not_end_the_training(
     tmp_path: Path, refusal: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write(checkpoint_path(tmp_path, 7), "directory", "old")
@@ -294,7 +296,7 @@ def test_a_delete_that_fails_is_said_and_hurts_no_training(
     with writer(tmp_path.parent / f"{tmp_path.name}.strace", PRELOAD) as process:
         for call in calls:
             assert process.run(f"refused({call})", f"unlink,unlinkat,rmdir:error={refusal}").code == 0
-            assert "The next save tries again" in capfd.readouterr().err
+            assert "The next save retries" in capfd.readouterr().err
             assert newest_checkpoint(tmp_path) == str(path) and content(path) == whole("directory", "new")
     assert len(list(tmp_path.iterdir())) == 3
     remove_older(tmp_path, 1)
@@ -319,8 +321,8 @@ def test_a_file_that_cannot_be_deleted_keeps_the_space_of_no_other(
     assert not (tmp_path / LEFT).exists()
 
 
-def test_what_is_half_deleted_never_counts_again(tmp_path: Path) -> None:
-    """Also if it was replaced, and the one that replaced it went since."""
+def test_a_half_deleted_checkpoint_never_counts_again(tmp_path: Path) -> None:
+    """Also if it was replaced, and its replacement was removed since."""
     for step in (7, 8):
         write(checkpoint_path(tmp_path, step), "directory", "whole")
     write(tmp_path / f"replaced-by-resil-0123abcd-{checkpoint_path(tmp_path, 7).name}", "directory", "old")
@@ -340,7 +342,7 @@ def test_nothing_is_deleted_before_its_rename_is_on_disk(tmp_path: Path, capfd: 
     assert "Input/output error" in capfd.readouterr().err
 
 
-def test_a_checkpoint_that_cannot_be_renamed_stays_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_that_cannot_be_renamed_stays_complete(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made(tmp_path, 7)
     with small_disk(checkpoint_path(tmp_path, 6)) as busy:
         write(busy / "big", "directory", "whole")
@@ -385,7 +387,7 @@ def test_a_link_leads_no_delete_out_of_the_directory(tmp_path: Path, name: str) 
     assert content(elsewhere) == whole("directory", "mine")
 
 
-def test_what_others_named_is_left_alone(tmp_path: Path) -> None:
+def test_files_with_other_names_are_left_alone(tmp_path: Path) -> None:
     others = ["removed-by-resil-x", "replaced-by-resil-0123abcd", "removed-resil-step=00000001.ckpt", "last.ckpt"]
     for name in others:
         (tmp_path / name).write_text("mine")
@@ -404,7 +406,7 @@ def test_of_twins_that_save_the_same_step_one_is_there_at_any_time(tmp_path: Pat
             try:
                 move_into_place(part, path)
                 moved.append(name)
-            except OSError:  # the other's was there in between
+            except OSError:  # the other process was faster
                 shutil.rmtree(part)
 
     twins = [threading.Thread(target=save, args=(f"twin {number}",)) for number in (1, 2)]

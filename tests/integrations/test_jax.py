@@ -11,7 +11,7 @@ from tests.integrations.launched import HERE, Launched, needs
 pytestmark = needs("jax")
 
 
-def test_a_signal_saves_and_stops_and_the_next_attempt_goes_on_there(launched: Launched) -> None:
+def test_a_signal_saves_and_stops_and_the_next_attempt_continues_there(launched: Launched) -> None:
     command = [sys.executable, str(HERE / "jax_training.py"), str(launched.directory)]
     launched.launch([*command, "1000000"], JAX_PLATFORMS="cpu")
     launched.until_step(20, 1)

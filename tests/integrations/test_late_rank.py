@@ -1,4 +1,4 @@
-"""A launcher starts its ranks seconds apart: whoever comes late hears the same."""
+"""A launcher starts its ranks seconds apart: a late rank gets the same decision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(launched: Launched, rank: int, mirror: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("mirror", ["thread", "process"])
 @pytest.mark.parametrize("switch", ["kill", ""])
-def test_a_rank_that_comes_after_rank_0_has_left_the_block_hears_what_rank_0_has_heard(
+def test_a_rank_that_joins_after_rank_0_has_left_the_block_gets_the_same_decision(
     launched: Launched, mirror: str, switch: str
 ) -> None:
     """That of a kill switch, or of none: then there is nothing left to do, and a launcher that ends all a minute after
@@ -41,7 +41,7 @@ def test_a_rank_that_comes_after_rank_0_has_left_the_block_hears_what_rank_0_has
     ranks = [start(launched, 0, mirror)]
     try:
         assert ranks[0].stdout is not None
-        assert ranks[0].stdout.readline() == f"{answer}\n"  # and now it leaves
+        assert ranks[0].stdout.readline() == f"{answer}\n"  # and now it exits
         launched.until(lambda: (launched.run_dir / "journal" / "7.0.jsonl").exists())
         said = "decision" if switch else "end"
         launched.until(lambda: any(entry["event"] == said for entry in launched.guard_events()))

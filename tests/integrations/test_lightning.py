@@ -51,7 +51,7 @@ def test_sigterm_saves_and_stops_although_lightning_has_a_handler_of_its_own(lau
 
 @pytest.mark.soak
 @pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="half a minute of a framework's own start: set RESIL_SOAK=1")
-def test_a_labelled_save_goes_on_and_keeps_its_name_and_the_newest_plain_ones_stay(launched: Launched) -> None:
+def test_a_labelled_save_continues_and_keeps_its_name_and_the_newest_plain_ones_stay(launched: Launched) -> None:
     launched.launch(command(launched))
     launched.until_step(5, 1)
     launched.throw("save", 'label = "before-drop"\n')

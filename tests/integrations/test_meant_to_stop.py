@@ -1,4 +1,4 @@
-"""What the batch shell makes of the launch's exit code, and of what rank 0's guard has written."""
+"""The batch shell derives the job's exit code from the launch's and from the journal of the guard."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AFTER_ALL = line("exit", '"exit_code":1,"error":"RuntimeError(\'x\')"')
 
 
 def word_of(run_dir: Path, launch: int) -> tuple[int, str]:
-    """The job's code, and why."""
+    """Return the job's code, and the reason."""
     script = REPOSITORY / "slurm_templates" / "_attempt.bash"
     argv = ["bash", "-c", SHELL, "bash", str(script), str(run_dir), str(launch)]
     said = subprocess.run(argv, capture_output=True, text=True, timeout=30)
@@ -59,7 +59,7 @@ def job_code(run_dir: Path, launch: int) -> int:
 @pytest.mark.parametrize(
     ("journal", "launch", "code"),
     [
-        # A launcher that has another code than its workers.
+        # A launcher with another exit code than its workers.
         (end(), 1, 75),
         (end(), 137, 75),
         (LATER + end() + LATER, 1, 75),
@@ -71,38 +71,38 @@ def job_code(run_dir: Path, launch: int) -> int:
         (end(stopped="false"), 1, 1),
         (QUOTED, 1, 1),
         ("", 1, 1),
-        (STOP, 1, 1),  # it was told to stop, and crashed
-        # A training that forgets the guard's exit code must not finish the run.
+        (STOP, 1, 1),  # decided to stop, and crashed
+        # A training that ignores the guard's exit code must not finish the run.
         (end(), 0, 75),
         (FAILED, 0, 1),
         (end(code=1), 0, 1),  # its loss was NaN
         (end(code=3), 0, 3),
         (DONE, 0, 0),
         ("", 0, 0),
-        (START + STOP + SAVED, 0, 75),  # it was told to stop, has saved, and ended without a word
-        (START + STOP, 0, 1),  # and has not
-        (START + SAVED + STOP, 0, 1),  # what was saved before is not what was to be saved
-        (START + STOP_AT_447 + SAVED, 0, 1),  # nor one in flight that was durable later
+        (START + STOP + SAVED, 0, 75),  # decided to stop, saved, and ended without a record
+        (START + STOP, 0, 1),  # and did not save
+        (START + SAVED + STOP, 0, 1),  # saved before the decision
+        (START + STOP_AT_447 + SAVED, 0, 1),  # a save in flight that was durable later does not count
         (START + SAVE, 0, 0),
-        (START + NOT_SAVED, 0, 1),  # os._exit(0) after a save that failed in the background
+        (START + NOT_SAVED, 0, 1),  # os._exit(0) after an asynchronous save that failed
         (START + NOT_SAVED + SAVED, 0, 0),
         (START + STOP + end() + START + DONE, 0, 0),  # of two trainings in one job the last one counts
         (START + STOP + end() + START, 0, 0),
-        # One rank stopped in good order, another could not save.
+        # One rank stopped cleanly, another could not save.
         (FAILED, 75, 1),
         (end(), 75, 75),
         ("", 75, 75),
         (DONE, 75, 75),
         (START + STOP, 75, 1),
         (START + STOP + SAVED, 75, 75),
-        # All ranks have left in good order, or not.
+        # All ranks have left cleanly, or not.
         (ALL, 1, 75),
         (ALL, 137, 75),
         (ALL, 143, 75),
         (THREE_OF_4, 1, 1),
         (THREE_OF_4, 75, 1),
         (THREE_OF_4, 0, 1),
-        # srun has ended the others because of the one that failed; 137 may be somebody else's SIGKILL.
+        # srun has ended the others because of the one that failed; 137 may be another SIGKILL.
         (FAILED, 143, 1),
         (end(code=3), 143, 3),
         (FAILED, 137, 137),
@@ -111,14 +111,14 @@ def job_code(run_dir: Path, launch: int) -> int:
         (ALL, 3, 3),
         (ALL, 134, 134),
         (ALL, 139, 139),
-        # It was closed in good order, and ended in another way.
+        # The guard was closed cleanly, but the process failed.
         (ALL + AFTER_ALL, 1, 1),
         (ALL + AFTER_ALL, 75, 1),
         (ALL + line("exit", '"exit_code":75,"error":"the exit took too long"'), 1, 75),
         (ALL + line("exit", '"exit_code":1,"error":"x"', attempt=2), 1, 75),
     ],
 )
-def test_the_guards_word_and_the_launchs_code_make_the_jobs_code(
+def test_the_journal_of_the_guard_and_the_launchs_code_make_the_jobs_code(
     tmp_path: Path, journal: str, launch: int, code: int
 ) -> None:
     (tmp_path / "journal").mkdir()
@@ -129,15 +129,15 @@ def test_the_guards_word_and_the_launchs_code_make_the_jobs_code(
 @pytest.mark.parametrize(
     ("others", "launch", "code"),
     [
-        # Rank 0 ended first, in good order; the others were on their own when they were stopped.
+        # Rank 0 ended first, cleanly; the others had lost rank 0 when they were stopped.
         ([ONE_OF_4, ONE_OF_4, ONE_OF_4], 1, 75),
-        ([ONE_OF_4, ONE_OF_4], 1, 1),  # one said nothing
+        ([ONE_OF_4, ONE_OF_4], 1, 1),  # one without a record
         ([ONE_OF_4, ONE_OF_4, end(code=1, stopped="false", more=',"ranks":4,"well":0')], 1, 1),
         ([ONE_OF_4, ONE_OF_4, ONE_OF_4 + AFTER_ALL], 1, 1),
         ([ONE_OF_4, ONE_OF_4, end(more=',"ranks":4,"well":1', time=1795182000.5)], 1, 1),  # of a launch before
     ],
 )
-def test_ranks_that_had_lost_rank_0_are_counted_by_their_own_words(
+def test_ranks_that_had_lost_rank_0_are_counted_by_their_own_records(
     tmp_path: Path, others: list[str], launch: int, code: int
 ) -> None:
     (tmp_path / "journal").mkdir()

@@ -1,4 +1,4 @@
-"""The recipes of docs/how-to/guard-in-*.md: each block of Python compiles, and what it takes from resil is there."""
+"""The recipes of docs/how-to/guard-in-*.md: each block of Python compiles, and its imports from resil exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_there_is_a_page_for_each_framework() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_recipe_is_python_and_names_what_exists(page: Path) -> None:
+def test_a_recipe_compiles_and_its_imports_exist(page: Path) -> None:
     blocks = BLOCK.findall(page.read_text())
     assert blocks
     for block in blocks:

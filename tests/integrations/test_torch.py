@@ -30,7 +30,7 @@ def test_several_numbers_are_no_loss() -> None:
 
     from resilience.integrations.torch import LossTap
 
-    with pytest.raises(ValueError, match="reduce it first"):
+    with pytest.raises(ValueError, match="reduce it to one number"):
         LossTap()(torch.ones(3))
 
 
@@ -42,7 +42,7 @@ def test_a_device_that_cannot_be_asked_without_waiting_is_not_read() -> None:
     assert LossTap()(torch.empty((), device="meta")) is None
 
 
-def test_a_loss_on_a_gpu_comes_later_and_nobody_waits_for_it() -> None:
+def test_a_loss_on_a_gpu_arrives_later_without_waiting() -> None:
     import torch
 
     from resilience.integrations.torch import LossTap
@@ -54,7 +54,7 @@ def test_a_loss_on_a_gpu_comes_later_and_nobody_waits_for_it() -> None:
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # the device is busy for about a second
     began = time.monotonic()
-    assert tap(torch.tensor(7.0, device="cuda")) == 1.0  # sent before; the new one is behind the sleep
+    assert tap(torch.tensor(7.0, device="cuda")) == 1.0  # copied before; the new one is queued after the sleep
     assert tap(torch.tensor(8.0, device="cuda")) is None
     assert time.monotonic() - began < 0.2
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""DistributedDataParallel over gloo under the real torchrun: one step for all, nothing lost, the code that is meant."""
+"""DistributedDataParallel over gloo under the real torchrun: one step for all, nothing lost, the correct exit code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def command(world: int, directory: Path, steps: str = FOREVER) -> list[str]:
 
 
 def stopped_at(launched: Launched, world: int) -> int:
-    """The step at which every rank stopped: one for all."""
+    """Return the step at which all ranks stopped, the same for all."""
     steps = {launched.last(rank, "stop")["step"] for rank in range(world)}
     assert len(steps) == 1, steps
     return int(steps.pop())
@@ -51,9 +51,9 @@ def test_a_kill_switch_stops_all_ranks_at_one_step_and_the_next_attempt_loses_no
     end = launched.end()
     assert (end["step"], end["exit_code"], end["stopped"]) == (stop, 75, True)
 
-    launched.launch(command(world, launched.directory))  # while the switch lies there
+    launched.launch(command(world, launched.directory))  # while the switch is set
     assert launched.wait() == 1
-    assert launched.diary(0)[-1]["event"] == "not_started"  # the others may be ended by torchrun while they ask
+    assert launched.diary(0)[-1]["event"] == "not_started"  # torchrun may end the others before they check
     assert all(launched.count(rank, "start") == 1 for rank in range(world))
 
     launched.clear("kill")
@@ -73,11 +73,11 @@ def test_a_signal_to_one_worker_stops_all_at_one_step(launched: Launched) -> Non
     assert "SIGUSR1" in launched.last(0, "stop")["why"]
 
 
-def test_sigterm_to_torchrun_which_passes_it_on_saves_and_stops(launched: Launched) -> None:
+def test_sigterm_to_torchrun_is_forwarded_and_saves_and_stops(launched: Launched) -> None:
     launched.launch(command(2, launched.directory))
     launched.until_step(21, 2)
     assert launched.process is not None
-    launched.process.terminate()  # its workers have 30 s from now on
+    launched.process.terminate()  # its workers have 30 s from now
     assert launched.wait() != 0
     assert launched.last(0, "saved")["step"] == stopped_at(launched, 2)
     assert "SIGTERM" in launched.last(0, "stop")["why"]
@@ -93,7 +93,7 @@ def test_no_rank_leaves_while_another_saves_because_torchrun_would_end_that_one(
 
 
 def orphans(launched: Launched) -> list[Process]:
-    """The two workers of a torchrun that was killed: it could end nobody."""
+    """Return the two workers of a torchrun that was killed, and could not end them."""
     launched.until_step(21, 2)
     workers = [Process.of(launched.last(rank, "start")["pid"]) for rank in range(2)]
     assert launched.process is not None
@@ -102,7 +102,7 @@ def orphans(launched: Launched) -> list[Process]:
     return [worker for worker in workers if worker is not None]
 
 
-def test_workers_of_a_killed_torchrun_hear_a_kill_switch_and_end_by_themselves(launched: Launched) -> None:
+def test_workers_of_a_killed_torchrun_read_the_kill_switch_and_end(launched: Launched) -> None:
     launched.launch(command(2, launched.directory))
     workers = orphans(launched)
     try:
@@ -119,14 +119,14 @@ def test_workers_of_a_killed_torchrun_hear_a_kill_switch_and_end_by_themselves(l
 
 
 def test_workers_of_a_killed_torchrun_are_ended_by_a_second_term_also_in_a_save(launched: Launched) -> None:
-    """Nobody will ask a third time, with SIGKILL."""
+    """No SIGKILL follows as a third request."""
     launched.launch(command(2, launched.directory), SAVE_S="1000")
     workers = orphans(launched)
     try:
         for worker in workers:
             worker.send(signal.SIGTERM)
         until(lambda: launched.count(0, "save_begin") == 1, "rank 0 to save")
-        time.sleep(AGAIN_S)  # what comes sooner is the same TERM, passed on
+        time.sleep(AGAIN_S)  # a TERM sooner than that is the same one, forwarded
         began = time.monotonic()
         for worker in workers:
             worker.send(signal.SIGTERM)

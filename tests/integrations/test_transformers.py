@@ -41,11 +41,11 @@ def test_a_stop_saves_and_the_next_attempt_does_no_batch_twice_and_leaves_none_o
     launched.launch([sys.executable, *words(launched, str(stop + 5))])
     assert launched.wait() == 0
     first = [entry["first"] for entry in launched.diary(0) if entry["event"] == "step"]
-    assert len(first) == len(set(first)) == stop + 5  # each batch is another one
+    assert len(first) == len(set(first)) == stop + 5  # all batches differ
     assert launched.end()["step"] == stop + 5
 
 
-def test_what_was_not_written_to_its_end_is_no_checkpoint(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_skipped(tmp_path: Path) -> None:
     from resilience.integrations.transformers import newest_checkpoint
 
     assert newest_checkpoint(tmp_path / "none") is None
@@ -120,7 +120,7 @@ def test_a_loss_that_is_logged_as_no_number_stops_the_training(launched: Launche
     arguments: dict[str, Any] = {"learning_rate": "1e30", "lr_scheduler_type": '"constant"', "max_grad_norm": 0}
     arguments |= {"logging_nan_inf_filter": "false", "optim": '"sgd"', "logging_steps": 1}
     launched.launch([sys.executable, *words(launched, "2000", **arguments)])
-    assert launched.wait() == 1  # an error that needs a person
+    assert launched.wait() == 1  # an error, not a stop on purpose
     assert launched.last(0, "stop")["step"] < 2000
 
 

@@ -46,13 +46,13 @@ ENDS = {
     "SIGTERM in the save": End(75, "stopped", "the kill switch", saved=True),
     "save raises": End(1, "exited", "as asked"),
     "disk full": End(1, "exited", "No space left on device"),
-    "save hangs": End(1, "exited", "what was to be saved is not known to be durable", journalled="exit"),
+    "save hangs": End(1, "exited", "the last save is not known to be durable", journalled="exit"),
     "step raises": End(1, "exited", "as asked"),
     "sys.exit(3)": End(3, "exited", "sys.exit(3)"),
     "SIGINT": End(130, "exited", "KeyboardInterrupt"),
 }
 FORMS = ("with", "without", "short")
-FORCED = {"RESIL_GUARD__EXIT_TIMEOUT_S": "3", "RESIL_GUARD__FORCE_EXIT": "on"}  # by itself it is off in tests
+FORCED = {"RESIL_GUARD__EXIT_TIMEOUT_S": "3", "RESIL_GUARD__FORCE_EXIT": "on"}  # off by default in tests
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def diary(disk: Path, rank: int = 0) -> list[str]:
 
 
 def check_next(batch: Batch, disk: Path, command: str, expected: End, ranks: int) -> None:
-    """The next job goes on from the last save that is there, and finishes the run."""
+    """The next job continues from the last complete save, and finishes the run."""
     batch.switch("kill").unlink(missing_ok=True)
     script = batch.run(command, job=8)
     assert script.process.returncode == 0, script.text
@@ -112,7 +112,7 @@ def test_one_process(batch: Batch, disk: Path, form: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", ENDS)
 @pytest.mark.parametrize("form", FORMS)
 def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> None:
-    """A fault anywhere makes the attempt a crash, also when the launcher's signal makes rank 0 stop in good order."""
+    """A fault on any rank makes the attempt a crash, even if the launcher's signal makes rank 0 stop cleanly."""
     expected = ENDS[fault]
     command = f"exec '{sys.executable}' {LAUNCHER} 2 {TRAINING} {disk} {form}"
     script = batch.run(f"{command} '{fault}'", guard=FORCED, environment={"FAULT_RANK": "1"})
@@ -130,7 +130,7 @@ def test_one_of_two_ranks(batch: Batch, disk: Path, form: str, fault: str) -> No
 # ---- the same with frameworks ---------------------------------------------------------------------------------------
 
 IN_CI = {("lightning", "save raises")}
-"""The others take half an hour of processor time: torch is imported a hundred times."""
+"""The others take half an hour of CPU time: torch is imported a hundred times."""
 LIBRARIES = {"lightning": ["lightning"], "transformers": ["transformers", "accelerate"], "accelerate": ["accelerate"]}
 
 
@@ -148,7 +148,7 @@ def framework_cases(in_ci: set[tuple[str, str]]) -> list[Any]:
 
 
 def newest_step(disk: Path) -> int:
-    """The steps of the newest checkpoint that is whole; each framework names them by the step."""
+    """Return the steps of the newest complete checkpoint; each framework names them by the step."""
     steps = [
         int("".join(filter(str.isdigit, path.stem))) for path in (disk / "checkpoints").iterdir() if is_whole(path)
     ]
@@ -163,7 +163,7 @@ def is_whole(path: Path) -> bool:
 
 
 def run(batch: Batch, command: str, job: int = 7, **environment: str) -> Script:
-    """Run the batch script of a job; a framework takes its time on a busy machine."""
+    """Run the batch script of a job, with a timeout for a busy machine."""
     script = batch.start(command, job, guard=FORCED, environment={"PYTHONPATH": str(REPOSITORY), **environment})
     script.wait(240)
     return script

@@ -27,7 +27,7 @@ def note(**what: object) -> None:
 
 
 class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Numbers that tell which batch they are."""
+    """Numbers that identify the batch."""
 
     def __len__(self) -> int:
         return 4000

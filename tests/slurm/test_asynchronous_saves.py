@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from typing import Any
 import pytest
 
 from resilience.integrations.checkpoint_files import newest_checkpoint
-from resilience.system.files import read_lines
 from tests.guard.disks import small_disk
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster_run import ClusterRun
 from tests.slurm.processes import until
 
 pytestmark = pytest.mark.skipif(
@@ -176,54 +175,12 @@ PartitionName=urgent Nodes=n4 PriorityTier=10 PreemptMode=OFF MaxTime=10 State=U
 
 
 @dataclass
-class Story:
-    """One run in a project directory of its own."""
-
-    cluster: Cluster
-    name: str
-    checkpoints: Path
-    job: str = ""
-
-    @property
-    def project(self) -> Path:
-        return self.cluster.shared / self.name
-
-    @property
-    def directory(self) -> Path:
-        return self.project / ".resil" / self.name
-
-    def resil(self, *words: str) -> str:
-        said = self.cluster.run(["resil", *words], user=self.cluster.users[0], cwd=self.project, timeout=120)
-        assert said.returncode == 0, said.stdout + said.stderr
-        return said.stdout
-
-    def lines(self, name: str, rank: int = 0) -> list[str]:
-        path = self.directory / f"{name}.{rank}"
-        return path.read_text().split("\n")[:-1] if path.exists() else []
+class Story(ClusterRun):
+    checkpoints: Path = Path()
 
     def trained(self) -> int:
         """The last step of rank 0."""
         return int(self.lines("steps")[-1]) if self.lines("steps") else 0
-
-    def events(self, rank: str, attempt: int = 1) -> list[dict[str, Any]]:
-        paths = (self.directory / "journal").glob(f"*.{rank}.jsonl")
-        return [record for path in paths for record in read_lines(path) if record.get("attempt") == attempt]
-
-    def end(self, attempt: int = 1) -> dict[str, Any]:
-        path = self.directory / "attempts" / f"{attempt:04d}.end"
-        return tomllib.loads(path.read_text()) if path.exists() else {}
-
-    @property
-    def log(self) -> str:
-        logs = sorted((self.directory / "logs").iterdir())
-        return "".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in logs)
-
-    def until_end(self, attempt: int = 1) -> dict[str, Any]:
-        try:
-            until(lambda: bool(self.end(attempt)), f"the end of attempt {attempt} of {self.name}", every_s=0.1)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.log}") from None
-        return self.end(attempt)
 
     def end_s(self, since: str = "fault") -> float:
         """How long the first attempt took to end, since the first rank told of the fault. Ends are in whole seconds."""
@@ -249,11 +206,11 @@ class Story:
         (over,) = [event for event in self.events("batch") if event["event"] == "attempt_end"]
         assert (over["end"], over["exit_code"]) == (end, code)
         said: dict[str, Any]
-        (said,) = json.loads(self.resil("status", "--json"))["runs"]
+        (said,) = json.loads(self.ask("status", "--json"))["runs"]
         first = said["attempts"][0]
         assert (first["end"], first["exit_code"], first["why"]) == (end, code, record["why"])
         assert said["save"]["step"] == saved, said
-        assert f"saved: step {saved}," in self.resil("status")
+        assert f"saved: step {saved}," in self.ask("status")
         return said
 
     def check_next(self) -> None:
@@ -282,13 +239,13 @@ class Stage:
 
     def begin(self, name: str, fault: str = "none", how: str = "guard", checkpoints: Path | None = None,
               array: int = 2, sbatch: str = 'exclude = "n3,n4"') -> None:  # fmt: skip
-        cluster, story = self.cluster, Story(self.cluster, name, checkpoints or self.cluster.shared / name / "saves")
-        cluster.run(["mkdir", str(story.project)], user=cluster.users[0], check=True)
-        cluster.run(["mkdir", "-p", str(story.checkpoints)], user=cluster.users[0], check=True)
+        cluster, story = self.cluster, Story(self.cluster, name)
+        story.checkpoints = checkpoints or story.project / "saves"
+        cluster.run(["mkdir", "-p", str(story.project), str(story.checkpoints)], user=story.user, check=True)
         text = SETTINGS.format(name=name, python=cluster.python, shared=cluster.shared, how=how, fault=fault,
                                checkpoints=story.checkpoints, sbatch=sbatch)  # fmt: skip
-        cluster.run(["tee", str(story.project / "resil.toml")], user=cluster.users[0], input=text, check=True)
-        story.job = story.resil("submit", "--parsable", "--array", str(array)).strip()
+        story.write("resil.toml", text)
+        story.submit("--array", str(array))
         self.stories[name] = story
 
 
@@ -345,13 +302,13 @@ def test_another_job_takes_the_node_while_a_save_is_in_flight(stage: Stage) -> N
 def test_the_kill_switch_while_a_save_is_in_flight(stage: Stage) -> None:
     story = stage.stories["killed"]
     until_saves(story)
-    story.resil("kill", "--why", "enough")
+    story.ask("kill", "--why", "enough")
     story.check_stopped_with_a_save(stage.stories["full-plain"])
     assert "enough" in story.end()["why"]
     stage.cluster.wait_for(story.job, {"FAILED"})
     assert story.lines("begins") == ["0"], "the queued one has begun nothing"
-    story.resil("clear")
-    story.resil("submit")
+    story.ask("clear")
+    story.ask("submit")
     story.check_next()
 
 
@@ -381,6 +338,6 @@ def test_a_save_that_hangs(stage: Stage) -> None:
     """It is cut off when the time for the way out is over, and that is no stop on purpose."""
     story = stage.stories["hangs"]
     until(lambda: bool(story.lines("fault", 1)), "the save to hang")
-    story.resil("kill")
+    story.ask("kill")
     story.check("exited", 1)
     assert story.on_disk() == SAVE_EVERY

@@ -10,7 +10,6 @@ import itertools
 import pwd
 import shutil
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,9 +20,9 @@ import pytest
 from resilience.layout import FOLDERS
 from resilience.runs.templates.directives import write_directive
 from resilience.runs.templates.script import ScriptSpec, render
-from resilience.system.files import read_lines
 from tests.runs.templates.batch import SHIPPED
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster_run import ClusterRun
 from tests.slurm.host import release
 from tests.slurm.processes import environ, until
 
@@ -48,20 +47,12 @@ CODES = (0, 1, 75, 130, 255)
 
 
 @dataclass
-class Run:
-    """One run directory on the cluster's shared file system, and a job of it."""
-
-    cluster: Cluster
-    name: str
-    job: str = ""
+class Run(ClusterRun):
+    """One run directory on the cluster's shared file system, without a project, and a job of it."""
 
     @property
     def directory(self) -> Path:
         return self.cluster.shared / self.name
-
-    @property
-    def user(self) -> str:
-        return self.cluster.users[0]
 
     def make(self) -> None:
         entry = pwd.getpwnam(self.user)
@@ -69,7 +60,7 @@ class Run:
             path.mkdir(mode=0o700)
             shutil.chown(path, entry.pw_uid, entry.pw_gid)
 
-    def submit(self, command: str, *options: str, template: str = "python", **spec: Any) -> str:
+    def queue(self, command: str, *options: str, template: str = "python", **spec: Any) -> str:
         wish = ScriptSpec(
             run=self.name,
             run_dir=str(self.directory),
@@ -95,21 +86,9 @@ class Run:
         spans = sorted((min(times), max(times), attempt) for attempt, times in self.steps.items())
         return [f"attempts {one[2]} and {two[2]}" for one, two in itertools.pairwise(spans) if two[0] <= one[1]]
 
-    def end(self, attempt: int) -> dict[str, Any]:
-        path = self.directory / "attempts" / f"{attempt:04d}.end"
-        return tomllib.loads(path.read_text()) if path.exists() else {}
-
-    def events(self) -> list[str]:
-        journals = sorted((self.directory / "journal").glob("*.batch.jsonl"))
-        return [record["event"] for path in journals for record in read_lines(path)]
-
     def caught(self, attempt: int) -> list[str]:
         path = self.directory / f"caught.{attempt}"
         return path.read_text().split() if path.exists() else []
-
-    @property
-    def log(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in sorted((self.directory / "logs").iterdir()))
 
     def shown(self, job: str = "") -> dict[str, str]:
         text = self.cluster.run(["scontrol", "-o", "show", "job", job or self.job], check=True).stdout
@@ -158,12 +137,12 @@ def story() -> Iterator[Story]:
         healthy = ("-x", f"{LOST},{SPARE}")
         for template in ("python", "srun"):
             twin = story.run(f"twin-{template}")
-            twin.job = twin.submit(story.training(), "-x", f"n[1-4],{SPARE}", template=template)
+            twin.job = twin.queue(story.training(), "-x", f"n[1-4],{SPARE}", template=template)
             obedient = story.run(f"limit-{template}")
-            obedient.job = obedient.submit(story.training("obedient"), *healthy, template=template, signal_lead_s=5)
+            obedient.job = obedient.queue(story.training("obedient"), *healthy, template=template, signal_lead_s=5)
         for name in ("serial-cancel", "serial-limit"):
             run = story.run(name)
-            run.job = run.submit(story.training(), "--array=1-2%1", *healthy, array=True)
+            run.job = run.queue(story.training(), "--array=1-2%1", *healthy, array=True)
         for run in story.runs.values():
             until(lambda run=run: run.steps, f"{run.name} to train")  # type: ignore[misc]
         cluster.lose_slurmd(LOST)
@@ -182,7 +161,7 @@ def test_the_next_task_of_an_array_trains_only_when_the_one_before_is_gone(story
     assert not run.overlaps()
     assert "SIGTERM" in run.caught(1), "the batch shell handed it on"
     assert run.end(1)["end"] == "lost", "SIGKILL leaves no time for an end"
-    assert "terminating" in run.events()
+    assert "terminating" in [event["event"] for event in run.events()]
     assert "waiting for attempt 0001 to be truly gone: job" in run.log
     assert "COMPLETING" in run.log
     story.cluster.run(["scancel", run.job], run.user, check=True)
@@ -250,7 +229,7 @@ def test_a_superseded_srun_ends_tasks_that_nothing_here_can_find(story: Story) -
     """As on other nodes: no child of the batch shell, and nothing in the environment says whose they are."""
     run = story.run("hidden")
     tasks = "echo task; exec env -i /bin/sleep 4242"
-    run.job = run.submit(tasks, "-N2", "--ntasks-per-node=1", "-x", f"{LOST},{SPARE}", template="srun")
+    run.job = run.queue(tasks, "-N2", "--ntasks-per-node=1", "-x", f"{LOST},{SPARE}", template="srun")
     until(lambda: run.job != "" and run.log.count("task") == 2, "two tasks")
     twin = (run.directory / "attempts" / "0001").read_text().replace("number = 1", "number = 2")
     (run.directory / "attempts" / "0002").write_text(twin)
@@ -262,7 +241,7 @@ def test_a_superseded_srun_ends_tasks_that_nothing_here_can_find(story: Story) -
 def test_exit_codes_arrive_in_the_scheduler_unchanged(story: Story) -> None:
     run = story.run("codes")
     for template in ("python", "srun"):
-        jobs = {code: run.submit(f"exit {code}", template=template, finish_on_success=False) for code in CODES}
+        jobs = {code: run.queue(f"exit {code}", template=template, finish_on_success=False) for code in CODES}
         for code, job in jobs.items():
             story.cluster.wait_for(job, {"COMPLETED", "FAILED"})
             assert run.shown(job)["ExitCode"] == f"{code}:0"
@@ -271,10 +250,10 @@ def test_exit_codes_arrive_in_the_scheduler_unchanged(story: Story) -> None:
 def test_a_kill_switch_for_all_cancels_the_queued_jobs_of_the_run_and_no_others(story: Story) -> None:
     run, other = story.run("killed"), story.run("killed2")
     later = "--begin=now+1hour"
-    queued = [run.submit("true", later), run.submit("true", later)]
-    foreign = [other.submit("true", later), story.cluster.sbatch("#!/bin/sh\ntrue\n", later)]
+    queued = [run.queue("true", later), run.queue("true", later)]
+    foreign = [other.queue("true", later), story.cluster.sbatch("#!/bin/sh\ntrue\n", later)]
     (run.directory / "switches" / "kill").write_text('why = "diverged"\nscope = "all"\n')
-    array = run.submit("true", "--array=1-5%1")
+    array = run.queue("true", "--array=1-5%1")
     for job in queued:
         story.cluster.wait_for(job, "CANCELLED")
     states = story.cluster.wait_for(array, {"CANCELLED", "FAILED"}).split(",")
@@ -287,14 +266,14 @@ def test_a_kill_switch_for_all_cancels_the_queued_jobs_of_the_run_and_no_others(
 def test_the_queue_of_a_finished_run_burns_through_without_a_step(story: Story) -> None:
     run = story.run("done")
     (run.directory / "finished").write_text("")
-    job = run.submit("true", "--array=1-10%1")
+    job = run.queue("true", "--array=1-10%1")
     story.cluster.wait_for(job, "COMPLETED")
     assert not run.steps
 
 
 def test_the_training_knows_when_its_time_is_over(story: Story) -> None:
     run = story.run("told")
-    job = run.submit("env >$RESIL_RUN_DIR/environment; exit 75", "-t", "7", template="srun")
+    job = run.queue("env >$RESIL_RUN_DIR/environment; exit 75", "-t", "7", template="srun")
     story.cluster.wait_for(job, "FAILED")
     told = dict(line.split("=", 1) for line in (run.directory / "environment").read_text().splitlines() if "=" in line)
     assert abs(int(told["RESIL_END_TIME"]) - time.time() - 7 * 60) < 60

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from resilience.guard.end_time import NO_LIMIT, EndTime, ask_slurm, find_end_time
+from resilience.guard.end_time import NO_LIMIT, EndTime, find_end_time, query_slurm
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.triggers.walltime import STOP, decide
 from tests.slurm.cluster import Cluster
@@ -18,7 +18,7 @@ SLEEP = "#!/bin/bash\nsleep 600\n"
 
 
 def ask(cluster: Cluster, job_id: str, **variables: str) -> float | None:
-    return ask_slurm(job_id, cluster.environment() | variables)
+    return query_slurm(job_id, cluster.environment() | variables)
 
 
 def test_the_end_is_that_of_the_limit_whatever_the_environment_would_make_squeue_show(cluster: Cluster) -> None:
@@ -79,7 +79,7 @@ def frozen(cluster: Cluster) -> Iterator[Cluster]:
 
 def test_a_controller_that_hangs_gives_no_answer_and_costs_no_more_than_the_deadline(frozen: Cluster) -> None:
     scontrol = frozen.popen(["scontrol", "show", "job", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert ask_slurm("1", frozen.environment(), deadline_s=1.0) is None
+    assert query_slurm("1", frozen.environment(), deadline_s=1.0) is None
     assert scontrol.poll() is None, "left alone it waits for 10 s"
     scontrol.kill()
     scontrol.wait()

@@ -14,16 +14,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from resilience.system.files import read_lines
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster_run import ClusterRun
 from tests.slurm.processes import until
 
 # argv: how many stops to go through before finishing, 10 steps after the last; and `gloo` for a real all-reduce.
@@ -174,29 +173,10 @@ torchrun_args = '--rdzv_endpoint="127.0.0.1:$MASTER_PORT" --local_addr=127.0.0.1
 
 
 @dataclass
-class Story:
-    """One run: a project directory, its run directory, and what its ranks wrote there."""
+class Story(ClusterRun):
+    """One run, and what its ranks wrote."""
 
-    cluster: Cluster
-    name: str
     world: int = 1
-    job: str = ""
-    user: str = ""
-
-    @property
-    def project(self) -> Path:
-        return self.cluster.shared / self.name
-
-    @property
-    def directory(self) -> Path:
-        return self.project / ".resil" / self.name
-
-    def resil(self, *words: str, user: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        return self.cluster.run(["resil", *words], user=user or self.user, cwd=cwd or self.project)
-
-    def lines(self, name: str, rank: int = 0) -> list[str]:
-        path = self.directory / f"{name}.{rank}"
-        return path.read_text().splitlines() if path.exists() else []
 
     def steps(self, rank: int = 0) -> list[int]:
         return [int(line) for line in self.lines("steps", rank) if line.isdigit()]
@@ -209,11 +189,6 @@ class Story:
         """SLURM_JOB_ID of the newest attempt."""
         return self.lines("pids")[-1].split()[1].partition(".")[0]
 
-    def submit(self, *words: str) -> None:
-        said = self.resil("submit", "--parsable", *words)
-        assert said.returncode == 0, said.stderr
-        self.job = said.stdout.strip()
-
     def until_trains(self, attempts: int = 1, steps: int = 5) -> None:
         """Wait until the newest of so many attempts has done some steps on every rank."""
 
@@ -224,18 +199,12 @@ class Story:
                 count >= int(found[attempts - 1].split()[2]) + steps for count, found in zip(done, starts, strict=True)
             )
 
-        until(trains, f"attempt {attempts} of {self.name} to train\n{self.log}")
+        self.until(trains, f"attempt {attempts} to train")
 
     def shorten(self, seconds: int) -> None:
         self.cluster.run(
             ["scontrol", "update", f"jobid={self.raw_job()}", f"EndTime=now+{seconds}"], self.user, check=True
         )
-
-    @property
-    def log(self) -> str:
-        directory = self.directory / "logs"
-        files = sorted(directory.iterdir()) if directory.is_dir() else []
-        return "".join(path.read_text(errors="replace") for path in [*files, *self.project.glob("*.out")])
 
     def triggers(self) -> list[set[str]]:
         """What asked for each stop, in order."""
@@ -243,15 +212,9 @@ class Story:
         stops = [record for record in records if record.get("event") == "decision" and record.get("stop")]
         return [set(stop["triggers"]) for stop in sorted(stops, key=lambda stop: stop["time"])]
 
-    def until_finished(self) -> None:
-        try:
-            until((self.directory / "finished").exists, f"{self.name} to finish")
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.steps()[-3:]} {self.lines('stops')}\n{self.log}") from None
-
     def check(self, stops: int, because: str) -> None:
         """Every rank did every step exactly once, and all stopped at the same ones, for this reason."""
-        self.until_finished()  # as rank 0 says it; the others may be writing their last lines still
+        self.until((self.directory / "finished").exists, "the end")  # by rank 0; the others may still be writing
         until(lambda: len({len(self.steps(rank)) for rank in range(self.world)}) == 1, "all ranks' last lines")
         logs = [self.steps(rank) for rank in range(self.world)]
         assert logs == [list(range(1, len(logs[0]) + 1))] * self.world, self.log
@@ -260,13 +223,12 @@ class Story:
         assert self.triggers()[-1] == {because}, self.log
         assert len(logs[0]) == int(at[0][-1].split()[0]) + 10, "the last attempt went on where the stop had saved"
         if any((self.directory / "attempts").iterdir()):  # a template's
-            until(lambda: len(self.ends()) > stops, f"the last end\n{self.log}")
+            self.until(lambda: len(self.ends()) > stops, "the last end")
             assert self.ends() == [("stopped", 75)] * stops + [("finished", 0)], self.log
 
     def ends(self) -> list[tuple[str, int]]:
         """How the batch shells say that the attempts ended."""
-        paths = sorted((self.directory / "attempts").glob("*.end"))
-        found = [tomllib.loads(path.read_text()) for path in paths]
+        found = [self.end(int(path.stem)) for path in sorted((self.directory / "attempts").glob("*.end"))]
         return [(end["end"], end["exit_code"]) for end in found]
 
 
@@ -280,18 +242,17 @@ class Stage:
     ) -> None:
         """Begin a story: a directory of its own, and `resil submit` there."""
         cluster = self.cluster
-        story = Story(cluster, name, world, user=cluster.users[0])
-        cluster.run(["mkdir", str(story.project)], user=story.user, check=True)
+        story = Story(cluster, name, world=world)
         command = f"{cluster.shared}/train.py {stops} {settings.pop('how', '')}".strip()
         if settings.get("template") != "torchrun":
             command = f"{cluster.python} {command}"
         wishes = {"template": "python", "run": "", "guard": "", "sbatch": "", "more": ""}
         wishes["exclude"] = "" if "nodelist" in settings.get("sbatch", "") else f'exclude = "{FOR_PREEMPTION}"'
         text = SETTINGS.format(name=name, command=command, **{**wishes, **settings})
-        cluster.run(["tee", str(story.project / "resil.toml")], user=story.user, input=text, check=True)
+        story.write("resil.toml", text)
         if script:
             text = "#!/bin/bash\n" + script.format(command=command)
-            cluster.run(["tee", str(story.project / "own.sbatch")], user=story.user, input=text, check=True)
+            story.write("own.sbatch", text)
             words = ("own.sbatch", *words)
         story.submit("--array", str(tasks or stops + 1), *words)
         self.stories[name] = story
@@ -420,12 +381,12 @@ def test_a_colleague_stops_a_run_that_he_may_not_cancel(stage: Stage) -> None:
     colleague = stage.cluster.users[1]
     refused = stage.cluster.run(["scancel", story.job], colleague)
     assert "ccess/permission denied" in refused.stderr
-    thrown = story.resil("kill", str(story.directory), "--why", "loss is NaN", user=colleague, cwd=stage.cluster.shared)
+    thrown = story.resil("kill", str(story.directory), "--why", "loss is NaN", user=colleague)
     assert thrown.returncode == 0 and "will not accept" not in thrown.stdout, thrown.stdout + thrown.stderr
     stage.cluster.wait_for(story.job, {"FAILED"})
     assert len(story.lines("pids")) == 1, "the queued task saw the switch and trained nothing"
     assert f"kill switch is thrown by {colleague}" in story.log and "loss is NaN" in story.log
-    cleared = story.resil("clear", str(story.directory), user=colleague, cwd=stage.cluster.shared)
+    cleared = story.resil("clear", str(story.directory), user=colleague)
     assert cleared.returncode == 0, cleared.stderr
     story.submit()
     story.check(stops=1, because="kill")

@@ -10,15 +10,14 @@ import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from resilience.system.files import read_lines
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster_run import ClusterRun
 from tests.slurm.processes import environ, until
 
 BOUND_S, KILL_WAIT_S = 3, 4
@@ -69,51 +68,15 @@ time = "20"
 
 
 @dataclass
-class Run:
-    """One run in a project directory of its own."""
-
-    cluster: Cluster
-    name: str
-    ranks: int
-    job: str = ""
-
-    @property
-    def project(self) -> Path:
-        return self.cluster.shared / self.name
-
-    @property
-    def directory(self) -> Path:
-        return self.project / ".resil" / self.name
-
-    def resil(self, *words: str, user: str = "") -> subprocess.CompletedProcess[str]:
-        """Type a command: in the project, or as a colleague somewhere else."""
-        where = self.cluster.shared if user else self.project
-        return self.cluster.run(["resil", *words], user=user or self.cluster.users[0], cwd=where, timeout=120)
+class Run(ClusterRun):
+    ranks: int = 1
 
     def started(self) -> list[list[str]]:
         """The ranks: process id, node, RESIL_STOP_AT."""
         return [path.read_text().split(" ") for path in sorted(self.directory.glob("ranks.*"))]
 
-    def end(self) -> dict[str, Any]:
-        path = self.directory / "attempts" / "0001.end"
-        return tomllib.loads(path.read_text()) if path.exists() else {}
-
-    def events(self) -> list[dict[str, Any]]:
-        paths = (self.directory / "journal").glob("*.batch.jsonl")
-        return [record for path in paths for record in read_lines(path) if record.get("attempt") == 1]
-
     def stages(self) -> list[str]:
         return [event["event"] for event in self.events() if event["event"].startswith(("kill", "stop", "sibl"))]
-
-    @property
-    def log(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in sorted((self.directory / "logs").iterdir()))
-
-    def until(self, true: Callable[[], bool], what: str) -> None:
-        try:
-            until(true, what)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.stages()} {self.end()}\n{self.log}") from None
 
     def left(self) -> list[int]:
         """Processes of its ranks that still live."""
@@ -131,14 +94,11 @@ class Stage:
 
     def begin(self, name: str, how: str = "", *, ranks: int = 1, template: str = "srun", array: int = 1,
               guard: str = f"kill_timeout_s = {BOUND_S}", sbatch: str = "") -> Run:  # fmt: skip
-        cluster, run = self.cluster, Run(self.cluster, name, ranks)
-        cluster.run(["mkdir", str(run.project)], user=cluster.users[0], check=True)
+        cluster, run = self.cluster, Run(self.cluster, name, ranks=ranks)
         command = f"{cluster.python} {cluster.shared}/train.py {how}".strip()
         text = SETTINGS.format(name=name, command=command, template=template, guard=guard, sbatch=sbatch)
-        cluster.run(["tee", str(run.project / "resil.toml")], user=cluster.users[0], input=text, check=True)
-        said = run.resil("submit", "--parsable", "--array", str(array))
-        assert said.returncode == 0, said.stderr
-        run.job = said.stdout.strip()
+        run.write("resil.toml", text)
+        run.submit("--array", str(array))
         self.runs[name] = run
         return run
 
@@ -157,7 +117,7 @@ def stage() -> Iterator[Stage]:
         stage.begin("stop-after", ranks=2, guard='stop_after = "25s"', sbatch="ntasks = 2")
         stage.begin("guarded", "guarded", ranks=2, sbatch="nodes = 2\nntasks-per-node = 1")
         for run in stage.runs.values():
-            run.until(lambda run=run: len(run.started()) == run.ranks, f"{run.name} to train")  # type: ignore[misc]
+            run.until(lambda run=run: len(run.started()) == run.ranks, "it to train")  # type: ignore[misc]
         yield stage
 
 
@@ -203,7 +163,7 @@ def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_
 def test_ranks_of_srun_that_hear_sigterm_get_it_and_scope_job_leaves_the_queue_to_itself(stage: Stage) -> None:
     run = stage.runs["hangs"]
     assert run.resil("kill").returncode == 0
-    run.until(lambda: bool(run.end()), "its end")
+    run.until_end()
     assert run.stages() == ["kill_noticed", "kill_term"]
     assert run.end()["end"] == "terminated" and run.end()["exit_code"] == 143, run.log
     assert run.end()["why"].endswith("ended with SIGTERM")
@@ -217,7 +177,7 @@ def test_where_the_guards_are_their_stacks_are_written_first(stage: Stage) -> No
     run.until(lambda: any((run.directory / "beats").iterdir()), "a heartbeat")
     thrown = run.resil("kill", "--why", "it hangs")
     assert thrown.returncode == 0 and "no guard" not in thrown.stdout, thrown.stdout
-    run.until(lambda: bool(run.end()), "its end")
+    run.until_end()
     assert run.stages()[:3] == ["kill_noticed", "kill_stacks", "kill_term"]
     assert run.end()["end"] == "terminated" and "it hangs" in run.end()["why"], run.log
     for rank in (0, 1):
@@ -229,7 +189,7 @@ def test_where_the_guards_are_their_stacks_are_written_first(stage: Stage) -> No
 def test_a_training_that_the_batch_shell_has_started_itself_is_ended_as_well(stage: Stage) -> None:
     run = stage.runs["alone"]
     assert run.resil("kill").returncode == 0
-    run.until(lambda: bool(run.end()), "its end")
+    run.until_end()
     assert run.stages() == ["kill_noticed", "kill_term", "kill_kill"]
     assert (run.end()["end"], run.end()["exit_code"], run.end()["gone"]) == ("terminated", 137, True)
     run.until(lambda: not run.left(), "it to be gone")
@@ -237,7 +197,7 @@ def test_a_training_that_the_batch_shell_has_started_itself_is_ended_as_well(sta
 
 def test_stop_after_ends_an_attempt_that_does_not_follow_long_before_its_time_limit(stage: Stage) -> None:
     run = stage.runs["stop-after"]
-    run.until(lambda: bool(run.end()), "its end")
+    run.until_end()
     assert run.stages() == ["stop_requested", "kill_term"]
     assert run.end()["why"] == "stop_after = 25 s is over: ended with SIGTERM"
     assert (run.end()["end"], run.end()["exit_code"]) == ("terminated", 143)
@@ -251,7 +211,7 @@ def test_stop_after_ends_an_attempt_that_does_not_follow_long_before_its_time_li
 def test_no_process_of_any_of_them_is_left_on_any_node(stage: Stage) -> None:
     """Those with an empty environment are found by their command line."""
     for run in stage.runs.values():
-        run.until(lambda run=run: bool(run.end()), f"the end of {run.name}")  # type: ignore[misc]
+        run.until_end()
 
     def found() -> list[int]:
         return [pid for pid in stage.cluster.processes() if "RESIL_RUN" in environ(pid) or is_sleeper(pid)]

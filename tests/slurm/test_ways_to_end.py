@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from resilience.system.files import read_lines
 from tests.guard.disks import small_disk
 from tests.integrations.test_ways_to_end import ENDS, FORMS, TRAINING, End
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster_run import ClusterRun
 from tests.slurm.processes import until
 
 AT_ONCE = ("step raises", "sys.exit(3)", "SIGINT")
@@ -42,7 +41,7 @@ CRASHES = {1, 143}
 """Of a job of which one rank has failed, besides that rank's own: srun's, when it ends the other one."""
 SETTINGS = """\
 [run]
-name = "it"
+name = "{name}"
 command = '''{python} {training} {disk} {form} "$([ $RESIL_ATTEMPT -gt 1 ] || echo '{fault}')"'''
 template = "srun"
 [environment]
@@ -59,44 +58,20 @@ ntasks-per-node = 1
 """
 
 
-@dataclass(frozen=True)
-class Story:
-    """A run in a project directory of its own; its ranks write to `disk`."""
+@dataclass
+class Story(ClusterRun):
+    """A run whose ranks write to `disk`."""
 
-    cluster: Cluster
-    directory: Path
-    disk: Path
-    job: str
-
-    @property
-    def run_dir(self) -> Path:
-        return self.directory / ".resil" / "it"
-
-    def resil(self, *words: str) -> str:
-        return self.cluster.run(["resil", *words], self.cluster.users[0], cwd=self.directory, check=True).stdout.strip()
-
-    def end(self, attempt: int) -> dict[str, Any]:
-        """The record of an attempt's end; it is waited for."""
-        path = self.run_dir / "attempts" / f"{attempt:04d}.end"
-        try:
-            until(path.exists, f"{path}")
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.log}") from None
-        return tomllib.loads(path.read_text())
+    disk: Path = Path()
 
     def journal(self, who: str, event: str, attempt: int = 1) -> list[dict[str, Any]]:
-        found = [record for path in (self.run_dir / "journal").glob(f"*.{who}.jsonl") for record in read_lines(path)]
-        return [record for record in found if (record["event"], record.get("attempt")) == (event, attempt)]
+        return [record for record in self.events(who, attempt) if record["event"] == event]
 
     def diary(self, rank: int, word: str) -> list[tuple[float, str]]:
         """When a rank has written lines that begin with a word, and the rest of them."""
         path = self.disk / f"diary.{rank}"
         lines = [line.partition(" ") for line in path.read_text().splitlines()] if path.exists() else []
         return [(float(time), text[len(word) + 1 :]) for time, _, text in lines if text.startswith(word)]
-
-    @property
-    def log(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in sorted((self.run_dir / "logs").glob("*")))
 
 
 Stories = dict[tuple[str, str], Story]
@@ -120,17 +95,15 @@ def stories() -> Iterator[Stories]:
 
 
 def begin(cluster: Cluster, disks: Path, form: str, fault: str) -> Story:
-    user = cluster.users[0]
-    directory = cluster.shared / f"{form}-{fault}".replace(" ", "-").replace("(", "").replace(")", "")
-    disk = disks / form if fault == "disk full" else directory
-    cluster.run(["mkdir", str(directory)], user, check=True)
+    name = f"{form}-{fault}".replace(" ", "-").replace("(", "").replace(")", "")
+    story = Story(cluster, name, disk=disks / form if fault == "disk full" else cluster.shared / name)
     settings = SETTINGS.format(
-        python=cluster.python, training=cluster.shared / TRAINING.name, disk=disk, form=form, fault=fault,
-        exit_timeout_s=EXIT_TIMEOUT_S,
+        name=name, python=cluster.python, training=cluster.shared / TRAINING.name, disk=story.disk, form=form,
+        fault=fault, exit_timeout_s=EXIT_TIMEOUT_S,
     )  # fmt: skip
-    cluster.run(["tee", str(directory / "resil.toml")], user, input=settings, check=True)
-    words = ["resil", "submit", "--parsable", "--array", "2"]
-    return Story(cluster, directory, disk, cluster.run(words, user, cwd=directory, check=True).stdout.strip())
+    story.write("resil.toml", settings)
+    story.submit("--array", "2")
+    return story
 
 
 def rows() -> list[Any]:
@@ -149,14 +122,14 @@ def test_one_of_two_ranks(stories: Stories, form: str, fault: str) -> None:
 
     story.cluster.wait_for(story.job, {"COMPLETED", "FAILED"})
     if not fault:
-        assert "the run it is finished; nothing to do" in story.log
+        assert f"the run {story.name} is finished; nothing to do" in story.log
     elif fault not in AT_ONCE:
-        assert "exiting with 75; to let the run go on: resil clear it" in story.log
-        assert not (story.run_dir / "attempts" / "0002").exists(), "it trains nothing until the switch is cleared"
-        story.resil("clear", "it")
-        story.resil("submit")
+        assert f"exiting with 75; to let the run go on: resil clear {story.name}" in story.log
+        assert not (story.directory / "attempts" / "0002").exists(), "it trains nothing until the switch is cleared"
+        story.ask("clear")
+        story.ask("submit")
     if fault:
-        assert (story.end(2)["end"], story.end(2)["exit_code"]) == ("finished", 0), story.log
+        assert (story.until_end(2)["end"], story.end(2)["exit_code"]) == ("finished", 0), story.log
     for rank in range(2):
         begun = [int(step) for _, step in story.diary(rank, "begins")]
         assert begun == [0, *saved[rank][-1:]][: 2 if fault else 1], story.log
@@ -164,7 +137,7 @@ def test_one_of_two_ranks(stories: Stories, form: str, fault: str) -> None:
 
 def check_attempt(story: Story, fault: str, expected: End) -> None:
     """The record, rank 0's last word and the batch shell's say the same, and soon."""
-    end = story.end(1)
+    end = story.until_end()
     codes = {expected.code} if expected.code in (0, 75) else CRASHES | {expected.code}
     assert end["end"] == expected.end and end["exit_code"] in codes, f"{end}\n{story.log}"
     (last,) = story.journal("0", "end")

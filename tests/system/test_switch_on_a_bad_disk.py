@@ -63,7 +63,7 @@ def test_on_a_full_disk_the_switch_is_an_empty_file_that_all_obey(disk: Path) ->
     switch = read_switch(run, "kill", OwnerPolicy.OWNER)
     assert switch is not None and switch.honoured and (switch.why, switch.scope) == ("", Scope.JOB)
     place = RankInfo(run="llama", run_dir=str(run.path))
-    assert SwitchDirectory(place, GuardSettings(), Recorder(place, lambda text: None)).look("kill") is not None
+    assert SwitchDirectory(place, GuardSettings(), Recorder(place, lambda text: None)).read("kill") is not None
 
 
 def test_a_switch_that_lies_there_on_a_full_disk_stays(disk: Path) -> None:

@@ -1,4 +1,4 @@
-"""Channels: each file is one way to notify people, and exports it as CHANNEL."""
+"""Notification channels: each file exports one as CHANNEL."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ if TYPE_CHECKING:
 
 
 class Channel(Protocol):
-    """One way to notify people: a file in channels/ (or in a plugin directory) that exports it as CHANNEL.
+    """A notification channel, exported as CHANNEL by a file in channels/ or in a plugin directory.
 
-    `Settings` is a frozen dataclass: the keys of [channel.NAME] in resil.toml. Secrets are never among them, only where
-    they lie: a field `x_file` (a file of mode 0600) or `x_variable` (the name of an environment variable).
+    `Settings` is a frozen dataclass: the keys of [channel.NAME] in resil.toml. Settings never hold a secret, only its
+    location: a field `x_file` (a file of mode 0600) or `x_variable` (the name of an environment variable).
 
     Attributes:
-        summary: one line for people.
-        Settings: dataclass whose every field has a default.
+        summary: one-line description.
+        Settings: dataclass with a default for every field.
     """
 
     summary: str
     Settings: type
 
     def check(self, settings: Any) -> None:
-        """Raise SettingsError for settings that cannot work: no recipient, no address. No I/O."""
+        """Raise SettingsError for unusable settings: no recipient, no address. No I/O."""
         ...
 
     def compose(self, alert: Alert, settings: Any, thread: Mapping[str, str]) -> Any:
-        """The message, in the channel's own type. Pure.
+        """Return the message in the channel's own type. Pure.
 
-        `thread` is what `send` returned for earlier alerts of the same thread (the ts of a Slack message, for
-        instance); empty for the first.
+        `thread` is what `send` returned for earlier alerts of the same thread, such as the ts of a Slack message; empty
+        for the first.
         """
         ...
 
     def send(self, message: Any, settings: Any, system: System) -> Mapping[str, str]:
-        """Deliver the message and return what the thread's next message needs; "answer" is the answer, for people.
+        """Deliver the message; return what the thread's next message needs, and the server's reply as "answer".
 
-        Raise DeliveryError if it was not accepted. No secret may stand in any exception's text.
+        Raise DeliveryError if the message was not accepted. No exception may contain a secret in its text.
         """
         ...
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise SettingsError for a time that is none."""
+    """Raise SettingsError unless the timeout is positive."""
     if timeout_s <= 0:
         from resilience.errors import SettingsError
 
-        raise SettingsError(f"timeout_s = {timeout_s:g} must be more than 0")
+        raise SettingsError(f"timeout_s = {timeout_s:g} must be positive")
 
 
 def check_answer(answer: Answer, host: str, secrets: Sequence[str], *, may_be_page: bool = False) -> None:
-    """Raise DeliveryError unless a web server took the message. A proxy's log-in page comes with 200 as well."""
+    """Raise DeliveryError unless a web server accepted the message. A proxy may send a log-in page with status 200."""
     from resilience.errors import DeliveryError
     from resilience.system.http import refusal
 
@@ -62,6 +62,6 @@ def check_answer(answer: Answer, host: str, secrets: Sequence[str], *, may_be_pa
         raise error
     if answer.body.lstrip().startswith("<") and not may_be_page:
         raise DeliveryError(
-            f"{host} answered {answer.status} with a web page: something in between answered in its place",
-            hint="does this node reach the network without logging in?",
+            f"{host} answered {answer.status} with a web page, probably from a proxy",
+            hint="check that this node reaches the network without a log-in page",
         )

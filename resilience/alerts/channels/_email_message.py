@@ -1,4 +1,4 @@
-"""The mail that an alert becomes: subject, plain text, HTML, and the headers by which mail programs thread. Pure."""
+"""Mail messages of alerts: subject, plain text, HTML, and the headers for threading. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.message import clean_line, colour_of, footer, headline, is_command, left_out, plain_text, runbook
+from resilience.alerts.message import (
+    clean_line,
+    colour_of,
+    footer,
+    headline,
+    is_command,
+    items_of,
+    left_out,
+    plain_text,
+)
 
 if TYPE_CHECKING:  # 20 ms
     from email.message import EmailMessage
@@ -19,23 +28,23 @@ TEXT_LIMIT = 200_000
 SUBJECT_LIMIT = 180
 _ATOM = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-]")
 
-# Inline styles only: mail programs drop style sheets. No background and no text colour for the body, so that a dark
-# mode keeps its own; the coloured bar and the grey read on both.
+# Inline styles only: mail programs drop style sheets. The body has no background and no text colour, so that dark mode
+# keeps its own; the coloured bar and the grey are readable in both.
 _FONT = "font-family:-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif;font-size:14px;line-height:1.45"
 _CODE = "font-family:ui-monospace,Menlo,Consolas,monospace;font-size:12px;white-space:pre-wrap;word-break:break-word"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mail:
-    """One mail, before it has bytes.
+    """One mail, not yet encoded.
 
     Attributes:
-        sender: as in From; empty: `send` uses this account's own address.
-        recipients: as in To.
-        headers: all others, by name.
-        time: for Date: when the alert was decided, also on a resend.
-        served: addresses that need not get it any more: they have it, or will never take it.
-        tries: how often it was delivered to some of its recipients only.
+        sender: the From address; empty: `send` uses this account's own address.
+        recipients: the To addresses.
+        headers: all other headers, by name.
+        time: the Date: when the alert was composed, also on a resend.
+        served: recipients to skip: they received the mail, or their server rejected it permanently.
+        tries: number of deliveries to only some of the recipients.
     """
 
     sender: str
@@ -49,18 +58,18 @@ class Mail:
     tries: int = 0
 
     def as_string(self) -> str:
-        """The mail as people read it: its headers and its plain text."""
+        """Return headers and plain text, for display."""
         head = {"From": self.sender or "this account", "To": ", ".join(self.recipients), "Subject": self.subject}
         return "\n".join(f"{name}: {value}" for name, value in (head | self.headers).items()) + f"\n\n{self.text}"
 
     def content(self, sender: str = "", *, utf8: bool = False) -> bytes:
-        """The mail as it goes over the wire, with lines that end in CR LF."""
+        """Return the encoded mail, with CR LF line ends."""
         head, separator, body = self.mime(sender, utf8=utf8).as_bytes().partition(b"\r\n\r\n")
-        # The standard library folds a header of 70 to 77 characters before its first word: some show it with a blank.
+        # The standard library folds a header of 70 to 77 characters before its first word: some programs show a blank.
         return re.sub(rb"(?m)^([A-Za-z-]+):\r\n ", rb"\1: ", head) + separator + body
 
     def mime(self, sender: str = "", *, utf8: bool = False) -> EmailMessage:
-        """The mail as the standard library's message, which refuses line ends in headers. `utf8`: for SMTPUTF8."""
+        """Return the mail as an EmailMessage, which rejects line ends in headers. `utf8`: for SMTPUTF8."""
         from datetime import datetime
         from email import policy
         from email.message import EmailMessage
@@ -72,7 +81,7 @@ class Mail:
         message["Date"] = datetime.fromtimestamp(self.time).astimezone()
         for name, value in self.headers.items():
             message[name] = value
-        # Seven bits on the way: not every server takes eight, and long lines are broken where mail allows it.
+        # 7-bit encoding: not every server accepts 8 bits, and quoted-printable wraps long lines.
         message.set_content(self.text, charset="utf-8", cte="quoted-printable")
         message.add_alternative(self.html, subtype="html", charset="utf-8", cte="quoted-printable")
         return message
@@ -81,11 +90,11 @@ class Mail:
 def compose_mail(
     alert: Alert, *, sender: str, recipients: tuple[str, ...], prefix: str, thread: Mapping[str, str]
 ) -> Mail:
-    """The mail for an alert.
+    """Return the mail for an alert.
 
-    Message-ID is made of the alert's id, so a resend is recognised by it. All mails of a thread refer to the same first
-    id, made of the thread's: mail programs thread by References though none of them has it (RFC 5322, 3.6.4, and
-    https://www.jwz.org/doc/threading.html), so it does not matter which of them comes first, or is lost.
+    Message-ID is derived from the alert's id, so that a resend is recognised. All mails of a thread reference the same
+    root id, derived from the thread's: mail programs thread by References even if no mail has the root id (RFC 5322,
+    3.6.4, and https://www.jwz.org/doc/threading.html), so the order of arrival and lost mails do not matter.
     """
     domain = domain_of(sender) or domain_of(recipients[0] if recipients else "") or "resil.invalid"
     root = f"<thread.{atom(alert.thread)}@{domain}>"
@@ -96,7 +105,7 @@ def compose_mail(
         "Message-ID": own,
         **({"In-Reply-To": parents[-1]} if first or alert.reason is not Reason.FIRST else {}),
         "References": " ".join(parents),
-        # Vacation notices and the like are not wanted: RFC 3834, 5; Exchange has a header of its own.
+        # Suppress automatic replies: RFC 3834, 5; Exchange has a header of its own.
         "Auto-Submitted": "auto-generated",
         "X-Auto-Response-Suppress": "All",
         "X-Resil-Alert": clean_line(alert.id, 100),
@@ -122,20 +131,20 @@ def compose_mail(
 
 
 def domain_of(address: str) -> str:
-    """The domain of an address, or nothing where it is none that an id may have."""
+    """Return the domain of an address, or an empty text if a Message-ID cannot contain it."""
     domain = address.rpartition("@")[2].strip(" >").lower() if "@" in address else ""
     return domain if re.fullmatch(r"[a-z0-9-]+(\.[a-z0-9-]+)*", domain) else ""
 
 
 def atom(text: str) -> str:
-    """Given an id, return it as a part of a Message-ID; an odd one is hashed."""
+    """Return an id as part of a Message-ID; an id with other characters is hashed."""
     if _ATOM.fullmatch(text) and ".." not in text:
         return text
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _address(text: str) -> Any:
-    """An address of the standard library's kind, which quotes names as headers need it."""
+    """Return the standard library's Address, which quotes display names."""
     from email.headerregistry import Address
 
     name, opened, rest = text.rpartition("<")
@@ -151,22 +160,22 @@ def _is_message_id(text: str) -> bool:
 
 
 def _html(alert: Alert) -> str:
-    """The same as the text, for people whose mail program shows HTML."""
+    """Return the HTML version of the text."""
     parts = [f'<p style="margin:0 0 12px;font-size:16px"><b>{escape(headline(alert))}</b></p>']
     size = 0
-    for story in runbook(alert):
+    for item in items_of(alert):
         if size > TEXT_LIMIT:
-            parts.append("<p>… and more, in the plain text of this mail</p>")
+            parts.append("<p>… truncated; see the plain text of this mail</p>")
             break
         rows = "".join(
             '<tr><td style="padding:1px 12px 1px 0;vertical-align:top;white-space:nowrap;opacity:.7">'
             f'{escape(label)}</td><td style="padding:1px 0;vertical-align:top">{_value(label, value)}</td></tr>'
-            for label, value in story.rows
+            for label, value in item.rows
         )
-        title = f'<p style="margin:0 0 4px"><b>{escape(story.title)}</b></p>' if len(alert.notices) > 1 else ""
+        title = f'<p style="margin:0 0 4px"><b>{escape(item.title)}</b></p>' if len(alert.notices) > 1 else ""
         evidence = ""
-        if story.evidence:
-            lines = escape("\n".join(story.evidence))
+        if item.evidence:
+            lines = escape("\n".join(item.evidence))
             evidence = f'<pre style="{_CODE};margin:8px 0 0;padding:8px;border:1px solid #8888">{lines}</pre>'
         parts.append(
             f'<div style="margin:0 0 16px">{title}<table role="presentation" style="border-collapse:collapse;{_FONT}">'

@@ -1,4 +1,4 @@
-"""One mail over SMTP (RFC 5321): encrypted unless the settings say otherwise, with one deadline."""
+"""Delivers one mail over SMTP (RFC 5321) within one deadline, encrypted unless configured otherwise."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from resilience.system.secrets import Secret
 from resilience.system.time_limit import TimeLimit
 
 PARTIAL_TRIES = 5
-"""So often it is tried again for those who were refused for now, by greylisting for instance, when others have it. One
-full mailbox must not hold up everybody's mail for longer."""
+"""Maximum number of retries for recipients that were rejected temporarily (greylisting, for example) while others
+received the mail. One full mailbox must not delay the mail of all recipients for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The server that takes mail.
+    """The SMTP server.
 
     Attributes:
         tls: starttls, implicit or none.
-        context: how certificates are checked; None without TLS.
+        context: checks certificates; None without TLS.
     """
 
     host: str
@@ -41,18 +41,18 @@ class Relay:
 
 
 class _Connection(smtplib.SMTP):
-    """An SMTP connection whose sockets a time limit ends. As in SMTP_SSL, `_get_socket` connects."""
+    """An SMTP connection with one time limit for all its sockets. As in SMTP_SSL, `_get_socket` connects."""
 
     def __init__(self, relay: Relay, limit: TimeLimit) -> None:
         self._relay = relay
         self._limit = limit
-        # With a name of our own the standard library does not look up this machine's: that has no deadline.
+        # With `local_hostname` the standard library skips the lookup of this machine's name, which has no deadline.
         super().__init__(local_hostname="localhost", timeout=limit.seconds)
         self._host = relay.host  # the name that STARTTLS checks the certificate for
 
     def _get_socket(self, host: str, port: int, timeout: float) -> socket.socket:
         connection = self._limit.connect(host, port)
-        # Our address as RFC 5321, 4.1.3 writes it: the server need not resolve a name.
+        # An address literal (RFC 5321, 4.1.3): the server need not resolve a name.
         address = connection.getsockname()[0]
         self.local_hostname = f"[IPv6:{address}]" if ":" in address else f"[{address}]"
         if self._relay.tls == "implicit" and self._relay.context is not None:
@@ -61,10 +61,10 @@ class _Connection(smtplib.SMTP):
 
 
 def deliver(mail: Mail, relay: Relay, sender: str, recipients: Sequence[str], *, timeout_s: float) -> str:
-    """Deliver to all that the server takes, and say what it answered, and whom it refused.
+    """Deliver to all recipients that the server accepts; return a sentence with the accepted and the rejected ones.
 
-    Raise DeliveryError: a reply of 5xx is permanent, everything else may be better later. After a connection that is
-    lost at the end the mail may come twice, with the same Message-ID.
+    Raise DeliveryError: permanent for a 5xx reply, transient for all other failures. After a connection lost during
+    DATA the mail may arrive twice, with the same Message-ID.
     """
     where = f"{relay.host}:{relay.port}"
     failure: DeliveryError
@@ -79,11 +79,11 @@ def deliver(mail: Mail, relay: Relay, sender: str, recipients: Sequence[str], *,
             failure = _explain(error, where, limit, stage, _secrets(relay))
         finally:
             connection.close()
-    raise failure  # out here: it carries no exception along that might hold a reply
+    raise failure  # outside the handler: no chained exception, which might hold a reply
 
 
 class _Stage:
-    """How far the conversation has come: it decides what a lost connection means."""
+    """Stage of the conversation: determines the meaning of a lost connection."""
 
     name = "connecting"
 
@@ -99,8 +99,8 @@ def _converse(
     if relay.tls == "starttls":
         if not connection.has_extn("starttls"):
             raise DeliveryError(
-                f"{relay.host}:{relay.port} does not offer STARTTLS, so nothing was sent in the clear",
-                hint='tls = "implicit" (port 465), or tls = "none" if that network is your own',
+                f"{relay.host}:{relay.port} does not offer STARTTLS; nothing was sent unencrypted",
+                hint='tls = "implicit" (port 465), or tls = "none" in a trusted network',
                 transient=False,
             )
         stage.name = "starting TLS"
@@ -113,8 +113,8 @@ def _converse(
     needs_utf8 = not all(address.isascii() for address in (sender, *recipients))
     if needs_utf8 and not connection.has_extn("smtputf8"):
         raise DeliveryError(
-            f"{relay.host} does not know SMTPUTF8, which an address that is not ASCII needs",
-            hint="use an address of ASCII letters, or another server",
+            f"{relay.host} does not support SMTPUTF8, required for an address that is not ASCII",
+            hint="use an ASCII address or another server",
             transient=False,
         )
     options = ["SMTPUTF8", "BODY=8BITMIME"] if needs_utf8 else []
@@ -124,22 +124,22 @@ def _converse(
     except smtplib.SMTPRecipientsRefused as error:
         if not mail.served:
             raise
-        refused = error.recipients  # the others have it since an earlier try
+        refused = error.recipients  # an earlier try has served the others
     stage.name = "done"
     with suppress(Exception):
-        connection.quit()  # it has the mail; how it says good-bye is its own affair
+        connection.quit()  # the mail is accepted; errors of QUIT do not matter
     taken = [address for address in recipients if address not in refused]
-    answer = f"{relay.host} took it for {', '.join(taken or mail.served)}"
+    answer = f"{relay.host} accepted the mail for {', '.join(taken or mail.served)}"
     if not refused:
         return answer
     said = "; ".join(f"{address} ({_reply(code, text, _secrets(relay))})" for address, (code, text) in refused.items())
     later = [address for address, (code, _) in refused.items() if not 500 <= code < 600]
     if not later or mail.tries >= PARTIAL_TRIES:
-        return f"{answer}; refused: {said}"
+        return f"{answer}; rejected: {said}"
     served = [*mail.served, *(address for address in recipients if address not in later)]
     own = mail.headers["Message-ID"]
     memory = {"message_id": own, "served": " ".join((own, str(mail.tries + 1), *served))}
-    raise DeliveryError(f"{answer}, and not for {said}", transient=True, memory=memory)
+    raise DeliveryError(f"{answer}, but not for {said}", transient=True, memory=memory)
 
 
 def _transaction(
@@ -150,7 +150,7 @@ def _transaction(
     options: Sequence[str],
     stage: _Stage,
 ) -> dict[str, tuple[int, bytes]]:
-    """MAIL, RCPT and DATA; return the refused recipients. As smtplib's sendmail, but `stage` shows the end of DATA."""
+    """Send MAIL, RCPT and DATA; return the rejected recipients. As smtplib's sendmail, but records DATA in `stage`."""
     if connection.has_extn("size"):
         options = [*options, f"size={len(content)}"]
     code, reply = connection.mail(sender, options)
@@ -173,8 +173,8 @@ def _transaction(
 
 
 def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secrets: list[str]) -> DeliveryError:
-    """An exception of smtplib as a sentence without anything secret."""
-    twice = " (it may have taken the mail: it may come twice)" if stage.name == "handing over the mail" else ""
+    """Return an exception of smtplib as a DeliveryError without secrets."""
+    twice = " (the mail may have been accepted and may arrive twice)" if stage.name == "handing over the mail" else ""
     if limit.is_over:
         return DeliveryError(f"{where} did not answer within {round(limit.seconds, 1):g} s, while {stage.name}{twice}")
     if isinstance(error, smtplib.SMTPRecipientsRefused):
@@ -182,50 +182,50 @@ def _explain(error: Exception, where: str, limit: TimeLimit, stage: _Stage, secr
             f"{address}: {_reply(code, text, secrets)}" for address, (code, text) in error.recipients.items()
         )
         permanent = all(500 <= code < 600 for code, _ in error.recipients.values())
-        return DeliveryError(f"{where} refused every recipient: {said[:500]}", transient=not permanent)
+        return DeliveryError(f"{where} rejected every recipient: {said[:500]}", transient=not permanent)
     if isinstance(error, smtplib.SMTPResponseException):
         code = error.smtp_code
         said = _reply(code, error.smtp_error, secrets)
         hint = ""
         if isinstance(error, smtplib.SMTPAuthenticationError):
-            hint = "are username and password right? Some servers want a password made for programs"
+            hint = "check username and password; some servers require an app password"
         elif isinstance(error, smtplib.SMTPSenderRefused):
-            hint = "set sender in [channel.email] to an address that this server takes"
+            hint = "set sender in [channel.email] to an address that this server accepts"
             if code == 530:  # RFC 4954, 6
-                hint = "the server wants a log-in: set username and password_file in [channel.email]"
+                hint = "the server requires a log-in: set username and password_file in [channel.email]"
         permanent = 500 <= code < 600
-        return DeliveryError(f"{where} said {said}, while {stage.name}", hint=hint, transient=not permanent)
+        return DeliveryError(f"{where} replied {said}, while {stage.name}", hint=hint, transient=not permanent)
     if isinstance(error, ssl.SSLError):
         why = getattr(error, "verify_message", "") or error.reason or "TLS failed"
-        hint = "ca_file names the authorities to trust; checking cannot be switched off, and nothing was sent"
-        return DeliveryError(f"the certificate or TLS of {where} was not accepted: {why}", hint=hint)
+        hint = "set ca_file to the certificate authorities to trust; certificate checks cannot be disabled"
+        return DeliveryError(f"TLS to {where} failed, nothing was sent: {why}", hint=hint)
     if isinstance(error, smtplib.SMTPNotSupportedError):
-        hint = "" if stage.name != "logging in" else "it wants no log-in here: leave username out, or use port 587"
+        hint = "" if stage.name != "logging in" else "the server offers no log-in here: remove username or use port 587"
         said = redact(str(error), secrets)[:200]
-        return DeliveryError(f"{where} cannot do what is wanted: {said}", hint=hint, transient=False)
+        return DeliveryError(f"{where} does not support this: {said}", hint=hint, transient=False)
     if isinstance(error, smtplib.SMTPServerDisconnected | ConnectionError) and stage.name != "connecting":
         return DeliveryError(f"{where} closed the connection, while {stage.name}{twice}")
     if isinstance(error, socket.gaierror):
-        return DeliveryError(f"the name {where} is not known here", hint="does this node reach the network?")
+        return DeliveryError(f"cannot resolve {where}", hint="check that this node reaches the network")
     if isinstance(error, TimeoutError):
         return DeliveryError(f"{where} did not answer in time, while {stage.name}{twice}")
     if isinstance(error, OSError):
         return DeliveryError(f"cannot reach {where}: {redact(error.strerror or str(error), secrets)[:200]}")
     if isinstance(error, smtplib.SMTPException):
-        return DeliveryError(f"{where} did not speak SMTP as expected: {redact(str(error), secrets)[:200]}")
+        return DeliveryError(f"unexpected SMTP reply from {where}: {redact(str(error), secrets)[:200]}")
     return DeliveryError(
-        f"the mail cannot be written: {type(error).__name__}: {redact(str(error), secrets)[:200]}", transient=False
+        f"cannot encode the mail: {type(error).__name__}: {redact(str(error), secrets)[:200]}", transient=False
     )
 
 
 def _reply(code: int, text: Any, secrets: list[str]) -> str:
-    """The server's reply, redacted before it is cut: half a secret is one too."""
+    """Return the server's reply, redacted before truncation, since half a secret is a secret too."""
     said = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
     return f"{code} {quoted(said, secrets)}".strip()
 
 
 def _secrets(relay: Relay) -> list[str]:
-    """The secrets that a reply may quote: the password, and the line of AUTH PLAIN that holds it."""
+    """Return the secrets that a reply may quote: the password, and the AUTH PLAIN line that contains it."""
     if relay.password is None:
         return []
     password = relay.password.reveal()

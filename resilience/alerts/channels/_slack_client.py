@@ -1,10 +1,9 @@
-"""Client of Slack: slack_sdk over our own door to web servers.
+"""Slack client: slack_sdk on top of system/http.py.
 
-slack_sdk follows redirects with the token in its hand, has no deadline over a whole answer, reads bodies of any size
-and logs addresses: so only its arguments, bodies and answers are used, and system/http.py carries them. It has no
-public hook for that, so two private methods are overridden, tested with slack_sdk 3.47. Should a later version call
-them no more, tests/alerts/channels/test_slack.py fails: a redirect would get the token, and a slow server would exceed
-the deadline.
+slack_sdk follows redirects with the token, has no deadline for a whole response, reads bodies of any size and logs
+URLs. So slack_sdk only builds requests and parses responses, and system/http.py sends them. slack_sdk has no public
+hook for that: two private methods are overridden, tested with slack_sdk 3.47. If a later version no longer calls them,
+tests/alerts/channels/test_slack.py fails: a redirect would get the token, and a slow server would exceed the deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TRANSIENT = {
     "ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable", "request_timeout",
     "team_added_to_org", "external_channel_migrating", "accesslimited",
 }  # fmt: skip
-"""Errors of https://docs.slack.dev/reference/methods/chat.postMessage#errors that pass by themselves."""
+"""Errors of https://docs.slack.dev/reference/methods/chat.postMessage#errors that are temporary."""
 
 _HINTS = {
     "invalid_auth": "the token is not valid: make a new one at https://api.slack.com/apps",
@@ -38,26 +37,26 @@ _HINTS = {
     "account_inactive": "the bot was removed: install the app again",
     "channel_not_found": "use the channel's ID, and invite the bot: /invite @bot",
     "not_in_channel": "invite the bot into the channel: /invite @bot",
-    "is_archived": "the channel is archived: choose another",
+    "is_archived": "the channel is archived: use another channel",
     "missing_scope": "the app needs the scope chat:write",
 }
 
 _QUIET = logging.Logger("resil.slack", logging.CRITICAL + 1)
-"""A logger that hangs on no other: slack_sdk writes addresses and answers into its own."""
+"""A logger without parent or output: slack_sdk logs URLs and responses to its own."""
 
 
 class Transport:
-    """Carries the requests of one delivery, which share its time."""
+    """Sends the requests of one delivery, which share one deadline."""
 
     def __init__(self, secret: Secret, environ: Mapping[str, str], timeout_s: float, ca_file: str) -> None:
-        """`secret`: the token, or the address of the webhook."""
+        """`secret`: the token, or the URL of the webhook."""
         self.secret, self.timeout_s = secret.reveal(), timeout_s
         self._environ, self._ca_file = environ, ca_file
         self._deadline = time.monotonic() + timeout_s
         self.options: dict[str, Any] = {"timeout": int(timeout_s) + 1, "logger": _QUIET, "retry_handlers": []}
 
     def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send one request. Raise DeliveryError without an answer in time."""
+        """Send one request. Raise DeliveryError without a response in time."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0.01:
             raise DeliveryError(f"Slack did not answer within {self.timeout_s:g} s")
@@ -89,7 +88,7 @@ class _WebClient(WebClient):
 
 
 def post_to_webhook(transport: Transport, content: Mapping[str, Any]) -> Mapping[str, str]:
-    """Post a message to the address that is the transport's secret. Raise DeliveryError if it was not taken."""
+    """Post a message to the URL that is the transport's secret. Raise DeliveryError unless Slack accepted it."""
     url = transport.secret
     client = _WebhookClient(url, **transport.options)
     client.transport = transport
@@ -99,12 +98,14 @@ def post_to_webhook(transport: Transport, content: Mapping[str, Any]) -> Mapping
     check_answer(answer, where, [url])
     if code := _refused_in_words(answer.body):
         code = quoted(code, [url])
-        raise DeliveryError(f"{where} refused it: {code}", hint=_HINTS.get(code, ""), transient=code in _TRANSIENT)
+        raise DeliveryError(
+            f"{where} rejected the message: {code}", hint=_HINTS.get(code, ""), transient=code in _TRANSIENT
+        )
     return {"answer": f"{where} answered {answer.status}: {quoted(answer.body, [url])}"}
 
 
 def _refused_in_words(body: str) -> str:
-    """The error in a body that says `{"ok": false, "error": ...}`, which comes with 200; empty for any other."""
+    """Return the error of a body such as `{"ok": false, "error": ...}`, which has status 200; empty for any other."""
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
@@ -113,7 +114,7 @@ def _refused_in_words(body: str) -> str:
 
 
 class Api:
-    """Slack's Web API for one delivery by a bot."""
+    """Slack's Web API, for one delivery by a bot."""
 
     def __init__(self, transport: Transport, base_url: str) -> None:
         """The transport's secret is the token."""
@@ -121,14 +122,14 @@ class Api:
         self._client.transport = transport
 
     def call(self, method: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Call a method. Raise DeliveryError for a refusal, with what to do about it where that is known."""
+        """Call a method. Raise DeliveryError if rejected, with a hint for known errors."""
         failure: DeliveryError
         try:
             response = self._client.api_call(method, json=dict(arguments))
             return dict(response.data) if isinstance(response.data, dict) else {}
         except SlackApiError as error:
             failure = _explain(method, error, [self._client.transport.secret])
-        raise failure  # out here: slack_sdk's error holds the whole answer
+        raise failure  # outside the handler: slack_sdk's error holds the whole response
 
 
 def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryError:
@@ -140,7 +141,7 @@ def _explain(method: str, error: SlackApiError, secrets: list[str]) -> DeliveryE
     wait_s = retry_after_s(headers.get("retry-after", ""), headers.get("date", ""))
     is_page = "Received a response in a non-JSON format" in code
     transient = status == 429 or status >= 500 or is_page or code in _TRANSIENT
-    shown = "a page that is not Slack's" if is_page else code or "no reason"
-    said = f"Slack refused {method}: {shown}" if status == 200 else f"Slack answered {status} to {method}: {shown}"
-    needed = f" (it needs {quoted(str(data['needed']), secrets)})" if data.get("needed") else ""
+    shown = "a web page, probably from a proxy" if is_page else code or "no reason"
+    said = f"Slack rejected {method}: {shown}" if status == 200 else f"Slack answered {status} to {method}: {shown}"
+    needed = f" (needs scope {quoted(str(data['needed']), secrets)})" if data.get("needed") else ""
     return DeliveryError(said + needed, hint=_HINTS.get(code, ""), transient=transient, retry_after_s=wait_s)

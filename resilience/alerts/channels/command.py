@@ -1,4 +1,4 @@
-"""Notifies people through a program of your own, which reads the alert as JSON from its standard input."""
+"""Sends alerts to a program of your own, which reads the alert as JSON from standard input."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ TEXT_LIMIT = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSettings:
-    """[channel.command]: a program that takes the alert. Exit code 0: taken. 64 to 68, 76 to 78 (sysexits.h): refused
-    for good. Any other: try again later.
+    """[channel.command]: a program that accepts alerts. Exit code 0: accepted; 64 to 68 and 76 to 78 (sysexits.h):
+    rejected permanently; any other: retry later.
 
     Attributes:
-        argv: the program and its arguments, one text each; no shell is involved: `["/opt/pager/send", "--now"]`.
-        environment: names of environment variables that it may see besides PATH, HOME and the like.
-        timeout_s: it is killed after this, with everything that it started.
+        argv: the program and its arguments, one text each, run without a shell: `["/opt/pager/send", "--now"]`.
+        environment: names of environment variables passed to the program besides PATH, HOME and the like.
+        timeout_s: time limit, after which the program and all its children are killed.
     """
 
     argv: tuple[str, ...] = ()
@@ -34,37 +34,37 @@ class CommandSettings:
 
 
 class CommandChannel:
-    """One run of the program for each alert."""
+    """Runs the program once per alert."""
 
     summary = "a program of your own, with the alert as JSON on its standard input"
     Settings = CommandSettings
 
     def check(self, settings: CommandSettings) -> None:
-        """Raise SettingsError where there is no program, or a shell line instead of one."""
+        """Raise SettingsError without a program, or for a shell command line."""
         if not settings.argv or not settings.argv[0]:
             raise SettingsError("the command channel needs a program", hint='argv = ["/opt/pager/send", "--now"]')
         if len(settings.argv) == 1 and any(c in settings.argv[0] for c in " \t|;&<>$"):
             raise SettingsError(
-                f"argv = {settings.argv[0]!r} is a shell line, and no shell is asked",
-                hint='one text for each argument: argv = ["bash", "-c", "..."] where a shell is wanted',
+                f"argv = {settings.argv[0]!r} is a shell command line, and the program runs without a shell",
+                hint='one text for each argument; for a shell: argv = ["bash", "-c", "..."]',
             )
         if any("\0" in part for part in settings.argv):
-            raise SettingsError("argv has a NUL byte in it")
+            raise SettingsError("argv contains a NUL byte")
         check_timeout(settings.timeout_s)
 
     def compose(self, alert: Alert, settings: CommandSettings, thread: Mapping[str, str]) -> str:
-        """One line of JSON: the alert's own fields, and it as a headline and as text."""
+        """Return one line of JSON: the alert's fields, its headline and its text."""
         record = alert_record(alert, lambda text: cut(text, TEXT_LIMIT), text=plain_text(alert))
-        return json.dumps(record)  # ASCII: a lone surrogate is escaped, and is no reason to fail
+        return json.dumps(record)  # ASCII, so that lone surrogates are escaped
 
     def send(self, message: str, settings: CommandSettings, system: System) -> Mapping[str, str]:
-        """Run the program. Raise DeliveryError if it did not end with 0 in time."""
+        """Run the program. Raise DeliveryError unless it exits with 0 in time."""
         environment = scrubbed_environment(system.environ, settings.environment)
         done = run_with_input(
             settings.argv, message + "\n", system.runner.run, timeout_s=settings.timeout_s, environment=environment
         )
         said = said_by(done)
-        return {"answer": f"{settings.argv[0]} took it" + (f": {said}" if said else "")}
+        return {"answer": f"{settings.argv[0]} accepted the message" + (f": {said}" if said else "")}
 
 
 CHANNEL = CommandChannel()

@@ -1,4 +1,4 @@
-"""Notifies people by one line on standard error, or in a file or on a terminal: for trying things out, and as a log."""
+"""Writes one line per alert to standard error, a file or a terminal: for first steps, and as a log."""
 
 from __future__ import annotations
 
@@ -15,47 +15,49 @@ from resilience.alerts.message import clean_line, headline, in_project, moment
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.ports import System
 
-_MOMENTARY = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENXIO, errno.ETIMEDOUT}
+_TRANSIENT = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ENXIO, errno.ETIMEDOUT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """[channel.console]: a line for each alert.
+    """[channel.console]: one line per alert.
 
     Attributes:
-        path: a file that the lines are appended to, or a terminal such as `/dev/pts/3`; a whole path. Default: standard
-            error of the command that notifies.
+        path: absolute path of a file to append to, or of a terminal such as `/dev/pts/3`. Default: standard error of
+            the command that sends the alert.
     """
 
     path: str = ""
 
 
 class ConsoleChannel:
-    """One line per alert."""
+    """Writes one line per alert."""
 
     summary = "a line on standard error, in a file or on a terminal"
     Settings = ConsoleSettings
 
     def check(self, settings: ConsoleSettings) -> None:
-        """Raise SettingsError for a path that depends on the current directory."""
+        """Raise SettingsError for a relative path."""
         if settings.path and (not settings.path.startswith(("/", "~/")) or "\0" in settings.path):
-            raise SettingsError(f"path = {settings.path!r} must be a whole path", hint='path = "~/resil-alerts.log"')
+            raise SettingsError(
+                f"path = {settings.path!r} must be an absolute path", hint='path = "~/resil-alerts.log"'
+            )
 
     def compose(self, alert: Alert, settings: ConsoleSettings, thread: Mapping[str, str]) -> str:
-        """The line, with the time and how to acknowledge."""
+        """Return the line, with the time and the command to acknowledge."""
         line = f"{moment(alert.time)} [resil] {headline(alert, 300)}"
         if alert.notices and not alert.is_resolved and not alert.is_test:
             line += f" - {in_project(alert, f'resil alert ack {clean_line(alert.notices[0].episode, 24)}')}"
         return line
 
     def send(self, message: str, settings: ConsoleSettings, system: System) -> Mapping[str, str]:
-        """Write the line at once. Raise DeliveryError if it cannot be written."""
+        """Write the line and flush. Raise DeliveryError if the line cannot be written."""
         if not settings.path:
             try:
                 sys.stderr.write(message + "\n")
                 sys.stderr.flush()
             except (OSError, ValueError) as error:
-                raise DeliveryError(f"standard error cannot be written: {error}") from None
+                raise DeliveryError(f"cannot write standard error: {error}") from None
             return {"answer": "written to standard error"}
         home = system.host.home
         path = home / settings.path[2:] if settings.path.startswith("~/") else Path(settings.path)
@@ -63,12 +65,12 @@ class ConsoleChannel:
             _append(path, f"{message}\n".encode())
         except OSError as error:
             why = os.strerror(error.errno) if error.errno else str(error)
-            raise DeliveryError(f"cannot write {path}: {why}", transient=error.errno in _MOMENTARY) from None
+            raise DeliveryError(f"cannot write {path}: {why}", transient=error.errno in _TRANSIENT) from None
         return {"answer": f"written to {path}"}
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Append with one write, so that lines of several writers do not mix. Raise OSError."""
+    """Append a line with one write, so that lines of concurrent writers do not mix. Raise OSError."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:

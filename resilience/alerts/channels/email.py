@@ -1,4 +1,4 @@
-"""Notifies people by mail: through an SMTP server, or through this machine's own `sendmail` program."""
+"""Sends alerts by mail: through an SMTP server, or through this machine's `sendmail` program."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from resilience.system.ports import System
 from resilience.system.process import run_with_input
 from resilience.system.secrets import check_secret, read_secret, scrubbed_environment
 
-if TYPE_CHECKING:  # 20 ms, for who sends something
+if TYPE_CHECKING:  # 20 ms, only when sending
     import ssl
 
 TLS = ("auto", "starttls", "implicit", "none")
 _ADDRESS = re.compile(r"(?:(?P<name>[^<>\"]*)<)?(?P<address>[^\s<>@,;:\"()\[\]\\]+(?:@[^\s<>@,;:\"()\\]+)?)(?(name)>)")
-_SENDMAIL_PLACES = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+_SENDMAIL_PATHS = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailSettings:
-    """[channel.email]: who gets mail, and how it leaves this machine.
+    """[channel.email]: recipients, and the mail server.
 
     Attributes:
-        to: addresses; `"Ada Lovelace <ada@example.org>"` is understood.
-        sender: the From address, and where bounces go. Default: this account on this machine.
-        host: the SMTP server. Empty: mail is given to the `sendmail` program.
-        port: its port. Default: 465 with `tls = "implicit"`, 587 with a username, else 25.
-        tls: auto, starttls, implicit or none. auto: implicit on port 465, none to this very machine, else starttls,
-            which is never given up silently.
+        to: recipients; `"Ada Lovelace <ada@example.org>"` is accepted.
+        sender: the From address, which also receives bounces. Default: this account on this machine.
+        host: the SMTP server. Empty: use the `sendmail` program.
+        port: the server's port. Default: 465 with `tls = "implicit"`, 587 with a username, else 25.
+        tls: auto, starttls, implicit or none. auto: implicit on port 465, none to localhost, else starttls, with no
+            fallback to plain text.
         ca_file: certificate authorities to trust instead of the system's, as a PEM file.
-        username: for servers that ask who you are.
-        password_file: file of mode 0600 that holds the password.
-        password_variable: name of an environment variable that holds it instead.
+        username: user name for SMTP authentication.
+        password_file: file of mode 0600 with the password.
+        password_variable: name of an environment variable with the password instead.
         sendmail: the program and its arguments. Default: /usr/sbin/sendmail -i.
-        subject_prefix: what subjects begin with, for filters.
-        timeout_s: how long delivering one mail may take, from the look-up of the name to the last answer.
+        subject_prefix: prefix of subjects, for mail filters.
+        timeout_s: time limit for one mail, from the name lookup to the last reply.
     """
 
     to: tuple[str, ...] = ()
@@ -59,50 +59,51 @@ class EmailSettings:
 
 
 class EmailChannel:
-    """One mail to all recipients."""
+    """Sends one mail per alert to all recipients."""
 
     summary = "mail, by an SMTP server or by this machine's sendmail"
     Settings = EmailSettings
 
     def check(self, settings: EmailSettings) -> None:
-        """Raise SettingsError for addresses that are none, TLS that is not known, a password without a name."""
+        """Raise SettingsError for invalid addresses, an unknown `tls`, or a password without a username."""
         if not settings.to:
             raise SettingsError("the email channel needs a recipient", hint='to = ["you@example.org"]')
         for address in (*settings.to, *([settings.sender] if settings.sender else [])):
             envelope_address(address)
         if settings.tls not in TLS:
-            raise SettingsError(f"tls = {settings.tls!r} is not known", hint=f"it may be {', '.join(TLS)}")
+            raise SettingsError(f"tls = {settings.tls!r} is unknown", hint=f"use one of: {', '.join(TLS)}")
         if settings.port is not None and not 0 < settings.port < 65536:
-            raise SettingsError(f"port = {settings.port} is no port")
+            raise SettingsError(f"port = {settings.port} is not a port number")
         check_timeout(settings.timeout_s)
         if not re.fullmatch(r"[A-Za-z0-9._:\[\]%-]*", settings.host):
-            raise SettingsError(f"host = {settings.host!r} is no host name", hint='host = "smtp.example.org"')
+            raise SettingsError(f"host = {settings.host!r} is not a host name", hint='host = "smtp.example.org"')
         if any(not c.isprintable() for c in settings.subject_prefix + settings.username):
-            raise SettingsError("subject_prefix and username are one line of text each")
+            raise SettingsError("subject_prefix and username must each be one printable line")
         has_password = check_secret(settings, "password", required=bool(settings.username))
         if has_password and not settings.username:
-            raise SettingsError("there is a password and no username", hint='username = "you"')
+            raise SettingsError("a password is set without a username", hint='username = "you"')
         if settings.host and settings.sendmail:
-            raise SettingsError("both host and sendmail are given", hint="mail leaves by one way: remove the other")
+            raise SettingsError("host and sendmail are both set", hint="remove one of them")
         if has_password and not settings.host:
-            raise SettingsError("there is a username and no host", hint='host = "smtp.example.org"')
+            raise SettingsError("a username is set without a host", hint='host = "smtp.example.org"')
         if has_password and tls_of(settings) == "none" and not is_loopback(settings.host):
             raise SettingsError(
-                f'a password is not sent in the clear to {settings.host}: remove tls = "none", or the username'
+                f"the password for {settings.host} would be sent unencrypted",
+                hint='remove tls = "none" or the username',
             )
 
     def compose(self, alert: Alert, settings: EmailSettings, thread: Mapping[str, str]) -> Mail:
-        """The mail, in plain text and HTML."""
+        """Return the mail, in plain text and HTML."""
         return compose_mail(
             alert, sender=settings.sender, recipients=settings.to, prefix=settings.subject_prefix, thread=thread
         )
 
     def send(self, message: Mail, settings: EmailSettings, system: System) -> Mapping[str, str]:
-        """Deliver. Raise DeliveryError if not one recipient's server took it."""
+        """Deliver the mail. Raise DeliveryError unless the server accepted it for at least one recipient."""
         own_address = f"{system.host.user}@{system.host.name}"
         sender = envelope_address(message.sender or own_address)
-        everybody = [envelope_address(address) for address in message.recipients]
-        recipients = [address for address in everybody if address not in message.served] or everybody
+        all_recipients = [envelope_address(address) for address in message.recipients]
+        recipients = [address for address in all_recipients if address not in message.served] or all_recipients
         if settings.host:
             from resilience.alerts.channels._email_smtp import Relay, deliver
 
@@ -122,25 +123,26 @@ class EmailChannel:
 
 
 def envelope_address(text: str) -> str:
-    """Given an address with or without a name, return it as mail servers want it, the domain in ASCII.
+    """Return the bare address of `Name <address>`, with the domain in ASCII.
 
-    Raise SettingsError if it is none. It never begins with a dash, so a program does not take it for an option.
+    Raise SettingsError if invalid. A leading dash is invalid, since a program would read an option.
     """
     found = _ADDRESS.fullmatch(text.strip()) if text.isprintable() else None
     address = found["address"] if found else ""
     if not address or address.startswith("-") or len(address) > 320:
-        raise SettingsError(f"{text[:80]!r} is no mail address", hint="write you@example.org or You <you@example.org>")
+        hint = "write you@example.org or You <you@example.org>"
+        raise SettingsError(f"{text[:80]!r} is not a mail address", hint=hint)
     local, at, domain = address.rpartition("@")
     if not at:
         return address  # a user of this machine
     try:
         return f"{local}@{domain if domain.isascii() else domain.encode('idna').decode()}"
     except UnicodeError:
-        raise SettingsError(f"{text[:80]!r} has a domain that cannot be written in ASCII") from None
+        raise SettingsError(f"{text[:80]!r} has a domain that cannot be encoded in ASCII (IDNA)") from None
 
 
 def tls_of(settings: EmailSettings) -> str:
-    """The TLS that `auto` stands for here. For instance, `starttls` for a server on port 587."""
+    """Return the TLS mode, with `auto` resolved. For example, `starttls` for a server on port 587."""
     if settings.tls != "auto":
         return settings.tls
     if settings.port == 465:
@@ -149,7 +151,7 @@ def tls_of(settings: EmailSettings) -> str:
 
 
 def port_of(settings: EmailSettings) -> int:
-    """The port, as RFC 6409 and RFC 8314 assign them."""
+    """Return the port, by default as assigned by RFC 6409 and RFC 8314."""
     if settings.port is not None:
         return settings.port
     return 465 if settings.tls == "implicit" else 587 if settings.username else 25
@@ -164,36 +166,36 @@ def _context(settings: EmailSettings) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=cafile)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        why = "it is no PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or str(error)
+        why = "not a PEM file" if isinstance(error, ssl.SSLError) else getattr(error, "strerror", "") or str(error)
         raise SettingsError(f"ca_file = {settings.ca_file!r} cannot be used: {why}") from None
 
 
 def _by_sendmail(message: Mail, settings: EmailSettings, system: System, sender: str, recipients: list[str]) -> str:
     if not all(address.isascii() for address in (sender, *recipients)):
         raise DeliveryError(
-            "an address that is not ASCII cannot be given to sendmail", transient=False,
-            hint="set host to a server that knows SMTPUTF8",
+            "sendmail does not accept an address that is not ASCII", transient=False,
+            hint="set host to a server that supports SMTPUTF8",
         )  # fmt: skip
     argv = [*(settings.sendmail or _sendmail(system)), "-f", sender, *recipients]
-    # As lines of Unix: sendmail makes CR LF of them itself.
+    # Unix line ends: sendmail converts them to CR LF.
     text = message.content(sender).replace(b"\r\n", b"\n").decode("ascii", "surrogateescape")
     run_with_input(
         argv, text, system.runner.run, timeout_s=settings.timeout_s, environment=scrubbed_environment(system.environ)
     )
-    return f"{argv[0]} took it for {', '.join(recipients)}"
+    return f"{argv[0]} accepted the mail for {', '.join(recipients)}"
 
 
 def _sendmail(system: System) -> tuple[str, ...]:
-    """The program, also where cron's PATH lacks /usr/sbin. Raise DeliveryError where there is none."""
+    """Return the sendmail program, even if PATH lacks /usr/sbin as under cron. Raise DeliveryError if not found."""
     import shutil
 
-    found = next((place for place in _SENDMAIL_PLACES if shutil.which(place)), None)
+    found = next((place for place in _SENDMAIL_PATHS if shutil.which(place)), None)
     found = found or shutil.which("sendmail", path=system.environ.get("PATH", ""))
     if found is None:
         raise DeliveryError(
             "this node has no sendmail program", hint="set host in [channel.email], or deliver from another node"
         )
-    return found, "-i"  # a line with a single dot is no end
+    return found, "-i"  # a line with a single dot does not end the mail
 
 
 CHANNEL = EmailChannel()

@@ -54,11 +54,11 @@ def address_file(place: RankInfo) -> Path:
     from pathlib import Path
 
     if place.run_dir:
-        return Path(place.run_dir) / layout.AGREEMENT / place.meeting
+        return Path(place.run_dir) / layout.AGREEMENT / place.launch_id
     import tempfile
 
     root = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(root) / f"resil-{os.getuid()}" / place.meeting
+    return Path(root) / f"resil-{os.getuid()}" / place.launch_id
 
 
 def read_address(path: Path) -> Address | None:

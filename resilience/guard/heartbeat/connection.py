@@ -45,9 +45,9 @@ _UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
 
 def socket_name(place: RankInfo) -> bytes:
     """The abstract name under which the ranks of one launch on one node meet: at most 107 bytes."""
-    uid, whole = os.geteuid(), f"{place.run_dir}\0{place.host}\0{place.meeting}\0{place.job_id}\0{place.attempt}"
+    uid, whole = os.geteuid(), f"{place.run_dir}\0{place.host}\0{place.launch_id}\0{place.job_id}\0{place.attempt}"
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    shown = f"resil-mirror/{uid}/{place.host[:24]}/{place.meeting[:24]}/{digest}"
+    shown = f"resil-mirror/{uid}/{place.host[:24]}/{place.launch_id[:24]}/{digest}"
     return b"\0" + shown.encode("ascii", "replace")
 
 

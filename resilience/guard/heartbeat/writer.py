@@ -22,7 +22,7 @@ from resilience.guard.heartbeat.run_directory import (
     file_mode,
     read_learned,
 )
-from resilience.guard.recorder import MOST_EVENTS
+from resilience.guard.recorder import MAX_EVENTS
 from resilience.guard.stacks import StacksOnDemand
 
 TYPE_CHECKING = False
@@ -87,9 +87,7 @@ class HeartbeatWriter:
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
         self._pulse = Pulse(time.time())
         self._beat_due = 0.0
-        self._writer = RunDirectoryWriter(
-            place.run_dir, place.job_id, place.attempt, place.host, most_lines=MOST_EVENTS
-        )
+        self._writer = RunDirectoryWriter(place.run_dir, place.job_id, place.attempt, place.host, most_lines=MAX_EVENTS)
         self._unsent: list[bytes] = []
         self._owed_finish = ""
         self._why_unfinished = ""

@@ -192,7 +192,7 @@ class Signals(BuiltInTrigger):
             if function is not None and current is not self._handler:
                 self._chained[number] = function
             signal.signal(number, self._handler)
-            self._replacements.forget(number)
+            self._replacements.reset(number)
             taken.append(signal.Signals(number).name)
         return taken
 
@@ -354,7 +354,7 @@ class Signals(BuiltInTrigger):
     def _report_replaced(self) -> None:
         if not self._is_open:
             return
-        for number, owner in self._replacements.look(self._before):
+        for number, owner in self._replacements.check(self._before):
             name = signal.Signals(number).name
             self._recorder.warn(
                 f"the guard's handler of {name} was replaced by {owner}: {name} does not reach the guard any more. "

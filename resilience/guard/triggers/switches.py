@@ -61,7 +61,7 @@ class KillSwitch(_SwitchFile):
 
     def poll(self) -> Request | None:
         """Look whether it is thrown. One that lay there before the job is named with its age, and how to clear it."""
-        found = self._directory.look(self.name)
+        found = self._directory.read(self.name)
         is_first_look, self._is_first_look = self._is_first_look, False
         if found is None or found.identity == self._asked:
             return None
@@ -106,7 +106,7 @@ class SaveSwitch(_SwitchFile):
 
     def poll(self) -> Request | None:
         """Look whether it is thrown, and not obeyed yet."""
-        found = self._directory.look(self.name)
+        found = self._directory.read(self.name)
         if found is None:
             return None
         if found.identity == self._spent:
@@ -175,7 +175,7 @@ class StopFile(_SwitchFile):
 
     def poll(self) -> Request | None:
         """Look whether it is there."""
-        found = self._directory.look(self._file, ours_too=True)
+        found = self._directory.read(self._file, accept_own=True)
         if found is None or found.identity == self._asked:
             return None
         self._asked = found.identity

@@ -172,7 +172,7 @@ class Walltime(BuiltInTrigger):
                 f"the clock of this node was set by {self._clock.was_set:+.0f} s; the end of the job is judged anew",
                 key="clock",
             )
-            self._end.ask(now)
+            self._end.query(now)
         if end is None or end == NO_LIMIT:
             return None
         left_s = end - time_now
@@ -184,7 +184,7 @@ class Walltime(BuiltInTrigger):
         if save_s is not None or now - self._looking_since >= LEARNED_S:
             self._warn(left_s, step_s, save_s, verdict)
         if verdict.action == ASK:
-            self._end.ask(now)
+            self._end.query(now)
         if verdict.action != STOP or (self._obeyed_for is not None and end <= self._obeyed_for):
             return None
         self._asked_for = end
@@ -200,7 +200,7 @@ class Walltime(BuiltInTrigger):
         if end is not None and end < time_now - STALE_S:
             if self._end.cap == end:
                 self._end.cap = NO_LIMIT
-            self._end.learn(None)
+            self._end.update(None)
             self._place.end_time = None
             self._recorder.warn(
                 f"the environment says that the job ended {format_duration(round(time_now - end))} ago (RESIL_END_TIME "
@@ -226,7 +226,7 @@ class Walltime(BuiltInTrigger):
     def _decide(self, now: float, left_s: float, step_s: float | None, save_s: float | None) -> Verdict:
         settings, checked_at = self._settings, self._end.checked_at
         is_cap = self._end.end == self._end.cap
-        is_fresh = is_cap or not self._end.can_ask or (checked_at is not None and now - checked_at <= FRESH_S)
+        is_fresh = is_cap or not self._end.can_query or (checked_at is not None and now - checked_at <= FRESH_S)
         verdict = decide(
             left_s,
             step_s,

@@ -79,5 +79,5 @@ def hostile(text: str) -> Alert:
 
 
 def a_thousand() -> Alert:
-    """A thousand incidents that somebody put into one alert."""
+    """One alert with a thousand incidents."""
     return an_alert(*(a_notice(f"{number:06x}", subject=f"/scratch/{number}") for number in range(1000)))

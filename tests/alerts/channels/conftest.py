@@ -19,7 +19,7 @@ def system(tmp_path: Path, canary: str) -> System:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    """A certificate for localhost that nobody has signed."""
+    """A self-signed certificate for localhost."""
     if not HAS_OPENSSL:
         pytest.skip(NO_OPENSSL)
     return make_certificate(tmp_path_factory.mktemp("certificate"))

@@ -91,7 +91,7 @@ def serving(handler: Handler, context: ssl.SSLContext | None = None) -> Iterator
 
 
 def silent(connection: socket.socket, stop: threading.Event) -> None:
-    """Accept, and never say a word."""
+    """Accept a connection and never answer."""
     stop.wait(10)
 
 
@@ -114,7 +114,7 @@ def drips(text: bytes, pause_s: float = 0.05) -> Handler:
 
 
 def says(answer: bytes, then: Handler | None = None) -> Handler:
-    """Read a request, answer, and go on."""
+    """Read a request, answer, and keep sending."""
 
     def handler(connection: socket.socket, stop: threading.Event) -> None:
         head = b""
@@ -133,7 +133,7 @@ def says(answer: bytes, then: Handler | None = None) -> Handler:
 
 @dataclass
 class Mailbox:
-    """What an SMTP server was told, and how it answers.
+    """Records the commands of an SMTP server and sets its replies.
 
     Attributes:
         refuse: replies to RCPT by address.

@@ -39,19 +39,17 @@ def at(httpserver: HTTPServer, directory: Path, canary: str) -> AppriseSettings:
 
 
 @needs_apprise
-def test_all_addresses_of_the_file_are_told(
-    httpserver: HTTPServer, system: System, tmp_path: Path, canary: str
-) -> None:
+def test_all_urls_of_the_file_are_notified(httpserver: HTTPServer, system: System, tmp_path: Path, canary: str) -> None:
     httpserver.expect_request(re.compile("/(one|two)/?")).respond_with_data("ok")
     answer = send(at(httpserver, tmp_path, canary), system)["answer"]
-    assert "2 services took it" in answer
+    assert "2 services accepted the message" in answer
     sent = [json.loads(request.get_data()) for request, _ in httpserver.log]
     assert {body["title"].partition(" used")[0] for body in sent} == {"[resil] CRITICAL: /scratch: 98%"}
     assert "resil alert ack 3f9a1c" in sent[0]["message"] and sent[0]["type"] == "failure"
 
 
 @needs_apprise
-def test_one_address_that_fails_is_told_without_its_password(
+def test_a_failing_url_is_reported_without_its_password(
     httpserver: HTTPServer, system: System, tmp_path: Path, canary: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -63,21 +61,21 @@ def test_one_address_that_fails_is_told_without_its_password(
 
 
 @needs_apprise
-def test_an_address_that_nobody_knows_is_named_by_its_line(system: System, tmp_path: Path, canary: str) -> None:
+def test_an_unsupported_url_is_reported_by_its_line(system: System, tmp_path: Path, canary: str) -> None:
     settings = AppriseSettings(urls_file=str(plant(tmp_path, "urls", f"nobody://{canary}")))
     error = refused(settings, system)
     assert "line 1" in error.message and canary not in error.message and not error.transient
 
 
 @needs_apprise
-def test_a_service_that_never_answers_costs_no_more_than_its_time(system: System, tmp_path: Path) -> None:
+def test_a_service_that_never_answers_fails_within_the_time_limit(system: System, tmp_path: Path) -> None:
     with serving(silent) as port, takes_at_most(5):
         urls = plant(tmp_path, "urls", f"json://127.0.0.1:{port}/x?rto=1&cto=1")
         error = refused(AppriseSettings(urls_file=str(urls), timeout_s=0.5), system)
     assert error.transient and "0.5 s" in error.message
 
 
-def test_without_apprise_it_is_said_how_to_get_it(
+def test_without_apprise_the_hint_is_how_to_install_it(
     system: System, monkeypatch: pytest.MonkeyPatch, canary_file: Path
 ) -> None:
     monkeypatch.setattr(apprise, "is_installed", lambda: False)
@@ -94,10 +92,10 @@ def test_without_apprise_it_is_said_how_to_get_it(
     [
         (AppriseSettings(), "urls_file"),
         (AppriseSettings(urls_file="tgram://x"), "the secret itself"),
-        (AppriseSettings(urls_file="/x", timeout_s=0.0), "more than 0"),
+        (AppriseSettings(urls_file="/x", timeout_s=0.0), "must be positive"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong: AppriseSettings, word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: AppriseSettings, word: str) -> None:
     assert word in SENDER.objection(wrong)
 
 

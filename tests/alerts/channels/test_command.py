@@ -32,7 +32,7 @@ send, refused = SENDER.send, SENDER.refused
 
 def test_the_program_reads_the_alert_on_its_standard_input(system: System, tmp_path: Path) -> None:
     settings = program(tmp_path, f"cat > {tmp_path}/got; echo thanks")
-    assert send(settings, system)["answer"].endswith("took it: thanks")
+    assert send(settings, system)["answer"].endswith("accepted the message: thanks")
     got = json.loads((tmp_path / "got").read_text())
     assert got["headline"].startswith("CRITICAL: /scratch: 98% used") and got["schema"] == "resil/1"
     assert from_record(Alert, got, strict=True) == an_alert()
@@ -76,7 +76,7 @@ def test_a_variable_that_is_named_is_passed_on(system: System, tmp_path: Path) -
         ("kill -9 $$", True, "ended by signal 9"),
     ],
 )
-def test_the_exit_code_says_what_became_of_it(
+def test_the_exit_code_determines_the_outcome(
     system: System, tmp_path: Path, body: str, transient: bool, said: str
 ) -> None:
     error = refused(program(tmp_path, body), system)
@@ -107,10 +107,10 @@ def test_what_the_program_prints_of_a_secret_is_redacted(system: System, tmp_pat
     [
         ({}, "needs a program"),
         ({"argv": ("",)}, "needs a program"),
-        ({"argv": ("mail -s x ada",)}, "shell line"),
+        ({"argv": ("mail -s x ada",)}, "shell command line"),
         ({"argv": ("a", "b\0c")}, "NUL"),
-        ({"argv": ("a",), "timeout_s": 0.0}, "more than 0"),
+        ({"argv": ("a",), "timeout_s": 0.0}, "must be positive"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:
     assert word in SENDER.objection(CommandSettings(**wrong))

@@ -57,7 +57,7 @@ def test_a_terminal_shows_it(system: System) -> None:
         os.close(follower)
 
 
-def test_a_pipe_that_nobody_reads_does_not_hang(system: System, tmp_path: Path) -> None:
+def test_a_pipe_without_a_reader_does_not_hang(system: System, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert refused(ConsoleSettings(path=str(tmp_path / "pipe")), system).transient
 
@@ -93,4 +93,4 @@ def test_a_link_is_not_followed(system: System, tmp_path: Path) -> None:
 
 
 def test_a_path_that_depends_on_the_directory_is_refused() -> None:
-    assert "whole path" in SENDER.objection(ConsoleSettings(path="alerts.log"))
+    assert "absolute path" in SENDER.objection(ConsoleSettings(path="alerts.log"))

@@ -1,4 +1,4 @@
-"""Mail reaches people through real servers, or is refused with a sentence, and never waits longer than it may."""
+"""Mail through real servers: delivered, or rejected with an explanation, within the time limit."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def body_of(message: email.message.EmailMessage, kind: str) -> str:
     return str(part.get_content())
 
 
-def test_a_mail_tells_what_happened_where_since_when_and_what_to_do(system: System) -> None:
+def test_a_mail_has_problem_place_time_and_advice(system: System) -> None:
     mailbox = Mailbox()
     with served(mailbox) as settings:
         answer = send(settings, system)
@@ -124,7 +124,7 @@ def test_a_resend_has_the_same_message_id_and_a_thread_has_one_parent() -> None:
 
 def test_an_odd_id_makes_a_message_id_all_the_same() -> None:
     mail = CHANNEL.compose(an_alert(id="a b>\r\nBcc: x@y", thread="\0"), TO, {"message_id": "<x>\r\nBcc: eve"})
-    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first answers nobody
+    assert "In-Reply-To" not in CHANNEL.compose(an_alert(), TO, {}).headers  # the first is no reply
     assert "\n" not in mail.headers["Message-ID"] + mail.headers["References"] + mail.headers["In-Reply-To"]
     assert mail.headers["Message-ID"].count("<") == 1
 
@@ -156,7 +156,7 @@ def test_starttls_and_a_password_deliver(system: System, certificate: Certificat
     mailbox = Mailbox()
     server = {"tls_context": certificate.server_context(), "require_starttls": True, "password": canary}
     with served(mailbox, server, **by_password(certificate)) as settings:
-        assert "took it" in send(settings, system)
+        assert "accepted the mail" in send(settings, system)
     assert mailbox.logins == [("ada", canary)]
     assert len(mailbox.envelopes) == 1
 
@@ -167,7 +167,7 @@ def test_implicit_tls_delivers(system: System, certificate: Certificate) -> None
 
 
 @pytest.mark.parametrize("tls", ["starttls", "implicit"])
-def test_a_certificate_that_nobody_signed_is_refused_and_nothing_is_sent(
+def test_a_self_signed_certificate_is_rejected_and_nothing_is_sent(
     system: System, certificate: Certificate, tls: str
 ) -> None:
     mailbox = Mailbox()
@@ -239,7 +239,7 @@ REFUSALS: dict[str, tuple[Mailbox, dict[str, Any], bool, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_refusal_is_as_lasting_as_the_server_says_and_says_what_to_do(system: System, name: str) -> None:
+def test_the_servers_reply_determines_whether_to_retry_and_the_hint(system: System, name: str) -> None:
     mailbox, changes, transient, message, hint = REFUSALS[name]
     with served(mailbox, **changes) as settings:
         error = refused(settings, system)
@@ -257,34 +257,34 @@ def test_greylisting_ends_with_a_delivery(system: System) -> None:
     assert len(mailbox.envelopes) == 1
 
 
-def test_one_refused_recipient_does_not_keep_the_others_from_it_and_is_told(system: System) -> None:
+def test_one_rejected_recipient_is_reported_and_the_others_get_the_mail(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "550 bob has left"})
     with served(mailbox) as settings:
         answer = send(settings, system)
     assert mailbox.envelopes[0].rcpt_tos == ["ada@example.org"]
-    assert "took it for ada@example.org; refused: bob@example.org (550 bob has left)" in answer
+    assert "accepted the mail for ada@example.org; rejected: bob@example.org (550 bob has left)" in answer
 
 
-def test_who_was_refused_for_now_gets_it_later_and_nobody_twice(system: System) -> None:
+def test_a_temporarily_rejected_recipient_gets_the_mail_later_and_no_recipient_twice(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "451 greylisted"})
     with served(mailbox) as settings:
         error = refused(settings, system)
-        assert error.transient and "took it for ada@example.org, and not for bob" in error.message
+        assert error.transient and "accepted the mail for ada@example.org, but not for bob" in error.message
         again = refused(settings, system, error.memory)
         mailbox.refuse.clear()
         answer = send(settings, system, thread=again.memory)
     assert [envelope.rcpt_tos for envelope in mailbox.envelopes] == [["ada@example.org"], ["bob@example.org"]]
-    assert "took it for bob@example.org" in answer
+    assert "accepted the mail for bob@example.org" in answer
 
 
-def test_a_mailbox_that_stays_full_does_not_hold_up_everybodys_mail(system: System) -> None:
+def test_a_mailbox_that_stays_full_does_not_delay_the_other_recipients(system: System) -> None:
     mailbox = Mailbox(refuse={"bob@example.org": "452 mailbox full"})
     memory: dict[str, str] = {}
     with served(mailbox) as settings:
         for _ in range(PARTIAL_TRIES):
             memory = refused(settings, system, memory).memory
         answer = send(settings, system, thread=memory)
-    assert len(mailbox.envelopes) == 1 and "refused: bob@example.org (452 mailbox full)" in answer
+    assert len(mailbox.envelopes) == 1 and "rejected: bob@example.org (452 mailbox full)" in answer
 
 
 def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_again(system: System) -> None:
@@ -293,7 +293,7 @@ def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_a
         error = refused(settings, system)
         mailbox.drop_after_data = False
         send(settings, system)
-    assert error.transient and "may come twice" in error.message
+    assert error.transient and "may arrive twice" in error.message
     assert received(mailbox, 0)["Message-ID"] == received(mailbox, 1)["Message-ID"]
 
 
@@ -308,7 +308,7 @@ def test_a_server_that_drops_after_data_may_have_the_mail_and_gets_the_same_id_a
     ids=["silent", "a tarpit of lines", "a line without end", "hangs up"],
 )
 @pytest.mark.parametrize("tls", ["none", "implicit"])
-def test_a_bad_server_costs_no_more_than_its_time(system: System, handler: object, said: str, tls: str) -> None:
+def test_a_bad_server_fails_within_the_time_limit(system: System, handler: object, said: str, tls: str) -> None:
     with serving(handler) as port, takes_at_most(5):  # type: ignore[arg-type]
         error = refused(replace(TO, host="127.0.0.1", port=port, tls=tls, timeout_s=0.3), system)
     assert error.transient
@@ -316,7 +316,7 @@ def test_a_bad_server_costs_no_more_than_its_time(system: System, handler: objec
         assert said in error.message
 
 
-def test_a_name_that_nobody_knows_is_transient(system: System) -> None:
+def test_an_unresolvable_name_is_transient(system: System) -> None:
     with takes_at_most(6):
         error = refused(replace(TO, host="mail.invalid", tls="none", timeout_s=4), system)
     assert error.transient
@@ -367,7 +367,7 @@ def test_sendmail_gets_the_mail_on_its_standard_input_and_no_secret_in_its_envir
     assert message["Subject"].startswith("[resil] CRITICAL")
     argv = (tmp_path / "argv").read_text().split()
     assert argv == ["-i", "-f", "resil@example.org", "ada@example.org", "bob@example.org"]
-    assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "took it" in answer
+    assert "\r" not in (tmp_path / "stdin").read_bytes().decode() and "accepted the mail" in answer
     environment = (tmp_path / "env").read_text()
     assert "PATH=" in environment and canary not in environment and "RESIL_CANARY" not in environment
 
@@ -395,24 +395,24 @@ def test_without_a_sender_this_account_is_the_sender(system: System, tmp_path: P
     ("wrong", "word"),
     [
         ({"to": ()}, "recipient"),
-        ({"to": ("ada@example.org\r\nBcc: eve@x.org",)}, "no mail address"),
-        ({"to": ("-oQ/tmp@example.org",)}, "no mail address"),
-        ({"to": ("a@b@c",)}, "no mail address"),
-        ({"to": ("",)}, "no mail address"),
-        ({"sender": "x y"}, "no mail address"),
-        ({"tls": "ssl"}, "not known"),
-        ({"port": 70000}, "no port"),
-        ({"timeout_s": 0.0}, "more than 0"),
-        ({"host": "smtp://x"}, "no host name"),
+        ({"to": ("ada@example.org\r\nBcc: eve@x.org",)}, "not a mail address"),
+        ({"to": ("-oQ/tmp@example.org",)}, "not a mail address"),
+        ({"to": ("a@b@c",)}, "not a mail address"),
+        ({"to": ("",)}, "not a mail address"),
+        ({"sender": "x y"}, "not a mail address"),
+        ({"tls": "ssl"}, "is unknown"),
+        ({"port": 70000}, "not a port number"),
+        ({"timeout_s": 0.0}, "must be positive"),
+        ({"host": "smtp://x"}, "not a host name"),
         ({"username": "ada"}, "password_file"),
         ({"password_file": "/x"}, "username"),
         ({"username": "a", "password_file": "/x", "password_variable": "X"}, "both"),
-        ({"username": "a", "password_file": "/x", "host": "mail.example.org", "tls": "none"}, "in the clear"),
-        ({"host": "x", "sendmail": ("y",)}, "both host and sendmail"),
-        ({"subject_prefix": "a\r\nBcc: x"}, "one line"),
+        ({"username": "a", "password_file": "/x", "host": "mail.example.org", "tls": "none"}, "unencrypted"),
+        ({"host": "x", "sendmail": ("y",)}, "host and sendmail are both set"),
+        ({"subject_prefix": "a\r\nBcc: x"}, "one printable line"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, object], word: str) -> None:
     assert word in SENDER.objection(replace(TO, **wrong))  # type: ignore[arg-type]
 
 
@@ -428,19 +428,19 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], wor
         ({"host": "smtp.example.org", "tls": "none"}, "none", 25),
     ],
 )
-def test_ports_and_tls_are_what_people_expect(given: dict[str, object], tls: str, port: int) -> None:
+def test_default_ports_and_tls(given: dict[str, object], tls: str, port: int) -> None:
     settings = replace(TO, **given)  # type: ignore[arg-type]
     assert (tls_of(settings), port_of(settings)) == (tls, port)
 
 
-def test_a_ca_file_that_is_none_is_a_fault_of_the_settings(system: System, tmp_path: Path) -> None:
+def test_an_invalid_ca_file_is_a_settings_error(system: System, tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
     for file in (tmp_path / "ca.pem", tmp_path / "missing.pem"):
         with pytest.raises(SettingsError, match="ca_file"):
             send(replace(TO, host="127.0.0.1", port=1, tls="starttls", ca_file=str(file)), system)
 
 
-def test_addresses_are_read_as_people_write_them() -> None:
+def test_addresses_with_and_without_names_are_accepted() -> None:
     assert envelope_address("Ada L <ada@example.org>") == "ada@example.org"
     assert envelope_address("root") == "root"
 

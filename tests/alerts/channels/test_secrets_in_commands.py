@@ -15,7 +15,7 @@ from tests.canary import PLANTED, plant
 
 @pytest.fixture
 def project(tmp_path: Path, canary: str) -> Path:
-    """A project all of whose channels have a secret and nobody to talk to."""
+    """A project whose channels all have a secret and an unreachable server."""
     dead = f"http://127.0.0.1:{free_port()}"
     token, hook = plant(tmp_path, "token", canary), plant(tmp_path, "hook", f"{dead}/services/{canary}")
     directory = tmp_path / "project"

@@ -1,4 +1,4 @@
-"""Slack gets one message, or one thread, within its limits; what is in it calls nobody; and no secret comes back."""
+"""Slack gets one message or one thread, within its limits, without mentions from alert texts or leaked secrets."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from resilience.alerts.alert import Alert, Reason
-from resilience.alerts.channels._slack_blocks import escaped, mention_of
-from resilience.alerts.channels.slack import CHANNEL, SlackMessage, SlackSettings
+from resilience.alerts.channels.slack import CHANNEL, SlackMessage, SlackSettings, escaped, mention_of
 from resilience.errors import DeliveryError, SettingsError
 from resilience.finding import Verdict
 from resilience.system.ports import System
@@ -68,7 +67,7 @@ def test_the_short_id_of_the_episode_is_visible() -> None:
     assert "3f9a1c" in content["text"] and "3f9a1c" in content["blocks"][0]["text"]["text"]
 
 
-def test_what_is_cut_says_so() -> None:
+def test_truncation_is_marked() -> None:
     long = an_alert(a_notice(evidence=("x" * 10_000,), summary="y" * 5000))
     shown = json.dumps(content_of(long), ensure_ascii=False)
     assert "more)" in shown
@@ -91,11 +90,11 @@ def test_an_escape_is_never_cut_apart(text: str, limit: int) -> None:
     [("here", "<!here>"), ("@channel", "<!channel>"), ("<!everyone>", "<!everyone>"), ("U024BE7LH", "<@U024BE7LH>"),
      ("<@W012A3CDE>", "<@W012A3CDE>"), ("S0614TZR7", "<!subteam^S0614TZR7>")],
 )  # fmt: skip
-def test_mentions_are_written_as_people_know_them(written: str, form: str) -> None:
+def test_mentions_are_converted_to_slacks_notation(written: str, form: str) -> None:
     assert mention_of(written) == form
 
 
-def test_a_job_called_like_a_broadcast_pings_nobody() -> None:
+def test_a_job_named_like_a_broadcast_mentions_no_user() -> None:
     content = content_of(hostile("<!channel> <@U123> & <https://evil.example|click>"))
     shown = list(texts_in(content))
     assert not any("<!" in text or "<@" in text or "<http" in text for text in shown)
@@ -116,7 +115,7 @@ def test_a_job_called_like_a_broadcast_pings_nobody() -> None:
         (an_alert(is_digest=True), False),
     ],
 )
-def test_people_are_called_only_for_what_is_critical_and_new(alert: Alert, calls: bool) -> None:
+def test_only_a_new_critical_has_mentions(alert: Alert, calls: bool) -> None:
     shown = json.dumps(content_of(alert, "here", "<@U024BE7LH>", "S0614TZR7"))
     assert ("<!here> <@U024BE7LH> <!subteam^S0614TZR7>" in shown) is calls
     assert ("<!here>" in shown) is calls
@@ -193,9 +192,7 @@ def test_a_webhooks_refusal_says_whether_and_when_to_try_again(
     ],
     ids=["no channel", "internal error", "a log-in page"],
 )
-def test_a_webhooks_200_that_says_no_is_no_delivery(
-    hook: Hook, answer: str, kind: str, transient: bool, said: str
-) -> None:
+def test_a_200_with_an_error_is_no_delivery(hook: Hook, answer: str, kind: str, transient: bool, said: str) -> None:
     error = hook.refused(Response(answer, content_type=kind))
     assert error.transient is transient and said in error.message
 
@@ -212,7 +209,7 @@ def test_a_redirect_is_not_followed(hook: Hook) -> None:
     [silent, drips(b"HTTP/1.1 200 OK\r\n"), says(b"HTTP/1.1 200 OK\r\nX: ", drips(b"y"))],
     ids=["black hole", "a slow drip", "a header without end"],
 )
-def test_a_bad_server_costs_no_more_than_its_time(system: System, canary: str, handler: Any, way: str) -> None:
+def test_a_bad_server_fails_within_the_time_limit(system: System, canary: str, handler: Any, way: str) -> None:
     with serving(handler) as port, takes_at_most(5):
         if way == "webhook":
             settings = SlackSettings(webhook_variable="HOOK", timeout_s=0.3)
@@ -271,7 +268,7 @@ def test_a_bots_later_alerts_reply_and_the_first_message_shows_the_end(api: Api,
     assert api.authorizations == {f"Bearer {canary}"}
 
 
-def test_a_first_message_that_cannot_be_redrawn_does_not_send_the_reply_again(api: Api, system: System) -> None:
+def test_a_failed_update_of_the_first_message_does_not_repeat_the_reply(api: Api, system: System) -> None:
     first = send(api.settings, system)
     api.answers["chat.update"] = {"ok": False, "error": "message_not_found"}
     over = send(api.settings, system, resolved(), first)
@@ -315,7 +312,7 @@ def test_a_redirect_does_not_get_the_token(httpserver: HTTPServer, system: Syste
 
 def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, system: System) -> None:
     error = bot_refused(httpserver, system, Response("<html>please log in</html>"))
-    assert error.transient and "not Slack's" in error.message
+    assert error.transient and "a web page" in error.message
 
 
 @pytest.mark.parametrize(
@@ -328,13 +325,13 @@ def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, syst
         ({"token_file": "xoxb-123-secret"}, "seems to be the secret itself"),
         ({"webhook_variable": "https://hooks.slack.com/secret"}, "name of an environment variable"),
         ({"webhook_file": "slack.txt"}, "whole path"),
-        ({"webhook_file": "/a", "mention": ("@ada",)}, "nobody Slack knows"),
-        ({"webhook_file": "/a", "timeout_s": 0.0}, "more than 0"),
+        ({"webhook_file": "/a", "mention": ("@ada",)}, "not a mention in Slack"),
+        ({"webhook_file": "/a", "timeout_s": 0.0}, "must be positive"),
         ({"webhook_file": "/a", "base_url": "http://slack.example/api/"}, "plain http"),
         ({"webhook_file": "/a", "base_url": "slack"}, "no web address"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:
     said = SENDER.objection(SlackSettings(**wrong))
     assert word in said and 'secret"' not in said and "xoxb" not in said and "hooks.slack" not in said
 

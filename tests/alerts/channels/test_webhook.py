@@ -113,7 +113,7 @@ def test_one_message_about_several_ends_closes_the_page_of_each(
     assert CHANNEL.compose(an_alert(), settings, {}).more == ()
 
 
-def test_an_acknowledged_page_pages_nobody_unless_it_got_worse() -> None:
+def test_an_acknowledged_page_is_triggered_again_only_if_worse() -> None:
     taken = a_notice(acknowledged_by="ada")
     assert payload(an_alert(taken, reason=Reason.REMINDER), "pagerduty")["event_action"] == "acknowledge"
     assert payload(an_alert(taken, reason=Reason.WORSE), "pagerduty")["event_action"] == "trigger"
@@ -167,7 +167,7 @@ def test_every_service_gets_json_of_a_size_it_takes(preset: str, alert: Alert) -
     json.loads(message.payload)["dedup_key" if preset == "pagerduty" else next(iter(json.loads(message.payload)))]
 
 
-def test_no_job_name_can_ask_for_the_secret(httpserver: HTTPServer, url: str, system: System, canary: str) -> None:
+def test_no_job_name_can_refer_to_the_secret(httpserver: HTTPServer, url: str, system: System, canary: str) -> None:
     for preset in ("generic", "pagerduty"):
         settings = WebhookSettings(preset=preset, url=url, secret_variable="RESIL_CANARY")
         send(settings, system, hostile("\0secret\0 {secret} {{ secret }} \\u0000secret\\u0000"))
@@ -183,7 +183,7 @@ def own(template: str, **fields: Any) -> WebhookSettings:
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_payload_of_ones_own_is_json_whatever_stands_in_the_alert(text: str) -> None:
+def test_a_custom_payload_is_json_for_any_alert(text: str) -> None:
     settings = own('{"text": {{ headline }}, "runs": [{% for n in notices %}{{ n.run }}{% endfor %}]}')
     assert set(payload(hostile(text), settings)) == {"text", "runs"}
 
@@ -200,7 +200,7 @@ def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, url: st
     [
         ('{"text": "{{ headline }}"}', "quotes"),
         ('{"text": {{ headlin }}}', "headlin"),
-        ('{"text": {{ headline }}', "does not make JSON"),
+        ('{"text": {{ headline }}', "does not render to JSON"),
         ('{"text": {{ headline }', "line 1"),
         ("{% if x %}", "line 1"),
         ('{{ "".__class__.__mro__ }}', "payload"),
@@ -208,7 +208,7 @@ def test_a_payload_may_use_tojson_and_the_secret(httpserver: HTTPServer, url: st
         ("{{ 1/0 }}", "ZeroDivisionError"),
     ],
 )
-def test_a_payload_that_cannot_work_is_refused_before_anything_happens(template: str, word: str) -> None:
+def test_an_invalid_payload_is_rejected_by_check(template: str, word: str) -> None:
     with takes_at_most(5):
         assert word in SENDER.objection(own(template))
 
@@ -227,7 +227,7 @@ def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, system: 
 @pytest.mark.parametrize(
     ("wrong", "word"),
     [
-        ({"url": ""}, "needs an address"),
+        ({"url": ""}, "needs a URL"),
         ({"url": "ftp://example.org"}, "no web address"),
         ({"url": "https://"}, "no web address"),
         ({"url": "https://exa mple.org"}, "no web address"),
@@ -238,20 +238,20 @@ def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, system: 
         ({"url": "https://x.webhook.office.com/CaNaRy99"}, "is a secret"),
         ({"url": "https://ada:CaNaRy99@example.org/"}, "is a secret"),
         ({"url": "https://example.org/?token=CaNaRy99"}, "is a secret"),
-        ({"url_file": "/a"}, "given twice"),
-        ({"preset": "pager"}, "there are: generic, pagerduty"),
+        ({"url_file": "/a"}, "set twice"),
+        ({"preset": "pager"}, "use one of: generic, pagerduty"),
         ({"preset": "pagerduty"}, "secret_file"),
-        ({"method": "GET"}, "not known"),
-        ({"timeout_s": 0.0}, "more than 0"),
-        ({"headers": {"X Y": "z"}}, "no header's name"),
+        ({"method": "GET"}, "is unknown"),
+        ({"timeout_s": 0.0}, "must be positive"),
+        ({"headers": {"X Y": "z"}}, "not a header name"),
         ({"headers": {"X": "a\r\nY: b"}}, "one line"),
-        ({"headers": {"Authorization": "Bearer CaNaRy99"}}, "holds a secret"),
-        ({"headers": {"X-Api-Key": "CaNaRy99"}}, "holds a secret"),
+        ({"headers": {"Authorization": "Bearer CaNaRy99"}}, "contains a secret"),
+        ({"headers": {"X-Api-Key": "CaNaRy99"}}, "contains a secret"),
         ({"headers": {"X": "{secret}"}}, "needs a secret"),
         ({"secret_file": "secret.txt"}, "whole path"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_without_showing_a_secret(wrong: dict[str, Any], word: str) -> None:
+def test_invalid_settings_are_rejected_without_showing_a_secret(wrong: dict[str, Any], word: str) -> None:
     said = SENDER.objection(replace(WebhookSettings(url="https://example.org/"), **wrong))
     assert word in said and "CaNaRy99" not in said
 
@@ -261,7 +261,7 @@ def test_plain_http_may_be_allowed() -> None:
     CHANNEL.check(WebhookSettings(url="http://localhost:8080/alerts"))
 
 
-def test_a_malformed_address_in_a_secret_file_is_told_without_it(system: System, canary: str) -> None:
+def test_a_malformed_url_in_a_secret_file_is_reported_without_it(system: System, canary: str) -> None:
     with pytest.raises(SettingsError) as caught:  # the canary is no address at all
         send(WebhookSettings(url_variable="RESIL_CANARY"), system)
     assert "no web address" in caught.value.message and canary not in caught.value.message
@@ -284,7 +284,7 @@ def test_a_malformed_address_in_a_secret_file_is_told_without_it(system: System,
         (307, {"Location": "/elsewhere"}, False, None),
     ],
 )
-def test_the_status_says_whether_and_when_to_try_again(
+def test_the_status_determines_whether_and_when_to_retry(
     httpserver: HTTPServer, system: System, status: int, headers: dict[str, str], transient: bool, wait_s: float | None
 ) -> None:
     httpserver.expect_request("/x").respond_with_response(Response("because", status=status, headers=headers))
@@ -319,14 +319,14 @@ BAD_SERVERS: dict[str, tuple[Handler, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_SERVERS)
-def test_a_bad_server_costs_no_more_than_its_time_and_is_transient(system: System, name: str) -> None:
+def test_a_bad_server_is_transient_within_the_time_limit(system: System, name: str) -> None:
     handler, fields, said = BAD_SERVERS[name]
     with serving(handler) as port, takes_at_most(5):
         error = refused(to(port, **fields), system)
     assert error.transient and said in error.message
 
 
-def test_a_closed_port_is_transient_and_said(system: System) -> None:
+def test_a_closed_port_is_transient_and_reported(system: System) -> None:
     error = refused(to(free_port()), system)
     assert error.transient and "connection refused" in error.message
 
@@ -350,7 +350,7 @@ def test_a_huge_body_is_not_read(system: System) -> None:
     assert error.transient and len(error.message) < 400 and sent < 50 * 2**20
 
 
-def test_a_name_that_nobody_knows_is_transient(system: System) -> None:
+def test_an_unresolvable_name_is_transient(system: System) -> None:
     with takes_at_most(5):
         error = refused(WebhookSettings(url="https://nowhere.invalid/x", timeout_s=3), system)
     assert error.transient and "nowhere.invalid" in error.message

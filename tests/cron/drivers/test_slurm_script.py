@@ -244,7 +244,9 @@ def test_a_stop_while_python_fails_ends_the_job_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_scheduler_that_dies_of_the_signal_that_ends_it_has_not_failed(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_scheduler_that_dies_of_the_signal_that_ends_it_has_not_failed(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """`resil cron stop` signals the job; Python may be past its last handler by then."""
     desk = Desk(tmp_path)
     desk.python("touch started; exec sleep 60")

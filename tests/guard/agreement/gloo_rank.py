@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from resilience.guard import Collective, Decision, TrainingGuard
 from resilience.guard.agreement.server import Server
-from tests.guard.guards import QUIET, Wisher, job_environ
+from tests.guard.guards import QUIET, Requester, job_environ
 
 PATIENCE_S = 30.0
 CRASH_PATIENCE_S = 4.0
@@ -39,7 +39,7 @@ class Training:
         self.generation = int(plan["generation"])
         self.chance = random.Random(f"{plan['seed']}/{self.rank}")
         self.run = Path(plan["run_dir"])
-        self.memory = Wisher()
+        self.memory = Requester()
         self.memory.name = "memory"
         self.said: list[str] = []
         self.history: list[tuple[int, int]] = []
@@ -75,7 +75,7 @@ class Training:
             "announced": self.announced,
             "exit_code": code,
             "said": self.said,
-            "heard": self.memory.heard,
+            "heard": self.memory.outcomes,
             "run_dir": str(self.run),
         }
 
@@ -177,7 +177,7 @@ class Training:
             elif kind == "signal":
                 os.kill(os.getpid(), signal.SIGUSR1)
             elif kind == "memory":
-                self.memory.wish = event["why"]
+                self.memory.request = event["why"]
             elif kind == "die":
                 os.kill(os.getpid(), signal.SIGKILL)
             elif kind == "die_at_commit":

@@ -34,7 +34,7 @@ from tests.system.people import NOBODY, needs_root
 
 def a_place(run: Path | None, **more: Any) -> RankInfo:
     fields = {"world": 2, "run_dir": str(run or ""), "job_id": "12", "restart": 2, "attempt": 5, "host": "n1"}
-    return RankInfo(**{**fields, "meeting": "12-2-0", **more})
+    return RankInfo(**{**fields, "launch_id": "12-2-0", **more})
 
 
 @pytest.fixture

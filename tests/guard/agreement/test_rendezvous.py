@@ -48,7 +48,7 @@ class Context:
 
     def place(self, rank: int) -> RankInfo:
         return RankInfo(
-            rank=rank, world=2, nodes=self.nodes, run_dir=self.run_dir, job_id="12", meeting="12-0", host="n17"
+            rank=rank, world=2, nodes=self.nodes, run_dir=self.run_dir, job_id="12", launch_id="12-0", host="n17"
         )
 
     def recorder(self, rank: int = 0) -> Recorder:

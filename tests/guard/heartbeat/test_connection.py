@@ -18,12 +18,12 @@ from tests.guard.ranks import Node
 
 def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
     places = [
-        RankInfo(run_dir="/s/demo", host="n1", meeting="12-0"),
-        RankInfo(run_dir="/s/demo", host="n2", meeting="12-0"),
-        RankInfo(run_dir="/s/demo", host="n1", meeting="12-1"),
-        RankInfo(run_dir="/s/other", host="n1", meeting="12-0"),
-        RankInfo(run_dir="/s/demo", host="n1", meeting="12-0", attempt=2),
-        RankInfo(run_dir="/s/" + "x" * 5000, host="n" * 300, meeting="m" * 300),
+        RankInfo(run_dir="/s/demo", host="n1", launch_id="12-0"),
+        RankInfo(run_dir="/s/demo", host="n2", launch_id="12-0"),
+        RankInfo(run_dir="/s/demo", host="n1", launch_id="12-1"),
+        RankInfo(run_dir="/s/other", host="n1", launch_id="12-0"),
+        RankInfo(run_dir="/s/demo", host="n1", launch_id="12-0", attempt=2),
+        RankInfo(run_dir="/s/" + "x" * 5000, host="n" * 300, launch_id="m" * 300),
     ]
     names = {socket_name(place) for place in places}
     assert len(names) == len(places)
@@ -84,7 +84,7 @@ def test_the_start_of_a_training_waits_for_nothing(tmp_path: Path) -> None:
         "from resilience.guard.rank_info import RankInfo\n"
         "from resilience.guard.recorder import Recorder\n"
         "from resilience.guard.settings import GuardSettings\n"
-        f"place = RankInfo(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', meeting='x{os.getpid()}')\n"
+        f"place = RankInfo(world=2, local_rank=0, run_dir={str(tmp_path)!r}, job_id='12', launch_id='x{os.getpid()}')\n"
         "import resilience.guard.heartbeat.connection, resilience.guard.agreement.rendezvous\n"
         "began = time.perf_counter()\n"
         "writer = start_writer(place, GuardSettings(), SharedProgress(), Recorder(place))\n"

@@ -432,7 +432,7 @@ def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None
 
 def socket_name_of(run: Path) -> bytes:
     meeting = f"12-{run.parent.name}"
-    return socket_name(RankInfo(run_dir=str(run), job_id="12", attempt=3, host="n1", meeting=meeting))
+    return socket_name(RankInfo(run_dir=str(run), job_id="12", attempt=3, host="n1", launch_id=meeting))
 
 
 @needs_root

@@ -23,7 +23,7 @@ from resilience.guard.heartbeat.beat import SharedProgress
 from resilience.guard.heartbeat.run_directory import RunDirectoryWriter
 from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, start_writer
 from resilience.guard.rank_info import RankInfo
-from resilience.guard.recorder import MOST_EVENTS, Recorder
+from resilience.guard.recorder import MAX_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.guard.guards import QUIET, make_run, wait_until
@@ -158,14 +158,14 @@ def test_a_run_directory_that_disappears_and_comes_back_costs_one_warning(alone:
 def test_events_that_nobody_can_write_are_bounded_and_their_loss_is_reported(alone: Alone, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "demo")
     for _ in range(3):
-        for number in range(MOST_EVENTS):
+        for number in range(MAX_EVENTS):
             alone.work("phase", number=number)
     make_run(tmp_path / "demo")
     alone.writer.work()
     alone.writer.work()
     told = alone.lines()
-    assert len(told) == MOST_EVENTS + 1
-    assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MOST_EVENTS + 1  # the one warning was among them
+    assert len(told) == MAX_EVENTS + 1
+    assert told[-1]["event"] == "dropped" and told[-1]["count"] == 2 * MAX_EVENTS + 1  # the one warning was among them
 
 
 @needs_fuse

@@ -20,7 +20,7 @@ from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.loss import Loss
 from resilience.guard.triggers.signals import Signals
-from resilience.guard.watch import asked_here, name_of
+from resilience.guard.watch import is_polled_on, name_of
 from tests.system.people import needs_root
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "guard.md"
@@ -33,7 +33,7 @@ ASKED_BY_THE_STEP = {Signals.name, Loss.name}
 def names(place: RankInfo, settings: GuardSettings | None = None, *, asked: bool = False) -> list[str]:
     recorder = Recorder(place, lambda text: None)
     triggers = built_in_triggers(place, settings or GuardSettings(), recorder, StepTimer())
-    return [name_of(trigger) for trigger in triggers if not asked or asked_here(trigger, place)]
+    return [name_of(trigger) for trigger in triggers if not asked or is_polled_on(trigger, place)]
 
 
 def in_a_run(directory: Path, **more: Any) -> RankInfo:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from resilience.guard.memory.forecast import RISE_REACH
 from resilience.guard.settings import GuardSettings
-from resilience.guard.watch import LOOK_S
+from resilience.guard.watch import POLL_S
 from tests.guard.memory.memory_cgroups import Machine
 from tests.guard.simulated_training import SimulatedTraining
 
@@ -65,7 +65,7 @@ def leak(
 ) -> None:
     full_after_s = (limit_mib - BASE_MIB - save_mib) / mib_per_s
     durable_s = save_s + held_s
-    assume(full_after_s >= 1.5 * (LOOK_S + step_s + durable_s) + durable_s)
+    assume(full_after_s >= 1.5 * (POLL_S + step_s + durable_s) + durable_s)
     assume(not in_lumps or full_after_s >= 8 * step_s + durable_s)
     begins_s += SAVE_EVERY_S + durable_s + 2 * step_s  # a save was measured before
 
@@ -81,7 +81,7 @@ def leak(
     assert training.wanted.stop
     assert training.wanted_at > begins_s, "nothing leaked yet"
     assert not training.was_killed
-    assert max(later - look for look, later in zip(training.looks, training.looks[1:], strict=False)) <= LOOK_S + 1e-6
+    assert max(later - look for look, later in zip(training.looks, training.looks[1:], strict=False)) <= POLL_S + 1e-6
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

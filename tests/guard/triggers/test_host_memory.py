@@ -192,7 +192,7 @@ class Leak:
         for _ in range(seconds):
             self.now += 1.0
             self.steps += steps
-            self.timer.look(self.now, (self.steps, 0))
+            self.timer.sample(self.now, (self.steps, 0))
             used = (
                 f"{int((100 + self.now * mib_per_s) * MIB):<30}\n"  # over the old text: truncating costs 1 ms on ext4
             )
@@ -457,7 +457,7 @@ def test_a_guard_tells_the_trigger_of_saves_and_asks_it_at_once() -> None:
 
 def test_a_guard_has_the_memory_probed_during_each_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """As often as the trigger wants, where it would otherwise be its turn in an hour."""
-    monkeypatch.setattr(watch, "LOOK_S", 3600.0)
+    monkeypatch.setattr(watch, "POLL_S", 3600.0)
     looks: list[bool] = []
     poll = HostMemory.poll
 

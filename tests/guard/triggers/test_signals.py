@@ -665,9 +665,7 @@ def test_a_handler_taken_away_below_python_is_reported(heard: Heard, libc: Any) 
     assert "SIGUSR2 was replaced by SIG_IGN" in heard
 
 
-def test_without_ctypes_proc_tells_that_nobody_handles_it(
-    heard: Heard, libc: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ctypes_proc_shows_a_missing_handler(heard: Heard, libc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resilience.guard.signal_actions.read_action", lambda number: None)
     with signals(heard, "USR1") as watched:
         watched.poll()
@@ -675,7 +673,7 @@ def test_without_ctypes_proc_tells_that_nobody_handles_it(
         ours = libc.signal(USR1, 0)
         watched.poll()
         libc.signal(USR1, ours)
-    assert "SIGUSR1 was replaced by nobody" in heard
+    assert "SIGUSR1 was replaced by nothing" in heard
 
 
 # ---- forked children

@@ -17,7 +17,7 @@ from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_directory import SwitchDirectory
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.switches import KillSwitch, SaveSwitch, StopFile, describe
-from resilience.guard.watch import asked_here
+from resilience.guard.watch import is_polled_on
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import write_switch
 from resilience.switch import Scope, Switch
@@ -291,7 +291,7 @@ def test_rank_0_alone_looks_at_shared_files(bench: Bench) -> None:
     settings = GuardSettings(walltime=False, host_memory=False, gpu_memory="off")
     triggers = built_in_triggers(place, settings, bench.recorder, None)  # type: ignore[arg-type]
     assert {"kill", "save", "stop", "superseded", "finished"} <= {getattr(trigger, "name", "") for trigger in triggers}
-    assert not any(asked_here(trigger, place) for trigger in triggers)
+    assert not any(is_polled_on(trigger, place) for trigger in triggers)
 
 
 # ---- in a training

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from resilience.guard import TrainingGuard
 from resilience.guard.decision import OBEYED, Request
-from resilience.guard.end_time import NO_LIMIT, CannotAsk, EndTime, find_end_time, find_stop_time
+from resilience.guard.end_time import NO_LIMIT, EndTime, QueryUnavailable, find_end_time, find_stop_time
 from resilience.guard.rank_info import RankInfo, find_rank_info
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
@@ -113,7 +113,7 @@ def test_a_lead_is_a_round_number_that_sbatch_takes(wanted_s: float, lead_s: int
 NOON = 1_800_000_000.0
 
 
-class Asked(EndTime):
+class FakeEndTime(EndTime):
     """The end of a job, with a scheduler that answers at once, or never, and counts."""
 
     def __init__(
@@ -125,8 +125,8 @@ class Asked(EndTime):
         self.is_silent = False
         self._is_open = False
 
-    def ask(self, now: float) -> None:
-        self._take_answer(now)
+    def query(self, now: float) -> None:
+        self._collect(now)
         if self._is_open:
             return
         self.asked.append(now)
@@ -135,9 +135,9 @@ class Asked(EndTime):
         if not self.is_silent:
             self.checked_at = now
             if self.answer is not None:
-                self.learn(self.answer)
+                self.update(self.answer)
 
-    def _take_answer(self, now: float) -> None:
+    def _collect(self, now: float) -> None:
         if self._is_open and self._begun_at is not None and now - self._begun_at > 22:
             self.checked_at = now
 
@@ -187,7 +187,7 @@ def job(
 ) -> Job:
     """A job whose end is told as so many seconds after noon, and whose scheduler answers so many."""
     end, reply = (None if after_s is None else NOON + after_s for after_s in (told, answer))
-    return Job(Asked(end, reply, every_s=every_s, cap=NOON + cap), **more)
+    return Job(FakeEndTime(end, reply, every_s=every_s, cap=NOON + cap), **more)
 
 
 def quiet_job(told: float = 36000, **more: Any) -> Job:
@@ -606,9 +606,9 @@ def test_a_guard_notices_that_slurm_was_asked_to_end_its_job_early(
     assert decision[:2] == (True, True)
 
 
-def test_a_vain_question_is_no_reason_to_stop_or_to_go_on() -> None:
+def test_a_failed_query_is_no_reason_to_stop_or_to_continue() -> None:
     def nobody() -> float | None:
-        raise CannotAsk
+        raise QueryUnavailable
 
     training = Job(EndTime(NOON + 1000, nobody, 120.0))
     assert 97 <= left_when_asked(training, training.run(1000)) < 101

@@ -333,7 +333,7 @@ def test_whose_switch_is_obeyed_is_a_matter_of_policy(batch: Batch, policy: str,
 
 
 @pytest.mark.parametrize(("meant", "code"), [("demo", 75), ("another", 3)])
-def test_a_switch_that_was_copied_from_another_run_is_named_and_not_obeyed(batch: Batch, meant: str, code: int) -> None:
+def test_a_switch_copied_from_another_run_is_rejected_and_reported(batch: Batch, meant: str, code: int) -> None:
     batch.switch("kill").write_text(f'why = "enough"\nrun = "{meant}"\n')
     script = batch.run("exit 3")
     assert script.wait() == code
