@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.measure import BenchmarkError, Claim, Options, Program, Report, Row, interleave, interpreter_environment
 from benchmarks.start_up import installed_command
-from resilience.cron.drivers._slurm.chain import Mode, Seen, plan_chain
+from resilience.cron.drivers._slurm.chain import Mode, QueuedJob, plan_chain
 from resilience.runs.init import init
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME
@@ -116,7 +116,7 @@ def submitted(mode: Mode, settings: CronSettings, days: int = DAYS) -> int:
     length = int(settings.time_limit_s) if mode is Mode.DAEMON else 1
     now, count = DAY_S * 20_000, 0
     end = now + days * DAY_S
-    queue: list[tuple[int, Seen]] = []
+    queue: list[tuple[int, QueuedJob]] = []
     own, slot = 0, 0
     while now < end:
         plan = plan_chain(
@@ -130,7 +130,7 @@ def submitted(mode: Mode, settings: CronSettings, days: int = DAYS) -> int:
         )
         for wish in plan.submit:
             count += 1
-            queue.append((wish.begin or now, Seen(count, wish.token, True, True)))
+            queue.append((wish.begin or now, QueuedJob(count, wish.token, True, True)))
         gone = {surplus.job_id for surplus in plan.cancel}
         queue = [(begin, seen) for begin, seen in sorted(queue, key=lambda one: one[0]) if seen.job_id not in gone]
         begin, first = queue.pop(0)  # singleton: one at a time

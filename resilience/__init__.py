@@ -1,7 +1,7 @@
-"""Keeps a long training alive on SLURM until it is finished, and wakes a person only when a person is needed.
+"""Keeps long trainings alive on SLURM until they are finished, and alerts a person only when action is needed.
 
-Importing this package imports nothing else: `from resilience.guard import TrainingGuard` runs on every rank of
-a training, from a shared file system.
+Importing this package imports nothing else: every rank of a training runs `from resilience.guard import TrainingGuard`
+from a shared file system.
 """
 
 __version__ = "0.1.0"

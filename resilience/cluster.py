@@ -1,4 +1,4 @@
-"""A cluster and its nodes, as a scheduler describes them. Pure."""
+"""A cluster and its nodes, as reported by a scheduler. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Node:
     """One node.
 
     Attributes:
-        name: as SLURM names it (not the host name: one host may carry several).
+        name: SLURM's name of the node, which is not the host name: one host may run several nodes.
         state: base state in SLURM's capitals: IDLE, MIXED, ALLOCATED, DOWN, UNKNOWN ...
         flags: DRAIN, NOT_RESPONDING, MAINTENANCE ...
-        reason: why an administrator or SLURM took it out, or empty.
-        partitions: the partitions it belongs to.
+        reason: why an administrator or SLURM drained the node, or empty.
+        partitions: the node's partitions.
     """
 
     name: str
@@ -26,34 +26,34 @@ class Node:
 
     @property
     def is_usable(self) -> bool:
-        """Return whether new work can start there."""
+        """Return whether new jobs can start on the node."""
         bad = {"DRAIN", "NOT_RESPONDING", "FAIL", "MAINTENANCE", "POWERED_DOWN", "REBOOT_ISSUED"}
         return self.state in {"IDLE", "MIXED", "ALLOCATED"} and not bad.intersection(self.flags)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
-    """The settings of a cluster that decide how a run must be submitted and stopped.
+    """The settings of a cluster that affect how runs are submitted and stopped.
 
-    None means: not known. Sources: slurm.conf(5) and `scontrol show config`.
+    None: unknown. Sources: slurm.conf(5) and `scontrol show config`.
 
     Attributes:
         scheduler: `slurm` or `local`.
         version: release, for instance `22.05.8`.
         cluster: ClusterName.
-        accounting: whether sacct can answer.
+        accounting: whether sacct is available.
         scrontab: whether users may have a scrontab.
-        job_requeue: JobRequeue, whether jobs are requeueable unless they say otherwise.
+        job_requeue: JobRequeue, whether jobs are requeueable by default.
         kill_wait_s: KillWait, seconds between SIGTERM and SIGKILL.
-        message_timeout_s: MessageTimeout, seconds before a client gives a hung controller up.
+        message_timeout_s: MessageTimeout, seconds until a client times out on a hung controller.
         over_time_limit_min: OverTimeLimit in minutes; None when unlimited or unknown.
         proctrack: ProctrackType without its `proctrack/`.
         max_array_size: MaxArraySize; the largest index is one less.
         preempt_type: PreemptType without its `preempt/`, `none` when there is no preemption.
         preempt_mode: PreemptMode.
         send_user_signal: whether `--signal` is also sent at preemption.
-        partitions: names to their state and limits in SLURM's words, for instance `{"main": "UP"}`.
-        default_partition: where a job goes that names none, or empty.
+        partitions: names to their states in SLURM's terms, for instance `{"main": "UP"}`.
+        default_partition: the partition of jobs that request none, or empty.
         raw: every `key = value` of `scontrol show config`.
     """
 

@@ -1,21 +1,21 @@
-"""Errors with a message and a hint for the person who reads them at 3 a.m. No I/O."""
+"""Errors with a message and a hint for the user. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 EX_TEMPFAIL = 75
-"""Exit code "temporary failure, try again" (sysexits.h)."""
+"""Exit code "temporary failure, retry" (sysexits.h)."""
 
 
 class ResilError(Exception):
-    """A failure with a message for a person.
+    """A failure with a message for the user.
 
     Attributes:
         message: what happened, to what.
         hint: what to try, or an empty string.
-        transient: whether the same call may succeed later without anybody changing anything.
-        exit_code: what the command line exits with when this error ends a command (DESIGN: exit codes).
+        transient: whether the same call may succeed later without any change.
+        exit_code: exit code of a command that ends with this error.
     """
 
     exit_code = 1
@@ -33,7 +33,7 @@ class ResilError(Exception):
 
 
 class UsageError(ResilError):
-    """The person asked for something that cannot be meant: a bad option, an impossible combination."""
+    """The request is invalid: a bad option, an impossible combination."""
 
     exit_code = 2
 
@@ -43,11 +43,11 @@ class SettingsError(UsageError):
 
 
 class TemplateError(UsageError):
-    """A template cannot be found or rendered, or rendered to something sbatch would misread."""
+    """A template cannot be found or rendered, or sbatch would misread the rendered script."""
 
 
 class QuantityError(UsageError, ValueError):
-    """A text is not the quantity it should be: a size, a duration, a percentage, a SLURM time."""
+    """A text is not a valid size, duration, percentage or SLURM time."""
 
 
 class HostlistError(UsageError, ValueError):
@@ -55,19 +55,19 @@ class HostlistError(UsageError, ValueError):
 
 
 class StateDirectoryError(ResilError):
-    """The run directory cannot be used: missing, unwritable, full, or another run's."""
+    """The run directory cannot be used: missing, not writable, full, or of another run."""
 
 
 class ProbeError(ResilError):
-    """Could not look. Never means OK and never means dead: a check that raises this is UNKNOWN."""
+    """A probe failed. The state of the target is UNKNOWN: neither OK nor dead."""
 
 
 class DeliveryError(ResilError):
-    """A channel did not take a message. Transient: the outbox tries again; else it goes to the dead letters.
+    """A channel did not accept a message. The outbox retries if `transient`, else adds the message to the dead letters.
 
     Attributes:
-        retry_after_s: how long the other side asked us to wait, or None.
-        memory: what the channel wants to know when it is tried again: who has got it already.
+        retry_after_s: delay that the server requested, or None.
+        memory: state for the channel's next try, such as the recipients that already received the message.
     """
 
     def __init__(
@@ -85,36 +85,36 @@ class DeliveryError(ResilError):
 
 
 class SchedulerError(ResilError):
-    """The scheduler understood the request and refused it: bad partition, no permission, a limit."""
+    """The scheduler rejected the request: bad partition, no permission, a limit."""
 
 
 class SchedulerUnavailable(SchedulerError):
-    """The scheduler gave no answer that can be trusted. Unknown is not dead: nothing follows from this."""
+    """The scheduler gave no reliable answer. The state of its jobs is unknown; take no action."""
 
     def __init__(self, message: str, *, hint: str = "", transient: bool = True) -> None:
         super().__init__(message, hint=hint, transient=transient)
 
 
 class SubmissionUncertain(SchedulerUnavailable):
-    """A submission was sent and its fate is not known. It must be looked up by its token before any retry."""
+    """The outcome of a submission is unknown. The job must be looked up by its token before any retry."""
 
 
 class NotSupported(SchedulerError):
-    """This scheduler or this cluster cannot do that at all: accounting off, no such verb."""
+    """This scheduler or cluster does not support the operation: accounting is off, no such verb."""
 
 
 class NoSuchJob(SchedulerError):
-    """A successful answer said that there is no such job."""
+    """The scheduler answered that there is no such job."""
 
 
 class RunAlive(SchedulerError):
-    """The run already has live jobs and the person did not say that this is wanted."""
+    """The run already has live jobs, and the user did not allow more."""
 
 
 class GuardError(ResilError):
-    """The guard is used in a way that cannot work: two in one process, pickled, a threshold that means nothing.
+    """The guard is misused: two guards in one process, a pickled guard, an invalid threshold.
 
-    Raised into trainings, whose tracebacks show nothing but its text: so that has the hint as well.
+    Raised in trainings, whose tracebacks show only the text: therefore the text includes the hint.
     """
 
     def __str__(self) -> str:
@@ -122,4 +122,4 @@ class GuardError(ResilError):
 
 
 class AgreementLost(GuardError):
-    """A rank has promised where to wait, and the word from rank 0 never came: going on alone would break the others."""
+    """Rank 0 did not send the decision that this rank waits for; continuing alone would break the other ranks."""

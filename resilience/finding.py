@@ -1,4 +1,4 @@
-"""Findings of a watchdog and how bad they are: the states of the Nagios plugin API. Pure."""
+"""Findings of a watchdog and their severity: the states of the Nagios plugin API. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Verdict(Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a Nagios plugin: 0, 1, 3 for UNKNOWN, 2 for CRITICAL."""
+        """Return the exit code of a Nagios plugin: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."""
         return {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}[self.value]
 
     def __lt__(self, other: object) -> bool:
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
     Attributes:
         unit: a unit of the plugin API: empty, `s`, `%`, `B` or `c` (a counter).
-        warn: the figure beyond which it is a WARNING, None where none is set. The others likewise.
+        warn: threshold of WARNING, None where unset. `crit` likewise.
     """
 
     label: str
@@ -48,22 +48,23 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a check has to say about one subject.
+    """One result of a check for one subject.
 
-    Every subject that was looked at has at least one finding: an OK one when nothing is wrong. That is how a fault that
-    went away is told from one that nobody looked for.
+    Every probed subject has at least one finding: OK when there is no fault. This distinguishes a fault that is
+    resolved from a fault that was not checked.
 
     Attributes:
-        subject: what was looked at, the same text each time: `/scratch`, `gpt`, `n01:/tmp` where only that node has it.
-        fault: one stable word for what is wrong: `space`, `inodes`, `stuck`, `held`. Empty when it is OK. With the
-            check and the subject it makes the fingerprint of an incident, so figures never belong in it.
-        verdict: how bad it is.
-        summary: one sentence for a person, with figures: "91% used, 3.1 days left at 18.4 TB a day".
-        advice: the command to run or the person to ask; empty when there is nothing to do.
-        run: the run it is about, or empty.
+        subject: the probed object, with a stable name: `/scratch`, `gpt`, `n01:/tmp` for an object on one node.
+        fault: one stable word for the fault: `space`, `inodes`, `stuck`, `held`. Empty for OK. Check, subject and fault
+            are the fingerprint of an incident, so a fault never contains figures.
+        verdict: the severity.
+        summary: one sentence for the user, with figures: "91% used, 3.1 days left at 18.4 TB a day".
+        advice: the command to run or the person to ask; empty if no action is needed.
+        run: the affected run, or empty.
         figures: performance data.
-        evidence: what a person at 3 a.m. wants to see: quoted log lines, rows of the queue.
-        looked: how it is known, for `--explain`: what was looked at, how, how old the figure is, why this verdict.
+        evidence: quoted log lines, rows of the queue.
+        looked: explanation for `--explain`: what was probed and how, the age of the figures, the reason for the
+            verdict.
     """
 
     subject: str
@@ -82,10 +83,10 @@ class Report:
     """The findings of one watchdog in one tick.
 
     Attributes:
-        check: the watchdog's name: the plugin's, or the one that its table in resil.toml has.
+        check: the watchdog's name: the plugin's name, or the name of its table in resil.toml.
         findings: worst first.
-        time: when it began to look, seconds since the epoch.
-        took_s: how long that took.
+        time: start of the probe, seconds since the epoch.
+        took_s: duration of the probe.
     """
 
     check: str
@@ -95,5 +96,5 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the findings. Nothing looked at is UNKNOWN: silence is no good news."""
+        """Return the worst verdict of the findings; UNKNOWN without findings."""
         return max((finding.verdict for finding in self.findings), default=Verdict.UNKNOWN)

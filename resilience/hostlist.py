@@ -1,7 +1,7 @@
-"""SLURM's hostlist expressions: `n[001-003,7],login1` to names and back. Pure.
+"""Expands and folds SLURM's hostlist expressions such as `n[001-003,7],login1`. Pure.
 
-The grammar is `scontrol show hostnames`'s (scontrol(1), "show hostnames"). The libraries that do this are under
-the GPL or the LGPL, which a permissive package cannot depend on.
+The grammar is that of `scontrol show hostnames` (scontrol(1)). Existing libraries are under the GPL or the LGPL, which
+a permissively licensed package cannot depend on.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from itertools import islice
 from resilience.errors import HostlistError
 
 MAX_HOSTS = 65536
-"""Refuse to expand beyond this many names: no cluster is larger, and `n[0-999999999]` would fill the memory."""
+"""Maximum number of names: no cluster is larger, and `n[0-999999999]` would exhaust the memory."""
 
-# ASCII: SLURM counts with 0 to 9 only. 18 digits: what fits its 64 bits, and int() refuses very long texts.
+# ASCII: SLURM accepts only the digits 0 to 9. 18 digits fit 64 bits, and int() refuses very long texts.
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{1,18})", re.DOTALL)
 _SEPARATOR = re.compile(r"\s*,\s*|\s+")
@@ -23,7 +23,7 @@ _SPECIAL = re.compile(r"[\[\],\s]|^$")
 
 
 def expand(expression: str) -> list[str]:
-    """Given a hostlist, return the names in the order written, repeats kept.
+    """Return the names of a hostlist in the given order, duplicates included.
 
     For instance, `n[1-2,05],login` gives `["n1", "n2", "n05", "login"]`. An empty text gives an empty list.
     Raise HostlistError if brackets do not match, a range is backwards or the list would exceed MAX_HOSTS names.
@@ -37,10 +37,11 @@ def expand(expression: str) -> list[str]:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Given names, return a short hostlist, sorted, each name once. For instance, `["n2", "n1", "n3"]` gives `n[1-3]`.
+    """Return a short hostlist of the names, sorted and without duplicates. For instance, `["n2", "n1", "n3"]` gives
+    `n[1-3]`.
 
-    `n09` and `n10` are neighbours (`n[09-10]`), `n9` and `n09` are two hosts (`n[09,9]`), as in SLURM.
-    Raise HostlistError for a name that a hostlist cannot hold: an empty one, one with brackets, commas or blanks.
+    `n09` and `n10` are consecutive (`n[09-10]`), `n9` and `n09` are two hosts (`n[09,9]`), as in SLURM.
+    Raise HostlistError for an empty name or a name with brackets, commas or blanks.
     """
     groups: dict[str, list[tuple[int, str]]] = {}
     plain: list[str] = []
@@ -60,7 +61,7 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _split(expression: str) -> Iterator[str]:
-    """Split at the commas outside brackets; blanks separate too, as for scontrol."""
+    """Yield the parts between commas outside brackets; blanks also separate, as in scontrol."""
     expression = _SEPARATOR.sub(",", expression)
     depth, start = 0, 0
     for position, character in enumerate(expression):
@@ -88,7 +89,7 @@ def _expand_part(part: str) -> Iterator[str]:
         return
     closing = part.find("]", opening)
     prefix, body, suffix = part[:opening], part[opening + 1 : closing], part[closing + 1 :]
-    # Counted before anything is built: `n[1-65536][1-65536]` would fill the memory.
+    # Limited before any name is built: `n[1-65536][1-65536]` would exhaust the memory.
     tails = list(islice(_expand_part(suffix), MAX_HOSTS + 1)) if suffix else [""]
     for piece in body.split(","):
         match = _RANGE.fullmatch(piece)
@@ -96,7 +97,7 @@ def _expand_part(part: str) -> Iterator[str]:
             raise HostlistError(f"{_short(piece)} in hostlist {_short(part)} is not a number or a range")
         low, high = match[1], match[2] or match[1]
         if int(high) < int(low):
-            raise HostlistError(f"range {piece!r} in hostlist {_short(part)} runs backwards")
+            raise HostlistError(f"range {piece!r} in hostlist {_short(part)} is descending")
         if int(high) - int(low) >= MAX_HOSTS:
             raise HostlistError(f"hostlist {_short(part)} has more than {MAX_HOSTS} names")
         for number in range(int(low), int(high) + 1):
@@ -105,9 +106,9 @@ def _expand_part(part: str) -> Iterator[str]:
 
 
 def _ranges(numbers: list[tuple[int, str]]) -> Iterator[str]:
-    """Given (number, text) pairs in order, yield `09-11` and `7`.
+    """Yield ranges such as `09-11` and `7` of sorted (number, text) pairs.
 
-    A range writes its numbers as wide as its first one, so a neighbour joins only where that gives its own text.
+    A range pads its numbers to the width of the first, so only numbers of that form join the range.
     """
     last_of: dict[str, str] = {}
     expected: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Jobs as SLURM knows them: their states, their ids, and whether they exist. Pure."""
+"""SLURM jobs: states, ids, records and presence. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Fault(StrEnum):
 
 
 class JobState(StrEnum):
-    """A job's state, base states and the flags that squeue shows in their place.
+    """State of a job: base states, and the flags that squeue shows instead of them.
 
     Source: squeue(1), "JOB STATE CODES", and https://slurm.schedmd.com/job_state_codes.html (20.11 to 26.05).
     """
@@ -55,11 +55,11 @@ class JobState(StrEnum):
     TIMEOUT = "TIMEOUT"
     UPDATE_DB = "UPDATE_DB"
     UNKNOWN = "UNKNOWN"
-    """A word this table does not have. Counts as alive: a newer SLURM's state must never read as dead."""
+    """A state that is not in this table. Counts as alive: a state of a newer SLURM must never read as dead."""
 
     @classmethod
     def parse(cls, text: str) -> JobState:
-        """Given a state as squeue, scontrol or sacct print it, return it; UNKNOWN if there is no such word.
+        """Return the state for the output of squeue, scontrol or sacct; UNKNOWN if there is no such state.
 
         sacct's `CANCELLED by 1001` and `CANCELLED+` are CANCELLED.
         """
@@ -68,7 +68,7 @@ class JobState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the job will never run again under this id unless it is requeued."""
+        """Return whether the job has ended and will not run again under this id unless requeued."""
         return self in _FINAL
 
     @property
@@ -78,17 +78,17 @@ class JobState(StrEnum):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the job sits in the queue with no process of its own."""
+        """Return whether the job is queued and has no processes."""
         return self in _WAITING
 
     @property
     def may_have_processes(self) -> bool:
-        """Return whether processes of the job may exist now. COMPLETING counts: they live on for up to KillWait."""
+        """Return whether processes of the job may exist now. COMPLETING counts: processes live up to KillWait."""
         return self.is_alive and not self.is_waiting
 
     @property
     def fault(self) -> Fault:
-        """The party that ended the job, as far as the state alone tells."""
+        """Return the party that ended the job, derived from the state alone."""
         if self in {JobState.FAILED, JobState.OUT_OF_MEMORY}:
             return Fault.TRAINING
         if self in {JobState.NODE_FAIL, JobState.BOOT_FAIL, JobState.LAUNCH_FAILED, JobState.RECONFIG_FAIL}:
@@ -131,7 +131,7 @@ _WAITING = frozenset(
 
 
 class Liveness(StrEnum):
-    """ALIVE: a row proves it. GONE: a successful answer without it, confirmed. UNKNOWN: everything else."""
+    """ALIVE: a row proves it. GONE: confirmed by successful queries without the job. UNKNOWN: everything else."""
 
     ALIVE = "ALIVE"
     GONE = "GONE"
@@ -140,12 +140,12 @@ class Liveness(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """Liveness of a job, and the evidence.
+    """Liveness of a job, with evidence.
 
     Attributes:
-        liveness: the answer. UNKNOWN is never acted upon.
-        reason: a sentence that says how we know, or why we do not.
-        job: the record that proves ALIVE, or the final record that proves GONE, where there is one.
+        liveness: the liveness. UNKNOWN never triggers an action.
+        reason: a sentence that explains the liveness.
+        job: the record that proves ALIVE, or the final record that proves GONE, if there is one.
     """
 
     liveness: Liveness
@@ -159,7 +159,7 @@ _JOB_ID = re.compile(r"(?P<array>\d{1,18})(?:_(?:(?P<task>\d{1,18})|\[(?P<tasks>
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class JobId:
-    """A job's id, or an array's, or one task's of an array. Sorted, a whole array comes before its tasks.
+    """Id of a job, of an array, or of one task of an array. In sort order, an array precedes its tasks.
 
     Attributes:
         array: the job id, or the array's id (SLURM_ARRAY_JOB_ID).
@@ -171,9 +171,9 @@ class JobId:
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """Given `123` or `123_4`, return the id; a set of tasks such as `123_[2-5%1]` gives the whole array.
+        """Parse `123` or `123_4`. A set of tasks such as `123_[2-5%1]` gives the whole array.
 
-        Raise UsageError if the text is no job id.
+        Raise UsageError if the text is not a job id.
         """
         match = _JOB_ID.fullmatch(text.strip())
         if match is None or int(match["array"]) == 0:
@@ -182,7 +182,7 @@ class JobId:
 
     @property
     def whole(self) -> JobId:
-        """The array that this task belongs to, or the job itself."""
+        """Return the id of the task's array, or the id of the job itself."""
         return JobId(self.array)
 
     def __lt__(self, other: object) -> bool:
@@ -199,7 +199,7 @@ class JobId:
 
 @dataclass(frozen=True, slots=True)
 class ExitCode:
-    """How a job ended: `status` from exit(), or the `signal` that ended it, as SLURM's `status:signal`."""
+    """Exit code of a job: the `status` of exit(), or the `signal` that ended the job, as SLURM's `status:signal`."""
 
     status: int
     signal: int = 0
@@ -212,21 +212,20 @@ class ExitCode:
 class Job:
     """One record of a scheduler's queue or history.
 
-    A pending array is one record that stands for many tasks. Times are seconds since the epoch, or None when the
-    scheduler does not know them yet.
+    A pending array is one record for many tasks. Times are seconds since the epoch, or None if not yet known.
 
     Attributes:
-        id: the id as people write it.
-        raw_id: the number SLURM keeps it under (SLURM_JOB_ID in the job); the array's id for a pending array.
-        tasks: the task indices of a record that stands for several, as SLURM writes them (`2-10%1`), or empty.
-        task_count: how many tasks this record stands for; 1 for anything but a pending array.
-        reason: SLURM's reason code or sentence, empty when there is none.
+        id: the id as shown to users.
+        raw_id: SLURM's internal job id (SLURM_JOB_ID in the job); the array's id for a pending array.
+        tasks: the task indices of a record for several tasks, in SLURM's form (`2-10%1`), or empty.
+        task_count: number of tasks of this record; 1 except for a pending array.
+        reason: SLURM's reason code or sentence, or empty.
         nodes: hostlist expression of the allocated nodes, or empty.
-        time_limit_s: None when unlimited.
-        dependency: what it still waits for, as SLURM writes it (`afterany:15(unfulfilled)`), or empty.
-        comment: free text of the submitter; resil keeps `resil:<run>:<token>` there.
-        command: path of the batch script, empty when it came by standard input or is not known.
-        restarts: how often it was requeued.
+        time_limit_s: None if unlimited.
+        dependency: the unfulfilled dependencies, in SLURM's form (`afterany:15(unfulfilled)`), or empty.
+        comment: free text of the submitter; resil stores `resil:<run>:<token>` in it.
+        command: path of the batch script; empty if unknown or submitted on standard input.
+        restarts: number of requeues.
         exit_code: None while unknown.
     """
 
@@ -256,22 +255,22 @@ class Job:
 
     @property
     def is_array_record(self) -> bool:
-        """Return whether this record stands for the pending tasks of an array."""
+        """Return whether this is the record of the pending tasks of an array."""
         return bool(self.tasks)
 
 
 @dataclass(frozen=True, slots=True)
 class JobUpdate:
-    """Changes of a job that is already queued or running. None leaves a setting as it is.
+    """Changes of a queued or running job. None leaves a setting unchanged.
 
     Attributes:
-        exclude: hostlist of nodes never to use; an empty text clears it.
-        array_throttle: how many tasks of the array may run at once.
+        exclude: hostlist of excluded nodes; an empty text clears the list.
+        array_throttle: maximum number of tasks of the array that run at the same time.
         end_time: seconds since the epoch. Owners may shorten a running job this way, to the second; only
-            administrators may lengthen it.
-        time_limit_s: the new limit.
-        dependency: a new dependency expression; an empty text clears it.
-        begin_time: seconds since the epoch before which it must not start.
+            administrators may extend a job.
+        time_limit_s: the new time limit.
+        dependency: the new dependency expression; an empty text clears the dependency.
+        begin_time: earliest start, seconds since the epoch.
     """
 
     exclude: str | None = None

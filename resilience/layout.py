@@ -1,7 +1,7 @@
-"""Where things lie in a run directory, and the words written there. Pure.
+"""Names of the files in a run directory. Pure.
 
-The batch shell (slurm_templates/), the guard and the command line all meet in this directory; these names are their
-contract. docs/reference/run-directory.md shows one.
+The batch shell (slurm_templates/), the guard and the command line share this directory; these names are their
+contract. See docs/reference/run-directory.md.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ JOURNAL = "journal"
 ATTEMPTS = "attempts"
 FINISHED = "finished"
 LEARNED = "learned"
-"""`learned/<rank>.json`: what the guard knows of steps, saves and the loss, for the next job and the batch shell."""
+"""`learned/<rank>.json`: the guard's measurements of steps, saves and loss, for the next job and the batch shell."""
 AGREEMENT = "agreement"
-"""`agreement/<launch>`: where rank 0 listens, and the token by which ranks know each other. Mode 0600."""
+"""`agreement/<launch>`: the address of rank 0, and the token that authenticates ranks. Mode 0600."""
 
 KILL_SWITCH = "kill"
 SAVE_SWITCH = "save"
 STOP_PREFIX = "stop."
-"""`switches/stop.<jobid>`: the batch shell of that job was told that its time is nearly over."""
+"""`switches/stop.<jobid>`: the batch shell of that job received the warning signal before the time limit."""
 STACKS_PREFIX = "stacks."
-"""`switches/stacks.<jobid>`: the batch shell wants to know where all ranks hang."""
+"""`switches/stacks.<jobid>`: the batch shell requests the stacks of all ranks."""
 
 GUARD_PREFIX = "RESIL_GUARD__"
 """The batch script exports each setting of [guard] as `RESIL_GUARD__KEY`."""
@@ -34,15 +34,15 @@ FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
 
 
 def attempt_file(number: int) -> str:
-    """Name of the file whose creation takes attempt `number`: the fencing token (`attempts/0003`)."""
+    """Return the name of the file whose creation claims attempt `number`: the fencing token (`attempts/0003`)."""
     return f"{number:04d}"
 
 
 def attempt_beat_file(number: int) -> str:
-    """Name of the file by which attempt `number` shows that it lives (`attempts/0003.beat`)."""
+    """Return the name of the heartbeat file of attempt `number` (`attempts/0003.beat`)."""
     return f"{attempt_file(number)}.beat"
 
 
 def attempt_end_file(number: int) -> str:
-    """Name of the file that says attempt `number` is truly over (`attempts/0003.end`)."""
-    return f"{number:04d}.end"
+    """Return the name of the file that records the end of attempt `number` (`attempts/0003.end`)."""
+    return f"{attempt_file(number)}.end"

@@ -1,4 +1,4 @@
-"""Parts of the sentences that people read: counted nouns, the nearest name, a text cut to a length. Pure."""
+"""Helpers for messages: counted nouns, suggestions for misspelt words, truncated texts. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ if TYPE_CHECKING:
 
 
 def plural(count: int, noun: str, many: str = "") -> str:
-    """Given a count and a noun, return both: `plural(1, "rank")` gives `1 rank`, `plural(1200, "run")` `1,200 runs`.
+    """Return a count with its noun: `plural(1, "rank")` gives `1 rank`, `plural(1200, "run")` gives `1,200 runs`.
 
-    `many`: the plural where it is irregular: `plural(2, "process", "processes")`.
+    `many`: an irregular plural: `plural(2, "process", "processes")`.
     """
     regular = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"
     return f"{count:,} {noun if count == 1 else many or regular}"
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Given a word that is not known, return the known one that is most like it; empty when none is like it.
+    """Return the known word that is most similar to an unknown one; empty if none is similar.
 
-    `cutoff`: 0 takes anything, 1 only the word itself.
+    `cutoff`: 0 accepts any word, 1 only the word itself.
     """
-    from difflib import get_close_matches  # only for those who mistype: it costs milliseconds
+    from difflib import get_close_matches  # slow to import; only needed for error messages
 
     return next(iter(get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)), "")
 
 
 def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """The hint for a word that is not known: `did you mean X?`, or, where none is like it, `there are: X, Y`."""
+    """Return the hint for an unknown word: `did you mean X?`, or `there are: X, Y` if no known word is similar."""
     words = list(known)
     near = nearest(word, words, cutoff=cutoff)
     return f"did you mean {near}?" if near else f"there are: {', '.join(words)}"
 
 
 def cut(text: str, limit: int) -> str:
-    """Given a text, return at most `limit` characters of it, the last of them `…` where some are left out."""
+    """Return the text truncated to `limit` characters; a truncated text ends with `…`."""
     return text if len(text) <= limit else f"{text[: max(0, limit - 1)]}…"

@@ -1,4 +1,4 @@
-"""Why a job waits: SLURM's reason codes in words, and what to do. Pure.
+"""Explains SLURM's pending reasons, with advice. Pure.
 
 Sources: squeue(1) "JOB REASON CODES", https://slurm.schedmd.com/job_reason_codes.html, and texts recorded from 20.11
 to 26.05. Limits: https://slurm.schedmd.com/resource_limits.html.
@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 
 class PendingReason(NamedTuple):
-    """A reason for people.
+    """The explanation of a pending reason.
 
     Attributes:
-        words: its meaning.
-        advice: for the user, or empty when only waiting helps.
+        words: the meaning of the reason.
+        advice: advice for the user, or empty if only waiting helps.
         blocks_for_ever: whether the job never starts unless it is changed.
-        needs_others: whether it starts only when others act: a partition comes up, a node is repaired, a limit is free
-            again. That time is unknown.
+        needs_others: whether the start depends on others at an unknown time: a partition comes up, a node is repaired,
+            a limit is no longer reached.
     """
 
     words: str
@@ -37,7 +37,7 @@ def _others(words: str, advice: str = "") -> PendingReason:
 _RELEASE = "release it: scontrol release {job}"
 _ASSOCIATIONS = "see `sacctmgr show assoc user=$USER`"
 _EXACT = {
-    "None": PendingReason("about to be looked at"),
+    "None": PendingReason("about to be scheduled"),
     "Priority": PendingReason("others are before it in the queue"),
     "Resources": PendingReason("waits for free nodes"),
     "Dependency": PendingReason("waits for the job before it"),
@@ -112,7 +112,7 @@ _TOO_MUCH = _never("asks for more than one job may have ({reason})", "ask for le
 
 
 def explain_reason(reason: str, job: str = "") -> PendingReason:
-    """Given SLURM's reason, return it in words. A reason this table lacks is returned as it is."""
+    """Return the explanation of SLURM's reason. An unknown reason is returned unchanged."""
     found = _find(reason)
     if found is None:
         return PendingReason(reason)
@@ -121,7 +121,7 @@ def explain_reason(reason: str, job: str = "") -> PendingReason:
 
 
 def _find(reason: str) -> PendingReason | None:
-    """The meaning of a reason, or None. The tasks of an array may give several, with commas: the worst counts."""
+    """Return the explanation of a reason, or None. Of several reasons (of an array's tasks), the worst applies."""
     found = _EXACT.get(reason) or _limit(reason)
     if found is None:
         found = next((meaning for start, meaning in _STARTS if reason.startswith(start)), None)
@@ -133,7 +133,7 @@ def _find(reason: str) -> PendingReason | None:
 
 
 def _limit(reason: str) -> PendingReason | None:
-    """Explain a limit by its name: a limit of a single job never passes, nor do hours that are used up."""
+    """Explain a limit by its name: a job never starts beyond a per-job limit, or when all hours are used."""
     if not reason.startswith(("AssocGrp", "AssocMax", "QOSGrp", "QOSMax")) or " " in reason:
         return None
     if "PerJob" in reason or "PerNode" in reason:

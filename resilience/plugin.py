@@ -1,9 +1,9 @@
-"""The one module that a plugin imports from: the words of checks, channels, drivers and schedulers, and their errors.
+"""The public API for plugins: types of checks, channels, drivers and schedulers, and their errors.
 
     from resilience.plugin import Context, Finding, ProbeError, Target
 
-Part of the stable surface (docs/reference/stability.md), wherever the names are defined. Each name is loaded at its
-first use: a watchdog does not pay for the modules that only schedulers need.
+Part of the stable surface (docs/reference/stability.md), wherever the names are defined. Each name is imported at its
+first use: a watchdog does not import modules that only schedulers need.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> object:
-    """Import a name from its home. Raise AttributeError for a name that plugins are not promised."""
+    """Import a name from the module that defines it. Raise AttributeError for a name outside the API."""
     if name not in _HOME_OF:
         raise AttributeError(f"resilience.plugin offers no {name!r}; it offers: {', '.join(__all__)}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Finds plugins by the name of their file: the file's name is the plugin's name, and it exports one constant."""
+"""Finds plugins by file name: the name of the file is the name of the plugin, and the file exports one constant."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from resilience.errors import UsageError
 from resilience.messages import suggest
 
-if TYPE_CHECKING:  # importlib.metadata costs 15 ms, and only those pay who look for plugins
+if TYPE_CHECKING:  # importlib.metadata takes 15 ms to import
     from importlib.metadata import EntryPoint
 
 PLUGIN_PATH = "RESIL_PLUGINS"
-"""Environment variable: directories (separated by `:`) that hold `<family>/<name>.py` files of one's own."""
+"""Environment variable: directories (separated by `:`) with `<family>/<name>.py` files."""
 
 
 PACKAGES = {
@@ -27,28 +27,27 @@ PACKAGES = {
     "channels": ("resilience.alerts.channels",),
     "drivers": ("resilience.cron.drivers",),
 }
-"""Where the plugins of each family are that resil brings along."""
+"""Packages of the built-in plugins of each family."""
 
 
 class Family:
     """One kind of plugin.
 
-    Found, in this order, later ones shadowing earlier: the modules of its packages; entry points of the group
+    Sources, later ones override earlier ones: the modules of the built-in packages; entry points of the group
     `resil.<name>`; `<directory>/<name>/*.py` for each directory of $RESIL_PLUGINS. Names that start with an underscore
-    are helpers, not plugins. A plugin that cannot be imported is remembered with its exception, and raised only when
-    somebody asks for it.
+    are helpers, not plugins. The error of a plugin that cannot be imported is raised only when the plugin is loaded.
 
     Attributes:
-        name: plural of the word, also the directory's name: `schedulers`.
-        constant: what each file exports: `SCHEDULER`.
-        directories: those of $RESIL_PLUGINS, unless others are given.
+        name: name of the family in the plural, also the name of the directory: `schedulers`.
+        constant: the constant that each file exports: `SCHEDULER`.
+        directories: plugin directories. Default: those of $RESIL_PLUGINS.
     """
 
     def __init__(self, name: str, constant: str, directories: tuple[Path, ...] | None = None) -> None:
         self.name, self.constant = name, constant
-        told = os.environ.get(PLUGIN_PATH, "").split(":")
+        listed = os.environ.get(PLUGIN_PATH, "").split(":")
         self.directories = (
-            tuple(Path(directory) for directory in told if directory) if directories is None else directories
+            tuple(Path(directory) for directory in listed if directory) if directories is None else directories
         )
 
     @cached_property
@@ -58,7 +57,7 @@ class Family:
             for module in sorted(_modules(importlib.import_module(package).__path__)):
                 if not module.startswith("_"):
                     sources[module] = f"{package}.{module}"
-        if _may_be_offered(f"resil.{self.name}"):
+        if _may_have_entry_points(f"resil.{self.name}"):
             from importlib import metadata
 
             for entry in metadata.entry_points(group=f"resil.{self.name}"):
@@ -70,14 +69,14 @@ class Family:
         return sources
 
     def names(self) -> tuple[str, ...]:
-        """The names of all plugins, sorted; nothing is imported."""
+        """Return the names of all plugins, sorted, without importing them."""
         return tuple(sorted(self._sources))
 
     def load(self, name: str) -> Any:
         """Import a plugin and return its constant.
 
-        Loaded once: a second call gives the same object, or the same refusal. Raise UsageError if there is none of
-        that name, or if it cannot be imported, saying why.
+        A plugin is loaded once: later calls return the same object, or raise the same error. Raise UsageError if there
+        is no plugin of this name, or if the import fails.
         """
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
@@ -91,7 +90,7 @@ class Family:
         return {}
 
     def _load(self, name: str) -> Any:
-        """The constant, or the UsageError that says why there is none."""
+        """Return the plugin's constant, or the UsageError that explains the failure."""
         source = self._sources.get(name)
         if source is None:
             return UsageError(f"no {self.name} plugin is called {name!r}", hint=suggest(name, self.names()))
@@ -103,12 +102,12 @@ class Family:
             return source.load()
         except (Exception, SystemExit) as error:
             where = source if isinstance(source, str | Path) else source.value
-            refusal = UsageError(
+            failure = UsageError(
                 f"the {self.name} plugin {name!r} ({where}) cannot be loaded: {type(error).__name__}: {error}",
                 hint=f"it must export {self.constant}",
             )
-            refusal.__cause__ = error
-            return refusal
+            failure.__cause__ = error
+            return failure
 
     def _import_file(self, path: Path) -> Any:
         import importlib.util
@@ -128,11 +127,11 @@ class Family:
 
 
 def _modules(directories: Iterable[str]) -> Iterator[str]:
-    """The modules in a package's directories; pkgutil says the same, and costs as much as a watchdog."""
+    """Yield the names of the modules in a package's directories. pkgutil does the same, but is slow to import."""
     for directory in directories:
         try:
             names = os.listdir(directory)  # noqa: PTH208 - names only
-        except OSError:  # the package lies in an archive
+        except OSError:  # the package is in an archive
             import pkgutil
 
             yield from (module.name for module in pkgutil.iter_modules([directory]) if not module.ispkg)
@@ -143,14 +142,14 @@ def _modules(directories: Iterable[str]) -> Iterator[str]:
 _SUFFIXES = (".py", ".pyc", ".so")
 
 
-def _may_be_offered(group: str) -> bool:
-    """Return whether some installed package may have entry points of a group.
+def _may_have_entry_points(group: str) -> bool:
+    """Return whether an installed package may have entry points of a group.
 
-    importlib.metadata knows for certain, and takes 20 ms to be imported; mostly a look into the files that it would
-    read says no. Format: https://packaging.python.org/en/latest/specifications/entry-points/. What cannot be looked
-    into that way (an archive, an importer of somebody's own) may have some.
+    A search of the entry point files avoids the import of importlib.metadata (20 ms) in most cases. Format:
+    https://packaging.python.org/en/latest/specifications/entry-points/. Return True for locations that cannot be
+    searched this way (an archive, a custom importer).
     """
-    wanted = f"[{group}]".encode()
+    heading = f"[{group}]".encode()
     for directory in sys.path:
         try:
             names = os.listdir(directory or ".")  # noqa: PTH208 - names only
@@ -162,7 +161,7 @@ def _may_be_offered(group: str) -> bool:
             if name.endswith((".dist-info", ".egg-info")):
                 try:
                     with open(f"{directory or '.'}/{name}/entry_points.txt", "rb") as file:
-                        if wanted in file.read().replace(b" ", b""):
+                        if heading in file.read().replace(b" ", b""):
                             return True
                 except OSError:
                     continue

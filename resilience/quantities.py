@@ -1,4 +1,4 @@
-"""Texts that people write for amounts, and back: sizes, durations, percentages, SLURM's times. Pure."""
+"""Parses and formats quantities: sizes, durations, percentages, SLURM times. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from resilience.errors import QuantityError
 
 _BINARY = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
-# Texts: each is compiled when it is first needed, and most commands need none.
-# ASCII digits, at most 18: int() would take Arabic ones too, and refuses very long ones with an error of its own.
+# Patterns are compiled at first use, because most commands need none.
+# ASCII digits, at most 18: int() also accepts Arabic digits, and raises another error for very long texts.
 _SIZE = (
     r"(?ai)(?P<whole>[0-9]{1,18})(?:\.(?P<part>[0-9]{1,18}))?\s*"
     r"(?:(?P<prefix>[KMGTPE])(?P<binary>i?))?(?P<byte>B?)"
@@ -22,15 +22,15 @@ _SLURM_TIME = (
     r"|(?P<first>\d{1,9})(?::(?P<second>\d{1,9})(?::(?P<third>\d{1,9}))?)?)"
 )
 _SLURM_TIME_MAX_S = 2**31 - 61
-"""sbatch counts seconds in 31 bits: 35791394 minutes arrive as 2957761 days (seen with 22.05)."""
+"""sbatch counts seconds in 31 bits: 35791394 minutes become 2957761 days (observed with 22.05)."""
 _UNLIMITED = frozenset({"unlimited", "infinite", "-1"})
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 def parse_bytes(text: str) -> int:
-    """Given a size, return it in bytes.
+    """Return a size in bytes.
 
-    `40TiB` and `40T` are binary (as `df -h`, `du -h` and SLURM's `--mem` count), `40TB` is decimal, `512` is bytes.
+    `40TiB` and `40T` are binary (as in `df -h`, `du -h` and SLURM's `--mem`), `40TB` is decimal, `512` is bytes.
     Raise QuantityError if the text is not a size.
     """
     match = re.fullmatch(_SIZE, text.strip())
@@ -39,16 +39,16 @@ def parse_bytes(text: str) -> int:
     prefix = (match["prefix"] or "").upper()
     decimal = bool(prefix and match["byte"] and not match["binary"])
     part = match["part"] or ""
-    # In whole numbers: a float is off by bytes from 8 PiB on.
+    # Integer arithmetic: floats are inexact from 8 PiB on.
     number, unit = int(match["whole"] + part), _DECIMAL[prefix] if decimal else _BINARY[prefix]
     return number * unit // int("1" + "0" * len(part))
 
 
 def format_bytes(count: float) -> str:
-    """Given a number of bytes, return it as people read it. For instance, 1536 gives `1.5 KiB`."""
+    """Return a number of bytes in a readable form. For instance, 1536 gives `1.5 KiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
-        # Rounded first: 1023.9 KiB are 1.0 MiB to people, not 1024 KiB.
+        # Rounded first: 1023.9 KiB is shown as 1.0 MiB, not as 1024 KiB.
         if abs(round(value)) < 1024 or unit == "EiB":
             return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.95 else f"{value:.1f} {unit}"
         value /= 1024
@@ -56,10 +56,10 @@ def format_bytes(count: float) -> str:
 
 
 def parse_percent(text: str) -> float:
-    """Given `85%` or `85`, return 85.0.
+    """Return 85.0 for `85%` or `85`.
 
-    A value of 1 or less without a percent sign is refused: `0.85` nearly always means 85 %, and a guard that
-    compares percents with fractions fires at every step.
+    A value of 1 or less without a percent sign is rejected: `0.85` nearly always means 85 %, and as a threshold would
+    trigger at every step.
     Raise QuantityError if the text is not a percentage from 0 to 100.
     """
     match = re.fullmatch(_PERCENT, text.strip())
@@ -74,9 +74,9 @@ def parse_percent(text: str) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Given a duration with units, return seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
+    """Return a duration in seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
 
-    A bare number is refused: nobody remembers whether it is seconds or SLURM's minutes.
+    A number without unit is rejected as ambiguous: seconds, or SLURM's minutes.
     Raise QuantityError if the text is not such a duration.
     """
     stripped = text.strip()
@@ -87,7 +87,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def parse_bool(text: str) -> bool:
-    """Given `true`, `yes`, `on` or `1`, return True, and False for their opposites. Raise ValueError for others."""
+    """Return True for `true`, `yes`, `on` or `1`, and False for their opposites. Raise ValueError for others."""
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
         raise ValueError(f"{text!r} is neither true nor false")
@@ -95,14 +95,15 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_in_unit(name: str, text: str) -> float:
-    """Given a setting's name, whose end is its unit, and a text, return a number in that unit.
+    """Return a value in the unit of a setting, which is the suffix of its name.
 
-    For instance, `beat_s` and `10m` give 600.0. A bare number is in the setting's unit. Raise ValueError if the text is
-    no such quantity: a QuantityError, with what to write, where the name has a unit.
+    For instance, `beat_s` and `10m` give 600.0. A plain number is in the setting's unit. Raise ValueError for an
+    invalid
+    text: QuantityError, with a hint, if the name has a unit.
     """
     for suffix, parse in _PARSERS.items():
         if name.endswith(suffix):
-            # Sizes and percentages read bare numbers themselves.
+            # The parsers of sizes and percentages accept plain numbers.
             return float(text) if suffix == "_s" and _is_number(text) else parse(text)
     return float(text)
 
@@ -119,7 +120,7 @@ _PARSERS = {"_s": parse_duration_s, "_bytes": parse_bytes, "_percent": parse_per
 
 
 def format_duration(seconds: float) -> str:
-    """Given seconds, return the two largest units. For instance, 5400 gives `1 h 30 min`."""
+    """Return a duration in its two largest units. For instance, 5400 gives `1 h 30 min`."""
     if seconds < 0:
         return "-" + format_duration(-seconds)
     if seconds < 10 and seconds != int(seconds):
@@ -133,12 +134,12 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_slurm_time_s(text: str) -> int | None:
-    """Given a SLURM time limit, return seconds, or None when it is UNLIMITED.
+    """Return a SLURM time limit in seconds, or None if UNLIMITED.
 
     The grammar is sbatch's: `minutes`, `minutes:seconds`, `hours:minutes:seconds`, `days-hours`,
     `days-hours:minutes`, `days-hours:minutes:seconds` (sbatch(1), --time). For instance, `90` gives 5400 and
-    `1-12` gives 129600. A limit of zero is UNLIMITED, as it is to sbatch. Blanks around it are passed over.
-    Raise QuantityError if sbatch would refuse the text, or would take it and count wrong.
+    `1-12` gives 129600. A limit of zero is UNLIMITED, as in sbatch. Surrounding blanks are ignored.
+    Raise QuantityError if sbatch would reject the text or overflow.
     """
     stripped = text.strip()
     if stripped.lower() in _UNLIMITED:
@@ -162,7 +163,7 @@ def parse_slurm_time_s(text: str) -> int | None:
 
 
 def format_slurm_time(seconds: float | None) -> str:
-    """Given seconds, return SLURM's own form. For instance, 131400 gives `1-12:30:00` and None gives `UNLIMITED`."""
+    """Return a time limit in SLURM's form. For instance, 131400 gives `1-12:30:00` and None gives `UNLIMITED`."""
     if seconds is None:
         return "UNLIMITED"
     whole = int(seconds)
@@ -172,7 +173,7 @@ def format_slurm_time(seconds: float | None) -> str:
 
 
 def quote_toml(text: str) -> str:
-    """Given any text, return it as a TOML basic string on one line (https://toml.io/en/v1.0.0#string)."""
+    """Return a text as TOML basic string on one line (https://toml.io/en/v1.0.0#string)."""
     named = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
     def escape(character: str) -> str:

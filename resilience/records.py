@@ -1,7 +1,6 @@
-"""Dataclasses and named tuples as plain JSON values, and back. Pure.
+"""Converts dataclasses and named tuples to plain JSON values and back. Pure.
 
-A record of an earlier version and one of a later version are both read as far as they go: a missing field takes its
-default, and an unknown key is passed over.
+Records of earlier and later versions are accepted: a missing field has its default, and unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _NESTED = (list, tuple, dict)
 
 
 def to_record(value: Any, *, complete: bool = False) -> dict[str, Any]:
-    """Given a dataclass or named tuple, return its fields that are not as by default, as JSON takes them.
+    """Return the fields of a dataclass or named tuple that differ from their defaults, as JSON values.
 
-    Enumerations become their values, and dataclasses inside become records of their own. `complete`: all fields, for
-    readers that do not know the defaults.
+    Enumerations become their values, nested dataclasses become records. `complete`: include all fields, for readers
+    that do not know the defaults.
     """
     return {
         name: item if type(item) in _PLAIN else _plain(item, complete)
@@ -38,17 +37,17 @@ def to_record(value: Any, *, complete: bool = False) -> dict[str, Any]:
 def from_record(
     owner: type[ValueT], record: Mapping[str, Any], *, strict: bool = False, lenient: bool = False
 ) -> ValueT:
-    """Given what `to_record` returned, or what JSON made of it, return the value; lists become tuples.
+    """Return the value of a record from `to_record`, also after a JSON round trip; lists become tuples.
 
-    A field whose annotation is an enumeration, a dataclass or a named tuple (also `X | None`, `tuple[X, ...]`) is
-    read as one. Raise TypeError if a field without a default is missing (a record of another version), or a part is no
-    record; ValueError if an enumeration has no such value.
+    A field annotated as enumeration, dataclass or named tuple (also `X | None`, `tuple[X, ...]`) is converted. Raise
+    TypeError if a field without default is missing (a record of another version), or a nested value is not a record;
+    ValueError if an enumeration has no such value.
 
-    `strict`: TypeError as well if a value is not of its field's type, ValueError if a number is not finite.
-    `lenient`: a field whose value is refused has its default.
+    `strict`: also raise TypeError if a value has the wrong type, and ValueError if a number is not finite.
+    `lenient`: use the default of a field whose value is invalid.
     """
     if not isinstance(record, Mapping):
-        raise TypeError(f"{type(record).__name__} is no record of {owner.__name__}")
+        raise TypeError(f"{type(record).__name__} is not a record of {owner.__name__}")
     names, converters = defaults_of(owner), _converters_of(owner, strict)
     values = {}
     for key, value in record.items():
@@ -68,11 +67,11 @@ _converters: dict[tuple[type, bool], dict[str, Converter]] = {}
 
 
 def defaults_of(owner: type) -> Mapping[str, Any]:
-    """The fields of a dataclass or named tuple with their defaults; MISSING, which equals nothing, for those without.
+    """Return the fields of a dataclass or named tuple with their defaults; MISSING for fields without default.
 
-    A `default_factory` counts as none: such a field is always written. Raise TypeError if `owner` is neither.
+    A `default_factory` does not count: such a field is always written. Raise TypeError if `owner` is neither.
     """
-    if owner not in _defaults:  # ten thousand readings are of one class
+    if owner not in _defaults:  # cached: ten thousand readings have the same class
         if is_dataclass(owner):
             _defaults[owner] = {field.name: field.default for field in fields(owner) if field.init}
         elif hasattr(owner, "_field_defaults"):
@@ -83,11 +82,11 @@ def defaults_of(owner: type) -> Mapping[str, Any]:
 
 
 def _converters_of(owner: type, strict: bool) -> Mapping[str, Converter]:
-    """Converters of the fields that are not plain, or of all; annotations that cannot be resolved leave all plain."""
+    """Return the converters of the fields that need one. If annotations cannot be resolved, no field is converted."""
     if (owner, strict) not in _converters:
         try:
             hints = typing.get_type_hints(owner)
-        except (NameError, AttributeError, TypeError, SyntaxError):  # names that only a type checker imports
+        except (NameError, AttributeError, TypeError, SyntaxError):  # names imported for type checking only
             if strict:
                 raise
             hints = {}

@@ -1,4 +1,4 @@
-"""A job to be submitted: its array, its dependency, and how it is sent. Pure."""
+"""A submission: array expression, dependency, run name, token and options. Pure."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NamedTuple
 from resilience.errors import UsageError
 from resilience.job import JobId
 
-# ASCII: SLURM counts with 0 to 9 only. 18 digits: int() refuses very long texts with an error of its own.
+# ASCII: SLURM accepts only the digits 0 to 9. At most 18: int() raises another error for very long texts.
 _PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
 _NUMBER = re.compile(r"[0-9]{1,18}")
 MAX_TASKS = 4_000_001
-"""More than SLURM's own upper bound of MaxArraySize (slurm.conf(5)): an expression beyond it is a slip."""
+"""SLURM's upper bound of MaxArraySize (slurm.conf(5)): a larger expression is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayExpression:
-    """Which tasks an array has, and how many may run at once.
+    """The tasks of an array, and the maximum number of tasks that run at the same time.
 
     Attributes:
-        ranges: (first, last, step) each.
-        throttle: the number after `%`, or None. None and 0 both mean: no limit (seen with sbatch 22.05).
+        ranges: tuples of (first, last, step).
+        throttle: the number after `%`, or None. None and 0: no limit (observed with sbatch 22.05).
     """
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -32,10 +32,10 @@ class ArrayExpression:
 
     @classmethod
     def parse(cls, text: str) -> ArrayExpression:
-        """Given an expression, return it. Raise UsageError if sbatch would refuse it."""
+        """Parse an array expression. Raise UsageError if sbatch would reject it."""
         body, percent, limit = text.strip().partition("%")
         if percent and _NUMBER.fullmatch(limit) is None:
-            raise _bad(text, "what follows % must be a number")
+            raise _bad(text, "the value after % must be a number")
         ranges = []
         for part in body.split(","):
             match = _PART.fullmatch(part)
@@ -43,7 +43,7 @@ class ArrayExpression:
                 raise _bad(text, f"{part!r} is not an index or a range")
             first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
             if last < first:
-                raise _bad(text, f"the range {part!r} runs backwards")
+                raise _bad(text, f"the range {part!r} is descending")
             if step == 0:
                 raise _bad(text, f"the step in {part!r} is zero")
             ranges.append((first, last, step))
@@ -54,7 +54,7 @@ class ArrayExpression:
 
     @property
     def count(self) -> int:
-        """How many tasks. An index written twice is one task, as it is to SLURM."""
+        """Return the number of tasks. A duplicate index counts once, as in SLURM."""
         written = sum((last - first) // step + 1 for first, last, step in self.ranges)
         ends = sorted((first, last) for first, last, _ in self.ranges)
         apart = all(before[1] < after[0] for before, after in pairwise(ends))
@@ -62,11 +62,11 @@ class ArrayExpression:
 
     @property
     def largest(self) -> int:
-        """The largest index; it must stay below the cluster's MaxArraySize."""
+        """Return the largest index, which must be below the cluster's MaxArraySize."""
         return max(last - (last - first) % step for first, last, step in self.ranges)
 
     def indices(self) -> tuple[int, ...]:
-        """Every index once, sorted."""
+        """Return the indices, sorted and without duplicates."""
         return tuple(sorted({i for first, last, step in self.ranges for i in range(first, last + 1, step)}))
 
     def __str__(self) -> str:
@@ -77,10 +77,10 @@ class ArrayExpression:
 
 
 def serial_array(text: str) -> ArrayExpression:
-    """Given what a person writes after `--array`, return the array meant.
+    """Parse the value of resil's `--array`.
 
-    A bare number is how many jobs: `10` gives `1-10%1`. Without `%` the jobs run one after another. Raise UsageError if
-    that is no array, or one of no jobs.
+    A plain number is the number of jobs: `10` gives `1-10%1`. Without `%` the jobs run one after another. Raise
+    UsageError for an invalid or empty array.
     """
     stripped = text.strip()
     if _NUMBER.fullmatch(stripped):
@@ -93,7 +93,7 @@ def serial_array(text: str) -> ArrayExpression:
 
 def _bad(text: str, why: str) -> UsageError:
     return UsageError(
-        f"{text!r} is not an array: {why}", hint="--array 10 (ten, one after another), 1-10%2, 0-20:5 or 3,5,9"
+        f"{text!r} is not an array: {why}", hint="--array 10 (ten jobs, one after another), 1-10%2, 0-20:5 or 3,5,9"
     )
 
 
@@ -102,22 +102,22 @@ _JOB = re.compile(r"[1-9][0-9]*(_[0-9]+|_\*)?(\+[0-9]+)?")
 
 
 def write_dependency(text: str) -> str:
-    """Given a dependency as people write it, return it with every type spelt out.
+    """Return a dependency with explicit types.
 
-    For instance, `12` gives `afterany:12`, `12:13` gives `afterany:12:13` and `afterok:12:13,singleton` stays. Raise
-    UsageError if SLURM would refuse it.
+    For instance, `12` gives `afterany:12`, `12:13` gives `afterany:12:13`; `afterok:12:13,singleton` is unchanged.
+    Raise UsageError if SLURM would reject the dependency.
     """
     stripped = text.strip()
     separators = {c for c in stripped if c in ",?"}
     if len(separators) > 1:
-        raise _bad_dependency(text, "`,` (all of them) and `?` (any of them) cannot be mixed")
+        raise _bad_dependency(text, "`,` (all) and `?` (any) cannot be mixed")
     separator = separators.pop() if separators else ","
     return separator.join(_write_part(part.strip(), text) for part in stripped.split(separator))
 
 
 def _write_part(part: str, whole: str) -> str:
     kind, colon, jobs = part.partition(":")
-    kind = kind.lower()  # SLURM takes any case
+    kind = kind.lower()  # SLURM ignores the case
     if part.lower() == "singleton":
         return kind
     if not colon or _JOB.fullmatch(kind):
@@ -140,12 +140,12 @@ def _bad_dependency(text: str, why: str) -> UsageError:
 
 COMMENT_PREFIX = "resil"
 MAX_LEAD_S = 65535
-"""Largest lead that sbatch accepts in --signal (sbatch(1))."""
+"""Maximum lead time that sbatch accepts in --signal (sbatch(1))."""
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_run_name(name: str) -> str:
-    """Given a run's name, return it. Raise UsageError if it cannot be a directory, a comment field and a word alike."""
+    """Return a valid run name. Raise UsageError if the name is not usable as directory, comment field and word."""
     if _RUN_NAME.fullmatch(name) is None:
         raise UsageError(
             f"{name!r} cannot be a run's name",
@@ -155,12 +155,12 @@ def check_run_name(name: str) -> str:
 
 
 def make_comment(run: str, token: str) -> str:
-    """The text kept in a job's --comment: `resil:<run>:<token>`."""
+    """Return the --comment of a job: `resil:<run>:<token>`."""
     return f"{COMMENT_PREFIX}:{run}:{token}"
 
 
 def split_comment(comment: str) -> tuple[str, str] | None:
-    """Given a job's comment, return (run, token), or None when it is not one of ours."""
+    """Return (run, token) of a job's comment, or None if the comment is not resil's."""
     prefix, _, rest = comment.partition(":")
     run, _, token = rest.partition(":")
     return (run, token.split(" ")[0]) if prefix == COMMENT_PREFIX and run and token else None
@@ -168,20 +168,20 @@ def split_comment(comment: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One intent to queue one job or one array: exactly one job may ever come of it.
+    """A request to queue one job or one array, which must result in exactly one job.
 
     Attributes:
-        token: random word that identifies the intent; it is looked up before any retry.
-        run: name of the run it belongs to.
+        token: random word that identifies the request; used to find the job before any retry.
+        run: name of the run.
         script: absolute path of the batch script.
         script_args: arguments of the script.
-        options: sbatch's long options without dashes, in order, to their values; None for a flag that takes none.
+        options: sbatch's long options without dashes, in order, with their values; None for a flag without value.
             For instance `{"array": "1-10%1", "requeue": None}`.
-        extra_args: sbatch arguments passed through as they are, before the script.
-        directory: where to submit from; the job's working directory unless `chdir` says otherwise.
+        extra_args: sbatch arguments passed through unchanged, before the script.
+        directory: directory to submit from; the job's working directory unless `chdir` is given.
         environment: variables added to the environment of the submission.
-        variables: of the person's SBATCH_* those that count; None: all, as with sbatch.
-        fresh: the token was made just now and was never sent: it need not be looked up before the first try.
+        variables: the user's SBATCH_* variables that apply; None: all, as in sbatch.
+        fresh: the token is new and was never sent: no lookup before the first try.
     """
 
     token: str
@@ -195,8 +195,8 @@ class Submission:
     variables: Collection[str] | None = None
     fresh: bool = False
 
-    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Given an environment, return it without the SBATCH_* that do not count."""
+    def filtered_environment(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment without the SBATCH_* variables that do not apply."""
         return {
             name: value
             for name, value in environ.items()
@@ -205,17 +205,17 @@ class Submission:
 
     @property
     def comment(self) -> str:
-        """The text by which the job is found again."""
+        """Return the comment that identifies the job."""
         return make_comment(self.run, self.token)
 
 
 class Submitted(NamedTuple):
-    """The one job that came of a submission.
+    """The job that a submission created.
 
     Attributes:
-        id: the job's or array's id.
-        notes: what the scheduler said besides, a line each (for instance a site's job_submit message).
-        recovered: True when the call failed or timed out and the job was found by its token.
+        id: id of the job or array.
+        notes: further messages of the scheduler, a line each (for instance a site's job_submit message).
+        recovered: True if the call failed or timed out and the job was found by its token.
     """
 
     id: JobId

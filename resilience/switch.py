@@ -1,4 +1,4 @@
-"""A switch: a file by which people steer a run; what its content and its owner mean. Pure."""
+"""Switch files, which control a run: their content and the policy for their owners. Pure."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""The form of a checkpoint's name; any other label is refused when written, and passed over when read."""
+"""Valid names of a checkpoint. Other labels are rejected when written, and ignored when read."""
 
 TEXT_LIMIT = 500
-"""Characters shown of a text in a switch file."""
+"""Maximum length of a text from a switch file."""
 
 
 class Scope(StrEnum):
-    """How far a kill switch reaches. While it lies there, no job of the run trains: a queued job that starts sees
-    it and exits in seconds. `ALL` makes the first job that sees it cancel its queued siblings as well."""
+    """The scope of a kill switch. While the switch is set, no job of the run trains: a queued job that starts finds the
+    switch and exits within seconds. With `ALL`, the first job that finds the switch also cancels the queued jobs."""
 
     JOB = "job"
     ALL = "all"
 
 
 class OwnerPolicy(StrEnum):
-    """The owners whose switches are obeyed: the run's owner only, the group as well, or anybody."""
+    """The owners whose switches are accepted: the run's owner, also the group, or any user."""
 
     OWNER = "owner"
     GROUP = "group"
@@ -35,12 +35,13 @@ class Switch:
 
     Attributes:
         kind: `kill`, `save` or `stop`.
-        who: login name of the person, or of the batch shell's user.
+        who: login name of the file's owner.
         when: seconds since the epoch.
-        why: a sentence, may be empty (a bare `touch` is a switch too).
-        scope: for `kill`.
-        label: for `save`: the name the checkpoint shall get.
-        honoured: False when the file breaks the owner policy; `refusal` says why.
+        why: the reason, may be empty (`touch` also sets a switch).
+        scope: for `kill`: the scope.
+        label: for `save`: the name of the checkpoint.
+        honoured: whether the switch is accepted; False if the file violates the owner policy.
+        refusal: why the switch is not accepted, or empty.
     """
 
     kind: str
@@ -54,18 +55,18 @@ class Switch:
 
 
 def parse_switch(kind: str, content: bytes, *, who: str, written: float, run: str = "", refusal: str = "") -> Switch:
-    """Given what stands in a switch file, and who owns it, return the switch. Whatever stands there, it is one.
+    """Return the switch for the content of a switch file. Any content is valid.
 
     Args:
-        who: login name of the file's owner. That is a fact; the name inside is a claim, and not shown.
-        written: when the file was last written, in seconds since the epoch: taken where no time stands inside.
-        run: name of the run that reads it. A switch that names another one is not honoured: it was copied here.
-        refusal: why the owner may not throw it; empty when he may.
+        who: login name of the file's owner. The name in the file is not verified, and not shown.
+        written: modification time of the file, in seconds since the epoch: the default of `when`.
+        run: name of the run. A switch that names another run was copied here, and is not accepted.
+        refusal: why the owner may not set the switch, or empty.
     """
     fields = parse_fields(content)
     meant = fields.get("run", "")
     if run and meant and meant != run:
-        refusal = refusal or f"it is meant for run {meant}, not for {run}"
+        refusal = refusal or f"it is for run {meant}, not for {run}"
     scope = fields.get("scope", Scope.JOB.value)
     label = fields.get("label", "")
     return Switch(
@@ -74,7 +75,7 @@ def parse_switch(kind: str, content: bytes, *, who: str, written: float, run: st
         when=_moment(fields.get("when", ""), written),
         why=fields.get("why", ""),
         scope=Scope(scope) if scope in set(Scope) else Scope.JOB,
-        # A label becomes part of a directory's name, so it is a plain word or nothing.
+        # A label becomes part of a directory's name, so only a plain word is accepted.
         label=label if LABEL.fullmatch(label) else "",
         honoured=not refusal,
         refusal=refusal,
@@ -82,14 +83,14 @@ def parse_switch(kind: str, content: bytes, *, who: str, written: float, run: st
 
 
 def parse_fields(content: bytes) -> dict[str, str]:
-    """Given what stands in a small file that others write, return its texts, each as one short printable line.
+    """Return the fields of a switch file, each as one short printable line.
 
-    A bare `touch` has none; a note in free text is the `why`.
+    An empty file has no fields; the content of a file that is not TOML is the field `why`.
     """
     text = content.decode("utf-8", "replace")
     if not text.strip():
         return {}
-    import tomllib  # milliseconds that only those pay who find a switch
+    import tomllib  # slow to import; only needed if there is a switch
 
     try:
         return {key: printable(str(value)) for key, value in tomllib.loads(text).items()}
@@ -98,35 +99,35 @@ def parse_fields(content: bytes) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """One short line that can be shown on a terminal: others write these files."""
+    """Return the text as one short line that is safe to print on a terminal."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())[:TEXT_LIMIT]
 
 
 def policy_of_mode(mode: int) -> OwnerPolicy:
-    """Given the permissions of the directory of the switches, return whose are accepted: who may write may set them."""
+    """Return the owner policy for the permissions of the switch directory: users with write access may set switches."""
     if mode & 0o002:
         return OwnerPolicy.ANY
     return OwnerPolicy.GROUP if mode & 0o020 else OwnerPolicy.OWNER
 
 
-def is_obeyed(policy: OwnerPolicy, *, uid: int, gid: int, run_uid: int, run_gid: int) -> bool:
-    """Return whether a switch that belongs to `uid` and `gid` may steer the run of `run_uid` and `run_gid`.
+def is_accepted(policy: OwnerPolicy, *, uid: int, gid: int, run_uid: int, run_gid: int) -> bool:
+    """Return whether a switch owned by `uid` and `gid` may control the run of `run_uid` and `run_gid`.
 
-    The run's owner and root always may.
+    Switches of the run's owner and of root are always accepted.
     """
     if policy is OwnerPolicy.ANY or uid in (run_uid, 0):
         return True
     return policy is OwnerPolicy.GROUP and gid == run_gid
 
 
-def refuse_owner(policy: OwnerPolicy, who: str, group: str) -> str:
-    """Why the switch of somebody who may not steer the run is not obeyed, with the file's owner and group by name."""
+def explain_refusal(policy: OwnerPolicy, who: str, group: str) -> str:
+    """Return why a switch that violates the policy is not accepted, with the names of the file's owner and group."""
     besides = f" and its group {group} is not the run's" if policy is OwnerPolicy.GROUP else ""
-    return f"it belongs to {who}{besides}; this run obeys policy `{policy.value}`"
+    return f"it belongs to {who}{besides}; this run has policy `{policy.value}`"
 
 
 def describe_age(seconds: float) -> str:
-    """Given an age, return ` 3 days ago`; nothing when it lies in the future, because clocks differ."""
+    """Return an age such as ` 3 days ago`; an empty text for a negative age, because clocks differ."""
     for unit_s, unit in ((86400, "day"), (3600, "h"), (60, "min"), (1, "s")):
         if seconds >= unit_s:
             count = int(seconds // unit_s)
@@ -135,7 +136,7 @@ def describe_age(seconds: float) -> str:
 
 
 def _moment(text: str, otherwise: float) -> float:
-    """ISO time with an offset, in seconds since the epoch; anything else gives way."""
+    """Return an ISO time with offset as seconds since the epoch, and `otherwise` for any other text."""
     if not text:
         return otherwise
     from datetime import datetime

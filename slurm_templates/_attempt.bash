@@ -1,41 +1,41 @@
 # ---------------------------------------------------------------------------------------------------------------
-# The attempt: what a batch script of resil does around the launch. Plain bash, 4.2 or newer; no Python is needed here.
-# Files and their formats: docs/reference/run-directory.md. Why it is so: docs/decisions/0006 to 0010.
+# The attempt: everything that a batch script of resil does around the launch. Plain bash, 4.2 or newer, without Python.
+# Files and their formats: docs/reference/run-directory.md. Reasons: docs/decisions/0006 to 0010.
 set -u -o pipefail
 
 resil_host=${SLURMD_NODENAME:-${HOSTNAME:-unknown}}
 resil_user=$(id -un 2>/dev/null) || resil_user=$UID
-resil_number=            # of this attempt, 0003 as in its file's name; empty before it is taken
+resil_number=            # number of this attempt, 0003 as in its file's name; empty before it is claimed
 resil_child=             # process id of the launch
 resil_beat_pid=          # process id of the heartbeat
-resil_launch_pid=        # the same, also when it is over
+resil_launch_pid=        # the same, also after its end
 resil_code=0             # the launch's true exit code
 resil_launched=false
-resil_waiter=            # process id of the subshell that waits for it
-resil_signals=           # that have come and are not acted upon yet
-resil_half=              # a piece of news of which only the beginning is heard
-resil_superseded_by=     # number of the attempt that took our place
-resil_stop_asked=        # why somebody wants this attempt to stop; empty when nobody does
-resil_term=              # name of the signal by which the job is being ended
+resil_waiter=            # process id of the subshell that waits for the launch
+resil_signals=           # received and not handled yet
+resil_half=              # the beginning of an incomplete message
+resil_superseded_by=     # number of the newer attempt that superseded this one
+resil_stop_asked=        # why this attempt was requested to stop, or empty
+resil_term=              # name of the signal that ends the job
 resil_forwarded=
-resil_kill=              # a sentence about the kill switch while it is thrown, as far as the heartbeat has told
-resil_told=              # the same, in the heartbeat: what it has told
-resil_taken=             # of the guard's word that it stops
-resil_kill_at=           # when its bound is over, in seconds of this shell, as all times here
-resil_kill_late=         # what has not happened then
-resil_kill_news=         # of it, and not said yet
-resil_scope=             # how far it reaches: job or all
+resil_kill=              # a sentence about the kill switch while it is set, as reported by the heartbeat
+resil_told=              # in the heartbeat: the last reported sentence
+resil_taken=             # in the heartbeat: the guard's last reported acknowledgement of a stop
+resil_kill_at=           # when its time limit expires, in seconds of this shell, as all times here
+resil_kill_late=         # what has not happened by then
+resil_kill_news=         # about the kill switch, not printed yet
+resil_scope=             # of the kill switch: job or all
 resil_kill_wait_s=30     # between SIGTERM and SIGKILL: SLURM's default
 resil_guarded=           # whether the guard was seen in this attempt
-resil_stop_at=           # when stop_after is over
+resil_stop_at=           # when stop_after expires
 resil_stop_near=         # the training was asked to stop before that
-resil_stage=             # of an end by force: stacks, TERM or KILL
-resil_stacks_s=12        # how long the stacks are waited for
-resil_stage_at=          # when it was reached
+resil_stage=             # of a forced end: stacks, TERM or KILL
+resil_stacks_s=12        # how long to wait for the stacks
+resil_stage_at=          # when the stage began
 resil_forced=            # why and how the training was ended by force
-resil_cron_due=0         # when to look after the scheduler of cron next, in seconds of this shell
-resil_over=              # the end is written
-resil_guard_why=         # what the guards wrote about the end
+resil_cron_due=0         # when to check the cron scheduler next, in seconds of this shell
+resil_over=              # the end is recorded
+resil_guard_why=         # the guards' reason for the end
 resil_unfollowed=        # the training did not follow a stop
 resil_gone=true          # at the end: whether no task on another node can be left
 
@@ -60,7 +60,7 @@ resil_time() { # [seconds from now] -> REPLY
   printf -v REPLY '%(%Y-%m-%dT%H:%M:%S%z)T' $((REPLY + ${1:-0}))
 }
 
-resil_clean() { # text of a stranger -> REPLY: without control characters, C1 ones in UTF-8 included
+resil_clean() { # untrusted text -> REPLY: without control characters, including C1 in UTF-8
   REPLY=$(
     LC_ALL=C
     text=${1//$'\xc2'[$'\x80'-$'\x9f']/ }
@@ -73,7 +73,7 @@ resil_json() { # text -> REPLY: as a JSON string
   REPLY=\"$(printf '%s' "$REPLY" | LC_ALL=C sed 's/[\\"]/\\&/g')\"
 }
 
-resil_write() { # file text: whole or not there
+resil_write() { # file text: write atomically
   local temporary="${1%/*}/.${1##*/}.$resil_host.$BASHPID.tmp"
   (umask "$resil_umask" && printf '%s\n' "$2" >"$temporary" && mv -fT -- "$temporary" "$1") 2>/dev/null && return
   rm -f -- "$temporary"
@@ -109,7 +109,7 @@ resil_field() { # key < TOML: REPLY is its value; fails when there is none
   return 1
 }
 
-resil_setting() { # key -> REPLY: whole seconds that [guard] sets; fails for none, for 0 and for what is no duration
+resil_setting() { # key -> REPLY: whole seconds of a [guard] setting; fails if unset, 0 or invalid
   local name=RESIL_GUARD__$1 rest unit fraction ms=0
   local -A unit_ms=([ms]=1 [s]=1000 [m]=60000 [min]=60000 [h]=3600000 [d]=86400000 [w]=604800000)
   rest=${!name-} rest=${rest//[[:space:]]/} rest=${rest,,}
@@ -122,14 +122,14 @@ resil_setting() { # key -> REPLY: whole seconds that [guard] sets; fails for non
   [ -z "$rest" ] && ((REPLY > 0))
 }
 
-resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind when we are killed
+resil_pause() { read -r -t "$1" _ <> <(:) || :; } # a sleep that leaves no process behind if the shell is killed
 
 # ---- switches -------------------------------------------------------------------------------------------------
 
 # Read so that a link is not followed and a FIFO does not block.
 resil_read() { dd if="$1" iflag=nofollow,nonblock bs=4096 count=1 2>/dev/null; }
 
-resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there is nothing
+resil_honoured() { # switch file: whether it is accepted. REPLY: why not; empty if there is no file
   local uid gid owner run_uid run_gid meant
   REPLY=
   if [ -L "$1" ] || { [ -e "$1" ] && [ ! -f "$1" ]; }; then
@@ -141,18 +141,18 @@ resil_honoured() { # switch file: obeyed? REPLY says why not; empty when there i
   read -r run_uid run_gid < <(stat -c '%u %g' -- "$RESIL_RUN_DIR" 2>/dev/null) || return 1
   if [ "$resil_owner_policy" != any ] && [ "$uid" != "$run_uid" ] && [ "$uid" != 0 ] &&
     { [ "$resil_owner_policy" != group ] || [ "$gid" != "$run_gid" ]; }; then
-    REPLY="it belongs to $owner; this run obeys the policy \"$resil_owner_policy\""
+    REPLY="it belongs to $owner; this run has the policy \"$resil_owner_policy\""
     return 1
   fi
   meant="s/^[[:space:]]*run[[:space:]]*=[[:space:]]*[\"']([A-Za-z0-9._-]+)[\"'][[:space:]]*(#.*)?\$/\\1/p"
   meant=$(resil_read "$1" | LC_ALL=C sed -nE "$meant" 2>/dev/null)
   meant=${meant%%$'\n'*}
   [ -z "$meant" ] || [ "$meant" = "$RESIL_RUN" ] && return
-  REPLY="it is meant for run $meant, not for $RESIL_RUN" # copied from there
+  REPLY="it is for run $meant, not for $RESIL_RUN" # copied from there
   return 1
 }
 
-resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resil_scope how far it reaches
+resil_killed() { # whether the kill switch is set. REPLY: a sentence about the switch; resil_scope: its scope
   local file=$RESIL_RUN_DIR/switches/kill sentence
   if ! resil_honoured "$file"; then
     if [ -n "$REPLY" ] && [ "$REPLY" != "${resil_refused:-}" ]; then
@@ -161,12 +161,12 @@ resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resi
     fi
     return 1
   fi
-  sentence="the kill switch is thrown by $(stat -c %U -- "$file" 2>/dev/null)"
+  sentence="the kill switch was set by $(stat -c %U -- "$file" 2>/dev/null)"
   resil_field when < <(resil_read "$file") && sentence+=" at $REPLY"
   resil_field why < <(resil_read "$file") && [ -n "$REPLY" ] && sentence+=": $REPLY"
   resil_scope=job
   resil_field scope < <(resil_read "$file") && [ "$REPLY" = all ] && resil_scope=all
-  if [ ! -f "$file" ]; then # taken back while it was read
+  if [ ! -f "$file" ]; then # removed while it was read
     REPLY=
     return 1
   fi
@@ -175,13 +175,13 @@ resil_killed() { # is the kill switch thrown? REPLY is a sentence about it, resi
 
 # ---- the scheduler --------------------------------------------------------------------------------------------
 
-# Asked without what the environment would make it hide, and never longer than this.
+# Without environment variables that change the answer, and with a timeout.
 resil_squeue() { (unset "${!SQUEUE_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 20 squeue -h "$@" 2>/dev/null); }
 
 resil_scancel() { (unset "${!SCANCEL_@}" SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scancel "$@"); }
 
-# What the scheduler says of a job. REPLY is its state, or GONE when no process of it can be left as far as the
-# scheduler knows, or UNKNOWN. An answer counts only if it shows the witness, a job that lives for certain.
+# State of a job in the scheduler. REPLY: the state, or GONE if according to the scheduler no process of the job is left,
+# or UNKNOWN. An answer is reliable only if it contains the witness, a job that is certainly alive.
 resil_job_state() { # job-id witness user
   local rows users id state row
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
@@ -205,10 +205,10 @@ resil_job_state() { # job-id witness user
   [[ $'\n'$rows == *$'\n'"$2 "* ]] || return 0
   REPLY=GONE
   local IFS=$'\n'
-  for row in $rows; do # not from a here-document: that needs room in /tmp
+  for row in $rows; do # not from a here-document, which needs space in /tmp
     [ "${row%% *}" = "$1" ] || continue
     case ${row#* } in
-      # Over, or waiting in the queue with no process of its own (squeue(1), JOB STATE CODES).
+      # Ended, or queued without processes (squeue(1), JOB STATE CODES).
       BOOT_FAIL | CANCELLED | COMPLETED | DEADLINE | FAILED | NODE_FAIL | OUT_OF_MEMORY | PREEMPTED | REVOKED | TIMEOUT) ;;
       PENDING | REQUEUED | REQUEUE_FED | REQUEUE_HOLD | RESV_DEL_HOLD | SPECIAL_EXIT) ;;
       *) REPLY=${row#* } ;;
@@ -223,7 +223,7 @@ resil_is_ours() { # a job's comment: whether this run directory submitted it; an
   [ -n "$token" ] && grep -qF -- "\"$token\"" "$RESIL_RUN_DIR/submissions.jsonl" 2>/dev/null
 }
 
-resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the person at the switch cannot cancel them
+resil_cancel_siblings() { # cancel the queued jobs of this run, which the user who set the switch may not be allowed to do
   local ids=() count=0 id array comment own=
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
     for id in "$RESIL_LOCAL_SPOOL"/jobs/*/; do
@@ -247,7 +247,7 @@ resil_cancel_siblings() { # the queued jobs of this run: they are ours, and the 
 
 # ---- one attempt at a time ------------------------------------------------------------------------------------
 
-# The number is a fencing token. A hard link is made by one of many, on NFS too; where there are none, O_EXCL.
+# The number is a fencing token. Only one of several processes creates the hard link, also on NFS; without hard links, O_EXCL.
 resil_take_number() {
   local directory=$RESIL_RUN_DIR/attempts temporary file content name highest=0
   temporary=$directory/.new.$resil_host.$RESIL_JOB_ID.$BASHPID.tmp
@@ -261,7 +261,7 @@ resil_take_number() {
       "$highest" "$RESIL_JOB_ID" "$resil_label" "$RESIL_RESTART_COUNT" "$resil_host" $$ -1 "$resil_user"
     file=$directory/$resil_number
     (umask "$resil_umask" && printf '%s\n' "$content" >"$temporary") 2>/dev/null
-    # A server that answered twice says "exists" of our own link: look what it leads to.
+    # After a retransmission, the server reports "exists" for the link just made: compare the inodes.
     if ln -- "$temporary" "$file" 2>/dev/null || [ "$temporary" -ef "$file" ]; then
       break
     fi
@@ -278,9 +278,9 @@ resil_take_number() {
   export RESIL_ATTEMPT=$highest
 }
 
-# Has a newer attempt taken our place? REPLY is its number. One with our own job id is the twin that SLURM started
-# after it had given us up. One of another job counts only if the scheduler no longer has our job: else it is a second
-# copy that somebody queued, and waits for us.
+# Whether a newer attempt supersedes this one. REPLY: its number. An attempt with the same job id was started by SLURM
+# after SLURM had given up this one. An attempt of another job counts only if the scheduler no longer has this job;
+# otherwise it is a second job of the run, and waits for this one.
 resil_superseded() {
   local number=$((RESIL_ATTEMPT + 1)) file user
   while printf -v file '%s/attempts/%04d' "$RESIL_RUN_DIR" "$number" && [ -e "$file" ]; do
@@ -327,18 +327,18 @@ resil_wait_for_previous() {
     if resil_superseded; then
       resil_finish 75 superseded "attempt $REPLY has begun"
     elif ((SECONDS - began >= resil_previous_wait_s)); then
-      resil_say "gave up after $((SECONDS - began)) s: attempt$waiting is not known to be over ($reason); nothing was launched"
+      resil_say "gave up after $((SECONDS - began)) s: attempt$waiting is not known to be over ($reason); the training was not launched"
       resil_finish 75 stopped "attempt$waiting is not known to be over"
     elif ((SECONDS - began >= said + 30)); then
       said=$((SECONDS - began))
-      resil_say "waiting for attempt$waiting to be truly gone: $reason; $said s so far, at most $resil_previous_wait_s s"
+      resil_say "waiting for attempt$waiting to end: $reason; $said s so far, at most $resil_previous_wait_s s"
       ((said > 0)) || resil_journal waiting for "\"${waiting# }\""
     fi
     resil_pause "$resil_poll_s"
   done
 }
 
-resil_is_gone() { # attempt file: REPLY says why not; beat and since are the caller's
+resil_is_gone() { # attempt file. REPLY: why not; beat and since belong to the caller
   local name=${1##*/} job user now='' still
   { read -r now <"$1.beat"; } 2>/dev/null || :
   if [ "$now" != "${beat[$name]-unseen}" ]; then
@@ -350,16 +350,16 @@ resil_is_gone() { # attempt file: REPLY says why not; beat and since are the cal
   { resil_field user <"$1"; } 2>/dev/null || REPLY=$resil_user
   user=$REPLY
   if [ -e "$1.end" ] && [ "$job" = "$RESIL_JOB_ID" ]; then
-    return 0 # a job starts again only when SLURM has cleared its nodes
+    return 0 # SLURM restarts a job only after its nodes are cleared
   elif [ "$job" = "$RESIL_JOB_ID" ] || [ -z "$job" ]; then
-    # A requeue: the scheduler has only one word for both of us, so the heartbeat must tell.
+    # A requeue: the scheduler has one state for both starts, so only the heartbeat can tell.
     REPLY="an earlier start of this job, its heartbeat is still for $still s, to be $((3 * resil_still_s)) s"
     ((still > 3 * resil_still_s))
     return
   fi
   resil_job_state "$job" "$RESIL_JOB_ID" "$user"
   if [ "$REPLY" = GONE ] && [ -e "$1.end" ]; then
-    return 0 # its batch shell has ended; so have its tasks on other nodes
+    return 0 # its batch shell has ended, and so have its tasks on other nodes
   elif [ "$REPLY" = GONE ]; then
     REPLY="job $job is over, its heartbeat is still for $still s, to be $((2 * resil_still_s)) s"
     ((still > 2 * resil_still_s))
@@ -369,11 +369,11 @@ resil_is_gone() { # attempt file: REPLY says why not; beat and since are the cal
   return 1
 }
 
-resil_mark_lost() { # attempt file: nobody else will ever write its end, and later attempts need not wait again
+resil_mark_lost() { # attempt file: record its end, so that later attempts need not wait again
   local temporary="$1.lost.$resil_host.$BASHPID.tmp"
   [ -e "$1.end" ] && return
   temporary=${temporary%/*}/.${temporary##*/}
-  resil_say "attempt ${1##*/} is gone without a word"
+  resil_say "attempt ${1##*/} ended without a record"
   resil_journal attempt_lost lost "$((10#${1##*/}))"
   (
     umask "$resil_umask"
@@ -385,15 +385,14 @@ resil_mark_lost() { # attempt file: nobody else will ever write its end, and lat
 
 # ---- the heartbeat --------------------------------------------------------------------------------------------
 
-# Runs in the background: shows that we live, looks whether a newer attempt has taken our place, and whether the kill
-# switch is thrown. It lies beside the attempts because writing there makes an NFS client look again at what others wrote
-# there.
+# Runs in the background: writes the heartbeat, and checks for a newer attempt and for the kill switch. The heartbeat is in
+# the directory of the attempts, because a write makes an NFS client refresh its view of the directory.
 resil_heartbeat() {
   local count=0 looks=1 look_s=$resil_beat_s file=$RESIL_RUN_DIR/attempts/$resil_number.beat temporary never
   temporary=$RESIL_RUN_DIR/attempts/.$resil_number.beat.$resil_host.$BASHPID.tmp
   umask "$resil_umask"
   exec {never}<> <(:)
-  if ((resil_still_s > 5)); then # who throws the switch shall not wait for a rare beat
+  if ((resil_still_s > 5)); then # check the switch more often than a slow heartbeat
     looks=$(((resil_still_s + 4) / 5))
     look_s=$((resil_still_s / looks))
   fi
@@ -402,7 +401,7 @@ resil_heartbeat() {
       { printf '%d %d %(%s)T\n' "$RESIL_ATTEMPT" "$count" -1 >"$temporary" && mv -fT -- "$temporary" "$file"; } 2>/dev/null
       if resil_superseded; then
         printf 'superseded %s\n' "$REPLY" >&"$resil_news"
-        resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT ends its training without saving"
+        resil_say "attempt $REPLY has begun: this attempt $RESIL_ATTEMPT kills its training without a save"
         resil_journal superseded by "$REPLY"
         resil_kill_training
         return
@@ -414,17 +413,17 @@ resil_heartbeat() {
   done
 }
 
-# Tells the main shell, which does not look by itself while it waits for the training. Without a switch it costs no
-# process. A look that failed tells nothing: neither that the switch is thrown nor that it was taken back.
+# Notifies the main shell, which does not check while it waits for the training. Without a switch, no process is started.
+# A failed check reports nothing: neither that the switch is set nor that it was cleared.
 resil_look_for_kill() {
   local file=$RESIL_RUN_DIR/switches/kill
   if resil_killed; then
     if [ "$resil_scope ${REPLY:0:500}" != "$resil_told" ]; then
-      resil_told="$resil_scope ${REPLY:0:500}" # so short that the pipe takes it whole
+      resil_told="$resil_scope ${REPLY:0:500}" # short enough for an atomic write to the pipe
       resil_setting KILL_TIMEOUT_S || resil_learned kill_after_s || REPLY=300
       printf 'killed %d %s\n' "$REPLY" "$resil_told" >&"$resil_news"
     fi
-    if resil_guard_said && [ "$REPLY" != "$resil_taken" ]; then # "stop", and then its exit code when it was closed
+    if resil_guard_said && [ "$REPLY" != "$resil_taken" ]; then # "stop", and its exit code after it was closed
       resil_taken=$REPLY
       resil_exit_bound
       printf 'taken %d\n' "$REPLY" >&"$resil_news"
@@ -441,8 +440,8 @@ resil_learned() { # key -> REPLY: whole seconds that the guard has learned; fail
   ((REPLY > 0))
 }
 
-# REPLY: how many seconds a training has to save and to end when its guard has told it to stop. The guard ends it by
-# itself after exit_timeout_s, or three times the slowest save: we come later, for guards that cannot.
+# REPLY: seconds for a training to save and end after its guard requested a stop. The guard itself ends the training
+# after exit_timeout_s, or three times the slowest save; the batch shell acts later, for guards that cannot.
 resil_exit_bound() {
   local bound
   resil_setting EXIT_TIMEOUT_S || REPLY=900
@@ -451,9 +450,8 @@ resil_exit_bound() {
   REPLY=$(((3 * REPLY > bound ? 3 * REPLY : bound) + 60))
 }
 
-# Nobody watches the watchman, except us. With [cron] revive = true the heartbeat looks now and then whether the
-# scheduler of cron is late, and starts its chain of jobs again, in the background; whether that is needed, the program
-# that `resil cron install` left asks the queue.
+# With [cron] revive = true, the heartbeat checks periodically if the cron scheduler is late, and restarts its chain of
+# jobs in the background. The script written by `resil cron install` queries the queue to decide if that is needed.
 resil_look_after_cron() {
   ((SECONDS >= resil_cron_due)) || return 0
   resil_cron_due=$((SECONDS + ${resil_cron_look_s:-180}))
@@ -464,16 +462,16 @@ resil_look_after_cron() {
     resil_json "${said##*$'\n'}"
     case $code in
       0) ;;
-      10) resil_journal cron_revived said "$REPLY" && resil_say "the scheduler of cron was dead: ${said##*$'\n'}" ;;
+      10) resil_journal cron_revived said "$REPLY" && resil_say "the cron scheduler was dead: ${said##*$'\n'}" ;;
       *) resil_journal cron_not_revived code "$code" said "$REPLY" ;;
     esac
   ) </dev/null &
 }
 
-resil_cron_is_late() { # REPLY: its patience in seconds. The rule is that of resilience/cron_late.py
+resil_cron_is_late() { # REPLY: its patience in seconds. Same rule as resilience/cron_late.py
   local text time pause patience=0 now file=$resil_cron/revive.bash
   if [ ! -O "$file" ] || [ ! -f "$file" ] || [ -L "$file" ] || [ -e "$resil_cron/stop" ]; then return 1; fi
-  [ $((8#$(stat -c %a -- "$file") & 8#002)) = 0 ] || return 1 # anybody could have us run anything
+  [ $((8#$(stat -c %a -- "$file") & 8#002)) = 0 ] || return 1 # world-writable: any user could execute code here
   text=$(resil_read "$resil_cron/heartbeat")
   [[ $text =~ \"time\":\ *([0-9]{1,12})[^0-9] ]] || return 1
   time=$((10#${BASH_REMATCH[1]}))
@@ -488,7 +486,7 @@ resil_cron_is_late() { # REPLY: its patience in seconds. The rule is that of res
   ((now > time + pause + patience))
 }
 
-resil_claim_cron() { # seconds: one of all trainings acts, and none again for so long
+resil_claim_cron() { # seconds: only one training acts, and none again for this time
   local mark=$resil_cron/reviving aside=$resil_cron/.reviving.$resil_host.$BASHPID since now
   mkdir -- "$mark" 2>/dev/null && return
   printf -v now '%(%s)T' -1
@@ -496,7 +494,7 @@ resil_claim_cron() { # seconds: one of all trainings acts, and none again for so
   ((now - since > $1)) || return 1
   mv -T -- "$mark" "$aside" 2>/dev/null || return 1
   since=$(stat -c %Y -- "$aside" 2>/dev/null) || since=0
-  if ((now - since <= $1)); then # somebody else's, made since we looked
+  if ((now - since <= $1)); then # made by another training since the check
     mv -T -- "$aside" "$mark" 2>/dev/null || rmdir -- "$aside"
     return 1
   fi
@@ -504,7 +502,7 @@ resil_claim_cron() { # seconds: one of all trainings acts, and none again for so
   mkdir -- "$mark" 2>/dev/null
 }
 
-resil_descendants() { # pid -> REPLY: all pids below it
+resil_descendants() { # pid -> REPLY: pids of its descendants
   local -A parent=()
   local line pid found=" $1 " grown=yes
   while IFS= read -r line; do # /proc/12/status:PPid:	1
@@ -522,9 +520,9 @@ resil_descendants() { # pid -> REPLY: all pids below it
   done
 }
 
-# Every process of this attempt on this host: what is below the batch shell, and what carries its name in its
-# environment (tasks of srun are children of slurmstepd). Ourselves and resil_spared excepted. REPLY: pids; resil_srun:
-# those of srun.
+# All processes of this attempt on this host: descendants of the batch shell, and processes with its variables in their
+# environment (tasks of srun are children of slurmstepd), except for this shell and resil_spared. REPLY: pids;
+# resil_srun: pids of srun.
 resil_processes() {
   local files word pid comm
   resil_descendants $$
@@ -544,9 +542,9 @@ resil_processes() {
   done
 }
 
-# SIGKILL and nothing softer: USR1, INT or TERM would make the training save over what its successor reads. Tasks of
-# other nodes cannot be reached from here but through srun, which is asked last, when our own ranks are gone already.
-# Never scancel: our successor may have the same job id.
+# Only SIGKILL: after USR1, INT or TERM the training would save over files that its successor reads. Tasks on other nodes
+# are reached through srun only, which is signalled last, after the local ranks are gone. Never scancel: the successor
+# may have the same job id.
 resil_kill_training() {
   local round times
   for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
@@ -556,7 +554,7 @@ resil_kill_training() {
     [ -z "$REPLY$resil_srun" ] && return
     # shellcheck disable=SC2086 # words
     case $round in
-      [1-3]) # at the third within a second srun has its tasks killed, those of other nodes too
+      [1-3]) # at the third signal within a second srun kills its tasks, also on other nodes
         for ((times = 3; times > 0 && ${#resil_srun} > 0; times--)); do
           kill -INT $resil_srun 2>/dev/null
           resil_pause 0.2
@@ -571,17 +569,17 @@ resil_kill_training() {
 
 # ---- signals --------------------------------------------------------------------------------------------------
 
-# Traps only take note; resil_act does the rest, between two looks at the news.
+# Traps only record signals; resil_act handles them between two messages.
 resil_traps() {
   local name
   for name in HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"; do
-    # shellcheck disable=SC2064 # the name of now
+    # shellcheck disable=SC2064 # expanded now
     trap "resil_signals+=' $name'" "$name"
   done
   trap 'resil_on_exit "$?"' EXIT
 }
 
-resil_deaf() { # it is over: no trap shall come between
+resil_deaf() { # at the end: ignore all signals
   trap '' HUP INT QUIT USR1 USR2 ALRM TERM "$resil_signal"
 }
 
@@ -594,7 +592,7 @@ resil_act() {
     [ "$name" = "$resil_signal" ] && resil_request_stop "SIG$name" \
       "the batch shell got SIG$name: about $RESIL_SIGNAL_LEAD_S s are left before the time limit" signal "\"$name\""
     case $name in
-      TERM | INT) resil_note_term "$name" ;; # INT: somebody tries the script by hand, and presses Ctrl-C
+      TERM | INT) resil_note_term "$name" ;; # INT: Ctrl-C when the script is run by hand
       "$resil_signal") ;;
       *) resil_journal signal signal "\"$name\"" ;;
     esac
@@ -612,9 +610,9 @@ resil_write_stop() { # why key json
   resil_time
   printf -v text "who = '%s'"'\nwhen = "%s"\nwhy = "%s"\nscope = "job"' "$resil_user" "$REPLY" "$1"
   if resil_write "$resil_stop_file" "$text"; then
-    resil_say "asked the training to save and stop: $resil_stop_file"
+    resil_say "requested the training to save and stop: $resil_stop_file"
   else
-    resil_say "$resil_stop_file could not be written: the training does not know that its time is nearly over"
+    resil_say "$resil_stop_file could not be written: the training is not warned of its time limit"
   fi
   resil_journal stop_requested "$2" "$3"
 }
@@ -625,7 +623,7 @@ resil_note_term() { # the job is being ended: time limit, cancel, requeue, preem
   resil_forward_term
 }
 
-resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tasks, and nobody below the batch shell
+resil_forward_term() { # with cgroups SLURM signals the batch shell and srun's tasks, but no children of the batch shell
   local word words=('') file pid comm
   if [ -z "$resil_child" ] || [ -z "$resil_term" ] || [ -n "$resil_forwarded" ] || [ -z "${resil_forward:-}" ]; then
     return
@@ -636,8 +634,8 @@ resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tas
     kill -s TERM "$resil_child" 2>/dev/null
     return
   fi
-  # The shell that we put around a compound command would die of it and leave the training an orphan: tell those
-  # below it, but not `tee`, into which the training writes to its end.
+  # The shell around a compound command would be ended and leave the training as an orphan: signal its
+  # children, except for `tee`, to which the training writes until its end.
   while IFS= read -r file; do
     pid=${file#/proc/} pid=${pid%/status} comm=
     { read -r comm <"/proc/$pid/comm"; } 2>/dev/null
@@ -645,11 +643,11 @@ resil_forward_term() { # with cgroups SLURM tells the batch shell and srun's tas
   done < <(grep -ls "^PPid:[[:blank:]]*$resil_child\$" /proc/[0-9]*/status)
 }
 
-# ---- ending what does not stop --------------------------------------------------------------------------------
+# ---- forced end -----------------------------------------------------------------------------------------------
 
-# A training that does not stop for the kill switch, or for stop_after, is ended in stages: at the bound the stacks of
-# all ranks and SIGTERM, after KillWait SIGKILL. Nothing but the clock makes one due, and nothing here may wait for a
-# file system that hangs: it may be what the training hangs in.
+# A training that does not stop for the kill switch or for stop_after is ended in stages: at the time limit the stacks of
+# all ranks and SIGTERM, after KillWait SIGKILL. Only the clock decides, and nothing here may wait for a hung file system,
+# which may be the reason that the training hangs.
 resil_stages() {
   resil_say_kill
   if [ -n "$resil_stop_at" ] && [ -z "$resil_stop_near" ] && ((SECONDS >= resil_stop_at - RESIL_SIGNAL_LEAD_S)); then
@@ -685,13 +683,13 @@ resil_stages() {
       local resil_spared="$resil_waiter $resil_beat_pid"
       resil_aside resil_kill_training
       ;;
-    KILL) # in the kernel, where no signal reaches it: SLURM drains such a node when we are gone
+    KILL) # blocked in the kernel, where signals have no effect: SLURM drains such a node after the job
       ((SECONDS < resil_stage_at + 30)) || resil_code=${resil_code:-137}
       ;;
   esac
 }
 
-resil_overdue() { # REPLY: why the training is to be ended by force now; fails when it is not
+resil_overdue() { # REPLY: why the training must be ended by force now; fails if not due
   if [ -n "$resil_kill" ] && ((SECONDS >= resil_kill_at)); then
     REPLY="$resil_kill, $resil_kill_late"
   elif [ -n "$resil_stop_at" ] && ((SECONDS >= resil_stop_at)); then
@@ -706,7 +704,7 @@ resil_hear_of_kill() { # news: only noted, resil_stages does the rest. When SIGT
   case $resil_stage in TERM | KILL) return 0 ;; esac
   case $word in
     killed)
-      if [ -z "$resil_kill" ]; then # another reason, or another scope, does not begin anew
+      if [ -z "$resil_kill" ]; then # a change of reason or scope does not restart the stages
         resil_kill_at=$((SECONDS + ${rest%% *})) resil_kill_late="no step within ${rest%% *} s"
       fi
       rest=${rest#* }
@@ -721,7 +719,7 @@ resil_hear_of_kill() { # news: only noted, resil_stages does the rest. When SIGT
   resil_kill_news+=" $word"
 }
 
-resil_say_kill() { # and journal what the heartbeat told of the kill switch
+resil_say_kill() { # print and journal the heartbeat's messages about the kill switch
   local word news=$resil_kill_news
   resil_kill_news=
   for word in $news; do
@@ -742,7 +740,7 @@ resil_say_kill() { # and journal what the heartbeat told of the kill switch
   done
 }
 
-resil_find_out() { # in the background, because it may take long: what an end by force needs to know
+resil_find_out() { # in the background, because it may be slow: data for a forced end
   local file=$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl start="^{\"event\":\"start\",.*\"attempt\":$RESIL_ATTEMPT,"
   if [ -f "$file" ] && [ ! -L "$file" ] && timeout 20 grep -q "$start" "$file" 2>/dev/null; then
     printf 'guarded\n' >&"$resil_news"
@@ -755,9 +753,9 @@ resil_find_out() { # in the background, because it may take long: what an end by
   [[ $REPLY =~ KillWait\ *=\ *([0-9]{1,9}) ]] && printf 'kill-wait %d\n' $((10#${BASH_REMATCH[1]})) >&"$resil_news"
 }
 
-# The mirror of each node looks for this file whenever it writes its heartbeat, and has its ranks write their stacks,
-# whatever holds them. A single rank has no such process, and writes them to its stderr at a signal from us: at
-# SIGRTMIN+9 (resilience/guard/stacks.py), if it handles that.
+# The heartbeat writer of each node checks for this file at each heartbeat, and makes its ranks write their stacks, even
+# if they are blocked. A single rank has no heartbeat writer, and writes its stacks to stderr at SIGRTMIN+9
+# (resilience/guard/stacks.py), if it handles this signal.
 resil_ask_for_stacks() { # why
   local line beats="$RESIL_RUN_DIR/beats/$RESIL_JOB_ID.$resil_host" pids=() caught
   resil_record kill_stacks "$1" "$1: asking all ranks for their stacks"
@@ -778,7 +776,7 @@ resil_record() { # event why sentence [key json]...
   resil_journal "$event" why "$REPLY" "$@"
 }
 
-resil_aside() { # command...: beside us, and waited for a few seconds only: its file system, or SLURM, may hang
+resil_aside() { # command...: in the background, with a timeout of a few seconds: its file system or SLURM may hang
   local until=$((SECONDS + 5)) pid
   "$@" </dev/null &
   pid=$!
@@ -787,7 +785,7 @@ resil_aside() { # command...: beside us, and waited for a few seconds only: its 
 
 # ---- from beginning to end ------------------------------------------------------------------------------------
 
-resil_check_start() { # may this job train at all?
+resil_check_start() { # check whether this job may train
   resil_act
   if [ -e "$RESIL_RUN_DIR/finished" ]; then
     resil_say "the run $RESIL_RUN is finished; nothing to do"
@@ -795,10 +793,10 @@ resil_check_start() { # may this job train at all?
   elif resil_killed; then
     resil_say "$REPLY"
     local why=$REPLY
-    resil_say "exiting with 75; to let the run go on: resil clear $RESIL_RUN"
+    resil_say "exiting with 75; to continue the run: resil clear $RESIL_RUN"
     resil_finish 75 stopped "$why"
   elif [ -n "$resil_stop_asked$resil_term" ]; then
-    resil_finish 75 stopped "told to stop before the launch"
+    resil_finish 75 stopped "requested to stop before the launch"
   fi
 }
 
@@ -811,8 +809,8 @@ resil_begin() {
   for directory in switches journal attempts logs; do
     [ -d "$RESIL_RUN_DIR/$directory" ] || (umask "$resil_umask" && mkdir -p -- "$RESIL_RUN_DIR/$directory")
   done
-  rm -f -- "$resil_stop_file" "$resil_stacks_file" # of an earlier start of this very job: a requeue keeps the id
-  exec {resil_news}<> <(:) # a pipe to ourselves: what the heartbeat and the waiter have to tell
+  rm -f -- "$resil_stop_file" "$resil_stacks_file" # of an earlier start of this job: a requeue keeps the id
+  exec {resil_news}<> <(:) # a pipe for messages of the heartbeat and the waiter
   resil_traps
   resil_check_start
   if ! resil_take_number; then
@@ -828,7 +826,7 @@ resil_begin() {
   resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
 }
 
-resil_job_environment() { # what the launch needs to know of the job
+resil_job_environment() { # variables of the job for the launch
   export RESIL_END_TIME=${SLURM_JOB_END_TIME:-}
   if [ -z "$RESIL_END_TIME" ] && [ "${RESIL_SCHEDULER:-}" != local ] && [ "$RESIL_JOB_ID" != 0 ]; then
     RESIL_END_TIME=$(SLURM_TIME_FORMAT=%s resil_squeue -j "$RESIL_JOB_ID" -o %e) || RESIL_END_TIME=
@@ -846,7 +844,7 @@ resil_job_environment() { # what the launch needs to know of the job
     read -r MASTER_ADDR < <(timeout 20 scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null) || :
   fi
   [ -n "$MASTER_ADDR" ] || MASTER_ADDR=$(hostname)
-  # Since 22.05 srun does not inherit it; and --export=NONE is meant for the batch shell, not for what it prepares.
+  # Since 22.05 srun does not inherit it; and --export=NONE applies to the batch shell, not to the launch.
   [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
   [ "${SLURM_EXPORT_ENV:-}" = NONE ] && export SLURM_EXPORT_ENV=ALL
   export SLURM_NNODES=${SLURM_NNODES:-1}
@@ -857,9 +855,9 @@ resil_setup_failed() { # code command
   exit "$1"
 }
 
-# Run the command and learn its true exit code. `wait` and traps do not go together: under many signals bash 5.2 was
-# seen to return 128 + signal without running a trap, and to lose the code of a child for good. So a subshell without
-# traps waits, deaf to everything that can be ignored, and tells us by a pipe, where nothing is lost.
+# Run the command and get its true exit code. `wait` and traps do not combine: under many signals bash 5.2 was observed
+# to return 128 + signal without running a trap, and to lose the exit code of a child. So a subshell without traps, which
+# ignores all signals, waits and reports the code by a pipe.
 resil_launch() { # program argument...
   resil_check_start
   if resil_superseded; then
@@ -882,22 +880,22 @@ resil_launch() { # program argument...
   resil_code=
   while [ -z "$resil_code" ]; do
     if resil_hear 0.5; then
-      while resil_hear 0.01; do :; done # all of it: a switch may have been thrown and cleared while we did not listen
+      while resil_hear 0.01; do :; done # all messages: a switch may have been set and cleared meanwhile
     fi
     resil_act
     [ -n "$resil_code" ] || resil_stages
     if [ -z "$resil_code" ] && ! kill -0 "$resil_waiter" 2>/dev/null; then
-      while resil_hear 0.1; do :; done # more than one piece of news may have come on a slow machine
-      resil_code=${resil_code:-137} # only SIGKILL can end it before its time
+      while resil_hear 0.1; do :; done # several messages may be pending on a slow machine
+      resil_code=${resil_code:-137} # only SIGKILL can end it early
     fi
   done
   resil_child=
 }
 
-resil_hear() { # seconds: hear one piece of news, waiting no longer than this. Fails when there is none
+resil_hear() { # seconds: read one message within this time; fails if there is none
   local line=
   if ! IFS= read -r -t "$1" -u "$resil_news" line; then
-    resil_half+=$line # the time was over in the middle of a line
+    resil_half+=$line # timeout in the middle of a line
     return 1
   fi
   line=$resil_half$line
@@ -913,7 +911,7 @@ resil_hear() { # seconds: hear one piece of news, waiting no longer than this. F
 }
 
 # srun ends with 0 (22.05) or 1 (24.11) when SLURM gives up one of its nodes ("srun: error: Node failure on n5"), and its
-# tasks may live on. So its word counts only while the job is ours. REPLY: RUNNING, or what has become of the job.
+# tasks may keep running. So its exit code counts only while the job is running. REPLY: RUNNING, or the job's new state.
 resil_check_job() {
   REPLY=RUNNING
   if [ -z "${resil_forward:-}" ] && [ "$RESIL_JOB_ID" != 0 ]; then
@@ -979,13 +977,13 @@ resil_guard_said() {
   case $code in '' | 0 | 75) ;; *) resil_guard_failed=yes ;; esac
   resil_guard_why=${resil_guard_why//\\\"/\"} resil_guard_why=${resil_guard_why//\\\\/\\}
   case $code:$stop:$stopped in
-    ::*) [ -z "$failed" ] || REPLY=1 resil_guard_why='its last save failed, and it ended without a word' ;;
+    ::*) [ -z "$failed" ] || REPLY=1 resil_guard_why='its last save failed, and it ended without an end record' ;;
     :saved:*) REPLY=stop ;;
-    :told:*) REPLY=1 resil_guard_why='it was told to stop, and ended without saving and without a word' ;;
-    0:* | 75:*) # 75 is the word of those who were stopped; anything else is none of ours
+    :told:*) REPLY=1 resil_guard_why='the training was requested to stop, and ended without a save and without an end record' ;;
+    0:* | 75:*) # 75 is the exit code after a stop; other codes are the training's own
       REPLY=$code
       if [ -n "$stopped" ] && ((well < ranks)); then
-        REPLY=1 resil_guard_why="only $well of $ranks ranks left in good order"
+        REPLY=1 resil_guard_why="only $well of $ranks ranks ended cleanly"
       elif [ -n "$stopped" ]; then
         REPLY=75
       fi
@@ -1012,7 +1010,7 @@ resil_hear_guard() {
     143:[1-9]*) [ -n "${resil_term:-}${resil_forced:-}" ] || resil_code=$REPLY ;; # srun ends the others because of one
   esac
   [ "$resil_code" = "$code" ] ||
-    resil_say "the launch exited with $code; by the word of its guard that is a $resil_code: $resil_guard_why"
+    resil_say "the launch exited with $code; its guard recorded $resil_code: $resil_guard_why"
 }
 
 # Rank 0 marks the run as finished when its own saves are durable. Another rank may hear only then that its last one is not.
@@ -1022,30 +1020,30 @@ resil_unfinish() {
   resil_record unfinished "$resil_guard_why" "the run is not finished after all: $resil_guard_why"
 }
 
-resil_end() { # the launch is over: why, and with which code
+resil_end() { # the launch has ended: decide the reason and the exit code
   local text taken=no
   resil_deaf
   resil_hear_guard
   if [ "$resil_code" != 0 ] && [ -n "${resil_guard_failed:-}" ]; then
     resil_unfinish
   fi
-  # The heartbeat may not have seen it yet; and only one that lies there now ends more than this attempt.
+  # The heartbeat may not have seen the switch yet; and only a switch that is still set affects other jobs.
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job
   case $REPLY in GONE | COMPLETING) taken=yes ;; esac
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
       GONE | COMPLETING)
-        resil_say "srun ended with 0, but SLURM has taken the job away from it: this is no success"
+        resil_say "srun ended with 0, but SLURM has revoked the job: this is not a success"
         resil_finish 75 terminated "SLURM ended the job under the launch"
         ;;
       UNKNOWN)
-        resil_say "exit code 0, but SLURM does not answer whether the job is still ours: the run is not marked as finished"
-        resil_finish 0 exited "SLURM did not answer"
+        resil_say "exit code 0, but SLURM does not respond, so the state of the job is unknown: the run is not marked as finished"
+        resil_finish 0 exited "SLURM did not respond"
         ;;
     esac
     if [ -n "$resil_unfollowed" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
-      resil_finish 0 exited 'it was told to stop, and ran on to an end of its own'
+      resil_finish 0 exited 'the training was requested to stop, but ran to its own end'
     fi
     if [ -n "$resil_finish_on_success" ] && [ -z "$resil_stop_asked$resil_term" ] && [ ! -e "$RESIL_RUN_DIR/finished" ]; then
       printf -v text 'attempt = %d\ntime = %(%s)T\njob = "%s"' "$RESIL_ATTEMPT" -1 "$resil_label"
@@ -1053,7 +1051,7 @@ resil_end() { # the launch is over: why, and with which code
     fi
     [ -e "$RESIL_RUN_DIR/finished" ] && resil_finish 0 finished ''
   elif [ "$resil_code" = 75 ]; then
-    resil_finish 75 stopped "${resil_forced:-${resil_stop_asked:-${resil_guard_why:-it stopped on purpose}}}"
+    resil_finish 75 stopped "${resil_forced:-${resil_stop_asked:-${resil_guard_why:-stopped as requested}}}"
   fi
   if [ -n "$resil_term" ]; then
     resil_finish "$resil_code" terminated "${resil_forced:-SIG$resil_term}"
@@ -1064,7 +1062,7 @@ resil_end() { # the launch is over: why, and with which code
   resil_finish "$resil_code" exited "$resil_guard_why"
 }
 
-resil_finish() { # code end why: write down how this attempt ended, and exit
+resil_finish() { # code end why: record the end of this attempt, and exit
   local code=$1 end=$2 why=$3 text json
   resil_deaf
   resil_over=yes
@@ -1078,8 +1076,8 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
   resil_json "$why" && json=$REPLY
   resil_clean "$why" && why=$REPLY
   if [ -n "$resil_number" ]; then
-    if [ "$resil_launched" = true ] && ! resil_kill_training; then # what it left behind, as SLURM does after us
-      resil_say "processes of this attempt cannot be ended:$REPLY"
+    if [ "$resil_launched" = true ] && ! resil_kill_training; then # its remaining processes, as SLURM does after the job
+      resil_say "processes of this attempt cannot be killed:$REPLY"
       resil_gone=false
     fi
     why=$(printf '%s' "$why" | tr '\042\134' '\047\047') # quotes and backslashes
@@ -1098,7 +1096,7 @@ resil_finish() { # code end why: write down how this attempt ended, and exit
   exit "$code"
 }
 
-resil_on_exit() { # code: somebody called exit: the setup, or an own block of the template
+resil_on_exit() { # code: exit was called by the setup or by a block of the template
   [ -n "$resil_over" ] || resil_finish "$1" exited 'the batch script ended early'
 }
 # ---------------------------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from resilience.switch import (
     Scope,
     Switch,
     describe_age,
-    is_obeyed,
+    explain_refusal,
+    is_accepted,
     parse_fields,
     parse_switch,
     policy_of_mode,
     printable,
-    refuse_owner,
 )
 
 
@@ -78,7 +78,7 @@ def test_a_bare_touch_needs_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_switch_that_names_another_run_is_not_honoured(run: str, inside: str, is_honoured: bool) -> None:
     switch = parse_switch("kill", inside.encode(), who="bob", written=1.0, run=run)
     assert switch.honoured is is_honoured
-    assert is_honoured or switch.refusal == "it is meant for run llama, not for demo"
+    assert is_honoured or switch.refusal == "it is for run llama, not for demo"
 
 
 def test_what_the_owner_may_not_do_is_said_first() -> None:
@@ -100,7 +100,7 @@ def test_what_the_owner_may_not_do_is_said_first() -> None:
 def test_whose_switches_steer_the_run_of_user_1_and_group_5(
     policy: OwnerPolicy, uid: int, gid: int, is_allowed: bool
 ) -> None:
-    assert is_obeyed(policy, uid=uid, gid=gid, run_uid=1, run_gid=5) is is_allowed
+    assert is_accepted(policy, uid=uid, gid=gid, run_uid=1, run_gid=5) is is_allowed
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_who_may_write_the_directory_may_throw(mode: int, policy: OwnerPolicy) -
 
 
 def test_a_refusal_names_the_owner_and_where_it_matters_the_group() -> None:
-    assert refuse_owner(OwnerPolicy.OWNER, "bob", "lab") == "it belongs to bob; this run obeys policy `owner`"
-    assert "and its group lab is not the run's" in refuse_owner(OwnerPolicy.GROUP, "bob", "lab")
+    assert explain_refusal(OwnerPolicy.OWNER, "bob", "lab") == "it belongs to bob; this run has policy `owner`"
+    assert "and its group lab is not the run's" in explain_refusal(OwnerPolicy.GROUP, "bob", "lab")
 
 
 @given(st.text())

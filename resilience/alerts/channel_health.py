@@ -225,8 +225,8 @@ class ChannelStore:
     """
 
     def __init__(self, outbox: FallbackDirectory) -> None:
-        self._threads = outbox.beside("threads")
-        self._channels = outbox.beside("channels")
+        self._threads = outbox.sibling("threads")
+        self._channels = outbox.sibling("channels")
 
     def thread(self, thread: str, channel: str) -> Mapping[str, str]:
         """Return what the channel returned for earlier messages of this thread; empty for the first."""

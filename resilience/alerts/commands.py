@@ -101,7 +101,7 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
         failing={name: found for name, found in states.items() if found.failures},
         channels=project.loaded.settings.alert.channels,
         errors=_errors(state),
-        is_partial=bool(state.error or state.ledger.directory.trouble),
+        is_partial=bool(state.error or state.ledger.directory.error),
     )
 
 
@@ -114,7 +114,7 @@ def _channels_by_incident(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]
 
 
 def _errors(state: AlertState) -> tuple[str, ...]:
-    errors = (state.error, state.ledger.directory.trouble, *state.ledger.errors, *state.silences.errors)
+    errors = (state.error, state.ledger.directory.error, *state.ledger.errors, *state.silences.errors)
     whole = tuple(dict.fromkeys(filter(None, (*errors, state.outbox.error))))
     return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
 

@@ -98,12 +98,12 @@ class _Store:
 
         `is_known`: whether this node has incidents of this state, which shows that this user's watchdogs run here.
         """
-        self.directory.trouble = ""
+        self.directory.error = ""
         self.directory.write(name, content)
-        if self.directory.trouble and not (is_known if self.directory.is_unavailable else self._is_ours()):
+        if self.directory.error and not (is_known if self.directory.is_unavailable else self._is_ours()):
             self.directory.remove(name)  # the owner's watchdogs do not read this user's fallback directory
             raise StateDirectoryError(
-                f"the {what} was not saved: {self.directory.trouble}",
+                f"the {what} was not saved: {self.directory.error}",
                 hint=f"ask the owner of the run to set `[run] group`, so that the whole group may {verb}",
             )
 
@@ -142,8 +142,8 @@ class Ledger(_Store):
         node's copy is used if the directory does not respond.
         """
         names = self.directory.names()
-        if self.directory.trouble:
-            self._report(f"error in the alert state: {self.directory.trouble}")
+        if self.directory.error:
+            self._report(f"error in the alert state: {self.directory.error}")
         acknowledged = {name.removesuffix(_ACKNOWLEDGED) for name in names if name.endswith(_ACKNOWLEDGED)}
         found = []
         for name in names:
@@ -179,10 +179,10 @@ class Ledger(_Store):
                     f"{text!r} is resolved; {state} {incident.episode}: {incident.check} {incident.subject}",
                     hint=f"use the new id: {incident.episode}",
                 )
-        if self.directory.trouble:
-            is_forbidden = os.strerror(errno.EACCES) in self.directory.trouble
+        if self.directory.error:
+            is_forbidden = os.strerror(errno.EACCES) in self.directory.error
             raise StateDirectoryError(
-                f"cannot look up incident {text!r}: {self.directory.trouble}",
+                f"cannot look up incident {text!r}: {self.directory.error}",
                 hint="ask its owner to set `[run] group`, so that the whole group may read it" if is_forbidden else "",
                 transient=not is_forbidden,
             )
@@ -242,7 +242,7 @@ class Ledger(_Store):
 
     def _is_unreachable(self) -> bool:
         """Return True if the disk of the incidents does not respond or is missing."""
-        return bool(self.directory.trouble) or not self.directory.primary.parent.parent.is_dir()
+        return bool(self.directory.error) or not self.directory.primary.parent.parent.is_dir()
 
     def _track_open(self, name: str, incident: Incident, content: bytes) -> None:
         if incident.is_open:

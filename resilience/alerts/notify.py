@@ -118,7 +118,7 @@ def _failures(flushed: Flushed) -> list[str]:
 def _errors(state: AlertState, errors: Sequence[str], outbox_error: str) -> tuple[str, ...]:
     """Return every error once. If the disk fails, one line replaces those about its files."""
     directory = state.ledger.directory
-    error = state.error or directory.trouble
+    error = state.error or directory.error
     where = (f"alerts are saved in {directory.fallback} on this node: {error}",) if error and directory.fallback else ()
     more = (text for text in errors if not (where and text.endswith(error)))
     return tuple(dict.fromkeys((*(where or filter(None, [outbox_error])), *more)))

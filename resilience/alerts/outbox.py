@@ -209,8 +209,8 @@ class Outbox:
         `channels` stores the state of the channels, `damaged` the names of queued files that were damaged.
         """
         self._queue = directory
-        self._sent = directory.beside("sent")
-        self._dead = directory.beside("dead")
+        self._sent = directory.sibling("sent")
+        self._dead = directory.sibling("dead")
         self.channels = ChannelStore(directory)
         self._covers: dict[str, frozenset[str]] = {}
         self.damaged: set[str] = set()
@@ -218,7 +218,7 @@ class Outbox:
     @property
     def error(self) -> str:
         """The error of the outbox's disk, or empty."""
-        return self._queue.trouble or self._sent.trouble or self._dead.trouble
+        return self._queue.error or self._sent.error or self._dead.error
 
     @property
     def claims(self) -> Path:
@@ -359,10 +359,10 @@ class Outbox:
             aside = directory.quarantine(name)
             if directory is self._queue:
                 self.damaged.add(name)
-            directory.trouble = f"a damaged message ({error}) was moved to {aside}"
+            directory.error = f"a damaged message ({error}) was moved to {aside}"
             return None
         except StateDirectoryError as error:
-            directory.trouble = error.message
+            directory.error = error.message
             return None
         return entry
 

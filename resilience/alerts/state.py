@@ -53,13 +53,13 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
         directory_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
-        away=away,
+        unavailable=away,
     )
     return AlertState(
         path,
         Ledger(incidents, LedgerCopy(fallback / "ledger-copy.json")),
-        Silences(incidents.beside("silences")),
-        Outbox(incidents.beside("outbox")),
+        Silences(incidents.sibling("silences")),
+        Outbox(incidents.sibling("outbox")),
         away,
     )
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from resilience.base.background import BackgroundCall
 from resilience.base.files import NOT_REGULAR, kind_of, read_regular
-from resilience.switch import OwnerPolicy, is_obeyed, refuse_owner
+from resilience.switch import OwnerPolicy, explain_refusal, is_accepted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def refusal_of(
     `run`: status of the run directory. `who`: the owner's name. `group`: returns the name of a group, by default
     `name_of_group`.
     """
-    if is_obeyed(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
+    if is_accepted(policy, uid=info.st_uid, gid=info.st_gid, run_uid=run.st_uid, run_gid=run.st_gid):
         return ""
-    return refuse_owner(policy, who, (group or name_of_group)(info.st_gid))
+    return explain_refusal(policy, who, (group or name_of_group)(info.st_gid))
 
 
 def recorded_policy(run_toml: object) -> OwnerPolicy | None:

@@ -37,19 +37,19 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @completion
 def complete_incidents() -> Iterable[str]:
-    """Ids of open incidents."""
+    """Return the ids of open incidents."""
     return alerts.incident_ids(open_project(banner=False))
 
 
 @completion
 def complete_silences() -> Iterable[str]:
-    """Ids of silences."""
+    """Return the ids of silences."""
     return alerts.silence_ids(open_project(banner=False))
 
 
 @completion
 def complete_channels() -> Iterable[str]:
-    """Names of channels."""
+    """Return the names of channels."""
     from resilience.alerts.routes import routes_of
 
     return routes_of(open_project(banner=False))
@@ -57,7 +57,7 @@ def complete_channels() -> Iterable[str]:
 
 @completion
 def complete_subjects() -> Iterable[str]:
-    """Subjects of open incidents."""
+    """Return the subjects of open incidents."""
     return sorted({known.incident.subject for known in alerts.listing(open_project(banner=False)).known})
 
 
@@ -102,7 +102,7 @@ def list_incidents(
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
 def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show the life of one incident: its evidence, and every notification."""
+    """Show the history of one incident: its evidence, and every notification."""
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
@@ -117,17 +117,17 @@ def ack(
         list[str],
         typer.Argument(metavar="ID...", help="Incidents, or beginnings of ids.", autocompletion=complete_incidents),
     ],
-    note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="For the others.")] = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders go on.")] = False,
+    note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="Note for other users.")] = "",
+    undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders resume.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Acknowledge incidents: reminders and escalation stop. The end of an incident is still notified.
+    """Acknowledge incidents: reminders and escalation stop. The resolution is still notified.
 
-    Anybody who may write in the state directory can acknowledge.
+    Anyone with write access to the state directory can acknowledge.
     """
     for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
-        said = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
-        print(f"{incident.episode} {clean(what(incident))}: {clean(said)}")
+        state = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
+        print(f"{incident.episode} {clean(incident_text(incident))}: {clean(state)}")
 
 
 @app.command(
@@ -138,24 +138,26 @@ def silence(
         str,
         typer.Argument(metavar="[ID]", help="One incident.", autocompletion=complete_incidents, show_default=False),
     ] = "",
-    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="Of these watchdogs: fs, job ...")] = "",
+    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="Only these watchdogs: fs, job ...")] = "",
     subject: Annotated[
         str,
-        typer.Option("--subject", metavar="PATTERN", help="About this: /scratch*", autocompletion=complete_subjects),
+        typer.Option(
+            "--subject", metavar="PATTERN", help="Only this subject: /scratch*", autocompletion=complete_subjects
+        ),
     ] = "",
-    run: Annotated[str, typer.Option("--run", "-r", metavar="PATTERN", help="About these runs.")] = "",
+    run: Annotated[str, typer.Option("--run", "-r", metavar="PATTERN", help="Only these runs.")] = "",
     fault: Annotated[str, typer.Option("--fault", metavar="PATTERN", help="Only this fault: space, inodes ...")] = "",
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 30m, 2h, 3d.")] = "",
     until: Annotated[
         str, typer.Option("--until", metavar="TIME", help="Until when: 2026-12-24T18:00, or 07:30, the next one.")
     ] = "",
-    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For the others.")] = "",
-    show_all: Annotated[bool, typer.Option("--list", help="Show the silences that hold now.")] = False,
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for other users.")] = "",
+    show_all: Annotated[bool, typer.Option("--list", help="List the active silences.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Hold notifications back for a while. Incidents are still recorded, and notified when the silence ends.
+    """Suppress notifications for a while. Incidents are still recorded, and notified when the silence ends.
 
-    All patterns that are given must match. A silence always has an end.
+    All given patterns must match. Every silence expires.
     """
     project = open_project(config, banner=False)
     now = project.system.clock.now()
@@ -163,7 +165,7 @@ def silence(
         found = alerts.listing(project).silences
         show_silences(found, now)
         if not found:
-            print("nothing is silenced")
+            print("no active silence")
         return
     made, covered = alerts.silence(
         project,
@@ -177,17 +179,17 @@ def silence(
     )
     print(f"silence {made.id} for {format_duration(made.until - now)}: {clean(scope(made))}")
     for one in covered:
-        print(f"  it covers {one.episode} {clean(what(one))}")
+        print(f"  covers {one.episode} {clean(incident_text(one))}")
     if not covered:
-        print("  no open incident fits it now; what comes will")
-    print(f"  end it: resil alert unsilence {made.id}")
+        print("  no open incident matches it now; later ones may")
+    print(f"  to end it: resil alert unsilence {made.id}")
 
 
 def _end(duration: str, until: str, now: float) -> float:
-    """When a silence ends. Raise UsageError if that is not said, said twice, or cannot be understood."""
+    """Return when a silence ends. Raise UsageError if the end is missing, given twice, or invalid."""
     if bool(duration) == bool(until):
-        said = "--for and --until cannot be given together" if duration else "a silence must have an end"
-        raise UsageError(said, hint="say for how long: --for 2h; or until when: --until 07:30")
+        message = "--for and --until cannot be given together" if duration else "a silence must have an end"
+        raise UsageError(message, hint="give a duration: --for 2h; or a time: --until 07:30")
     if duration:
         return now + parse_duration_s(duration)
     try:
@@ -198,7 +200,7 @@ def _end(duration: str, until: str, now: float) -> float:
             return end if end > now else end + 86400.0
         return datetime.fromisoformat(until).astimezone().timestamp()
     except (ValueError, OverflowError, OSError):
-        raise QuantityError(f"{until!r} is no time", hint="write for instance 2026-12-24T18:00, or 07:30") from None
+        raise QuantityError(f"{until!r} is not a time", hint="for instance 2026-12-24T18:00, or 07:30") from None
 
 
 @app.command(epilog="Examples: resil alert unsilence 77e0d2b1; see them: resil alert silence --list")
@@ -213,15 +215,16 @@ def unsilence(
 
 @app.command(epilog="Examples: resil alert flush; resil alert flush --dry-run; resil alert flush --retry-dead")
 def flush(
-    due: Annotated[bool, typer.Option("--due", help="For cron: skip channels that failed a moment ago.")] = False,
-    retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Try the dead letters again as well.")] = False,
-    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Remove the dead letters for good.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queue, and send nothing.")] = False,
+    due: Annotated[bool, typer.Option("--due", help="For cron: skip channels that failed recently.")] = False,
+    retry_dead: Annotated[bool, typer.Option("--retry-dead", help="Also retry the dead letters.")] = False,
+    discard_dead: Annotated[bool, typer.Option("--discard-dead", help="Delete the dead letters.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queue without sending.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Deliver the queued messages now, from any node that reaches the channels.
 
-    Exits with 0 when nothing is queued any more, 75 when something is, 1 when a channel refused a message for good.
+    Exits with 0 when the queue is empty, 75 when messages are still queued, 1 when a channel rejected a message for
+    good.
     """
     project = open_project(config, banner=False)
     if retry_dead and discard_dead:
@@ -241,7 +244,7 @@ def _flush(project: Project, *, patient: bool) -> int:
     last = None
     from resilience.cron import notes
 
-    with patience("a channel takes its time; messages that are not sent stay queued"):
+    with patience("a channel is slow to respond; unsent messages stay queued"):
         for last in alerts.deliver(project, notes=notes, patient=patient):
             for delivery in (*last.sent, *last.failed, *last.dead):
                 print(delivery_line(delivery), flush=True)
@@ -249,13 +252,13 @@ def _flush(project: Project, *, patient: bool) -> int:
             dead += len(last.dead)
     assert last is not None, "there is always one round"
     for channel, why in last.paused.items():
-        print(f"{channel}: left alone: {clean(why)}")
+        print(f"{channel}: skipped: {clean(why)}")
     if last.error:
         print(f"  {clean(last.error)}")
     if last.waiting:
         print(f"{plural(last.waiting, 'message')} still queued")
     elif not sent and not dead and last.error:
-        print("the outbox cannot be read")
+        print("the outbox could not be read")
         return EX_TEMPFAIL
     elif not sent and not dead:
         print("nothing is queued")
@@ -265,7 +268,7 @@ def _flush(project: Project, *, patient: bool) -> int:
 def _show_drafts(project: Project) -> None:
     found = alerts.preview(project)
     for entry, text in found:
-        print(f"{entry.channel}: {entry.alert.id}" + ("" if text is not None else " (after the one before it)"))
+        print(f"{entry.channel}: {entry.alert.id}" + ("" if text is not None else " (after the previous message)"))
         print_indented((text or "").splitlines())
     if not found:
         print("nothing is queued")
@@ -277,11 +280,14 @@ def test(
         str,
         typer.Argument(metavar="[CHANNEL]", help="Default: all.", autocompletion=complete_channels, show_default=False),
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the message, and send nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the message without sending.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a real message through each channel and print the answers. Exits with 1 when a channel did not take it."""
+    """Send a test message through each channel and print the responses.
+
+    Exits with 1 when a channel did not deliver it.
+    """
     project = open_project(config, banner=False)
     routes = alerts.routes_to_test(project, channel)
     if dry_run:
@@ -290,7 +296,7 @@ def test(
             print_indented(text.splitlines())
         return
     outcomes = {}
-    with patience("a channel takes its time"):
+    with patience("a channel is slow to respond"):
         for name, outcome in alerts.send_tests(project, routes):
             outcomes[name] = outcome
             if not as_json:
@@ -306,7 +312,7 @@ _SUMMARY_CHARACTERS = 100
 
 
 def show_listing(found: Listing, now: float, *, everything: bool) -> None:
-    """The table of incidents, then silences, queued messages and dead letters."""
+    """Print the incidents, then silences, queued messages and dead letters."""
     for sentence in found.errors:
         print(paint(f"  {clean(sentence)}", "yellow"))
     if found.known:
@@ -315,7 +321,7 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
     elif found.is_partial:
         print("no incident is known: the alert state could not be read")
     else:
-        print("no incident" if everything else "no open incident (those that ended: resil alert list --all)")
+        print("no incident" if everything else "no open incident (resolved ones: resil alert list --all)")
     show_silences(found.silences, now)
     for channel, count in found.waiting.items():
         state = found.failing.get(channel)
@@ -324,11 +330,11 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
     if found.waiting:
         print("  deliver now: resil alert flush")
     for entry in found.dead:
-        print(f"{entry.channel} did not take {_what(entry)}: {clean(entry.error)}")
+        print(f"{entry.channel} rejected {_entry_text(entry)}: {clean(entry.error)}")
         if entry.hint:
             print(f"  try: {clean(entry.hint)}")
     if found.dead:
-        print("  try them again: resil alert flush --retry-dead; remove them: resil alert flush --discard-dead")
+        print("  retry: resil alert flush --retry-dead; delete: resil alert flush --discard-dead")
     if not found.channels:
         print(NO_CHANNEL)
 
@@ -338,31 +344,39 @@ def _row(known: IncidentStatus, now: float) -> tuple[str, ...]:
     verdict = incident.verdict.value if incident.is_open else f"was {incident.worst.value}"
     since = f"{_age(now - incident.opened)} ago"
     if incident.resolved is not None:
-        since = f"ended {_age(now - incident.resolved)} ago"
+        since = f"resolved {_age(now - incident.resolved)} ago"
     elif incident.is_stale(now):
-        since += ", not checked of late"
+        since += ", not checked recently"
     summary = cut(clean(incident.summary), _SUMMARY_CHARACTERS)
-    return incident.episode, verdict, what(incident), since, _told(known), incident.acknowledged_by, summary
+    return (
+        incident.episode,
+        verdict,
+        incident_text(incident),
+        since,
+        _notified(known),
+        incident.acknowledged_by,
+        summary,
+    )
 
 
-def what(incident: Incident) -> str:
-    """`fs /scratch space`: check, subject and fault."""
+def incident_text(incident: Incident) -> str:
+    """Return check, subject and fault: `fs /scratch space`."""
     return " ".join(filter(None, (incident.check, incident.subject, incident.fault)))
 
 
-def _told(known: IncidentStatus) -> str:
+def _notified(known: IncidentStatus) -> str:
     parts = [f"{known.incident.count}x" if known.incident.count else "no"]
     if known.silence is not None:
         parts.append("silenced")
     if known.waiting:
         parts.append(f"queued for {', '.join(known.waiting)}")
     if known.dead:
-        parts.append(f"{', '.join(known.dead)} refused")
+        parts.append(f"{', '.join(known.dead)} rejected")
     return ", ".join(parts)
 
 
 def show_silences(silences: Sequence[Silence], now: float) -> None:
-    """A line for each, with how long it lasts."""
+    """Print a line for each silence, with the time left."""
     for silence in silences:
         why = f": {clean(silence.why)}" if silence.why else ""
         left = _age(silence.until - now)
@@ -370,14 +384,14 @@ def show_silences(silences: Sequence[Silence], now: float) -> None:
 
 
 def scope(silence: Silence) -> str:
-    """The scope of a silence, in the words of the options. Pure."""
+    """Return the scope of a silence, in the words of the options. Pure."""
     named = (("incident", silence.episode), ("check", silence.check), ("subject", silence.subject))
     parts = (*named, ("run", silence.run), ("fault", silence.fault))
     return ", ".join(f"{name} {value}" for name, value in parts if value)
 
 
 def listing_to_json(found: Listing) -> dict[str, Any]:
-    """The listing for a JSON document."""
+    """Return the listing for a JSON document."""
     return chosen(found, "silences", "waiting", "channels") | {
         "incidents": [_known_to_json(known) for known in found.known],
         "dead": [entry_to_json(entry) for entry in found.dead],
@@ -396,7 +410,7 @@ def _known_to_json(known: IncidentStatus) -> dict[str, Any]:
 
 
 def entry_to_json(entry: Entry) -> dict[str, Any]:
-    """One message for a JSON document, without its text."""
+    """Return one message for a JSON document, without its text."""
     return chosen(entry, "channel", "queued", "tries", "answer", "error", "hint", "host") | {
         "id": entry.alert.id,
         "reason": entry.alert.reason,
@@ -406,35 +420,35 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 
 
 def show_details(found: Details, now: float) -> None:
-    """The life of one incident."""
+    """Print the history of one incident."""
     incident, silence = found.known.incident, found.known.silence
-    verdict = incident.verdict.value if incident.is_open else f"over, was {incident.worst.value}"
+    verdict = incident.verdict.value if incident.is_open else f"resolved, was {incident.worst.value}"
     painted = paint(verdict, verdict_colour(incident.verdict))
-    print(f"{paint(incident.episode, 'bold')}  {painted}  {clean(what(incident))}")
+    print(f"{paint(incident.episode, 'bold')}  {painted}  {clean(incident_text(incident))}")
     print(f"  {clean(incident.summary)}")
     if incident.advice and incident.is_open:
         print(f"  try: {clean(incident.advice)}")
-    lines: list[tuple[float, str]] = [(incident.opened, f"opened, seen from {incident.host or 'somewhere'}")]
+    lines: list[tuple[float, str]] = [(incident.opened, f"opened, seen from {incident.host or 'an unknown host'}")]
     if incident.run:
         print(f"  run: {clean(incident.run)}")
     if incident.acknowledged_at is not None:
         note = f": {incident.acknowledged_note}" if incident.acknowledged_note else ""
         lines.append((incident.acknowledged_at, f"acknowledged by {incident.acknowledged_by}{note}"))
     if incident.changed and incident.changed != incident.opened:
-        lines.append((incident.changed, f"became {incident.verdict.value}"))
+        lines.append((incident.changed, f"changed to {incident.verdict.value}"))
     for entry in found.sent:
         answer = f" ({entry.answer})" if entry.answer else ""
-        lines.append((entry.ended, f"{entry.channel} took {_what(entry)} from {entry.host}{answer}"))
+        lines.append((entry.ended, f"{entry.channel} delivered {_entry_text(entry)} from {entry.host}{answer}"))
     for entry in found.dead:
-        lines.append((entry.ended, f"{entry.channel} will never take {_what(entry)}: {entry.error}"))
+        lines.append((entry.ended, f"{entry.channel} rejected {_entry_text(entry)}: {entry.error}"))
     if incident.resolved is not None:
         lines.append((incident.resolved, "resolved"))
     lines.append((incident.seen, "last seen"))
     cells = [(_moment(at), f"{_age(now - at)} ago", text) for at, text in sorted(lines)]
     print_table(("", "", ""), cells, indent=2)
     for entry in found.waiting:
-        tries = f", tried {entry.tries} times: {entry.error}" if entry.tries else ""
-        print(f"  {_what(entry)} queued for {entry.channel} since {_moment(entry.queued)}{clean(tries)}")
+        tries = f", {plural(entry.tries, 'failed try')}: {entry.error}" if entry.tries else ""
+        print(f"  {_entry_text(entry)} queued for {entry.channel} since {_moment(entry.queued)}{clean(tries)}")
     if silence is not None:
         print(f"  silenced until {_moment(silence.until)} by {clean(silence.by)}: resil alert unsilence {silence.id}")
     if incident.evidence:
@@ -444,7 +458,7 @@ def show_details(found: Details, now: float) -> None:
 
 
 def details_to_json(found: Details) -> dict[str, Any]:
-    """The details for a JSON document."""
+    """Return the details for a JSON document."""
     messages = {"sent": found.sent, "waiting": found.waiting, "dead": found.dead}
     return _known_to_json(found.known) | {
         **{key: [entry_to_json(entry) for entry in entries] for key, entries in messages.items()},
@@ -453,26 +467,26 @@ def details_to_json(found: Details) -> dict[str, Any]:
 
 
 def delivery_line(delivery: Delivery) -> str:
-    """One line about a delivery. Pure."""
-    outcome, what_it_is = delivery.outcome, _what(delivery.entry)
+    """Return one line about a delivery. Pure."""
+    outcome, text = delivery.outcome, _entry_text(delivery.entry)
     if outcome.status is DeliveryStatus.SENT:
         answer = f": {clean(outcome.answer)}" if outcome.answer else ""
-        return f"{delivery.channel} took {what_it_is} in {outcome.took_s:.1f} s{answer}"
-    will = "will never take" if outcome.status is DeliveryStatus.REFUSED else "did not take"
+        return f"{delivery.channel} delivered {text} in {outcome.took_s:.1f} s{answer}"
+    failed = "rejected" if outcome.status is DeliveryStatus.REFUSED else "did not deliver"
     hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
-    return f"{delivery.channel} {will} {what_it_is}: {clean(outcome.error)}{hint}"
+    return f"{delivery.channel} {failed} {text}: {clean(outcome.error)}{hint}"
 
 
 def trial_line(channel: str, outcome: Outcome) -> str:
-    """One line about a test message. Pure."""
+    """Return one line about a test message. Pure."""
     if outcome.status is DeliveryStatus.SENT:
-        return f"{channel}: taken in {outcome.took_s:.1f} s: {clean(outcome.answer) or 'no word came back'}"
+        return f"{channel}: delivered in {outcome.took_s:.1f} s: {clean(outcome.answer) or 'no response text'}"
     hint = f"\n  try: {clean(outcome.hint)}" if outcome.hint else ""
     return f"{channel}: FAILED after {outcome.took_s:.1f} s: {clean(outcome.error)}{hint}"
 
 
 def trial_to_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """The outcomes of test messages for a JSON document."""
+    """Return the outcomes of test messages for a JSON document."""
     return {
         "channels": {
             name: chosen(outcome, "answer", "error", "hint")
@@ -482,8 +496,8 @@ def trial_to_json(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     }
 
 
-def _what(entry: Entry) -> str:
-    """`FIRST fs /scratch space (3f9a1c04)`, or what a digest stands for."""
+def _entry_text(entry: Entry) -> str:
+    """Return `FIRST fs /scratch space (3f9a1c04)`, or the size of a digest."""
     if entry.alert.title:
         return clean(entry.alert.title)
     lines = entry.incidents()
@@ -502,7 +516,7 @@ def _age(seconds: float) -> str:
 
 
 def _moment(seconds: float) -> str:
-    """Local time as people write it. A damaged time is none."""
+    """Return the local time; `?` for a damaged time."""
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (ValueError, OverflowError, OSError):

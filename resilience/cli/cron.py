@@ -1,4 +1,4 @@
-"""`resil cron`: what runs when, who makes the ticks, and what became of it."""
+"""`resil cron`: entries and their results, and the driver that makes the ticks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def open_cron_project(
-    config: Path | None = None, *, apart: bool = False, overrides: Mapping[str, str] | None = None
+    config: Path | None = None, *, in_child: bool = False, overrides: Mapping[str, str] | None = None
 ) -> CronProject:
-    """The cron of the project that the command line means; `overrides` are its settings that the command line gives.
+    """Return the project's cron. `overrides` are settings given on the command line.
 
-    `apart`: read the settings in a child with a deadline, for commands that must answer whatever hangs.
+    `in_child`: read the settings in a child with a deadline, for commands that must respond even if a disk hangs.
     """
     from resilience.cron.project import open_cron
     from resilience.runs.project import Project
@@ -29,16 +29,16 @@ def open_cron_project(
     from resilience.system.ports import System
 
     system = System()
-    if apart:
+    if in_child:
         from resilience.watch.watchdogs import open_in_child
 
         return open_cron(open_in_child(system, path=config, overrides=overrides))
-    return open_cron(Project(system, load(system, wanted=config, overrides=overrides)))
+    return open_cron(Project(system, load(system, named=config, overrides=overrides)))
 
 
 @completion
 def complete_entries() -> Iterable[str]:
-    """Names of entries: those of the table, and those that ran once."""
+    """Return the names of entries: of the table, and of those that have run."""
     from resilience.cron.entries import known_names
 
     return known_names(open_cron_project())
@@ -46,7 +46,7 @@ def complete_entries() -> Iterable[str]:
 
 @completion
 def complete_backends() -> Iterable[str]:
-    """Names of backends."""
+    """Return the names of backends."""
     from resilience.cron.driver_choice import AUTO, drivers
 
     return (AUTO, *drivers().names())
@@ -56,14 +56,15 @@ _Name = Annotated[
     str,
     typer.Argument(
         metavar="[NAME]",
-        help="The entry: cron.hourly/backup, or backup alone where only one is called so.",
+        help="The entry: cron.hourly/backup, or backup alone if that is unambiguous.",
         autocompletion=complete_entries,
         show_default=False,
     ),
 ]
 
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes, and make none.")]
+_Driver = Annotated[str, typer.Option("--driver", metavar="NAME", help="Name of the caller, for the heartbeat.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes without making them.")]
 
 
 def install(
@@ -71,26 +72,26 @@ def install(
         str,
         typer.Option(
             "--backend", "-b", metavar="NAME", autocompletion=complete_backends,
-            help="Who makes the ticks: auto, scrontab, crontab, systemd, slurm or foreground. Default: [cron] backend.",
+            help="Driver of the ticks: auto, scrontab, crontab, systemd, slurm or foreground. Default: [cron] backend.",
         ),
     ] = "",
     mode: Annotated[
         str,
         typer.Option(
             "--mode", metavar="MODE",
-            help="Of the backend slurm: daemon, one small job that ticks, or pulse, a short job for each tick.",
+            help="For the backend slurm: daemon (one small job that ticks) or pulse (a short job for each tick).",
         ),
     ] = "",
     replace: Annotated[
-        bool, typer.Option("--replace", help="Take out what is installed already, if it is another backend.")
+        bool, typer.Option("--replace", help="First uninstall another backend that is installed.")
     ] = False,
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:  # fmt: skip
-    """Have ticks made from now on, by the best that this site offers, and say what was chosen and why.
+    """Install the best driver that is available here, and print the choice and its reason.
 
-    Doing it again does nothing; after `resil cron stop` it goes on. Never touches a line that it did not write.
+    Installing twice changes nothing; after `resil cron stop` it restarts the scheduler. Crontab lines of others stay.
     """
     from resilience.cli.show_cron import show_install
 
@@ -101,13 +102,13 @@ def install(
 
 def uninstall(
     force: Annotated[
-        bool, typer.Option("--force", help="Forget it also where it could not be taken out: its host is gone.")
+        bool, typer.Option("--force", help="Remove the record even if the driver cannot be removed: its host is gone.")
     ] = False,
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Undo `resil cron install`: no tick comes any more. The cron directory and the histories stay."""
+    """Undo `resil cron install`: the ticks end. The cron directory and the histories stay."""
     from resilience.cli.show_cron import show_uninstall
 
     raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
@@ -118,9 +119,9 @@ def stop(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Stop for good: nothing runs any more, queued scheduler jobs are cancelled, and none is submitted again.
+    """Stop the scheduler: no entry starts, its queued jobs are cancelled, and none is submitted again.
 
-    Running entries may end. The scheduler stays stopped until `resil cron install`.
+    Running entries finish. The scheduler stays stopped until `resil cron install`.
     """
     from resilience.cli.show_cron import show_stop
 
@@ -128,13 +129,13 @@ def stop(
 
 
 def run(
-    once: Annotated[bool, typer.Option("--once", help="One tick, and wait for what it started.")] = False,
-    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="The caller, for the heartbeat.")] = "",
+    once: Annotated[bool, typer.Option("--once", help="Make one tick, and wait for its entries.")] = False,
+    driver: _Driver = "",
     config: ConfigOption = None,
 ) -> None:
-    """Be the scheduler, here in the foreground: for tmux, a container, a login node. SIGTERM and Ctrl-C end it cleanly.
+    """Run the scheduler in the foreground: in tmux, in a container, on a login node. SIGTERM and Ctrl-C end it cleanly.
 
-    A second one does no harm: each slot runs once.
+    Several may run at once: each slot runs once.
     """
     from resilience.cli.run_cron import run_loop
 
@@ -143,14 +144,14 @@ def run(
 
 def tick(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when every started entry has ended.")] = True,
-    driver: Annotated[str, typer.Option("--driver", metavar="NAME", help="The caller, for the heartbeat.")] = "",
+    driver: _Driver = "",
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """One tick: run and submit due entries, and write the heartbeat. Any other scheduler can call it.
+    """Make one tick: run and submit due entries, and write the heartbeat. Any other scheduler can call it.
 
-    Exits with 0 also when an entry failed: alerts and `resil cron history` report failures.
+    Exits with 0 even if an entry failed: alerts and `resil cron history` report failures.
     """
     from resilience.cli.run_cron import run_tick
 
@@ -163,9 +164,9 @@ def canary(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Have the scheduler itself send an alert, and wait until it has arrived: proof that the whole way works.
+    """Have the scheduler send a test alert, and wait until it is delivered: an end-to-end check of the alerts.
 
-    Exits with 0 when it was delivered, 1 when a channel refused it, 75 when it did not come in time.
+    Exits with 0 when it was delivered, 1 when a channel rejected it, 75 when it was not delivered in time.
     """
     from resilience.cli.show_cron import show_canary
 
@@ -174,7 +175,7 @@ def canary(
 
 
 def job(context: typer.Context, config: ConfigOption = None) -> None:
-    """Be the scheduler's own job: what the batch script of the backend slurm calls."""
+    """Run the scheduler's own job. The batch script of the backend slurm calls this."""
     from resilience.cron.job import main
 
     raise typer.Exit(main(open_cron_project(config), context.args))
@@ -182,7 +183,7 @@ def job(context: typer.Context, config: ConfigOption = None) -> None:
 
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.")],
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="What to run.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to run.")] = None,
     minutely: Annotated[bool, typer.Option("--minutely", help="Every minute.")] = False,
     quarter_hourly: Annotated[bool, typer.Option("--quarter-hourly", help="At :00, :15, :30 and :45.")] = False,
     hourly: Annotated[bool, typer.Option("--hourly", help="At the full hour.")] = False,
@@ -192,39 +193,39 @@ def add(
     schedule: Annotated[
         str, typer.Option("--cron", metavar="SCHEDULE", help='Five fields, or "@every 90s", "@reboot", "@daily" ...')
     ] = "",
-    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="End it after so long.")] = "",
+    timeout: Annotated[str, typer.Option("--timeout", metavar="DURATION", help="End it after this time.")] = "",
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="POLICY", help="While the last still runs: skip, allow or replace.")
+        str, typer.Option("--overlap", metavar="POLICY", help="While the previous run lasts: skip, allow or replace.")
     ] = "",
     catch_up: Annotated[
         str, typer.Option("--catch-up", metavar="POLICY", help="Missed slots: none, once, or all<=N.")
     ] = "",
-    jitter: Annotated[str, typer.Option("--jitter", metavar="DURATION", help="Start up to so long after.")] = "",
-    ok: Annotated[str, typer.Option("--ok", metavar="CODES", help="Exit codes that are no failure: 0-3.")] = "",
-    rerun: Annotated[bool, typer.Option("--rerun", help="Safe to repeat: run again what was cut short.")] = False,
-    shell: Annotated[bool, typer.Option("--shell", help="The command is one line for /bin/sh.")] = False,
-    submit: Annotated[bool, typer.Option("--submit", help="As a job of its own, with sbatch.")] = False,
+    jitter: Annotated[str, typer.Option("--jitter", metavar="DURATION", help="Delay by up to this time.")] = "",
+    ok: Annotated[str, typer.Option("--ok", metavar="CODES", help="Exit codes that count as success: 0-3.")] = "",
+    rerun: Annotated[bool, typer.Option("--rerun", help="Safe to repeat: rerun after an interruption.")] = False,
+    shell: Annotated[bool, typer.Option("--shell", help="Run the command as one line of /bin/sh.")] = False,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the command as a job, with sbatch.")] = False,
     dry_run: _DryRun = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Schedule a command: as a drop-in of a directory, or with --cron as a line of the crontab. Shows its next runs."""
     from resilience.cli.show_cron import show_add
-    from resilience.cron.add import NewEntry
+    from resilience.cron.edit import NewEntry
 
     directories = {"minutely": minutely, "quarter_hourly": quarter_hourly, "hourly": hourly,
                "daily": daily, "weekly": weekly, "monthly": monthly}  # fmt: skip
     options = {"timeout": timeout, "overlap": overlap, "catch_up": catch_up, "jitter": jitter, "ok": ok}
-    wanted = NewEntry(
+    entry = NewEntry(
         name=name,
         command=tuple(command or ()),
-        directories=tuple(directory for directory, is_wanted in directories.items() if is_wanted),
+        directories=tuple(directory for directory, is_set in directories.items() if is_set),
         schedule=schedule,
         options={key: value for key, value in options.items() if value} | ({"rerun": ""} if rerun else {}),
         shell=shell,
         submit=submit,
     )
-    show_add(open_cron_project(config), wanted, dry_run=dry_run, as_json=as_json)
+    show_add(open_cron_project(config), entry, dry_run=dry_run, as_json=as_json)
 
 
 def remove(
@@ -237,7 +238,7 @@ def remove(
 ) -> None:  # fmt: skip
     """Remove entries: the drop-in (of a symbolic link, the link alone) or the crontab's line.
 
-    Running entries may end; histories and outputs stay until `resil cron prune`.
+    Running entries finish; histories and outputs stay until `resil cron prune`.
     """
     from resilience.cli.show_cron import show_remove
 
@@ -245,7 +246,7 @@ def remove(
 
 
 def prune(dry_run: _DryRun = False, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Remove expired files: old outputs and histories, files of entries gone for 30 days, and marks of dead runs."""
+    """Remove expired files: old outputs and histories, files of entries removed 30 days ago, and marks of dead runs."""
     from resilience.cli.show_cron import show_prune
 
     show_prune(open_cron_project(config), dry_run=dry_run, as_json=as_json)
@@ -259,7 +260,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
     epilog="Examples: resil cron install; resil cron add backup --daily -- ./backup.sh; resil cron; resil cron doctor",
 )
 def cron_group(context: typer.Context) -> None:
-    """Run things at times where there is no cron: drop a file into cron/cron.hourly, or write a line of cron/crontab.
+    """Schedule commands where there is no cron: drop a file into cron/cron.hourly, or add a line to cron/crontab.
 
     Without a command: `resil cron status`.
     """
@@ -270,13 +271,12 @@ def cron_group(context: typer.Context) -> None:
 def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """Show scheduler health, delay, next runs and recent results.
 
-    Exits with 0 when ticks come as they should, 1 when they do not (late, dead, stopped, not installed), 75 when
-    the health is unknown.
+    Exits with 0 when ticks are on time, 1 when not (late, dead, stopped, not installed), 75 when the health is unknown.
     """
     from resilience.cli.show_cron import show_status, status_to_json
     from resilience.cron.status import cron_status
 
-    found = cron_status(open_cron_project(config, apart=True))
+    found = cron_status(open_cron_project(config, in_child=True))
     if as_json:
         print_json("cron-status", status_to_json(found))
     else:
@@ -286,12 +286,12 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
 
 
 def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """List what runs when: every line of the crontab and every drop-in, with its next run."""
+    """List the entries: every line of the crontab and every drop-in, with its next run."""
     from resilience.cli.show_cron import listing_to_json, show_listing
-    from resilience.cron.entries import list_entries as look
+    from resilience.cron.entries import list_entries as read_entries
 
     cron = open_cron_project(config)
-    found = look(cron)
+    found = read_entries(cron)
     if as_json:
         print_json("cron-list", listing_to_json(found))
     else:
@@ -300,13 +300,13 @@ def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> No
 
 def history(
     name: _Name = "",
-    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="How many slots.")] = 20,
+    last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="Number of slots.")] = 20,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
     """Show the results of an entry's recent slots, newest last: time, delay, duration, and outcome.
 
-    Without a name: of all entries together.
+    Without a name: of all entries.
     """
     from resilience.cli.show_cron import history_to_json, show_history
     from resilience.cron.entries import histories
@@ -322,20 +322,20 @@ def history(
 def logs(
     name: _Name = "",
     slot: Annotated[
-        str, typer.Option("--slot", metavar="TIME", help="Of this slot: 2026-12-24T18:00, 18:00, or as history says.")
+        str, typer.Option("--slot", metavar="TIME", help="Of this slot: 2026-12-24T18:00, 18:00, or as in history.")
     ] = "",
     last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="Of the last N runs.")] = 1,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on while it runs, until it has ended.")] = False,
-    path_only: Annotated[bool, typer.Option("--path", help="Write the path of the file, nothing else.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep following until the run ends.")] = False,
+    path_only: Annotated[bool, typer.Option("--path", help="Print only the path of the file.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Show the output of an entry's last run; of a submitted entry, its job's output."""
     from resilience.cli.show_cron import show_logs
 
     if not name:
-        raise UsageError("whose logs?", hint="resil cron logs NAME; which there are: resil cron list")
+        raise UsageError("no entry was named", hint="resil cron logs NAME; the names: resil cron list")
     if slot and last != 1:
-        raise UsageError("--slot and --last at once: which runs are meant?", hint="leave one of them out")
+        raise UsageError("--slot and --last cannot be given together", hint="omit one of them")
     show_logs(open_cron_project(config), name, slot=slot, last=last, follows=follow, path_only=path_only)
 
 
@@ -344,14 +344,14 @@ def doctor(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Report problems that would keep an entry from running, or its alerts from arriving, each with advice.
+    """Check the scheduler, and report problems that keep entries from running or alerts from being delivered.
 
-    Exits with 1 when an entry that is meant to run does not, else 0.
+    Exits with 1 when an entry cannot run, 75 when a check could not be made, else 0.
     """
     from resilience.cli.show_cron import show_environment, show_examination
     from resilience.doctor.cron import environment_of, examine_cron
 
-    cron = open_cron_project(config, apart=True)
+    cron = open_cron_project(config, in_child=True)
     if environment:
         show_environment(environment_of(cron), cron.named_variables(), as_json=as_json)
         return
@@ -367,11 +367,11 @@ def doctor(
 
 
 _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
-    ("install", install, "Have ticks made from now on, by the best of this site.",
+    ("install", install, "Install the best driver that is available here.",
      "Examples: resil cron install; resil cron install --backend slurm --mode pulse; resil cron install --dry-run"),
     ("status", status, "Show scheduler health, and next runs.",
      "Examples: resil cron status; resil cron status --json"),
-    ("list", list_entries, "List what runs when.",
+    ("list", list_entries, "List the entries and their next runs.",
      "Examples: resil cron list; resil cron list --json"),
     ("add", add, "Schedule a command.",
      'Examples: resil cron add backup --daily -- rsync -a out/ /safe/out; '
@@ -384,23 +384,23 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
     ("logs", logs, "Show the output of an entry's last run.",
      "Examples: resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
      "less $(resil cron logs backup --path)"),
-    ("doctor", doctor, "Report entries that do not run, with advice.",
+    ("doctor", doctor, "Check the scheduler and report problems.",
      "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
-    ("run", run, "Be the scheduler, here in the foreground.",
+    ("run", run, "Run the scheduler in the foreground.",
      "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
     ("tick", tick, "Make one tick, for any other scheduler to call.",
      "Examples: resil cron tick; resil cron tick --dry-run; "
      "* * * * * /path/to/resil cron tick --config /my/resil.toml"),
-    ("stop", stop, "Stop it, until `resil cron install`.",
-     'Examples: resil cron stop; resil cron stop --why "maintenance until Friday"; go on: resil cron install'),
+    ("stop", stop, "Stop the scheduler, until `resil cron install`.",
+     'Examples: resil cron stop; resil cron stop --why "maintenance until Friday"; restart: resil cron install'),
     ("uninstall", uninstall, "Undo `resil cron install`.",
      "Examples: resil cron uninstall; resil cron uninstall --dry-run"),
     ("prune", prune, "Remove old outputs and histories.",
      "Examples: resil cron prune; resil cron prune --dry-run"),
-    ("canary", canary, "Have the scheduler send an alert, to see it arrive.",
+    ("canary", canary, "Have the scheduler send a test alert.",
      "Examples: resil cron canary; resil cron canary --wait 5m"),
 )  # fmt: skip
-"""In the order in which people need them."""
+"""In the order of a typical workflow."""
 
 for _name, _command, _short, _examples in _COMMANDS:
     app.command(_name, short_help=_short, epilog=_examples)(_command)

@@ -35,22 +35,21 @@ def command(
     ] = "local",
     directory: Annotated[
         Path | None,
-        typer.Option("--folder", metavar="DIR", help="Work here, and keep it. On SLURM: a shared directory."),
+        typer.Option("--folder", metavar="DIR", help="Use this directory, and keep it. On SLURM: a shared directory."),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the directory afterwards.")] = False,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also write what was shown as a picture.")
+        Path | None, typer.Option("--svg", metavar="FILE", help="Also write the output as an SVG picture.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a real small training crash, be killed, run out of time and memory, be stopped, and finish all the same.
+    """Run a small real training that crashes, is killed, runs out of time and memory, is stopped, and still finishes.
 
-    Then a night: a disk fills, a training hangs, a queue runs dry; each is notified once by mail and by Slack, to
-    servers of the demo's own, acknowledged and resolved. Then a scheduler's node dies, and its watchdog alerts all the
-    same. It
-    needs nothing but this installation and takes about a minute.
+    Then a night with faults: a disk fills, a training hangs, a queue runs dry. Each is notified once by mail and by
+    Slack, on servers of the demo itself, acknowledged and resolved. Then a scheduler's node dies, and its watchdog
+    still alerts. Needs only this installation and takes about a minute.
     """
-    system = System()  # the settings of the current directory are not the demo's
+    system = System()  # the demo ignores the settings of the current directory
     project = Project(system, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, system.cwd))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
@@ -58,22 +57,25 @@ def command(
         project,
         directory=directory.resolve() if directory else None,
         keep=keep,
-        tell=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", _colour(sentence)),
+        report=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", _colour(sentence)),
         show=screen.show,
     )
     for line in _summary(result):
         screen.say(line)
     verdict = "exactly the same" if result.is_exact else "NOT the same"
     screen.say(
-        f"final loss {result.loss!r}; left alone {result.reference!r}: {verdict}", "green" if result.is_exact else "red"
+        f"final loss {result.loss!r}; uninterrupted {result.reference!r}: {verdict}",
+        "green" if result.is_exact else "red",
     )
     for line in _night(result):
         screen.say(line)
     if result.night:
         once = (
-            "each told once when it came and once when it went" if result.is_told_once else "NOT told as they must be"
+            "each notified once when it started and once when it was resolved"
+            if result.is_notified_once
+            else "NOT notified as required"
         )
-        screen.say(f"{len(result.night)} faults, {once}", "green" if result.is_told_once else "red")
+        screen.say(f"{len(result.night)} faults, {once}", "green" if result.is_notified_once else "red")
     if result.cron is not None:
         screen.say("")
         screen.say(_cron(result.cron), "green" if result.is_run_once else "red")
@@ -84,11 +86,11 @@ def command(
     if svg is not None:
         write_svg(svg, screen.lines, title="resil demo")
     if not result.is_exact:
-        raise DemoFailed("the interrupted training did not end where the uninterrupted one did")
-    if not result.is_told_once:
-        raise DemoFailed("people did not hear once of each fault and of its end")
+        raise DemoFailed("the interrupted training did not reach the loss of the uninterrupted one")
+    if not result.is_notified_once:
+        raise DemoFailed("a fault was not notified exactly once when it started and once when it was resolved")
     if not result.is_run_once:
-        raise DemoFailed("the scheduler did not outlive its node as it must")
+        raise DemoFailed("the scheduler did not survive the loss of its node")
 
 
 class _Screen:
@@ -135,11 +137,11 @@ def _summary(result: DemoResult) -> Sequence[str]:
         for attempt in result.attempts
     ]
     redone = sum(attempt.redone for attempt in result.attempts)
-    turned_away = f"{result.turned_away} turned away by the kill switch, " if result.turned_away else ""
+    rejected = f"{result.turned_away} rejected by the kill switch, " if result.turned_away else ""
     return [
         "",
         *table(headers, rows),
-        f"{len(result.attempts)} attempts, {redone} steps redone, {turned_away}"
+        f"{len(result.attempts)} attempts, {redone} steps redone, {rejected}"
         f"{result.burned} of {JOBS} jobs not needed, {result.seconds:.0f} s in all",
     ]
 
@@ -158,15 +160,15 @@ def _night(result: DemoResult) -> Sequence[str]:
         )
         for fault in result.night
     ]
-    return ["", *table(("FAULT", "INCIDENT", "MAILS", "SLACK", "TAKEN ON BY", "END TOLD"), rows)]
+    return ["", *table(("FAULT", "INCIDENT", "MAILS", "SLACK", "ACKNOWLEDGED BY", "RESOLVED"), rows)]
 
 
 def _cron(night: CronNight) -> str:
     if not night.is_well:
-        return f"the scheduler is NOT as it must be: {night}"
+        return f"the scheduler did NOT work as required: {night}"
     return (
-        f"the scheduler's node died with job {night.killed}, job {night.successor} went on: {night.slots} slots, "
-        f"each run once, and the full disk told after {night.told_s:.1f} s"
+        f"the scheduler's node died with job {night.killed}, job {night.successor} took over: {night.slots} slots, "
+        f"each run once, and the full disk notified after {night.told_s:.1f} s"
     )
 
 
@@ -192,6 +194,6 @@ def write_svg(path: Path, lines: Sequence[tuple[str, str]], *, title: str) -> No
     for text, colour in lines:
         console.print(Text(text, style=_STYLES.get(colour, "")), soft_wrap=True)
     drawn = console.export_svg(title=title, unique_id="resil")
-    # rich refers to a font on a public server; a picture must not ask the network for anything.
+    # rich refers to a font on a public server; a picture must not load anything from the network.
     without_font = re.sub(r"@font-face\s*\{[^}]*\}\s*", "", drawn).replace("Fira Code", "monospace")
     write_atomic(path, without_font, mode=0o644)

@@ -1,4 +1,4 @@
-"""`resil doctor` and `resil config check|show`: can a run live here, and which settings count."""
+"""`resil doctor` and `resil config check|show`: checks the cluster and the settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def doctor(as_json: JsonOption = False, config: ConfigOption = None, scheduler: 
 
 
 def show_diagnoses(diagnoses: Iterable[Diagnosis], more: Iterable[tuple[str, str, str, str, str]] = ()) -> None:
-    """A line for each diagnosis, with the advice below; `more` are lines of (verdict, topic, text, advice, colour)."""
+    """Print a line for each diagnosis, with its advice below. `more`: tuples of (verdict, topic, text, advice,
+    colour)."""
     cells, colours = [], []
     rows = [(d.verdict.value, d.topic, d.text, d.advice, verdict_colour(d.verdict)) for d in diagnoses]
     for verdict, topic, text, advice, colour in [*rows, *more]:
@@ -42,7 +43,7 @@ def show_diagnoses(diagnoses: Iterable[Diagnosis], more: Iterable[tuple[str, str
         if advice:
             cells.append(("", "", f"-> {advice}"))
             colours.append("dim")
-    print_table(("VERDICT", "TOPIC", "FOUND"), cells, colours)
+    print_table(("VERDICT", "TOPIC", "FINDING"), cells, colours)
 
 
 config = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -55,25 +56,25 @@ def config_group() -> None:
 
 @config.command(epilog="Examples: resil config check; resil config check -c other.toml")
 def check(config: ConfigOption = None) -> None:
-    """Check whether the settings can be used. Exits with 2 and the reason when they cannot."""
+    """Check the settings. Exits with 2 and the reason when they are invalid."""
     project = open_project(config)
     from resilience.doctor.doctor import check_settings
 
     check_settings(project)
     path = project.loaded.path
-    print(f"{path}: good" if path is not None else "there is no resil.toml; the defaults are good")
+    print(f"{path}: valid" if path is not None else "there is no resil.toml; the defaults are valid")
 
 
 @config.command(epilog="Examples: resil config show; resil config show --origin; resil config show --json")
 def show(
-    origin: Annotated[bool, typer.Option("--origin", help="Where each setting comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each setting comes from.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show every setting that counts. Values that look like a secret are hidden."""
-    from resilience.settings.show import hidden, rows
+    """Show the effective settings. Values that look like secrets are redacted."""
+    from resilience.settings.show import redacted, rows
 
-    found = [hidden(row) for row in rows(open_project(config).loaded)]
+    found = [redacted(row) for row in rows(open_project(config).loaded)]
     if as_json:
         print_json("config", {"settings": found})
         return

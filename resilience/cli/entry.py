@@ -1,7 +1,7 @@
-"""The command `resil`: runs the command line, and turns every error into a sentence and an exit code.
+"""The command `resil`: runs the command line, and turns every error into a message and an exit code.
 
-`resil status`, the call people make most, and `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
-makes every minute, do not load Typer (`quick_path`): Typer would take half of their time. Tests hold that both ways
+`resil status`, the most frequent command, and `resil watch NAME`, `resil watch --all` and `resil cron tick`, which cron
+runs every minute, do not load Typer (`quick_path`): Typer would take half of their time. Tests check that both paths
 print the same.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 EXIT_UNKNOWN = 3
-"""The exit code of a `resil watch` that could not check, whatever the reason: 1 and 2 are verdicts of a plugin."""
+"""The exit code of a `resil watch` that could not check, for any reason: 1 and 2 are verdicts."""
 
 
 def main() -> None:
@@ -33,26 +33,26 @@ def main() -> None:
     arguments = sys.argv[1:]
     if quick_path(arguments) is None:
         sys.exit(run(arguments))
-    gc.disable()  # the command ends before there is anything to collect
+    gc.disable()  # the process ends before a collection is worthwhile
     _leave(run(arguments))
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once, as mypy does: to take apart all that was loaded, object by object, is a tenth of the whole time."""
-    atexit._run_exitfuncs()  # a coverage measurement has one
+    """Exit without tearing down the interpreter, as mypy does: that takes a tenth of the whole time."""
+    atexit._run_exitfuncs()  # coverage registers one
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # reported already, or closed by our caller
+        with suppress(OSError, ValueError):  # already reported, or closed by the caller
             stream.flush()
     os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
-    _settle_streams()
+    _make_streams_writable()
     try:
         quick = quick_path(arguments)
         code = quick() if quick is not None else _run_typer(arguments)
-        sys.stdout.flush()  # here a broken pipe can still be answered
+        sys.stdout.flush()  # a broken pipe can still be handled here
         return code
     except ResilError as error:
         print_error(error)
@@ -62,16 +62,16 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         from resilience.cli.output import close_stdout
 
-        close_stdout()  # the reader of a pipe went away, as `resil status | head` does
+        close_stdout()  # the reader of the pipe has exited, as in `resil status | head`
         return 0
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO) or error.filename is not None:
             return _failed(arguments, _internal_error(error))
-        # Everything of ours that meets a full disk reports it itself; this is standard output.
+        # Every write of resil to a full disk is reported where it happens; this one is to standard output.
         from resilience.cli.output import close_stdout
 
         print_error(ResilError(f"cannot write to standard output: {error.strerror}",
-                               hint="the command may have done its work: resil status"))  # fmt: skip
+                               hint="the command may have succeeded: resil status"))  # fmt: skip
         close_stdout()
         return _failed(arguments, 1)
     except Exception as error:
@@ -79,7 +79,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(arguments: Sequence[str], code: int) -> int:
-    """The exit code of a command that could not do its work; of `resil watch`, 1 and 2 are verdicts."""
+    """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts."""
     return EXIT_UNKNOWN if next((word for word in arguments if not word.startswith("-")), "") == "watch" else code
 
 
@@ -91,8 +91,8 @@ def _internal_error(error: Exception) -> int:
     return 1
 
 
-def _settle_streams() -> None:
-    """Have something to write to, whatever the caller closed and whatever it can encode."""
+def _make_streams_writable() -> None:
+    """Make both streams writable, even if the caller closed them or they cannot encode a text."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # `resil status >&-`
@@ -102,14 +102,14 @@ def _settle_streams() -> None:
 
 
 def print_error(error: ResilError) -> None:
-    """Tell a person what happened and what to try."""
+    """Print an error and its hint on standard error."""
     from resilience.cli.output import say
 
     say(f"error: {error.message}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
-    """Given a command line, return the function that runs it without Typer; None where Typer must parse it."""
+    """Return the function that runs a command line without Typer; None if Typer must parse it."""
     match list(arguments):
         case ["status"]:
             return _run_status
@@ -125,7 +125,7 @@ def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
 
 
 def _tick_options(words: Sequence[str]) -> dict[str, str] | None:
-    """The options of `cron tick`, as drivers and people's crontabs write them; None where there are others."""
+    """Return the options of `cron tick` as drivers and crontabs write them; None if there are others."""
     found = {}
     rest = iter(words)
     for word in rest:
@@ -145,7 +145,7 @@ def _open_project(config: str = "") -> Project:
     from resilience.system.ports import System
 
     system = System()
-    return Project(system, load(system, wanted=Path(config) if config else None))
+    return Project(system, load(system, named=Path(config) if config else None))
 
 
 def _run_status(run: str = "") -> int:
@@ -153,7 +153,7 @@ def _run_status(run: str = "") -> int:
     from resilience.cli.show_status import show_status
 
     project = _open_project()
-    warn_of_dead_letters(project, apart=False)
+    warn_of_dead_letters(project, in_child=False)
     return show_status(project, run)
 
 
@@ -176,9 +176,9 @@ def _run_typer(arguments: Sequence[str]) -> int:
 
     from resilience.cli.main import app
 
-    # UsageError's base. Typer brings its own copy of click under a private name; this is the way to it by public ones.
+    # UsageError's base. Typer has a private copy of click; this reaches it through public names.
     click_exception = cast("type[Exception]", typer.BadParameter.__mro__[2])
-    if "_RESIL_COMPLETE" in os.environ:  # a shell asks what to complete, and Typer knows how to answer
+    if "_RESIL_COMPLETE" in os.environ:  # a shell asks for completions
         app(args=list(arguments), prog_name="resil")
     command = typer.main.get_command(app)
     try:
@@ -195,7 +195,7 @@ def _run_typer(arguments: Sequence[str]) -> int:
 
 
 def _print_usage(error: Any) -> int:
-    """Tell what the command line's parser refused, in the form of every other error."""
+    """Print a usage error of the parser in the form of every other error."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())

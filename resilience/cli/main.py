@@ -1,4 +1,4 @@
-"""The Typer surface of `resil`: the table of its commands, and how each is found and only then imported."""
+"""The Typer app of `resil`: the table of its commands, each imported when it is called."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typer.core import TyperGroup
 
 from resilience import __version__
 
-EPILOG = "A first look: resil demo. A first run: resil init, then resil submit --array 10."
+EPILOG = "Get started: resil demo. First run: resil init, then resil submit --array 10."
 
 
 class CommandEntry(NamedTuple):
-    """One command: its module and the Typer app there, its section in `--help`, and its line there."""
+    """One command: its module and Typer app, its section in `--help`, and its summary there."""
 
     home: str
     section: str
@@ -27,31 +27,31 @@ COMMANDS: dict[str, CommandEntry] = {
         ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
         ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
         ("submit", "runs:submit", "Run", "Queue the run as a chain of jobs."),
-        ("status", "runs:status", "Run", "Show every run: state, reason, time left, what is next."),
+        ("status", "runs:status", "Run", "Show every run: state, reason, time left, next job."),
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
         ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
-        ("save", "runs:save", "Steer", "Make a run save now and go on."),
+        ("save", "runs:save", "Steer", "Make a run save now and continue."),
         ("clear", "runs:clear", "Steer", "Clear the switches of a run."),
         ("cancel", "runs:cancel", "Steer", "End the jobs of a run through the scheduler."),
         ("watch", "watch:app", "Watch", "Check for problems: full disks, dead queues, hung logs."),
         ("alert", "alert:app", "Watch", "See incidents, acknowledge, silence; test and flush alerts."),
-        ("cron", "cron:app", "Watch", "Run things at times where there is no cron."),
+        ("cron", "cron:app", "Watch", "Schedule commands where there is no cron."),
         ("templates", "runs:templates", "Look up", "List the sbatch templates, or show one."),
         ("config", "doctor:config", "Look up", "Check the settings, or show where each comes from."),
     )
 }
-"""In the order in which people need them."""
+"""In the order of a typical workflow."""
 
 
 class LazyGroup(TyperGroup):
     """Imports a command's module only when that command runs: `resil --help` imports none."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, in the order of the table."""
+        """Return the names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import a command. An unknown name is None, and the caller suggests the nearest."""
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         from importlib import import_module
@@ -62,7 +62,7 @@ class LazyGroup(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command, or fail with the nearest name."""
+        """Return the command, or fail with the nearest name."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from resilience.messages import nearest
 
@@ -83,7 +83,7 @@ app = typer.Typer(
     cls=LazyGroup,
     no_args_is_help=True,
     rich_markup_mode=None,  # rich costs as much as everything else of --help together
-    pretty_exceptions_enable=False,  # a traceback may show secrets, and tells a user nothing
+    pretty_exceptions_enable=False,  # a traceback may show secrets, and does not help users
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=EPILOG,
 )

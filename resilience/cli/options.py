@@ -18,7 +18,7 @@ Completion = Callable[[str], list[str]]
 
 
 def single_command(epilog: str, **options: Any) -> Callable[[Callable[..., None]], typer.Typer]:
-    """Make a Typer app of one function: a command that `resil` itself lists."""
+    """Make a Typer app of one function: a top-level command of `resil`."""
 
     def make(function: Callable[..., None]) -> typer.Typer:
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -29,7 +29,7 @@ def single_command(epilog: str, **options: Any) -> Callable[[Callable[..., None]
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Completion:
-    """Make a tab completion of a function that lists names: no error reaches the shell's prompt."""
+    """Make a tab completion of a function that lists names. No error reaches the shell's prompt."""
 
     def complete(incomplete: str) -> list[str]:
         try:
@@ -42,13 +42,13 @@ def completion(names: Callable[[], Iterable[str]]) -> Completion:
 
 @completion
 def complete_runs() -> Iterable[str]:
-    """Names of runs, from local state only, never from the scheduler."""
+    """Return the names of runs, from local state only, never from the scheduler."""
     return [directory.run for directory in open_project().runs()]
 
 
 ConfigOption = Annotated[
     Path | None,
-    # A parser of its own: Typer's looks at the file, which may lie on a disk that hangs.
+    # Not Typer's parser: it checks the file, which may be on a disk that hangs.
     typer.Option("--config", "-c", metavar="FILE", parser=Path, help="Settings file instead of the resil.toml found."),
 ]
 SchedulerOption = Annotated[
@@ -59,7 +59,7 @@ RunArgument = Annotated[
     str,
     typer.Argument(
         metavar="[RUN]",
-        help="Name of the run, or a path to its directory. Default: this project's own.",
+        help="Name of the run, or a path to its directory. Default: this project's run.",
         autocompletion=complete_runs,
         show_default=False,
     ),
@@ -67,14 +67,14 @@ RunArgument = Annotated[
 
 
 def scheduler_override(scheduler: str) -> Mapping[str, str]:
-    """The setting that `--scheduler` stands for."""
+    """Return the setting that `--scheduler` overrides."""
     return {"scheduler.name": scheduler} if scheduler else {}
 
 
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
-    """Read the settings and open the project. `banner` warns of alerts that could not be delivered for good."""
+    """Read the settings and open the project. `banner` warns of dead letters."""
     system = System()
-    project = Project(system, load(system, wanted=config, overrides=scheduler_override(scheduler)))
+    project = Project(system, load(system, named=config, overrides=scheduler_override(scheduler)))
     if banner:
         from resilience.cli.output import warn_of_dead_letters
 
@@ -83,7 +83,7 @@ def open_project(config: Path | None = None, scheduler: str = "", *, banner: boo
 
 
 def duration_s(option: str, text: str) -> float:
-    """Given the value of an option, return seconds. Raise UsageError, which names the option, if it is no duration."""
+    """Return the value of an option in seconds. Raise UsageError, which names the option, if it is not a duration."""
     try:
         return parse_duration_s(text)
     except QuantityError as error:

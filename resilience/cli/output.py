@@ -1,5 +1,5 @@
-"""Output of all commands: tables without a library, colours only for people, JSON with a schema, warnings on standard
-error; and the signals that end a command. Free of Typer: the common calls skip it."""
+"""Output of all commands: tables, colours on terminals, JSON with a schema, warnings on standard error; and the signals
+that end a command. Does not import Typer: frequent commands run without it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any
+
+from resilience.messages import plural
 
 if TYPE_CHECKING:
     import signal
@@ -21,7 +23,7 @@ SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
 
 DEADLINE_S = 0.5
-"""A state directory that does not respond delays no command that would not have read it."""
+"""Time limit for counting dead letters, for commands that do not read the state directory otherwise."""
 
 _CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "dim": "2", "bold": "1"}
 _VERDICTS = {"OK": "", "WARNING": "yellow", "UNKNOWN": "yellow", "CRITICAL": "red"}
@@ -31,26 +33,26 @@ _VERDICTS = {"OK": "", "WARNING": "yellow", "UNKNOWN": "yellow", "CRITICAL": "re
 
 
 def clean(text: str) -> str:
-    """Text from outside without control characters: a job's name must not steer a terminal."""
+    """Return external text without control characters: a job's name must not control the terminal."""
     return "".join(c if c.isprintable() else "?" for c in text.encode("utf-8", "replace").decode())
 
 
 def paint(text: str, colour: str) -> str:
-    """Text in a colour, when a person reads it (https://no-color.org)."""
+    """Return text in a colour, if standard output is a terminal (https://no-color.org)."""
     if not colour or not sys.stdout.isatty() or "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m"
 
 
 def verdict_colour(verdict: Verdict) -> str:
-    """The colour of a verdict, wherever one is printed."""
+    """Return the colour of a verdict."""
     return _VERDICTS[verdict.value]
 
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str] = (), indent: int = 0
 ) -> list[str]:
-    """Lines of a table: columns as wide as they must be, the last one free. `colours` paint whole rows."""
+    """Return the lines of a table. Empty columns are left out; `colours` paint whole rows."""
     cells = [[clean(cell) for cell in row] for row in rows]
     widths = [max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)]
     shown = [i for i, header in enumerate(headers) if not header or any(row[i] for row in cells)]
@@ -72,7 +74,7 @@ def print_table(
 
 
 def print_indented(lines: Iterable[str], indent: int = 2) -> None:
-    """Print lines from outside below something."""
+    """Print external lines, indented."""
     for line in lines:
         print(f"{' ' * indent}{clean(line)}".rstrip())
 
@@ -88,7 +90,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
-    """Say a sentence once, when the work inside takes longer than a person expects."""
+    """Print a message on standard error if the work inside takes longer than `after_s`."""
     from threading import Timer
 
     timer = Timer(after_s, say, [sentence])
@@ -100,25 +102,24 @@ def patience(sentence: str, after_s: float = 5.0) -> Iterator[None]:
         timer.cancel()
 
 
-def warn_of_dead_letters(project: Project, *, apart: bool = True) -> None:
-    """Warn of dead letters, if there are any. One listing of a directory, and never an error.
+def warn_of_dead_letters(project: Project, *, in_child: bool = True) -> None:
+    """Warn of dead letters, if there are any. Never fails.
 
-    `apart` counts them in a child with a deadline: for commands that do not touch the state directory otherwise.
+    `in_child` counts them in a child with a deadline: for commands that do not read the state directory otherwise.
     """
     if "_RESIL_COMPLETE" in os.environ:  # a shell asks for completions
         return
     try:
-        count = _in_time(lambda: _count_dead_letters(project)) if apart else _count_dead_letters(project)
+        count = _in_time(lambda: _count_dead_letters(project)) if in_child else _count_dead_letters(project)
     except Exception:
         return
     if count:
-        these = "is 1 alert that its channel" if count == 1 else f"are {count} alerts that their channels"
-        say(f"there {these} will never take: see resil alert")
+        say(f"{plural(count, 'alert')} could not be delivered: see resil alert")
 
 
 def _count_dead_letters(project: Project) -> int:
     path = project.loaded.state_dir / ".alerts"
-    if not os.path.isdir(path):  # noqa: PTH112 - no alert was ever sent from here, and most runs end there
+    if not os.path.isdir(path):  # noqa: PTH112 - most projects have never sent an alert
         return 0
     from resilience.system.fallback_directory import fallback_path
 
@@ -140,7 +141,7 @@ def _in_time(count: Callable[[], int]) -> int:
 
 
 def print_json(kind: str, content: Any) -> None:
-    """Write one JSON document, for people as well: control characters are escaped, everything else is as it is."""
+    """Write one JSON document. Control characters are escaped, other characters are not."""
     import json
 
     text = json.dumps({"schema": SCHEMA, "kind": kind, **plain(content)}, indent=2, ensure_ascii=False)
@@ -151,10 +152,10 @@ def print_json(kind: str, content: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Given a value of ours, return it as JSON's own types, with every key.
+    """Return a value as JSON types, with every key.
 
-    A dataclass or a named tuple becomes an object of all its fields, an enumeration its value, a number that JSON has
-    no word for null, and every other object, as a path or a job's id, its text.
+    A dataclass or a named tuple becomes an object of all its fields, an enumeration its value, infinity and NaN null,
+    and every other object, such as a path or a job id, its text.
     """
     if isinstance(value, Enum):
         return value.value
@@ -173,12 +174,12 @@ def plain(value: Any) -> Any:
 
 
 def chosen(value: object, *names: str) -> dict[str, Any]:
-    """Some attributes of a value, by their own names, for a JSON document."""
+    """Return some attributes of a value by name, for a JSON document."""
     return {name: getattr(value, name) for name in names}
 
 
 def close_stdout() -> None:
-    """Send the rest of standard output nowhere, so that the interpreter does not report its failure once more."""
+    """Redirect standard output to /dev/null, so that the interpreter does not report its failure again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -187,7 +188,7 @@ def close_stdout() -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Have a handler serve these signals, and restore them afterwards. SIGHUP stays ignored below nohup(1)."""
+    """Install a handler for these signals, and restore the previous ones afterwards. nohup(1) keeps SIGHUP ignored."""
     import signal
 
     before = {number: signal.getsignal(number) for number in numbers}

@@ -1,4 +1,4 @@
-"""Runs `resil cron run` and `resil cron tick`: the scheduler itself, in this very process."""
+"""Runs `resil cron run` and `resil cron tick`: the scheduler in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from resilience.cron.project import CronProject
     from resilience.cron.records import RunRecord
-    from resilience.cron.tick import Ticked
+    from resilience.cron.ticker import TickResult
 
 FOREGROUND = "foreground"
 _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 
 def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
-    """Tick until a signal. Return 0 also then: a signal is its regular end."""
+    """Tick until a signal. Return 0 after a signal as well: that is the regular end."""
     from resilience.cron.run import run
 
     by: list[int] = []
@@ -32,39 +32,41 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     def stop() -> bool:
         return bool(by)
 
-    if sentence := stopped_sentence_of(cron):
-        print(f"{clean(sentence)}: nothing is done")
-        print("  go on: resil cron install")
+    if sentence := stopped_message(cron):
+        print(f"{clean(sentence)}: no tick is made")
+        print("  to restart: resil cron install")
         return 0
     if not once:
-        print(f"the scheduler of {clean(str(cron.directory))} runs here, until Ctrl-C or SIGTERM", flush=True)
-        print("  how it is: resil cron status; what runs when: resil cron list", flush=True)
+        print(
+            f"the scheduler of {clean(str(cron.directory))} runs in the foreground, until Ctrl-C or SIGTERM", flush=True
+        )
+        print("  health: resil cron status; entries: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
         ran = run(cron, driver=driver or FOREGROUND, once=once, stop=stop, say=say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
         print(f"ended after {plural(ran.ticks, 'tick')}: {clean(ran.why)}")
-        _say_what_follows(cron, by)
+        _print_consequence(cron, by)
     return 1 if once and ran.last is None else 0
 
 
-def _say_what_follows(cron: CronProject, by: Sequence[int]) -> None:
-    """Ctrl-C is meant by a person; any other end leaves a gap, and a late scheduler is reported."""
+def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:
+    """Print whether the missing ticks are reported: not after Ctrl-C, which is deliberate."""
     if not by:
         return
     with suppress(ResilError):
         if signal.SIGINT in by and cron.state.installation() is None:
             host = cron.project.system.host.name
-            if cron.state.expect_no_more(host, os.getpid()) is not None:
-                print("  no ticks from now on, and no alert about it: you ended the scheduler yourself")
+            if cron.state.mark_last(host, os.getpid()) is not None:
+                print("  the ticks end without an alert, because you ended the scheduler")
             return
-    print("  the missing ticks will be reported; to stop for good: resil cron stop")
+    print("  the missing ticks will be reported; to stop without an alert: resil cron stop")
 
 
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
-    """One tick, or what it would do."""
-    from resilience.cron.tick import tick
+    """Make one tick, or print the due entries."""
+    from resilience.cron.run import tick
 
     if dry_run:
         return _show_due(cron, as_json=as_json)
@@ -78,24 +80,24 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
     return 0
 
 
-def stopped_sentence_of(cron: CronProject) -> str:
-    """A sentence about the stop of the scheduler; empty while it is not stopped."""
-    from resilience.cron.status import stopped_sentence
+def stopped_message(cron: CronProject) -> str:
+    """Return a message about the stop of the scheduler; empty while it is not stopped."""
+    from resilience.cron.status import describe_stop
 
     stopped = cron.state.stopped()
-    return stopped_sentence(stopped, cron.project.system.clock.now()) if stopped is not None else ""
+    return describe_stop(stopped, cron.project.system.clock.now()) if stopped is not None else ""
 
 
-def _show(ticked: Ticked) -> None:
-    """A line for each slot, for people; nothing where nothing was due."""
+def _show(ticked: TickResult) -> None:
+    """Print a line for each slot; nothing if none was due."""
     if not ticked.stopped and not _runs(ticked):
-        return  # mostly: and what prints takes as long to load as a tick to make
+        return  # the usual case; loading the printing code takes as long as a tick
     from resilience.cli.show_cron import sign
     from resilience.cron.words import slot_text
 
     if ticked.stopped:
-        print(f"{clean(ticked.stopped)}: nothing is done")
-        print("  go on: resil cron install")
+        print(f"{clean(ticked.stopped)}: no tick is made")
+        print("  to restart: resil cron install")
         return
     for run in _runs(ticked):
         text = f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}"
@@ -106,14 +108,14 @@ def _show(ticked: Ticked) -> None:
         print(clean(text))
 
 
-def _runs(ticked: Ticked) -> Sequence[RunRecord]:
-    """One record for each slot: of a slot that began and ended in this tick, the end alone."""
+def _runs(ticked: TickResult) -> Sequence[RunRecord]:
+    """Return one record per slot: only the end, for a slot that began and ended in this tick."""
     ended = {(run.name, run.slot) for kind in _OUTCOMES for run in getattr(ticked, kind)}
     begun = [run for run in ticked.started if (run.name, run.slot) not in ended]
     return [*begun, *(run for kind in _OUTCOMES for run in getattr(ticked, kind))]
 
 
-def _to_json(ticked: Ticked) -> dict[str, object]:
+def _to_json(ticked: TickResult) -> dict[str, object]:
     kinds = ("started", *_OUTCOMES)
     return {
         "stopped": ticked.stopped or None,
@@ -131,7 +133,7 @@ def _show_due(cron: CronProject, *, as_json: bool) -> int:
         rows = [{"name": due.entry.name} | chosen(due, "slot", "start", "reason", "passed_over") for due in found]
         print_json("cron-due", {"due": rows})
         return 0
-    if sentence := stopped_sentence_of(cron):
+    if sentence := stopped_message(cron):
         print(f"{clean(sentence)}: a tick would do nothing")
         return 0
     for due in found:
@@ -144,14 +146,14 @@ def _show_due(cron: CronProject, *, as_json: bool) -> int:
 
 @contextmanager
 def _flagged_by_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Note the number of each signal that ends a program; a second Ctrl-C ends it at once."""
+    """Record the number of each terminating signal; a second Ctrl-C ends the process at once."""
 
     def flag(number: int, frame: FrameType | None) -> None:
         note(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             with suppress(OSError):
-                os.write(2, b"\nresil: ending; what still runs gets 10 s. Ctrl-C again ends at once\n")
+                os.write(2, b"\nresil: stopping; running entries get 10 s. Press Ctrl-C again to stop at once\n")
 
     with handled(flag, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         yield

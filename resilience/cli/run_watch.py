@@ -1,9 +1,9 @@
-"""`resil watch`, once or repeatedly: runs the watchdogs, prints, alerts. Free of Typer: the common call skips it.
+"""`resil watch`, once or repeatedly: runs the watchdogs, prints findings, sends alerts. Does not import Typer.
 
-Output is as the Nagios plugin API has it, a table for people, or JSON. Source:
+The output is that of a Nagios plugin, a table on a terminal, or JSON. Source:
 https://www.monitoring-plugins.org/doc/guidelines.html ("Plugin Output for Nagios", "Performance data"): the first line
-has the verdict and all performance data; further lines are for people. Here the first line is the worst finding's, and
-each finding has a line of its own.
+has the verdict and all performance data, further lines are long output. Here the first line is the worst finding's, and
+each finding has its own line.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EVIDENCE_LINES = 5
-"""So many lines of evidence are shown below a bad finding; `--explain` and `--json` have all."""
+"""Lines of evidence shown below a bad finding; `--explain` and `--json` have all."""
 
 OK_ROWS = 20
-"""On a terminal, so many findings that are OK are shown; the rest of ten thousand logs is counted."""
+"""OK findings shown on a terminal; the rest is counted."""
 
 
 def show_reports(
     reports: Sequence[Report], *, explain: bool = False, as_json: bool = False, everything: bool = False
 ) -> int:
-    """Print the findings and return the exit code of the worst verdict; `everything` stands for `--all`."""
+    """Print the findings. Return the exit code of the worst verdict. `everything`: as with `--all`."""
     if as_json:
         print_json("watch", to_json(reports))
     elif sys.stdout.isatty():
-        print(*rows_for_people(reports, explain=explain), sep="\n")
+        print(*terminal_lines(reports, explain=explain), sep="\n")
     else:
         print(*lines(reports, explain=explain, everything=everything), sep="\n")
     return _worst(reports).exit_code
 
 
 def lines(reports: Sequence[Report], *, explain: bool = False, everything: bool = False) -> list[str]:
-    """The lines for programs, for cron's mail and for pipes, worst first. Pure."""
+    """Return the lines for pipes, programs and cron's mail, worst first. Pure."""
     found = _worst_first(reports)
-    told = (performance(f, fig, check if everything else "") for check, f in found for fig in f.figures)
-    data = " ".join(dict.fromkeys(told))  # two findings about one subject have the same figures
+    data_parts = (performance(f, fig, check if everything else "") for check, f in found for fig in f.figures)
+    data = " ".join(dict.fromkeys(data_parts))  # two findings about one subject have the same figures
     worst = _worst(reports)
     shown = []
     if everything:
         shown.append(f"RESIL {worst.value} - {_counted(reports, found)}" + (f" | {data}" if data else ""))
     elif not found:
-        shown.append(f"RESIL {worst.value} - no watchdog has looked")
+        shown.append(f"RESIL {worst.value} - no watchdog ran")
     for number, (check, finding) in enumerate(found):
         text = line(check, finding)
         if number == 0 and not everything:
@@ -87,43 +87,43 @@ def _counted(reports: Sequence[Report], found: Sequence[tuple[str, Finding]]) ->
     ]
     text = f"{', '.join(counts) or 'nothing'} in {plural(len(reports), 'watchdog')}"
     if found and found[0][1].verdict is not Verdict.OK:
-        text += f"; worst: {found[0][0]} {_said(found[0][1])}"
+        text += f"; worst: {found[0][0]} {_subject_and_summary(found[0][1])}"
     return text
 
 
 def line(check: str, finding: Finding) -> str:
     """`FS WARNING - /scratch: 91% used`. Pure."""
-    return f"{_barless(check).upper()} {finding.verdict.value} - {_said(finding)}"
+    return f"{_without_bars(check).upper()} {finding.verdict.value} - {_subject_and_summary(finding)}"
 
 
-def _said(finding: Finding) -> str:
-    return _barless(f"{finding.subject}: {finding.summary}")
+def _subject_and_summary(finding: Finding) -> str:
+    return _without_bars(f"{finding.subject}: {finding.summary}")
 
 
-def _barless(text: str) -> str:
-    """Text without what would begin performance data, or a new line."""
+def _without_bars(text: str) -> str:
+    """Return text without `|`, which begins performance data, and without line breaks."""
     return clean(text).replace("|", "¦")
 
 
 def _details(finding: Finding, *, explain: bool) -> list[str]:
-    """The lines below a finding: evidence, advice, and the explanation of the verdict."""
+    """Return the lines below a finding: evidence, advice, and the explanation of the verdict."""
     shown = []
     if finding.verdict is not Verdict.OK:
         evidence = finding.evidence if explain else finding.evidence[:EVIDENCE_LINES]
-        shown += [f"> {_barless(text)}" for text in evidence]
+        shown += [f"> {_without_bars(text)}" for text in evidence]
         if finding.advice:
-            shown.append(f"try: {_barless(finding.advice)}")
-    return shown + ([_barless(text) for text in finding.looked] if explain else [])
+            shown.append(f"try: {_without_bars(finding.advice)}")
+    return shown + ([_without_bars(text) for text in finding.looked] if explain else [])
 
 
 def performance(finding: Finding, figure: Figure, check: str = "") -> str:
     """`'label'=value[unit];[warn];[crit];[min];[max]`. Pure.
 
-    The label has the subject, so that it is the same however many there are. `=` may not stand in it, and a quote is
-    doubled. A figure that is no number is `U`, undetermined.
+    The label has the subject, so that it does not depend on the number of findings. `=` is not allowed in a label, and
+    quotes are doubled. A value that is not a number is `U`, undetermined.
     """
     label = figure.label if finding.subject in figure.label else f"{finding.subject} {figure.label}"
-    label = _barless(f"{check} {label}".strip()).replace("=", ":").replace("'", "''")
+    label = _without_bars(f"{check} {label}".strip()).replace("=", ":").replace("'", "''")
 
     def number(value: float | None) -> str:
         if value is None:
@@ -139,13 +139,13 @@ def performance(finding: Finding, figure: Figure, check: str = "") -> str:
     return f"'{label}'={value}{figure.unit if value != 'U' else ''};{rest}".rstrip(";")
 
 
-def rows_for_people(reports: Sequence[Report], *, explain: bool = False) -> list[str]:
-    """A table, for a terminal: worst first, what to do below each."""
+def terminal_lines(reports: Sequence[Report], *, explain: bool = False) -> list[str]:
+    """Return a table for a terminal: worst first, with advice below each finding."""
     found = _worst_first(reports)
     well = [pair for pair in found if pair[1].verdict is Verdict.OK]
     hidden = 0 if explain else max(0, len(well) - OK_ROWS)
     found = found[: len(found) - hidden]
-    headers = ("VERDICT", "WATCHDOG", "SUBJECT", "WHAT")
+    headers = ("VERDICT", "WATCHDOG", "SUBJECT", "SUMMARY")
     cells = [(f.verdict.value, check, f.subject, f.summary) for check, f in found]
     head, *rows = table(headers, cells)
     indent = " " * (head.find("SUBJECT") - head.find("VERDICT"))
@@ -155,12 +155,12 @@ def rows_for_people(reports: Sequence[Report], *, explain: bool = False) -> list
         shown.append(paint(word, verdict_colour(finding.verdict)) + row.removeprefix(word))
         shown += [paint(f"{indent}{text}", "dim") for text in _details(finding, explain=explain)]
     if hidden:
-        shown.append(paint(f"and {hidden} more that are OK (all of them: --explain, --json)", "dim"))
+        shown.append(paint(f"and {hidden} more OK (all: --explain, --json)", "dim"))
     return shown
 
 
 def to_json(reports: Sequence[Report]) -> dict[str, Any]:
-    """The reports for a JSON document. Pure."""
+    """Return the reports for a JSON document. Pure."""
     worst = _worst(reports)
     rows = [chosen(r, "check", "verdict", "time", "findings") | {"took_s": round(r.took_s, 3)} for r in reports]
     return {"verdict": worst, "exit_code": worst.exit_code, "reports": rows}
@@ -175,21 +175,21 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Ended(BaseException):
-    """A signal ends this process. No Exception: a handler on the way would take it for a fault of its own."""
+    """Raised by a terminating signal. Not an Exception, so that no handler on the way swallows it."""
 
 
 class WatchRequest(NamedTuple):
-    """The request of a command line.
+    """The options of `resil watch`.
 
     Attributes:
         name: of the watchdog; None for all.
-        overrides: fields of its settings that the command line gives.
-        settings: dotted settings that the command line gives: `watch.deadline_s`.
-        config: a settings file that was named.
+        overrides: fields of its settings, given on the command line.
+        settings: dotted settings of the command line: `watch.deadline_s`.
+        config: the settings file of the command line, or None.
         explain, as_json: how to print.
         alerts: whether to send alerts.
-        every_s: repeat after so many seconds, until a signal; None runs once.
-        times: repeat so many times only; 0 for ever.
+        every_s: interval in seconds, until a signal; None runs once.
+        times: number of repetitions; 0 for no limit.
     """
 
     name: str | None = None
@@ -204,12 +204,12 @@ class WatchRequest(NamedTuple):
 
 
 def run_watch(request: WatchRequest) -> int:
-    """Run the watchdogs and return the exit code: that of the last verdict; 0 when a signal ended a repeated watch."""
+    """Run the watchdogs. Return the exit code of the last verdict; 0 if a signal ended a repeated watch."""
     with _ended_by_signals():
         try:
             if request.every_s is None:
                 return _once(request, open_in_child(System(), path=request.config, overrides=request.settings))
-            return _again_and_again(request, request.every_s)
+            return _repeatedly(request, request.every_s)
         except Ended:
             return EXIT_TERMINATED if request.every_s is None else 0
         except KeyboardInterrupt:
@@ -221,7 +221,7 @@ def run_watch(request: WatchRequest) -> int:
 def _once(
     request: WatchRequest, project: Project, only: Collection[str] | None = None, on_readings: OnReadings | None = None
 ) -> int:
-    """One tick of all watchdogs that were asked for, or `only` of some of them."""
+    """Run all requested watchdogs once, or `only` some of them."""
     watchdogs, reports = _watchdogs(request, project)
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
@@ -241,34 +241,34 @@ def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog],
     return watchdogs_of(project, watchdog_names(project))
 
 
-def _again_and_again(request: WatchRequest, every_s: float) -> int:
+def _repeatedly(request: WatchRequest, every_s: float) -> int:
     from resilience.watch.daemon import DueLogs, LogFollower, ticks
 
     system = System()
     try:
         source = read_source(system, request.config)
         project = open_in_child(system, path=request.config, overrides=request.settings, source=source)
-    except ProbeError:  # the home directory hangs; its settings count as soon as it responds
+    except ProbeError:  # the home directory hangs; its settings are read as soon as it responds
         source, project = Source(), open_in_child(system, path=request.config, overrides=request.settings)
     code, due, follower = 0, DueLogs(system.clock), LogFollower()
     try:
         for overdue in ticks(system.clock, every_s, request.times, due.logs, follower):
             try:
-                now_there = read_source(system, request.config)
-                if now_there.path is None and source.path is not None:
-                    say(f"{source.path} is no longer there; the settings read before go on")
-                elif now_there != source or project.unread is not None:
-                    project = open_in_child(system, path=request.config, overrides=request.settings, source=now_there)
-                    source = now_there
-            except ResilError as error:  # the file is being edited, or the disk hangs: the last good settings stay
-                say(f"{error.message}; the settings read before go on")
+                current = read_source(system, request.config)
+                if current.path is None and source.path is not None:
+                    say(f"{source.path} no longer exists; the previous settings stay in use")
+                elif current != source or project.unread is not None:
+                    project = open_in_child(system, path=request.config, overrides=request.settings, source=current)
+                    source = current
+            except ResilError as error:  # the file is being edited, or the disk hangs
+                say(f"{error.message}; the previous settings stay in use")
             try:
                 only = due.owners(overdue) if overdue else None
                 code = _once(request, project, only, due.note)
             except ResilError as error:
                 say(error.message)
                 code = EXIT_UNKNOWN
-            except Exception as error:  # a bug; the next tick may meet none, and no other process watches
+            except Exception as error:  # a bug: continue, because no other process watches
                 if os.environ.get("RESIL_TRACEBACK"):
                     raise
                 say(f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where")
@@ -280,7 +280,7 @@ def _again_and_again(request: WatchRequest, every_s: float) -> int:
 
 
 def _show(reports: Sequence[Report], request: WatchRequest) -> int:
-    """Print. Alerts are sent although the disk under standard output is full, or its reader has gone."""
+    """Print the reports. A full disk or a closed pipe does not raise: alerts must still be sent."""
     try:
         show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
         sys.stdout.flush()
@@ -294,7 +294,7 @@ def _show(reports: Sequence[Report], request: WatchRequest) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end what is under way, children included, instead of leaving those behind."""
+    """Raise Ended on SIGTERM and SIGHUP, so that running checks and their children are ended too."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise Ended

@@ -1,6 +1,6 @@
 """The commands about runs: submit, status, logs, kill, save, clear, cancel; init and templates.
 
-Each imports what it needs when it runs: `resil logs` does not pay for the templates of `resil submit`.
+Each command imports its modules when it runs: `resil logs` does not load the templates of `resil submit`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STATUS_EVERY_S = 10.0
 
 @completion
 def complete_templates() -> Iterable[str]:
-    """Names of templates."""
+    """Return the names of templates."""
     from resilience.runs.templates.script import template_library
 
     return [info.name for info in template_library(open_project()).list()]
@@ -54,7 +54,7 @@ resil submit train.sbatch --array 10 -- --qos=high: your own script, unchanged, 
 
 resil submit train.sbatch -- -- --lr 0.1: arguments of your script that look like options.
 
-resil submit --array 5 --after auto: five more behind what is queued.
+resil submit --array 5 --after auto: five more behind the queued ones.
 
 resil submit --array 10 -n: show the script and the command, and do nothing."""
 
@@ -63,11 +63,11 @@ _SCRIPT_ARGS = "resil.script_args"
 
 
 class _SubmitCommand(TyperCommand):
-    """Keeps what follows `--` apart: it is for sbatch; and what follows a second `--`: it is for the script."""
+    """Collects the arguments after `--` for sbatch, and those after a second `--` for the script."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         position = args.index("--") if "--" in args else len(args)
-        _refuse_empty(args[:position])
+        _reject_empty(args[:position])
         rest = args[position + 1 :]
         second = rest.index("--") if "--" in rest else len(rest)
         ctx.meta[_SBATCH_ARGS] = tuple(rest[:second])
@@ -91,7 +91,7 @@ def submit(
         str, typer.Option("--array", "-a", metavar="N|EXPR", help="10: ten jobs, one after another. Or 1-10%2, 0-20:5.")
     ] = "",
     chain: Annotated[
-        int | None, typer.Option("--chain", metavar="N", help="N single jobs, each behind the one before.")
+        int | None, typer.Option("--chain", metavar="N", help="N single jobs, each behind the previous one.")
     ] = None,
     after: Annotated[
         str, typer.Option("--after", metavar="JOB|auto", help="Queue behind a live job; auto: the run's newest.")
@@ -138,7 +138,7 @@ def submit(
     from resilience.runs.submit_plan import SubmitRequest
 
     if parsable and as_json:
-        raise UsageError("--parsable and --json are two forms of one answer", hint="choose one of them")
+        raise UsageError("--parsable and --json cannot be given together", hint="use one of them")
     project = open_project(config, scheduler)
     own = Path(script) if script else None
     name = run or project.default_run(own)
@@ -175,7 +175,7 @@ def submit(
     if test_only:
         print(start_estimate(project, prepared))
         return
-    with patience("the scheduler is slow to answer; nothing is queued twice, so let it try"):
+    with patience("the scheduler is slow to respond; still trying. Nothing is queued twice"):
         result = perform(project, prepared, progress=say)
     if parsable:
         print("\n".join(map(str, result.ids)))
@@ -190,21 +190,23 @@ def submit(
 _VALUE_OPTIONS = frozenset(
     ("--array", "--after", "--dependency", "--exclude", "--signal", "--time", "--begin", "--run", "--template")
 ) | {"-a", "-d", "-x", "-t", "-b"}
-"""Options that must be given something."""
+"""Options that need a value."""
 
 
-def _refuse_empty(args: list[str]) -> None:
-    """`--after "$JOB"` with an unset variable must not mean: behind nothing."""
+def _reject_empty(args: list[str]) -> None:
+    """Reject empty values: `--after "$JOB"` with an unset variable must not drop the dependency."""
     for before, word in zip(["", *args], args, strict=False):
         name, equals, value = word.partition("=")
         option = before if word == "" else name if equals and not value else ""
         if option in _VALUE_OPTIONS:
-            raise UsageError(f"{option} is given nothing", hint="is a shell variable empty? or leave it out")
+            raise UsageError(
+                f"{option} has an empty value", hint="is a shell variable unset? To use the default, omit the option"
+            )
 
 
 def _chain(chain: int | None) -> int:
     if chain is not None and chain < 1:
-        raise UsageError(f"--chain {chain} would queue nothing", hint="--chain 5 queues five")
+        raise UsageError(f"--chain {chain} would queue nothing", hint="--chain 5 queues five jobs")
     return chain or 0
 
 
@@ -233,7 +235,7 @@ def _show_plan(project: Project, prepared: Prepared, *, as_json: bool) -> None:
 
 
 def _show_queued(prepared: Prepared, result: SubmitResult) -> None:
-    """Print what was queued, what happens next, how to stop it."""
+    """Print the queued jobs, their directory, and the next commands."""
     from resilience.runs.submissions import own_script
 
     array = prepared.plan.options.get("array")
@@ -245,11 +247,11 @@ def _show_queued(prepared: Prepared, result: SubmitResult) -> None:
         how = ", one after another" if expression.throttle == 1 and expression.count > 1 else ""
         print(f"queued run {result.run}: array {ids} of {plural(expression.count, 'job')}{how}")
     elif len(result.ids) > 1:
-        print(f"queued run {result.run}: {len(result.ids)} jobs, each behind the one before: {ids}")
+        print(f"queued run {result.run}: {len(result.ids)} jobs, each behind the previous one: {ids}")
     else:
         print(f"queued run {result.run}: job {ids}")
     if result.recovered:
-        print("  the scheduler did not answer at first; the job was found by its token, and it is there once")
+        print("  the scheduler did not respond at first; the job was found by its token and is queued once")
     for note in result.notes:
         print(f"  note: {clean(note)}")
     if "dependency" in prepared.plan.options:
@@ -271,14 +273,14 @@ def status(
         float, typer.Option("--interval", metavar="SECONDS", help="With --watch.", min=1.0)
     ] = STATUS_EVERY_S,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Ask the scheduler now, however young the last answer.")
+        bool, typer.Option("--fresh", help="Query the scheduler now instead of using its cached answer.")
     ] = False,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Show ended jobs and every attempt as well.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Show every run, or one: state, reason in words, time left, last step, what is next."""
+    """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
     project, watch_s = open_project(config, scheduler), interval if watch else None
@@ -289,9 +291,11 @@ def status(
 @single_command("Examples: resil logs; resil logs gpt -f; resil logs gpt --lines 200; less $(resil logs gpt --path)")
 def logs(
     run: RunArgument = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, through the next attempts too.")] = False,
-    lines: Annotated[int, typer.Option("--lines", metavar="N", help="How many lines of the end.", min=0)] = 40,
-    path_only: Annotated[bool, typer.Option("--path", help="Write the path of the log, nothing else.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep following, also through later attempts.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", metavar="N", help="Number of lines to show.", min=0)] = 40,
+    path_only: Annotated[bool, typer.Option("--path", help="Print only the path of the log.")] = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -324,18 +328,18 @@ def _write_log(text: bytes, header: Path | None) -> None:
 @single_command('Examples: resil kill gpt --why "loss is NaN"; resil kill gpt --scope all; resil kill /shared/runs/gpt')
 def kill(
     run: RunArgument = "",
-    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For those who find it stopped.")] = "",
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for other users.")] = "",
     scope: Annotated[
-        Scope, typer.Option("--scope", help="job: queued jobs end as they start. all: they are cancelled as well.")
+        Scope, typer.Option("--scope", help="job: queued jobs end when they start. all: they are cancelled as well.")
     ] = Scope.JOB,
     config: ConfigOption = None,
 ) -> None:
-    """Stop a run after a save, by its kill switch. It stays stopped until `resil clear`.
+    """Stop a run after a save, by setting its kill switch. The run stays stopped until `resil clear`.
 
-    Creates a file that the run reads; colleagues who may write in the run's directory can do so too. The batch shell
-    ends a training that hangs after a while; this command says when.
+    Writes a file that the run reads; colleagues with write access to the run's directory can do so too. If the training
+    hangs, the batch shell ends it later; this command prints when.
     """
-    from resilience.runs.kill_outlook import read_outlook, sentences
+    from resilience.runs.kill_outlook import describe_outlook, read_outlook
     from resilience.runs.switches import set_switch
 
     project = open_project(config)
@@ -349,24 +353,24 @@ def kill(
         scope = Scope.JOB
     name = run or directory.run
     try:
-        with patience("the switch is set; asking the scheduler what runs"):
+        with patience("the switch is set; querying the scheduler for running jobs"):
             outlook = read_outlook(project, directory)
-    except ResilError as error:  # the switch is set, whatever the scheduler answers
-        print(f"  its effect could not be looked up: {clean(error.message)}")
+    except ResilError as error:  # the switch is set even if the scheduler does not respond
+        print(f"  its effect could not be determined: {clean(error.message)}")
         print(f"  to clear it: resil clear {name}; its owner can end the run at once: resil cancel {name}")
         return
-    for sentence in sentences(outlook, name, scope, project.system.clock.now()):
-        print(f"  {clean(sentence)}")
+    for line in describe_outlook(outlook, name, scope, project.system.clock.now()):
+        print(f"  {clean(line)}")
 
 
 @single_command('Examples: resil save gpt; resil save gpt --label before-lr-drop --why "trying a new schedule"')
 def save(
     run: RunArgument = "",
     label: Annotated[str, typer.Option("--label", metavar="NAME", help="Name for the checkpoint.")] = "",
-    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="For the journal.")] = "",
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for the journal.")] = "",
     config: ConfigOption = None,
 ) -> None:
-    """Make a run save now and go on, by its save switch."""
+    """Make a run save now and continue, by setting its save switch."""
     from resilience.runs.switches import set_switch
 
     project = open_project(config)
@@ -375,13 +379,13 @@ def save(
     print(f"save switch set: {switch.path}")
     if switch.warning:
         print(f"  warning: {switch.warning}")
-    print("  a training that checks its switches saves, goes on, and removes the switch")
+    print("  a training that checks its switches saves, continues, and removes the switch")
 
 
 @single_command("Examples: resil clear gpt; resil clear gpt --finished")
 def clear(
     run: RunArgument = "",
-    finished: Annotated[bool, typer.Option("--finished", help="Also forget that the run is finished.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Also clear the mark of a finished run.")] = False,
     config: ConfigOption = None,
 ) -> None:
     """Clear the switches of a run, so that it may train again."""
@@ -393,13 +397,13 @@ def clear(
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
-        print(f"  the run is still marked as finished; to train on: resil clear {run or directory.run} --finished")
+        print(f"  the run is still marked as finished; to continue: resil clear {run or directory.run} --finished")
 
 
 @single_command("Examples: resil cancel gpt; resil cancel gpt --pending")
 def cancel(
     run: RunArgument = "",
-    pending: Annotated[bool, typer.Option("--pending", help="Only queued jobs; running jobs go on.")] = False,
+    pending: Annotated[bool, typer.Option("--pending", help="Only queued jobs; running jobs continue.")] = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -419,17 +423,19 @@ def cancel(
 
 @single_command("Examples: resil init; resil init --from old.sbatch; resil init ~/runs/gpt")
 def init(
-    directory: Annotated[str, typer.Argument(metavar="[FOLDER]", help="Default: here.", show_default=False)] = "",
+    directory: Annotated[
+        str, typer.Argument(metavar="[FOLDER]", help="Default: the current directory.", show_default=False)
+    ] = "",
     source: Annotated[
-        str, typer.Option("--from", metavar="SCRIPT", help="Take over the #SBATCH lines of a batch script.")
+        str, typer.Option("--from", metavar="SCRIPT", help="Import the #SBATCH lines of a batch script.")
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing resil.toml.")] = False,
 ) -> None:
-    """Write a commented resil.toml and the cron directory. Asks nothing; keeps existing files."""
+    """Write a commented resil.toml and the cron directory. Keeps existing files."""
     from resilience.runs import init as runs_init
     from resilience.system.ports import System
 
-    here = System().cwd  # existing settings may be what is broken; they are not read
+    here = System().cwd  # existing settings are not read: they may be broken
     script = (here / source).resolve() if source else None
     done = runs_init.init(directory=(here / directory).resolve(), source=script, force=force)
     for path in done.written:
@@ -439,25 +445,27 @@ def init(
     for note in done.notes:
         print(f"note: {note}")
     print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
-    print("and:  resil cron install  # runs the watchdogs in cron/; [alert] says whom they notify")
+    print("and:  resil cron install  # runs the watchdogs in cron/, which notify the channels of [alert]")
 
 
 @single_command("Examples: resil templates; resil templates torchrun; resil templates torchrun --source > my.sbatch.j2")
 def templates(
     name: Annotated[
         str,
-        typer.Argument(metavar="[NAME]", help="Show this one.", autocompletion=complete_templates, show_default=False),
+        typer.Argument(
+            metavar="[NAME]", help="Show only this template.", autocompletion=complete_templates, show_default=False
+        ),
     ] = "",
-    source: Annotated[bool, typer.Option("--source", help="Write the template's text.")] = False,
+    source: Annotated[bool, typer.Option("--source", help="Print the template's source.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """List the sbatch templates, each with its place; or show the purpose and the variables of one."""
+    """List the sbatch templates and their paths, or show the purpose and the variables of one."""
     from resilience.runs.templates.script import template_library
 
     library = template_library(open_project(config))
     if name:
-        text = library.source(name)  # an unknown name is an error with the nearest one
+        text = library.source(name)  # raises for an unknown name
         if source:
             print(text, end="")
             return
@@ -474,4 +482,4 @@ def templates(
             (info.name, info.origin + (" (shadowed)" if info.shadowed else ""), info.summary, str(info.path))
             for info in infos
         ]
-        print_table(("NAME", "FOUND", "FOR", "PATH"), cells)
+        print_table(("NAME", "ORIGIN", "PURPOSE", "PATH"), cells)

@@ -1,4 +1,4 @@
-"""Prints what the commands of `resil cron` found and did."""
+"""Prints the results of the commands of `resil cron`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from resilience.messages import cut, plural
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from resilience.cron.add import NewEntry
     from resilience.cron.canary import CanaryAnswer
     from resilience.cron.driver_choice import Choice
+    from resilience.cron.edit import NewEntry
     from resilience.cron.install import Installed, Removed
     from resilience.cron.project import CronProject
     from resilience.cron.records import Installation
@@ -39,7 +39,7 @@ _SUMMARY_CHARACTERS = 70
 
 
 def show_status(found: CronStatus) -> None:
-    """The state of the scheduler, then the entries."""
+    """Print the state of the scheduler, then the entries."""
     judgement, now = found.judgement, found.now
     health = paint(judgement.health.value, HEALTH_COLOURS[judgement.health])
     print(f"{paint('cron', 'bold')}  {health}: {clean(judgement.reason)}")
@@ -51,7 +51,7 @@ def show_status(found: CronStatus) -> None:
             print(paint(f"  {clean(text)}", "yellow"))
     if found.next:
         is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
-        print("  next:" if is_running else "  would come next, if there were ticks:")
+        print("  next:" if is_running else "  next, once the scheduler runs:")
         print_table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)
     if found.rows:
         print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)
@@ -73,19 +73,19 @@ def _facts(found: CronStatus) -> list[str]:
         if why := installation.facts.get("why"):
             lines.append(f"  {why}")
         if found.driver is not None:
-            gone_as_meant = found.stopped is not None and found.driver.liveness is Liveness.GONE
-            told = f"{found.driver.liveness.value}: {found.driver.summary}"
-            lines.append("  nothing of it is left: that is as it should be" if gone_as_meant else f"  {told}")
+            gone_as_expected = found.stopped is not None and found.driver.liveness is Liveness.GONE
+            driver = f"{found.driver.liveness.value}: {found.driver.summary}"
+            lines.append("  no job or process of it is left, as expected" if gone_as_expected else f"  {driver}")
             if found.driver.next_tick is not None:
                 lines.append(f"  next tick: {when(found.driver.next_tick, now)}")
     if heartbeat is not None:
         place = heartbeat.host + (f", job {heartbeat.job_id}" if heartbeat.job_id else "")
-        lines.append(f"last tick: {ago(heartbeat.time, now)}, by {heartbeat.driver or 'somebody'} on {place}")
+        lines.append(f"last tick: {ago(heartbeat.time, now)}, by {heartbeat.driver or 'an unknown driver'} on {place}")
         since = slot_text(heartbeat.alive_since, now)
         lines.append(f"alive since {since}: {plural(heartbeat.ticks, 'tick')}")
         if heartbeat.trouble:
-            lines.append(f"trouble in that tick: {heartbeat.trouble}")
-        late = f"late by {format_duration(round(heartbeat.late_s, 1))}" if heartbeat.late_s >= 0.05 else "in time"
+            lines.append(f"error in that tick: {heartbeat.trouble}")
+        late = f"late by {format_duration(round(heartbeat.late_s, 1))}" if heartbeat.late_s >= 0.05 else "on time"
         lines.append(f"lateness: the last tick was {late}{_lateness(found)}")
     return lines
 
@@ -121,12 +121,12 @@ def _last(rows: Sequence[EntryRow], now: float) -> tuple[list[tuple[str, ...]], 
 
 
 def sign(outcome: Outcome) -> str:
-    """Two characters for an outcome: `ok`, `!!`, `..`, `--`."""
+    """Return two characters for an outcome: `ok`, `!!`, `..`, `--`."""
     return SIGNS.get(outcome, "!!")
 
 
 def outcome_text(run: RunRecord, now: float | None = None) -> str:
-    """The outcome of a slot, in one line."""
+    """Return the outcome of a slot, in one line."""
     text = run.outcome.value
     if run.outcome is Outcome.RUNNING and now is not None and run.started is not None:
         text += f" for {span(now - run.started)}"
@@ -142,21 +142,21 @@ def outcome_text(run: RunRecord, now: float | None = None) -> str:
 
 
 def when(moment: float, now: float) -> str:
-    """`18:00, in 12 min`."""
+    """Return `18:00, in 12 min`."""
     if moment <= now:
         return f"{slot_text(moment, now)}, now"
     return f"{slot_text(moment, now)}, in {span(moment - now)}"
 
 
 def ago(moment: float, now: float) -> str:
-    """`12 min ago`; a moment in the future is said to be one: some clock is wrong."""
+    """Return `12 min ago`; for a future moment, a text that points to a wrong clock."""
     if moment > now + 1:
         return f"{span(moment - now)} in the future, by this machine's clock"
     return f"{span(now - moment)} ago"
 
 
 def span(seconds: float) -> str:
-    """A duration without more than it needs: whole seconds below a minute, whole minutes below a day."""
+    """Return a rounded duration: whole seconds below two minutes, whole minutes below two hours."""
     if seconds < 120:
         return f"{max(0.0, seconds):.0f} s"
     if seconds < 7200:
@@ -165,17 +165,14 @@ def span(seconds: float) -> str:
 
 
 def print_ignored(faults: int, indent: str = "") -> None:
-    """The count of ignored files that are probably meant to run; a README is not counted."""
+    """Print the number of ignored items that were probably meant to run; a README is not counted."""
     if faults:
-        do = "does" if faults == 1 else "do"
-        text = (
-            f"{plural(faults, 'thing')} in the cron directory {do} not run, most probably by mistake: resil cron doctor"
-        )
+        text = f"{plural(faults, 'item')} in the cron directory cannot run, probably by mistake: resil cron doctor"
         print(paint(indent + text, "yellow"))
 
 
 def status_to_json(found: CronStatus) -> dict[str, Any]:
-    """The status for a JSON document."""
+    """Return the status for a JSON document."""
     lateness = found.lateness
     return (
         chosen(found.judgement, "health", "reason", "advice")
@@ -194,7 +191,7 @@ def status_to_json(found: CronStatus) -> dict[str, Any]:
 
 
 def show_listing(found: Listing, now: float, directory: Path) -> None:
-    """The table of entries."""
+    """Print the table of entries."""
     for text in found.trouble:
         print(paint(f"  {clean(text)}", "yellow"))
     if found.rows:
@@ -214,18 +211,18 @@ def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
 
 
 def listing_to_json(found: Listing) -> dict[str, Any]:
-    """The listing for a JSON document."""
+    """Return the listing for a JSON document."""
     return chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
 
 
 # ---- add, remove, prune ---------------------------------------------------------------------------------------
 
 
-def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: bool) -> None:
-    """Schedule it, and say when it runs."""
-    from resilience.cron.add import add
+def show_add(cron: CronProject, entry: NewEntry, *, dry_run: bool, as_json: bool) -> None:
+    """Schedule an entry, and print its next runs."""
+    from resilience.cron.edit import add
 
-    done = add(cron, wanted, dry_run=dry_run)
+    done = add(cron, entry, dry_run=dry_run)
     now = cron.project.system.clock.now()
     if as_json:
         print_json("cron-add", chosen(done, "name", "path", "text", "next", "notes") | {"dry_run": dry_run})
@@ -235,17 +232,15 @@ def show_add(cron: CronProject, wanted: NewEntry, *, dry_run: bool, as_json: boo
     if done.next:
         print(f"  next runs of {clean(done.name)}: {'; '.join(when(slot, now) for slot in done.next)}")
     else:
-        print("  it runs once after each start of the machine")
+        print("  runs once after each boot of the machine")
     print_indented(done.notes)
     if not dry_run:
-        print(
-            f"  what becomes of it: resil cron history {clean(done.name)}; undo: resil cron remove {clean(done.name)}"
-        )
+        print(f"  results: resil cron history {clean(done.name)}; to remove it: resil cron remove {clean(done.name)}")
 
 
 def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_json: bool) -> None:
-    """Remove them, and say what that was."""
-    from resilience.cron.remove import remove
+    """Remove entries, and print them."""
+    from resilience.cron.edit import remove
 
     gone = remove(cron, names, dry_run=dry_run)
     if as_json:
@@ -255,13 +250,13 @@ def show_remove(cron: CronProject, names: Sequence[str], *, dry_run: bool, as_js
     for one in gone:
         print(clean(f"{'would remove' if dry_run else 'removed'} {one.place}"))
         if one.is_link:
-            print(f"  only the link; {clean(one.text)} is still there")
+            print(f"  only the link; {clean(one.text)} stays")
         elif one.text:
             print_indented(one.text.split("\n"), 4)
 
 
 def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
-    """Remove what is kept for too long, and say how much that was."""
+    """Remove expired files, and print how many."""
     from resilience.cron.prune import prune
 
     done = prune(cron, dry_run=dry_run)
@@ -273,21 +268,20 @@ def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
         counts = chosen(done, "marks", "lines", "trouble")
         print_json("cron-prune", {"removed": groups, "dry_run": dry_run} | counts)
         return
-    said = "would be removed" if dry_run else "removed"
+    removed = "would be removed" if dry_run else "removed"
     for what, sizes in kinds.items():
-        print(f"{what}: {plural(len(sizes), 'file')} {said}, {format_bytes(sum(sizes))}")
+        print(f"{what}: {plural(len(sizes), 'file')} {removed}, {format_bytes(sum(sizes))}")
     if done.lines:
-        print(f"histories: {done.lines} old lines {said}")
+        print(f"histories: {done.lines} old lines {removed}")
     if done.marks:
-        print(f"running: {done.marks} {'mark of a run that is' if done.marks == 1 else 'marks of runs that are'} "
-              f"dead {said}")  # fmt: skip
+        print(f"running: {plural(done.marks, 'mark')} of dead runs {removed}")
     print_indented(done.trouble)
     if not (kinds or done.lines or done.marks):
-        print("nothing is kept for too long")
+        print("nothing has expired")
 
 
 def show_examination(found: CronExamination) -> None:
-    """A line for each diagnosis, and one for each ignored file, with advice."""
+    """Print a line for each diagnosis, and one for each ignored file, with advice."""
     from resilience.cli.doctor import show_diagnoses
 
     ignored = sorted(found.ignored, key=lambda one: not one.is_fault)
@@ -296,11 +290,11 @@ def show_examination(found: CronExamination) -> None:
         for one in ignored
     ])  # fmt: skip
     if found.is_broken:
-        print(paint("an entry that is meant to run does not: see CRITICAL", "red"))
+        print(paint("an entry cannot run: see CRITICAL", "red"))
 
 
 def show_environment(variables: Mapping[str, str], secret: Collection[str], *, as_json: bool) -> None:
-    """The variables; hidden are the values of secrets, and of the variables that are named in `secret`."""
+    """Print the variables; the values of secrets, and of the variables named in `secret`, are hidden."""
     shown = dict(sorted(_shown(variables, secret).items()))
     if as_json:
         print_json("cron-environment", {"environment": shown})
@@ -317,14 +311,14 @@ def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, s
 
 
 CANARY_POLL_S = 1.0
-"""`--wait` polls so often."""
+"""Interval at which `--wait` polls."""
 
 
 def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> int:
-    """Install, or show what that would do."""
+    """Install, or print the steps."""
     from resilience.cron.install import install
 
-    with patience("looking at what this site has: crontab, systemd, the scheduler"):
+    with patience("checking which drivers are available: crontab, systemd, the scheduler"):
         done = install(cron.project, backend, dry_run=dry_run, replace=replace)
     if as_json:
         print_json("cron-install", _installed_to_json(done, dry_run=dry_run))
@@ -334,16 +328,14 @@ def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: boo
         for step in done.steps:
             print(f"would: {clean(step.what)}")
             print_indented(step.text.rstrip("\n").split("\n") if step.text else (), 4)
-        if not done.steps:
-            print("nothing would be done: it is there already")
-    if not dry_run and not done.lines:
-        print("nothing was to be done: it is there already")
+    if not (done.steps if dry_run else done.lines):
+        print("no change: already installed")
     _show_lines(done.lines, done.notes)
     if not dry_run:
-        print("  what runs when: resil cron list; whether it lives: resil cron status")
+        print("  entries: resil cron list; health: resil cron status")
         if done.choice.name == "foreground":
             print(
-                f"  now start it, and leave it running: resil cron run (on {done.installation.host}, in tmux for one)"
+                f"  now start it and keep it running: resil cron run (on {done.installation.host}, for example in tmux)"
             )
     return 0
 
@@ -354,7 +346,7 @@ def _show_choice(choice: Choice, *, is_installed: bool) -> None:
     if others and not is_installed:
         rows = []
         for offer in others:
-            state = "could be" if offer.availability.is_available else "no"
+            state = "available" if offer.availability.is_available else "no"
             rows.append((offer.name, state, offer.availability.reason))
         print_table(("", "", ""), rows, ["dim"] * len(rows), indent=2)
 
@@ -372,9 +364,9 @@ def _changed_to_json(done: Installed | Removed) -> dict[str, Any]:
 
 
 def installation_to_json(installation: Installation | None) -> dict[str, Any] | None:
-    """An installation for a JSON document, without its token: a process that has it could act in its name.
+    """Return an installation for a JSON document, without its token: the token authorizes a driver.
 
-    The environment of its ticks (facts that begin with `$`) is private and long, and left out too.
+    The environment of its ticks (facts that begin with `$`) is private, and left out too.
     """
     if installation is None:
         return None
@@ -386,13 +378,13 @@ def installation_to_json(installation: Installation | None) -> dict[str, Any] | 
 
 
 def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> int:
-    """Take the driver out."""
+    """Uninstall the driver."""
     from resilience.cron.install import Removed, uninstall
 
     if dry_run:
         done = Removed(cron.state.installation())
     else:
-        with patience("the scheduler takes its time"):
+        with patience("the scheduler is slow to respond"):
             done = uninstall(cron.project, force=force)
     if as_json:
         print_json("cron-uninstall", _changed_to_json(done) | {"dry_run": dry_run})
@@ -401,10 +393,10 @@ def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bo
     if installation is None:
         print("nothing is installed")
     elif dry_run:
-        print(f"would take out {installation.driver}, installed by {installation.by} on {installation.host}")
+        print(f"would uninstall {installation.driver}, installed by {installation.by} on {installation.host}")
     _show_lines(done.lines, done.notes)
     if installation is not None and not dry_run:
-        print(f"uninstalled: {installation.driver} makes no ticks any more; the cron directory stays as it is")
+        print(f"uninstalled: {installation.driver} makes no more ticks; the cron directory is unchanged")
     return 0
 
 
@@ -412,14 +404,14 @@ def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
     """Stop the scheduler."""
     from resilience.cron.install import stop
 
-    with patience("the scheduler takes its time"):
+    with patience("the scheduler is slow to respond"):
         done = stop(cron.project, why)
     if as_json:
         print_json("cron-stop", _changed_to_json(done))
         return 0
     _show_lines(done.lines, done.notes)
-    print("stopped: nothing runs any more, and nothing is submitted again")
-    print("  go on: resil cron install; for good: resil cron uninstall")
+    print("stopped: no entry starts, and no job is submitted")
+    print("  to restart: resil cron install; to remove the driver: resil cron uninstall")
     return 0
 
 
@@ -432,35 +424,36 @@ def _show_lines(lines: Iterable[str], notes: Iterable[str]) -> None:
 
 
 def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
-    """Ask for a canary and wait for what becomes of it."""
-    from resilience.cron.canary import answer, ask
+    """Request a canary and wait for its result."""
+    from resilience.cron.canary import answer as canary_answer
+    from resilience.cron.canary import ask
 
     clock = cron.project.system.clock
     id = ask(cron)
     if not as_json:
-        print(f"canary {id}: the next tick will send it, and each channel says whether it took it", flush=True)
-    deadline, is_taken = clock.monotonic() + wait_s, False
-    found = answer(cron, id)
+        print(f"canary {id}: the next tick sends it; waiting for the response of each channel", flush=True)
+    deadline, is_picked_up = clock.monotonic() + wait_s, False
+    found = canary_answer(cron, id)
     while not _is_over(found) and clock.monotonic() < deadline:
-        if found.taken is not None and not is_taken and not as_json:
-            is_taken = True
-            print(f"  taken up after {found.taken - found.asked:.1f} s by {clean(found.by)}", flush=True)
+        if found.taken is not None and not is_picked_up and not as_json:
+            is_picked_up = True
+            print(f"  picked up after {found.taken - found.asked:.1f} s by {clean(found.by)}", flush=True)
         clock.sleep(min(CANARY_POLL_S, max(0.05, deadline - clock.monotonic())))
-        found = answer(cron, id)
+        found = canary_answer(cron, id)
     code = 0 if found.is_well else 1 if _is_over(found) else EX_TEMPFAIL
     if as_json:
         print_json("cron-canary", canary_to_json(found))
         return code
-    for channel, took_it, said, after_s in found.channels:
-        print(f"{'ok' if took_it else '!!'}  {clean(channel)} after {after_s:.1f} s: {clean(said)}")
+    for channel, is_delivered, answer, after_s in found.channels:
+        print(f"{'ok' if is_delivered else '!!'}  {clean(channel)} after {after_s:.1f} s: {clean(answer)}")
     if found.trouble:
         print(f"!!  {clean(found.trouble)}")
     if not _is_over(found):
         if found.taken is None:
-            print("no tick took it up in time")
+            print("no tick picked it up in time")
             print("  try: resil cron status")
         else:
-            print("taken up, and not every channel has answered yet; it is tried on")
+            print("picked up, but not every channel has responded yet; delivery is retried")
             print("  try: resil alert list; resil alert flush")
     return code
 
@@ -470,7 +463,7 @@ def _is_over(found: CanaryAnswer) -> bool:
 
 
 def canary_to_json(found: CanaryAnswer) -> dict[str, Any]:
-    """A canary for a JSON document."""
+    """Return a canary for a JSON document."""
     keys = ("channel", "is_delivered", "answer", "after_s")
     return chosen(found, "id", "asked", "taken", "by", "ended", "is_well", "trouble") | {
         "channels": [dict(zip(keys, channel, strict=True)) for channel in found.channels]
@@ -481,10 +474,10 @@ def canary_to_json(found: CanaryAnswer) -> dict[str, Any]:
 
 
 def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:
-    """One line for each slot."""
+    """Print one line for each slot."""
     if not runs:
-        print("it has not run yet" if of_one else "nothing has run yet")
-        print("  when it will: resil cron list")
+        print("the entry has not run yet" if of_one else "no entry has run yet")
+        print("  next runs: resil cron list")
         return
     cells, colours = [], []
     for run in runs:
@@ -515,7 +508,7 @@ def _result(run: RunRecord) -> str:
 
 
 def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The runs for a JSON document."""
+    """Return the runs for a JSON document."""
     keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
     return {
         "runs": [
@@ -529,7 +522,7 @@ def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def show_logs(cron: CronProject, name: str, *, slot: str, last: int, follows: bool, path_only: bool) -> None:
-    """Write the outputs, oldest first; say before each, on standard error, which it is."""
+    """Write the outputs, oldest first, each with a header on standard error."""
     found = find_logs(cron, name, slot=slot, last=last)
     now = cron.project.system.clock.now()
     for log in found:

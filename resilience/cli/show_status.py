@@ -1,4 +1,4 @@
-"""Prints what `resil status` found. Knows nothing of Typer: the common call skips it (cli/entry.py)."""
+"""Prints `resil status`. Does not import Typer: the frequent call runs without it (cli/entry.py)."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def show_status(
     everything: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Look and print, once or every `watch_s` seconds; return the exit code: 75 when the scheduler did not answer."""
+    """Print the status once, or every `watch_s` seconds. Return the exit code: 75 if the scheduler did not respond."""
     while True:
-        statuses = _look(project, run, fresh=fresh)
+        statuses = _statuses(project, run, fresh=fresh)
         late = late_notice(project)
         if as_json:
-            told = {"cron": late} if late else {}
+            notice = {"cron": late} if late else {}
             now = project.system.clock.now()
-            print_json("status", {"runs": [_to_json(status, now) for status in statuses], **told})
+            print_json("status", {"runs": [_to_json(status, now) for status in statuses], **notice})
         else:
             if watch_s is not None and sys.stdout.isatty():
                 print("\x1b[H\x1b[2J", end="")
@@ -53,15 +53,15 @@ def show_status(
     return EX_TEMPFAIL if any(status.headline == "unknown" for status in statuses) else 0
 
 
-def _look(project: Project, run: str, *, fresh: bool) -> tuple[RunStatus, ...]:
+def _statuses(project: Project, run: str, *, fresh: bool) -> tuple[RunStatus, ...]:
     directories = (project.existing(run),) if run else project.runs()
     return run_statuses(project, directories, fresh=fresh)
 
 
 def _show(project: Project, statuses: Sequence[RunStatus], *, everything: bool) -> None:
     if not statuses:
-        print(f"no run was submitted from here yet (looked in {project.loaded.state_dir})")
-        print("  try: resil submit --array 10; to see one first: resil demo")
+        print(f"no run has been submitted here yet (state directory {project.loaded.state_dir})")
+        print("  try: resil submit --array 10; for a demonstration: resil demo")
         return
     for number, status in enumerate(statuses):
         if number:
@@ -99,16 +99,18 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(f"  lost: {clean(sentence)}")
     for switch in status.switches:
         why = f": {clean(switch.why)}" if switch.why else ""
-        state = "" if switch.honoured else f" (not obeyed: {clean(switch.refusal)})"
+        state = "" if switch.honoured else f" (rejected: {clean(switch.refusal)})"
         if status.kill is not None and switch.kind == KILL_SWITCH and switch.honoured:
             state = f"; {describe(status.kill, now)}"
         print(f"  {switch.kind} switch of {clean(switch.who)}{why}{state}")
     if status.kill is not None and not any(s.kind == KILL_SWITCH and s.honoured for s in status.switches):
-        print(f"  {status.kill.why}: {describe(status.kill, now)}")  # stop_after, or it was cleared too late
+        print(
+            f"  {status.kill.why}: {describe(status.kill, now)}"
+        )  # because of stop_after, or because the switch was cleared too late
     if status.unreadable:
         print(f"  {clean(status.unreadable)}")
     if status.trouble:
-        print(f"  {clean(status.trouble)}; what runs is unknown, not dead")
+        print(f"  {clean(status.trouble)}; its jobs are unknown, not dead")
     if everything and status.attempts:
         _show_attempts(status, now)
 

@@ -1,4 +1,4 @@
-"""`resil watch fs --top`: the largest and the fastest-growing directories, and how exact the figures are."""
+"""`resil watch fs --top`: the largest and the fastest-growing directories, and the accuracy of the figures."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def show_top(
     as_json: bool,
     by: str,
 ) -> int:
-    """Scan the directories (none given: the project's) and print what fills them.
+    """Scan the directories (default: the project's) and print the largest and the fastest-growing.
 
-    Return 0, or 3 if one of them could not be looked at, or 130 if a person ended it.
+    Return 0, 3 if a directory could not be scanned, or 130 after Ctrl-C.
     """
     system = project.system
     roots = directories_meant(project, paths)
@@ -55,10 +55,10 @@ def show_top(
     reports: list[TopReport] = []
     for number, root in enumerate(roots):
         left_s = None if until is None else max(0.5, (until - system.clock.monotonic()) / (len(roots) - number))
-        with_bar = _Bar(root) if sys.stderr.isatty() else None
-        found = scan_directory(system, root, left_s, with_bar.tell if with_bar else lambda _: None)
-        if with_bar:
-            with_bar.clear()
+        progress = _Bar(root) if sys.stderr.isatty() else None
+        found = scan_directory(system, root, left_s, progress.update if progress else lambda _: None)
+        if progress:
+            progress.clear()
         reports.append(compose(found, limit=limit, by=by, login_name=cache(login_name)))
         if found.interrupted:
             break
@@ -77,13 +77,13 @@ def show_top(
 
 
 class _Bar:
-    """One line on the terminal that says how far it has come."""
+    """A progress line on the terminal."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.began, self.shown = clean(str(root)), time.monotonic(), False
 
-    def tell(self, progress: Progress) -> None:
-        """Draw it anew, after the first moment: what is quick needs none."""
+    def update(self, progress: Progress) -> None:
+        """Redraw the line, from 0.3 s on: a quick scan needs none."""
         took_s = time.monotonic() - self.began
         if took_s < 0.3:
             return
@@ -92,13 +92,13 @@ class _Bar:
         self.shown = True
 
     def clear(self) -> None:
-        """Leave nothing of it."""
+        """Erase the line."""
         if self.shown:
             self._write("\r\x1b[K")
 
     @staticmethod
     def _write(text: str) -> None:
-        with suppress(OSError):  # the terminal is gone, and what was found is to be remembered all the same
+        with suppress(OSError):  # the terminal is gone, but the scan must still be recorded
             sys.stderr.write(text)
             sys.stderr.flush()
 
@@ -111,34 +111,34 @@ def _columns() -> int:
 
 
 def bar(progress: Progress, took_s: float, root: str) -> str:
-    """`[######......] 2,500 of about 5,051 directories, 510,000 looks, 3 s: /scratch`. Pure."""
+    """Return `[######......] 2,500 of about 5,051 directories, 510,000 stat calls, 3 s: /scratch`. Pure."""
     counted = f"{progress.directories:,} directories"
     drawn = ""
     if progress.expected:
         part = min(1.0, progress.directories / progress.expected)
         drawn = f"[{'#' * int(part * BAR):.<{BAR}}] "
         counted = f"{progress.directories:,} of about {progress.expected:,} directories"
-    return f"{drawn}{counted}, {progress.looks:,} looks, {took_s:.0f} s: {root}"
+    return f"{drawn}{counted}, {progress.looks:,} stat calls, {took_s:.0f} s: {root}"
 
 
 def lines(report: TopReport, *, by: str, now: float) -> list[str]:
-    """The lines about one directory. Pure, but for the colours."""
+    """Return the lines about one directory. Pure, except for colours."""
     found = report.scan
     root = clean(str(found.root))
     if found.error:
-        return [f"{root}: could not look: {found.error}"]
+        return [f"{root}: could not be scanned: {found.error}"]
     totals = found.totals
     at_least = "at least " if not found.is_complete else ""
-    said = [
+    shown = [
         f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {plural(totals.files[0], 'file')} "
-        f"and {plural(totals.directories[0], 'directory')}, seen in {_seconds(found.took_s)}"
+        f"and {plural(totals.directories[0], 'directory')}, scanned in {_seconds(found.took_s)}"
     ]
-    said += [f"  ! {sentence}" for sentence in warnings(report)]
+    shown += [f"  ! {sentence}" for sentence in warnings(report)]
     if report.largest:
-        said += ["", f"LARGEST by {by}", *_table(report, report.largest, by, now)]
+        shown += ["", f"LARGEST by {by}", *_table(report, report.largest, by, now)]
     if report.growing:
-        said += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
-    return [*said, "", *(f"  {sentence}" for sentence in remarks(report))]
+        shown += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
+    return [*shown, "", *(f"  {sentence}" for sentence in remarks(report))]
 
 
 def _seconds(took_s: float) -> str:
@@ -146,57 +146,57 @@ def _seconds(took_s: float) -> str:
 
 
 def warnings(report: TopReport) -> list[str]:
-    """Limits of the figures: unfinished, unreadable and unverified directories. Pure."""
+    """Return the limits of the figures: unfinished, unreadable and unverified directories. Pure."""
     found = report.scan
-    said = []
-    why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no answer"
+    shown = []
+    why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no response"
     if report.unread:
-        said.append(
+        shown.append(
             f"{len(report.unread):,} of {plural(len(found.tree), 'directory')} unfinished ({why}): the figures are "
-            f"lower bounds; run it again to go on from here: {_names(report.unread)}"
+            f"lower bounds; run the command again to continue: {_names(report.unread)}"
         )
     if report.stuck:
-        said.append(f"{plural(len(report.stuck), 'directory')} did not answer: {_names(report.stuck)}")
+        shown.append(f"{plural(len(report.stuck), 'directory')} did not respond: {_names(report.stuck)}")
     if found.unverified:
         known = f"{found.unverified:,} of {plural(len(found.tree), 'known directory')}"
-        said.append(f"{known} could not be looked at again ({why}): the figures there are from earlier scans")
+        shown.append(f"{known} could not be checked again ({why}): the figures there are from earlier scans")
     if report.unreadable:
         reasons = ", ".join(sorted({os.strerror(number) for _, number in report.unreadable}))
         paths = [path for path, _ in report.unreadable]
         count = plural(len(paths), "directory")
-        said.append(f"{count} could not be read ({reasons}), what lies in them is not counted: {_names(paths)}")
-    return said + [clean(note) for note in found.notes]
+        shown.append(f"{count} could not be read ({reasons}), their contents are not counted: {_names(paths)}")
+    return shown + [clean(note) for note in found.notes]
 
 
 def remarks(report: TopReport) -> list[str]:
-    """Remarks: checkpoints, growth, other file systems. Pure."""
+    """Return remarks: checkpoints, growth, other file systems. Pure."""
     found = report.scan
-    said = []
+    shown = []
     if report.checkpoint_directories:
         directories = plural(report.checkpoint_directories, "directory")
-        said.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {directories}")
+        shown.append(f"checkpoints: {format_bytes(report.checkpoint_bytes)} in {directories}")
     if report.since_s is None:
-        said.append("growth: nothing to compare with yet; the next scan will tell")
+        shown.append("growth: unknown until the next scan, for lack of an earlier one")
     else:
-        guess = "; of so short a time a rate per day is a guess" if report.since_s < SURE_AFTER_S else ""
+        guess = "; the interval is too short for a reliable rate per day" if report.since_s < SURE_AFTER_S else ""
         grows = "" if report.growing else "nothing grew "
-        said.append(f"growth: {grows}since the scan of {format_duration(round(report.since_s))} ago{guess}")
+        shown.append(f"growth: {grows}since the scan of {format_duration(round(report.since_s))} ago{guess}")
     if report.elsewhere:
-        count = plural(len(report.elsewhere), "place")
-        said.append(f"not entered, other file systems begin at {count}: {_names(report.elsewhere)}")
+        count = plural(len(report.elsewhere), "mount point")
+        shown.append(f"not entered: {count} of other file systems: {_names(report.elsewhere)}")
     if found.verified:
         oldest = format_duration(round(max(0.0, found.time - found.oldest)))
-        said.append(
-            f"{found.verified:,} of {plural(len(found.tree), 'directory')} were as before and not read again (figures "
-            f"up to {oldest} old): counts of files are exact, but files that grew in place are seen at once only if "
-            "they were written lately; each directory is read in full once a day"
+        shown.append(
+            f"{found.verified:,} of {plural(len(found.tree), 'directory')} were unchanged and not read again (figures "
+            f"up to {oldest} old): file counts are exact, but growth of existing files shows at once only if "
+            "they were written recently; each directory is read in full once a day"
         )
-    return said
+    return shown
 
 
 def _table(report: TopReport, rows: Sequence[TopDirectory], by: str, now: float, *, growing: bool = False) -> list[str]:
     since_s = report.since_s
-    headers = ("SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "OWNER", "FOLDER")
+    headers = ("SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "OWNER", "DIRECTORY")
     cells = []
     for row in rows:
         grew = row.grew_bytes if by == "bytes" else row.grew_inodes
@@ -204,7 +204,7 @@ def _table(report: TopReport, rows: Sequence[TopDirectory], by: str, now: float,
         per_day = None if grew is None or not since_s else grew * DAY_S / since_s
         name = "." if not row.path else shortened(os.fsdecode(row.path))
         if not growing and row.rest < row.share * 0.999:
-            name += f"  ({row.rest:.0%} besides those listed below it)"
+            name += f"  ({row.rest:.0%} without the subdirectories listed)"
         cells.append(
             (
                 ("> " if row.is_lower_bound else "") + format_bytes(row.bytes),
@@ -224,17 +224,17 @@ def _table(report: TopReport, rows: Sequence[TopDirectory], by: str, now: float,
 
 
 def shortened(path: str) -> str:
-    """A path that a person can still read: of a very long one, both ends. `--json` has it whole. Pure."""
+    """Return a path, or both ends of a very long one; `--json` has all of it. Pure."""
     return path if len(path) <= LONGEST else f"{path[: LONGEST // 2]} ... {path[-LONGEST // 2 :]}"
 
 
 def age(newest: int, now: float) -> str:
-    """How long ago something changed. Pure."""
+    """Return how long ago a directory changed. Pure."""
     if not newest:
         return ""
     if newest > now + 1:
         return "in the future"
-    return f"{format_duration(int(now - newest)).split(' ')[0]} {format_duration(int(now - newest)).split(' ')[1]} ago"
+    return f"{' '.join(format_duration(int(now - newest)).split(' ')[:2])} ago"
 
 
 def _percent(share: float) -> str:
@@ -263,7 +263,7 @@ def _names(paths: Sequence[bytes]) -> str:
 
 
 def to_json(report: TopReport) -> dict[str, Any]:
-    """The report for programs. Sizes in bytes, times in seconds (since the epoch)."""
+    """Return the report for a JSON document. Sizes in bytes, times in seconds (since the epoch)."""
     found = report.scan
     document: dict[str, Any] = {"path": str(found.root), "error": found.error, "time": found.time}
     if found.error:

@@ -1,4 +1,4 @@
-"""`resil watch`: one command for each watchdog, made of its plugin; its settings are the options."""
+"""`resil watch`: one command per watchdog, generated from its plugin. Its settings are the options."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.system.ports import System
-from resilience.watch.options import Option, flag_of, from_here, options_of, parse_pairs, shorter
+from resilience.watch.options import Option, absolute_paths, flag_of, options_of, parse_pairs, without_unit
 from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
 
 _Explain = Annotated[bool, typer.Option("--explain", help="Explain each verdict: what was checked, and how.")]
-_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] says.")]
-_Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat so often, until SIGTERM.")]
+_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] configures.")]
+_Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat at this interval, until SIGTERM.")]
 _Count = Annotated[
-    int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat so many times.", show_default=False)
+    int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat this many times.", show_default=False)
 ]
 _Deadline = Annotated[
-    str, typer.Option("--deadline", metavar="DURATION", help="How long the check of one target may take.")
+    str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
@@ -42,32 +42,32 @@ _SHARED: dict[str, tuple[Any, Any]] = {
 }
 RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
                       "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
-"""Options that every watchdog has: no field of its settings may be called so. A `deadline_s` of its own is that."""
+"""Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
 class WatchGroup(TyperGroup):
-    """Finds the watchdogs: plugins, and tables of resil.toml."""
+    """Lists the watchdogs: plugins, and tables of resil.toml."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names; the plugins' alone where the settings cannot be read."""
+        """Return the names; only those of plugins if the settings cannot be read."""
         try:
             return list(every_name(_project(ctx)))
         except ResilError:
             return list(checks().names())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Make the command of one watchdog. Raise UsageError if there is none of that name."""
+        """Return the command of a watchdog. Raise UsageError for an unknown name."""
         return _command_of(cmd_name, checks().load(kind_of(_project(ctx), cmd_name)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command; the settings file may be named behind it, and may be what makes it."""
+        """Return the command; `--config` may follow its name, and may define the watchdog."""
         if ctx.params.get("config") is None:
             ctx.params["config"] = _named_config(args)
         name = args[0]
         return name, self.get_command(ctx, name), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write what each watchdog checks."""
+        """Write the summaries of the watchdogs."""
         try:
             rows = [(row.name, row.summary) for row in listed(_project(ctx))]
         except ResilError:
@@ -83,8 +83,8 @@ app = typer.Typer(cls=WatchGroup, add_completion=False, rich_markup_mode=None)
 @app.callback(invoke_without_command=True, epilog=EPILOG, subcommand_metavar="[NAME] [ARGS]...")
 def watch_group(
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Every watchdog.")] = False,
-    wants_list: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Run every watchdog.")] = False,
+    list_only: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
     explain: _Explain = False,
     as_json: JsonOption = False,
     no_alert: _NoAlert = False,
@@ -94,22 +94,22 @@ def watch_group(
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
-    """Check for problems, print what was found, and send alerts as [alert] says.
+    """Check for problems, print the findings, and send alerts as configured in [alert].
 
     Exits as a Nagios plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
     """
     if ctx.invoked_subcommand is not None:
-        if everything or wants_list:
+        if everything or list_only:
             raise UsageError(
-                f"--{'all' if everything else 'list'} and {ctx.invoked_subcommand} at once: which one is meant?",
-                hint="leave one of them out",
+                f"--{'all' if everything else 'list'} and {ctx.invoked_subcommand} cannot be given together",
+                hint="omit one of them",
             )
         return
-    if wants_list:
+    if list_only:
         _show_list(config, scheduler, as_json=as_json)
         return
     if not everything:
-        raise UsageError("which watchdog?", hint="resil watch --all, or one of: resil watch --list")
+        raise UsageError("no watchdog was named", hint="resil watch --all, or a name from: resil watch --list")
     raise typer.Exit(run_watch(_request(None, {}, ctx.params)))
 
 
@@ -129,7 +129,7 @@ def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
 
 
 def _project(ctx: Any) -> Any:
-    """The project that the command line names, opened once."""
+    """Return the project of the command line, opened once."""
     if "project" not in ctx.meta:
         ctx.meta["project"] = open_in_child(System(), path=ctx.params.get("config"))
     return ctx.meta["project"]
@@ -145,7 +145,7 @@ def _named_config(args: Sequence[str]) -> Path | None:
 
 
 def _command_of(name: str, check: Any) -> Any:
-    """The command of one watchdog."""
+    """Make the command of one watchdog."""
     options = [option for option in options_of(check.Settings) if option.flag not in RESERVED]
     offers_top = bool(getattr(check, "offers_top", False))
     parameters = [_parameter("ctx", typer.Context)]
@@ -156,7 +156,7 @@ def _command_of(name: str, check: Any) -> Any:
     parameters += [_parameter_of(option) for option in options]
     if offers_top:
         top = typer.Option("--top", help="List the largest and the fastest-growing directories instead.")
-        limit = typer.Option("--limit", metavar="N", min=1, help="With --top: so many of them.")
+        limit = typer.Option("--limit", metavar="N", min=1, help="With --top: number of directories.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
     shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
@@ -168,25 +168,23 @@ def _command_of(name: str, check: Any) -> Any:
             key: given.get(key, default) or (context.parent.params.get(key) or default)
             for key, (_, default) in _SHARED.items()
         }
-        overrides = from_here(
+        overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
             if shared["every"]:
-                raise UsageError("--top scans once, --every repeats", hint="leave one of them out")
+                raise UsageError("--top and --every cannot be given together", hint="omit one of them")
             raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
-            raise UsageError(
-                "--limit says how many directories --top lists", hint=f"resil watch {name} --top --limit 10"
-            )
+            raise UsageError("--limit needs --top", hint=f"resil watch {name} --top --limit 10")
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__doc__ = f"Watch {check.summary}. {_first_sentence(check.Settings)}"
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    # A unit may be typed and left out: --grace 10m, --grace-s 10m.
+    # The unit is optional: --grace 10m, --grace-s 10m.
     decorate: Callable[[Any], Any] = made.command(
-        name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": shorter}
+        name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": without_unit}
     )
     decorate(command)
     return typer.main.get_command(made)
@@ -216,7 +214,7 @@ def _first_sentence(settings: type) -> str:
 
 
 def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) -> dict[str, object]:
-    """The fields of the settings that the command line gives."""
+    """Return the fields of the settings that the command line overrides."""
     overrides: dict[str, object] = {}
     for option in options:
         value = given.get(f"field_{option.field}")
@@ -236,7 +234,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         settings["watch.deadline_s"] = shared["deadline"]
     every_s = _duration("--every", shared["every"]) if shared["every"] else None
     if shared["count"] and every_s is None:
-        raise UsageError("--count says how often --every repeats", hint="--every 1m --count 10")
+        raise UsageError("--count needs --every", hint="--every 1m --count 10")
     return WatchRequest(
         name=name,
         overrides=overrides,
@@ -251,10 +249,10 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
 
 
 def _duration(option: str, text: str) -> float:
-    """Given what stands behind an option, return seconds; a bare number is seconds. Raise UsageError if it is none."""
+    """Return the value of an option in seconds; a bare number is seconds. Raise UsageError if it is not a duration."""
     seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
     if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{option} {text} must be more than nothing, and at most a year", hint=f"{option} 1m")
+        raise UsageError(f"{option} {text} must be positive, and at most a year", hint=f"{option} 1m")
     return seconds
 
 

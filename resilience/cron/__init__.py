@@ -1,1 +1,1 @@
-"""The stories of `resil cron`: what a tick does, who makes it, what is seen of it, and who is told."""
+"""Cron for clusters without cron: scheduler ticks, the drivers that make them, entries, status and reports."""

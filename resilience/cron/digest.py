@@ -1,8 +1,9 @@
-"""The daily word that all is well: that nothing was heard is no proof that somebody listens.
+"""The daily digest: a message that the scheduler works, because silence alone does not prove that.
 
-Exactly one for each local day, whoever ticks, also after an outage. The day is the slot, as a date, so no change of the
-clocks can make two of it or none: `Y-M-D` is taken once on earth. A mark says that its message is in the outbox; a tick
-that was killed between the two is made up for by the next, with a message of the same id, which the outbox takes once.
+Exactly one digest per local day, from any scheduler, also after an outage. The key is the date, so clock changes cause
+neither duplicates nor gaps: creating `YYYYMMDD.taken` succeeds once. `YYYYMMDD.queued` records that the message is in
+the outbox; if a tick was killed between the two, the next tick queues a message of the same id, which the outbox
+accepts once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError, SettingsError
+from resilience.messages import plural
 from resilience.quantities import format_duration
 from resilience.system.files import make_directory, read_regular, write_atomic
 
@@ -24,25 +26,25 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.records import Heartbeat
 
-FOLDER = "digest"
+DIRECTORY = "digest"
 """In `<state_dir>/.cron`: `YYYYMMDD.taken`, `YYYYMMDD.queued`, and `tally`."""
 DAY_S = 86400.0
 FRESH_S = 3600.0
-"""The first of all days is told only within this: whoever installs at noon hears tomorrow morning."""
+"""The first digest is sent only within this time after `digest_at`; an installation at noon starts with tomorrow's."""
 ABANDONED_S = 300.0
-"""Who took a day so long ago and did not queue it was killed."""
+"""A day taken this long ago and not queued belongs to a tick that was killed."""
 MOST_NAMED = 8
 KEPT_DAYS = 14
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
 class Tally(NamedTuple):
-    """What was counted since the last digest.
+    """Counters since the last digest.
 
     Attributes:
-        since: from when on, seconds since the epoch.
-        ticks: how many ticks there were.
-        late_s: the greatest lateness of one.
+        since: start of counting, seconds since the epoch.
+        ticks: number of ticks.
+        late_s: maximum delay of a tick.
     """
 
     since: float
@@ -54,7 +56,7 @@ class Day(NamedTuple):
     """One local day.
 
     Attributes:
-        number: 20261120: its date.
+        number: its date, such as 20261120.
         due: when its digest is due, seconds since the epoch.
     """
 
@@ -63,19 +65,19 @@ class Day(NamedTuple):
 
 
 def parse_digest_at(text: str) -> tuple[int, int]:
-    """Given `08:00`, return (8, 0). Raise SettingsError if it is no time of day. Pure."""
+    """Parse a time of day: `08:00` gives (8, 0). Raise SettingsError if it is invalid. Pure."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
-        raise SettingsError(f"[cron] digest_at = {text!r} is no time of day", hint='digest_at = "08:00"')
+        raise SettingsError(f"[cron] digest_at = {text!r} is not a time of day", hint='digest_at = "08:00"')
     return int(found[1]), int(found[2])
 
 
 def day_of(now: float, digest_at: str) -> Day:
-    """The local day whose digest may be wanted now, and when that is due: today's, or yesterday's for an hour after it
-    was due (`23:59`, and a tick at midnight).
+    """Return the local day whose digest may be due now: today, or yesterday for an hour after it was due (`23:59`, and
+    a tick at midnight).
 
-    mktime(3) moves a time that a change of the clocks leaves out, and takes either of two of the same name: which, does
-    not matter, because the date is what is taken.
+    mktime(3) shifts a time that a clock change skips, and picks either of two equal times; this does not matter,
+    because the date is the key.
     """
     hour, minute = parse_digest_at(digest_at)
     local = time.localtime(now)
@@ -91,19 +93,19 @@ def day_of(now: float, digest_at: str) -> Day:
 
 
 def is_due(cron: CronProject) -> bool:
-    """Whether a digest may have to be sent: two looks at files, and only after its time. Never raises."""
+    """Whether a digest may have to be sent. At most two stat calls; never raises."""
     if not cron.settings.digest_at:
         return False
     try:
         now = cron.project.system.clock.now()
         day = day_of(now, cron.settings.digest_at)
-        return now >= day.due and not (cron.state.path / FOLDER / f"{day.number}.queued").exists()
+        return now >= day.due and not (cron.state.path / DIRECTORY / f"{day.number}.queued").exists()
     except (ResilError, OSError, ValueError, OverflowError):
         return False
 
 
 def count(cron: CronProject, heartbeat: Heartbeat) -> None:
-    """Count a tick, where somebody wants to hear of it. Never raises."""
+    """Count a tick if digests are enabled. Never raises."""
     if not cron.settings.digest_at:
         return
     before = _tally(cron) or Tally(heartbeat.time)
@@ -112,13 +114,13 @@ def count(cron: CronProject, heartbeat: Heartbeat) -> None:
 
 
 def send_digest(cron: CronProject, heartbeat: Heartbeat | None) -> bool:
-    """Queue the digest of today, if nobody has; return whether this was done here.
+    """Queue today's digest unless another scheduler has; return whether this call queued it.
 
-    Raise ResilError if it could not be queued: the next tick tries again.
+    Raise ResilError if queueing fails: the next tick tries again.
     """
     now = cron.project.system.clock.now()
     day = day_of(now, cron.settings.digest_at)
-    directory = cron.state.path / FOLDER
+    directory = cron.state.path / DIRECTORY
     make_directory(cron.state.path, mode=cron.state.directory_mode)
     make_directory(directory, mode=cron.state.directory_mode)
     is_first = not any(path.name.endswith(".queued") for path in directory.iterdir())
@@ -144,7 +146,7 @@ def send_digest(cron: CronProject, heartbeat: Heartbeat | None) -> bool:
     _mark(cron, day)
     with suppress(ResilError):
         _write(cron, "tally", Tally(now))
-    _sweep(cron, day)
+    _delete_old(cron, day)
     return True
 
 
@@ -160,9 +162,11 @@ def compose(
     host: str,
     project: str,
 ) -> Alert:
-    """The message of one day. Pure.
+    """Return the message of one day. Pure.
 
-    `runs`: what became of slots since the last one; `incidents`: a line each for those that are open, at most a few.
+    Args:
+        runs: results of slots since the last digest.
+        incidents: one line per open incident, at most MOST_NAMED.
     """
     from resilience.alerts.alert import Alert
 
@@ -173,11 +177,11 @@ def compose(
     ]
     failed = [run for run in ended if run.outcome.is_failure]
     late = f", late at most {format_duration(round(tally.late_s))}" if tally.ticks else ""
-    first = f"{_several(tally.ticks, 'tick')} in {format_duration(max(0.0, now - tally.since))}{late}"
+    first = f"{plural(tally.ticks, 'tick')} in {format_duration(max(0.0, now - tally.since))}{late}"
     entries = len({run.name for run in ended})
-    second = f"{_several(len(ended), 'run')} of {entries} {'entry' if entries == 1 else 'entries'}"
+    second = f"{plural(len(ended), 'run')} of {plural(entries, 'entry')}"
     if ended:
-        second += f": {len(ended) - len(failed)} well, {len(failed)} failed"
+        second += f": {len(ended) - len(failed)} succeeded, {len(failed)} failed"
     if failed:
         named = [f"{run.name} {_clock(run.time)}" for run in failed[-MOST_NAMED:]]
         second += f" ({', '.join(named)}{', ...' if len(failed) > MOST_NAMED else ''})"
@@ -185,25 +189,23 @@ def compose(
     for outcome, word in ((Outcome.SKIPPED, "skipped"), (Outcome.MISSED, "missed")):
         number = sum(run.count for run in runs if run.outcome is outcome)
         if number:
-            body.append(f"{_several(number, 'slot')} {word}")
-    body.append(f"{_several(open_count, 'open incident')}{':' if incidents else ''}")
+            body.append(f"{plural(number, 'slot')} {word}")
+    body.append(f"{plural(open_count, 'open incident')}{':' if incidents else ''}")
     body += [f"  {line}" for line in incidents]
     if heartbeat is not None and heartbeat.next_slot is not None:
         body.append(f"next: {_moment(heartbeat.next_slot)}")
-    title = (
-        f"resil is alive: {_several(tally.ticks, 'tick')}{late}, {len(failed)} of {_several(len(ended), 'run')} failed"
-    )
+    title = f"resil is alive: {plural(tally.ticks, 'tick')}{late}, {len(failed)} of {plural(len(ended), 'run')} failed"
     return Alert.of(
         id=f"cron-digest-{day}", thread="cron-digest", time=now, host=host, project=project,
-        title=f"{title}, {_several(open_count, 'open incident')}", body=tuple(body),
+        title=f"{title}, {plural(open_count, 'open incident')}", body=tuple(body),
     )  # fmt: skip
 
 
 def _take(cron: CronProject, day: Day, now: float) -> bool:
-    """Take a day: one of many can. What a tick took and never queued, because it was killed, is taken over."""
+    """Create the file of a day; one of many succeeds. A day abandoned by a killed tick is taken over."""
     import os
 
-    path = cron.state.path / FOLDER / f"{day.number}.taken"
+    path = cron.state.path / DIRECTORY / f"{day.number}.taken"
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -218,12 +220,12 @@ def _take(cron: CronProject, day: Day, now: float) -> bool:
 
 
 def _mark(cron: CronProject, day: Day) -> None:
-    write_atomic(cron.state.path / FOLDER / f"{day.number}.queued", "", mode=cron.state.file_mode)
+    write_atomic(cron.state.path / DIRECTORY / f"{day.number}.queued", "", mode=cron.state.file_mode)
 
 
 def _tally(cron: CronProject) -> Tally | None:
     with suppress(ResilError, ValueError, TypeError):
-        found = read_regular(cron.state.path / FOLDER / "tally")
+        found = read_regular(cron.state.path / DIRECTORY / "tally")
         if found is not None:
             since, ticks, late_s = json.loads(found[0])
             return Tally(float(since), int(ticks), float(late_s))
@@ -231,21 +233,17 @@ def _tally(cron: CronProject) -> Tally | None:
 
 
 def _write(cron: CronProject, name: str, tally: Tally) -> None:
-    directory = cron.state.path / FOLDER
+    directory = cron.state.path / DIRECTORY
     make_directory(directory, mode=cron.state.directory_mode)
     write_atomic(directory / name, json.dumps(list(tally)) + "\n", mode=cron.state.file_mode, durable=False)
 
 
-def _sweep(cron: CronProject, day: Day) -> None:
-    """Forget the days of long ago; numbers of dates grow, though not evenly."""
+def _delete_old(cron: CronProject, day: Day) -> None:
+    """Delete old days; the names sort by date."""
     with suppress(OSError):
-        names = sorted(path for path in (cron.state.path / FOLDER).iterdir() if path.name[:8].isdigit())
+        names = sorted(path for path in (cron.state.path / DIRECTORY).iterdir() if path.name[:8].isdigit())
         for path in names[: -2 * KEPT_DAYS]:
             path.unlink()
-
-
-def _several(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _clock(moment: float) -> str:

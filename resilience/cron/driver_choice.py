@@ -1,4 +1,4 @@
-"""Which drivers of cron there are, which of them can be used here, and which one is taken."""
+"""Finds the available drivers, checks whether they work here, and chooses one."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ AUTO = "auto"
 
 @cache
 def drivers() -> Family:
-    """The plugins there are."""
+    """Return the family of driver plugins."""
     return Family("drivers", "DRIVER")
 
 
 class Offer(NamedTuple):
-    """One driver, and whether it can be used here.
+    """One driver and its availability.
 
     Attributes:
-        name: the plugin's name.
-        rank: `auto` takes the lowest that is available.
-        summary: one line for people.
+        name: name of the plugin.
+        rank: `auto` takes the available driver with the lowest rank.
+        summary: one line for the user.
     """
 
     name: str
@@ -39,12 +39,12 @@ class Offer(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which driver makes the ticks.
+    """The driver chosen.
 
     Attributes:
-        name: the plugin's name.
-        why: one sentence: it was asked for, or it is the best that was found.
-        offers: all that were looked at, by rank; those that are not taken say why not.
+        name: name of the plugin.
+        why: one sentence: requested, or the best available.
+        offers: all drivers checked, by rank, with the reasons of those that are unavailable.
     """
 
     name: str
@@ -54,15 +54,15 @@ class Choice(NamedTuple):
 
 
 def driver_of(name: str) -> Driver:
-    """The driver of a name. Raise UsageError if there is none, or it cannot be loaded."""
+    """Return the driver of a name. Raise UsageError if it does not exist or cannot be loaded."""
     found: Driver = drivers().load(name)
     return found
 
 
 def choose(project: Project, wanted: str = AUTO) -> Choice:
-    """The driver that `wanted` names, or the best that can be used here. Looks with deadlines, and changes nothing.
+    """Return the driver that `wanted` names, or the best available one. Checks with deadlines; changes nothing.
 
-    Raise UsageError if there is none of that name, ResilError if it cannot be used here, saying why.
+    Raise UsageError for an unknown name, ResilError, with the reason, if the driver is not available here.
     """
     from resilience.watch.watchdogs import context_of
 
@@ -70,30 +70,35 @@ def choose(project: Project, wanted: str = AUTO) -> Choice:
         from resilience.messages import suggest
 
         hint = suggest(wanted, (AUTO, *drivers().names()), cutoff=0.6)
-        raise UsageError(f"no backend of cron is called {wanted!r}", hint=hint)
+        raise UsageError(f"unknown cron backend {wanted!r}", hint=hint)
     context = context_of(project)
     names = drivers().names() if wanted == AUTO else (wanted,)
-    offers = tuple(sorted((look(name, context) for name in names), key=lambda offer: (offer.rank, offer.name)))
+    offers = tuple(sorted((check_driver(name, context) for name in names), key=lambda offer: (offer.rank, offer.name)))
     return decide(wanted, offers)
 
 
 def decide(wanted: str, offers: tuple[Offer, ...]) -> Choice:
-    """Given what was found, take the best. Raise ResilError if there is nothing to take."""
+    """Return the best of the drivers checked. Raise ResilError if none is available."""
     for offer in offers:
         if offer.availability.is_available:
-            why = "asked for" if wanted != AUTO else "the best that was found here" if len(offers) > 1 else "found here"
+            why = (
+                "requested" if wanted != AUTO else "best of the available backends" if len(offers) > 1 else "available"
+            )
             return Choice(offer.name, driver_of(offer.name), f"{why}: {offer.availability.reason}", offers)
     if wanted != AUTO:
         reason, hint = offers[0].availability[1:]
         raise ResilError(
-            f"{wanted} cannot make the ticks here: {reason}", hint=hint or "see what can: resil cron install --dry-run"
+            f"backend {wanted} is not available here: {reason}",
+            hint=hint or "list the backends: resil cron install --dry-run",
         )
     reasons = "; ".join(f"{offer.name}: {offer.availability.reason}" for offer in offers)
-    raise ResilError(f"nothing here can make the ticks: {reasons}", hint="have another scheduler call: resil cron tick")
+    raise ResilError(
+        f"no cron backend is available here: {reasons}", hint="let another scheduler call: resil cron tick"
+    )
 
 
-def look(name: str, context: Context) -> Offer:
-    """Whether a driver can be used. One that breaks cannot; it must not keep us from the others."""
+def check_driver(name: str, context: Context) -> Offer:
+    """Check one driver. A driver that raises counts as unavailable, so that it does not hide the others."""
     try:
         driver = driver_of(name)
     except UsageError as error:
@@ -101,5 +106,5 @@ def look(name: str, context: Context) -> Offer:
     try:
         availability = driver.availability(context)
     except Exception as error:
-        availability = Availability(False, f"it could not be asked: {type(error).__name__}: {error}")
+        availability = Availability(False, f"the check failed: {type(error).__name__}: {error}")
     return Offer(name, driver.rank, driver.summary, availability)

@@ -1,7 +1,7 @@
-"""How the driver of cron is that was installed, asked with a deadline; else what it was when somebody last knew.
+"""Reports the state of the installed driver, queried with a deadline, or the last known state.
 
-A controller that hangs costs each of its commands a minute, and a driver asks several: people who look at their
-scheduler get an answer sooner, and the last one that was known.
+Each command to a hung controller takes a minute, and a driver runs several: users get an answer sooner, together with
+the last known state.
 """
 
 from __future__ import annotations
@@ -22,26 +22,30 @@ if TYPE_CHECKING:
     from resilience.cron.records import Installation
 
 DRIVER_S = 15.0
-"""How long a driver may take to say how it is."""
+"""Time limit for the driver's state."""
 
 KEPT_S = 7 * 86400.0
-"""An answer that is older says nothing about today."""
+"""Older answers are not shown."""
 
 
 def driver_state(cron: CronProject, installation: Installation) -> DriverState:
-    """How the driver is. Whatever goes wrong is UNKNOWN, with the reason and what was known last; never raises."""
+    """Return the driver's state. Any failure is UNKNOWN, with the reason and the last known state; never raises."""
     from resilience.system.child import run_apart
 
     now = cron.project.system.clock.now()
-    ((_, answer),) = run_apart({0: (lambda: _look(cron, installation, now), DRIVER_S)})
+    ((_, answer),) = run_apart({0: (lambda: _query(cron, installation, now), DRIVER_S)})
     if answer.error is None:
         return _state(answer.value)
-    why = f"{installation.driver} gave no answer in {DRIVER_S:g} s" if answer.is_overdue else answer.error.message
-    return DriverState(Liveness.UNKNOWN, why + _remembered(cron, installation, now), hint=answer.error.hint)
+    why = (
+        f"backend {installation.driver} did not respond within {DRIVER_S:g} s"
+        if answer.is_overdue
+        else answer.error.message
+    )
+    return DriverState(Liveness.UNKNOWN, why + _last_known(cron, installation, now), hint=answer.error.hint)
 
 
-def _look(cron: CronProject, installation: Installation, now: float) -> list[Any]:
-    """In a child: ask the driver, and remember what it said."""
+def _query(cron: CronProject, installation: Installation, now: float) -> list[Any]:
+    """In the child: query the driver, and cache its answer."""
     from resilience.cron.driver_choice import drivers
     from resilience.watch.watchdogs import context_of
 
@@ -50,12 +54,12 @@ def _look(cron: CronProject, installation: Installation, now: float) -> list[Any
         found = DriverState(*driver.state(installation, cron.settings, context_of(cron.project)))
     except ResilError as error:
         found = DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-    except Exception as error:  # an outsider's plugin may raise anything
-        found = DriverState(Liveness.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+    except Exception as error:  # a third-party plugin may raise anything
+        found = DriverState(Liveness.UNKNOWN, f"the query failed: {type(error).__name__}: {error}")
     if found.liveness is Liveness.UNKNOWN:
-        found = found._replace(summary=found.summary + _remembered(cron, installation, now))
+        found = found._replace(summary=found.summary + _last_known(cron, installation, now))
     else:
-        _remember(cron, installation, found, now)
+        _cache(cron, installation, found, now)
     return [found.liveness.value, found.summary, found.next_tick, found.hint]
 
 
@@ -64,24 +68,24 @@ def _state(value: list[Any]) -> DriverState:
     return DriverState(Liveness(liveness), summary, next_tick, hint)
 
 
-def _memory(cron: CronProject) -> Path:
-    """In the person's cache: not everybody who may look may write in the state directory."""
+def _cache_path(cron: CronProject) -> Path:
+    """Return the path of the cached answer: in the user's cache, because readers may not write the state directory."""
     name = short_digest(str(cron.state.path).encode("utf-8", "surrogateescape"))
     return cron.project.system.cache_home / "resil" / "cron" / f"{name}.json"
 
 
-def _remember(cron: CronProject, installation: Installation, found: DriverState, now: float) -> None:
-    path = _memory(cron)
+def _cache(cron: CronProject, installation: Installation, found: DriverState, now: float) -> None:
+    path = _cache_path(cron)
     record = {"token": installation.token, "time": now, "liveness": found.liveness.value, "summary": found.summary}
     with suppress(ResilError):
         make_directory(path.parent, mode=0o700)
         write_atomic(path, json.dumps(record) + "\n", durable=False)
 
 
-def _remembered(cron: CronProject, installation: Installation, now: float) -> str:
-    """`; 5 min ago it was ALIVE: job 88 runs`, or nothing."""
+def _last_known(cron: CronProject, installation: Installation, now: float) -> str:
+    """Return the last known state (`; 5 min ago it was ALIVE: job 88 runs`), or an empty string."""
     try:
-        found = read_regular(_memory(cron))
+        found = read_regular(_cache_path(cron))
         record = json.loads(found[0]) if found is not None else {}
         age_s = now - float(record["time"])
         if record["token"] != installation.token or not 0 <= age_s <= KEPT_S:

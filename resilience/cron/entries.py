@@ -1,4 +1,4 @@
-"""`resil cron list` and `history`: what runs when, and what became of it."""
+"""`resil cron list` and `history`: entries with their next runs and their recent results."""
 
 from __future__ import annotations
 
@@ -8,33 +8,80 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from resilience.cron.records import EntryOptions, Outcome, RunRecord
-from resilience.cron.runs import Marks, marks_of, runs_of
 from resilience.cron.words import schedule_in_words, unusual_options
 from resilience.errors import UsageError
+from resilience.job import Liveness
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.records import Due, Entry, Ignored
+    from resilience.cron.table.running import Mark
+
+Marks = Mapping[str, tuple["Mark", ...]]
+
+
+def marks_of(cron: CronProject) -> Marks:
+    """Return the marks of active runs, by the entry's key. Raise StateDirectoryError if they cannot be read."""
+    from resilience.cron.table.running import marks
+
+    found: dict[str, tuple[Mark, ...]] = {}
+    for mark in marks(cron.state):
+        found[mark.key] = (*found.get(mark.key, ()), mark)
+    return found
+
+
+def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[RunRecord, ...]:
+    """Return the slots of an entry, oldest first, including active runs.
+
+    Raise StateDirectoryError if they cannot be read.
+    """
+    runs = {run.slot: run for run in cron.state.history(key)}
+    for mark in (marks_of(cron) if marks is None else marks).get(key, ()):
+        if mark.slot not in runs or runs[mark.slot].outcome is Outcome.RUNNING:
+            runs[mark.slot] = _under_way(cron, mark)
+    return tuple(runs[slot] for slot in sorted(runs))
+
+
+def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
+    """Return the record of a mark: RUNNING, or CUT_SHORT if no tick has noticed yet."""
+    from resilience.cron.table.output import outputs
+    from resilience.cron.table.running import liveness_of
+
+    if mark.end is not None:
+        return mark.end
+    now = cron.project.system.clock.now()
+    names = [
+        name for name in outputs(cron.state, mark.key) if name.partition(".")[0].partition("-")[0] == f"{mark.slot}"
+    ]
+    record = RunRecord(
+        name=mark.name, slot=mark.slot, outcome=Outcome.RUNNING, time=now, started=mark.started, host=mark.host,
+        pid=mark.pid, output=names[-1] if names else "",
+    )  # fmt: skip
+    liveness, why = liveness_of(cron.state, mark, now=now)
+    if liveness is Liveness.GONE:
+        return replace(record, outcome=Outcome.CUT_SHORT, summary=why)
+    return record
+
 
 COUNTED_S = 7 * 86400.0
-"""Missed and skipped slots are counted back so far."""
+"""Missed, skipped and failed slots are counted over this time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRow:
-    """One entry as people want to see it. Made of plain data, so that a child process can hand it over.
+    """One entry for display. Plain data, so that a child process can return it.
 
     Attributes:
-        name, place, schedule, zone, path: as of the entry.
+        name, place, schedule, zone, path: as in Entry.
         words: the schedule in words.
         kind: `run` or `submit`.
-        command: of a line: what is run, without passwords; of a drop-in, empty.
-        timeout_s: it is ended after so long; 0: never.
-        options: those that are not as usual, by name.
-        next: when it runs next, seconds since the epoch; None: never, or nobody knows.
-        is_due: whether a slot waits to be run right now.
-        last: what became of its newest slot.
-        missed, skipped, failed: how many slots of the last seven days were.
+        command: the command of a crontab line, without passwords; empty for a drop-in.
+        timeout_s: time limit; 0: none.
+        options: options that differ from the defaults, by name.
+        next: the next run, seconds since the epoch; None: none, or unknown.
+        is_due: whether a slot is due right now.
+        last: result of the newest slot.
+        missed, skipped, failed: number of such slots in the last seven days.
     """
 
     name: str
@@ -55,7 +102,7 @@ class EntryRow:
     failed: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """Return the row as JSON values."""
         plain = {key: getattr(self, key) for key in self.__slots__}
         return plain | {
             "options": dict(self.options),
@@ -64,20 +111,20 @@ class EntryRow:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> EntryRow:
-        """What `to_json` wrote."""
+        """Return the row that `to_json` wrote."""
         last = record["last"]
         return cls(**{**record, "last": RunRecord.from_json(last) if last is not None else None})
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All that the cron directory says, with what is remembered of it.
+    """The cron directory, with results.
 
     Attributes:
-        rows: the entries, as the table has them.
-        ignored: what does not run.
-        trouble: what could not be read of the histories.
-        next: the next runs, (slot, name): at most five, of five different entries where there are so many.
+        rows: the entries, in table order.
+        ignored: what the scheduler ignores.
+        trouble: errors of reading the histories.
+        next: at most five next runs, (slot, name), of different entries where there are enough.
     """
 
     rows: tuple[EntryRow, ...] = ()
@@ -87,7 +134,7 @@ class Listing:
 
 
 def list_entries(cron: CronProject) -> Listing:
-    """Look at the table and at what is remembered. Raise ResilError if the table cannot be read."""
+    """Read the table and the histories. Raise ResilError if the table cannot be read."""
     from resilience.cron.table.due import due
     from resilience.cron.table.options import default_options
     from resilience.errors import ResilError
@@ -116,7 +163,10 @@ def list_entries(cron: CronProject) -> Listing:
 
 
 def due_now(cron: CronProject) -> tuple[Due, ...]:
-    """What a tick would run now, without taking anything. Raise ResilError if the table cannot be read."""
+    """Return the slots that a tick would run now, without claiming them.
+
+    Raise ResilError if the table cannot be read.
+    """
     from resilience.cron.table.due import due
 
     now = cron.project.system.clock.now()
@@ -131,7 +181,7 @@ def row_of(
     is_due: bool = False,
     usual: EntryOptions = EntryOptions(),  # noqa: B008 - frozen
 ) -> EntryRow:
-    """Given an entry and its history, oldest first, return its row; `usual`: its options if it said nothing. Pure."""
+    """Return the row of an entry; `runs` is its history, oldest first, `usual` its default options. Pure."""
     from resilience.system.redaction import redact
 
     counted: dict[Outcome, int] = {}
@@ -161,12 +211,12 @@ def row_of(
 
 
 def next_run(entry: Entry, now: float) -> float | None:
-    """When an entry's next slot is; None: never again, or with the next start of the machine. Pure."""
+    """Return the next slot of an entry; None: none, or at the next boot. Pure."""
     return next(iter(next_runs(entry, now, 1)), None)
 
 
 def next_runs(entry: Entry, now: float, count: int) -> tuple[float, ...]:
-    """The next slots of an entry. Pure."""
+    """Return the next slots of an entry. Pure."""
     from resilience.cron.table.expression import parse_schedule
 
     schedule = parse_schedule(entry.schedule, entry.zone)
@@ -177,7 +227,7 @@ def next_runs(entry: Entry, now: float, count: int) -> tuple[float, ...]:
 
 
 def coming(entries: Sequence[Entry], now: float, count: int = 5) -> tuple[tuple[float, str], ...]:
-    """The next runs of several entries: each entry's next, and where these are few, those after them. Pure."""
+    """Return the next runs of several entries: one per entry, or more where there are few entries. Pure."""
     each = 1 if len(entries) >= count else count
     return tuple(sorted((slot, entry.name) for entry in entries for slot in next_runs(entry, now, each))[:count])
 
@@ -186,21 +236,21 @@ def coming(entries: Sequence[Entry], now: float, count: int = 5) -> tuple[tuple[
 
 
 def known_names(cron: CronProject) -> tuple[str, ...]:
-    """The names of all entries: of the table, and of those that ran once and are gone."""
+    """Return the names of all entries: those in the table, and removed ones with a history."""
     names = [entry.name for entry in cron.read_table().entries]
     remembered = cron.state.keys()
     return tuple(dict.fromkeys([*names, *map(name_of_key, remembered)]))
 
 
 def name_of_key(key: str) -> str:
-    """Given the key of an entry, return its name. Pure."""
+    """Return the name of the entry with this key. Pure."""
     return key.replace("+", "/", 1)
 
 
 def find_name(names: Iterable[str], wanted: str) -> str:
-    """Given what somebody typed, return the name that is meant: all of it, or its last part where only one has that.
+    """Return the entry name that the user means: the whole name, or its unique last part.
 
-    Raise UsageError, with the nearest name, if there is none, or there are several. Pure.
+    Raise UsageError, with the nearest name, if no entry or several match. Pure.
     """
     known = sorted(set(names))
     typed = wanted.removeprefix("cron/")
@@ -213,19 +263,19 @@ def find_name(names: Iterable[str], wanted: str) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise UsageError(f"{wanted!r} could be one of: {', '.join(ends)}", hint="give the whole name")
+        raise UsageError(f"{wanted!r} is ambiguous: {', '.join(ends)}", hint="give the full name")
     from difflib import get_close_matches
 
     shorts = {name.rpartition("/")[2]: name for name in known}
     near = get_close_matches(typed, [*known, *shorts], n=1)
-    hint = f"did you mean {shorts.get(near[0], near[0])}?" if near else "which there are: resil cron list"
-    raise UsageError(f"there is no entry {wanted!r}", hint=hint)
+    hint = f"did you mean {shorts.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
+    raise UsageError(f"unknown entry {wanted!r}", hint=hint)
 
 
 def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunRecord, ...]:
-    """The newest `last` slots of an entry, oldest first; without a name, of all entries together.
+    """Return the newest `last` slots of an entry, oldest first; without a name, of all entries together.
 
-    Raise UsageError if there is no such entry.
+    Raise UsageError for an unknown entry.
     """
     if wanted:
         name = find_name(known_names(cron), wanted)
@@ -238,17 +288,17 @@ def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunR
 
 
 def _named(name: str, runs: Sequence[RunRecord]) -> tuple[RunRecord, ...]:
-    """The records, under the name by which they are kept: a damaged one may say another."""
+    """Return the records with the name of their file: a damaged record may contain another name."""
     return tuple(run if run.name == name else replace(run, name=name) for run in runs)
 
 
 def lateness_s(run: RunRecord) -> float | None:
-    """How long after its slot it began; None: it did not. Pure."""
+    """Return the delay between slot and start; None if it did not start. Pure."""
     return None if run.started is None else max(0.0, run.started - run.slot)
 
 
 def took_s(run: RunRecord, now: float | None = None) -> float | None:
-    """How long it ran, or has been running; None: nobody knows, or it is a job of its own. Pure."""
+    """Return the duration of a run, so far if it is running; None if unknown or a job of its own. Pure."""
     if run.started is None or run.outcome in (Outcome.SUBMITTED, Outcome.CUT_SHORT):
         return None
     if run.outcome is Outcome.RUNNING:

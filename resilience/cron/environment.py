@@ -1,4 +1,4 @@
-"""The environment that ticks need, as it is when the project is installed: theirs will be nearly empty."""
+"""The environment for ticks, recorded at installation, because cron and systemd start them with a nearly empty one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.base.mounts import LASTING
+from resilience.cron.records import VARIABLE
 from resilience.cron.table.environment import short_path
 from resilience.errors import ResilError
 from resilience.system.child import run_apart
@@ -16,11 +17,8 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.system.ports import System
 
-VARIABLE = "$"
-"""Facts of an installation whose names begin so are environment variables of its ticks: `$PATH`."""
-
 PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
-"""Whose directories belong to the PATH of the ticks."""
+"""Programs whose directories belong to the PATH of the ticks."""
 
 _SEARCH_S = 5.0
 _START_S = 60.0
@@ -31,18 +29,18 @@ _KEPT = (
     # Where SLURM's commands find it, and where jobs go: sbatch(1), "INPUT ENVIRONMENT VARIABLES".
     *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_SACK_SOCKET"),
     *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS"),
-    # How alerts leave the site.
+    # Proxies and certificates for alerts.
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-    # What the watchdogs look at, where the settings name no paths.
+    # What the watchdogs check if the settings name no paths.
     *LASTING,
 )
 _LOADER = ("PYTHONPATH", "LD_LIBRARY_PATH")
-"""Kept only where the interpreter does not start without."""
+"""Kept only if the interpreter does not start without them."""
 
 
 def facts_of(project: Project) -> dict[str, str]:
-    """The environment variables of the ticks, as facts of an installation.
+    """Return the environment variables of the ticks as facts of an installation.
 
     Raise ResilError if this interpreter does not start in that environment.
     """
@@ -52,7 +50,7 @@ def facts_of(project: Project) -> dict[str, str]:
         system.environ,
         user=system.host.user,
         home=system.host.home,
-        # Without a file of its own the project is looked for each time: it may get one.
+        # Without a settings file of its own, each tick searches for one: the project may get one.
         config=loaded.path if loaded.path != system.config_home / "resil" / "config.toml" else None,
         directories=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *directories),
     )
@@ -63,10 +61,10 @@ def facts_of(project: Project) -> dict[str, str]:
 def plan_environment(
     environ: Mapping[str, str], *, user: str, home: Path, config: Path | None, directories: Iterable[str]
 ) -> dict[str, str]:
-    """Given the environment of who installs, return what its ticks get.
+    """Return the environment of the ticks, given the environment of the user who installs.
 
-    No secret: what holds a password (a proxy's address) or a token that runs out (SLURM_JWT) is left out, because this
-    ends in tables and in lists of processes.
+    Secrets are left out, such as proxy passwords or expiring tokens (SLURM_JWT), because the result appears in tables
+    and process lists.
     """
     kept = {name: environ[name] for name in _KEPT if environ.get(name)}
     kept |= {name: value for name, value in environ.items() if name.startswith("RESIL_") and "__" in name}
@@ -79,7 +77,7 @@ def plan_environment(
 
 
 def _program_directories(system: System) -> tuple[str, ...]:
-    """The directories of our command and of SLURM's. A directory of PATH may hang: then none is found."""
+    """Return the directories of resil and of SLURM's commands; none if a PATH directory hangs."""
     import shutil
 
     path = system.environ.get("PATH")
@@ -96,13 +94,13 @@ def _program_directories(system: System) -> tuple[str, ...]:
 
 
 _directories: dict[str | None, tuple[str, ...]] = {}
-"""What was found in this process, by PATH."""
+"""Results in this process, by PATH."""
 
 
 def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
-    """What of PYTHONPATH and LD_LIBRARY_PATH this interpreter needs to start: mostly nothing.
+    """Return the part of PYTHONPATH and LD_LIBRARY_PATH that this interpreter needs to start: usually none.
 
-    A module system (`module load python`) sets the second, a checkout that was never installed needs the first.
+    A module system (`module load python`) sets the second; a checkout that is not installed needs the first.
     """
     given = {name: system.environ[name] for name in _LOADER if system.environ.get(name)}
     key = (sys.executable, tuple(sorted(given.items())))
@@ -119,11 +117,11 @@ def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
             said = said or done.stderr.strip().rpartition("\n")[2][:200]
         else:
             raise ResilError(
-                f"{sys.executable} does not start resil without your environment: {said}",
-                hint="install resil into a virtual environment of its own, and call that one's `resil`",
+                f"{sys.executable} cannot start resil in a clean environment: {said}",
+                hint="install resil into a virtual environment, and call its `resil`",
             )
     return _known[key]
 
 
 _known: dict[tuple[str, tuple[tuple[str, str], ...]], Mapping[str, str]] = {}
-"""What was found out in this process: it costs the start of an interpreter."""
+"""Results in this process: each check starts an interpreter."""

@@ -1,4 +1,4 @@
-"""Has something make the ticks of cron, or nothing any more: install, uninstall, stop."""
+"""Installs, uninstalls and stops what makes the ticks of cron, and finds the installation of a project."""
 
 from __future__ import annotations
 
@@ -8,44 +8,125 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace as changed
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.cron.driver_choice import AUTO, Choice, choose, driver_of, drivers
 from resilience.cron.drivers import Step
 from resilience.cron.environment import facts_of
-from resilience.cron.installation import AlreadyInstalled, already, installation_here, spelled, who
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
-from resilience.errors import ResilError, UsageError
+from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.system.files import write_atomic
 from resilience.watch.watchdogs import context_of
 
 if TYPE_CHECKING:
+    from resilience.cron.project import CronProject
     from resilience.runs.project import Project
 
-__all__ = ["AlreadyInstalled", "Installed", "Removed", "install", "stop", "uninstall"]
+_NOTE = "driver.json"
+
+
+class AlreadyInstalled(ResilError):
+    """Another backend or another user makes the ticks of this project already.
+
+    Attributes:
+        installation: the existing installation.
+    """
+
+    def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.installation = installation
+
+
+def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool = False) -> Installation | None:
+    """Return the installation of this project; None: there is none.
+
+    A copied project contains the other project's driver.json with its token; that installation is not ours to change,
+    so the copy is deleted. With `forget`, an unreadable driver.json is quarantined. A dry run changes nothing.
+    """
+    note = cron.state.path / _NOTE
+    try:
+        found = cron.state.installation()
+    except StateDirectoryError:
+        if not forget or not note.exists():
+            raise
+        if not dry_run:
+            cron.state.quarantine(_NOTE)
+        return None
+    if found is not None and _is_copy(found, note, cron.project):
+        if not dry_run:
+            cron.state.uninstall()
+        return None
+    return found
+
+
+def spelled(installation: Installation, project: Project) -> str:
+    """Return the project path as recorded, if that still leads here."""
+    here = project.loaded.project
+    return installation.project if _is_same(Path(installation.project), here) else str(here)
+
+
+def who(installation: Installation, project: Project) -> str:
+    """Return `alice installed crontab on login1 at 2026-11-20T19:00:00+01:00`."""
+    from resilience.system.ports import iso_time
+
+    by = "you" if installation.by == project.system.host.user else installation.by
+    return f"{by} installed {installation.driver} on {installation.host} at {iso_time(installation.time)}"
+
+
+def already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
+    """Return the error for a request that conflicts with the existing installation."""
+    if installation.by == project.system.host.user:
+        backend = f" --backend {wanted}" if wanted != AUTO else ""
+        hint = f"one is enough, see resil cron status; to switch to {wanted}: resil cron install{backend} --replace"
+    else:
+        hint = f"one is enough, see resil cron status; only {installation.by} can remove it: resil cron uninstall"
+    return AlreadyInstalled(
+        f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
+    )
+
+
+def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
+    """Whether an installation belongs to another project that still has it."""
+    there, here = Path(installation.project), project.loaded.project
+    if there == here or not note.is_relative_to(here):
+        return False
+    theirs = there / note.relative_to(here)
+    try:
+        return installation.token in theirs.read_text(errors="replace") and not theirs.samefile(note)
+    except OSError:
+        return False  # the project was moved here
+
+
+def _is_same(one: Path, two: Path) -> bool:
+    try:
+        return one == two or one.samefile(two)
+    except OSError:
+        return False
+
 
 WHY = "why"
-"""The fact of an installation that says why its driver was chosen, for `resil cron status`."""
+"""Fact of an installation: why its driver was chosen, for `resil cron status`."""
 
 UNINSTALLING = "it is being uninstalled"
 
 WITH_MODE = ("slurm", "scrontab")
-"""Drivers that keep a process running, or start one for each tick: [cron] mode says which."""
+"""Drivers for which [cron] mode selects a daemon or one process per tick."""
 
 _TABLES = ("crontab", "scrontab", "systemd")
-"""Drivers whose lines name the project, and so are found where nobody remembers the installation."""
+"""Drivers whose entries name the project, so that they are found without a recorded installation."""
 
 
 class Installed(NamedTuple):
-    """What `install` did, or would do.
+    """Result of `install`, or with a dry run its plan.
 
     Attributes:
-        choice: which driver, why, and why none of the others.
-        installation: as it stands in driver.json; of a dry run: as it would.
-        steps: what is (to be) done, word for word. Empty: there is nothing to do.
-        lines: a line for each thing that was done; empty in a dry run, and where everything was there already.
-        notes: what the person should know besides: a stop that was taken back, an older backend that was taken out.
+        choice: the driver, why, and why not the others.
+        installation: as recorded in driver.json; with a dry run, as it would be.
+        steps: the steps, with the exact text written. Empty: nothing to do.
+        lines: one line per completed step; empty for a dry run, and if everything was in place.
+        notes: further information for the user: a stop that was reverted, a previous backend that was removed.
     """
 
     choice: Choice
@@ -56,12 +137,12 @@ class Installed(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """What `uninstall` or `stop` did.
+    """Result of `uninstall` or `stop`.
 
     Attributes:
-        installation: what made the ticks; None: nothing did.
-        lines: a line for each thing that was done.
-        notes: what could not be done, and what follows from that.
+        installation: what made the ticks; None: nothing.
+        lines: one line per completed step.
+        notes: steps that failed, and the consequences.
     """
 
     installation: Installation | None
@@ -70,11 +151,11 @@ class Removed(NamedTuple):
 
 
 def install(project: Project, backend: str = "", *, dry_run: bool = False, replace: bool = False) -> Installed:
-    """Have a driver make the ticks of this project. Doing it again does nothing, and takes back a `stop`.
+    """Install a driver that makes the ticks of this project. Repeating it changes nothing, and reverts a `stop`.
 
-    `backend` (empty: the settings') is `auto` or a driver's name. With `replace`, one that is installed already is
-    taken out first. Raise AlreadyInstalled, saying whose, if somebody else's, or another driver, makes the ticks, and
-    ResilError if it could not be done; then, and after every failure, everything is as it was.
+    `backend` (default: the settings) is `auto` or the name of a driver. With `replace`, an installed driver is removed
+    first. Raise AlreadyInstalled if another user or another driver makes the ticks, and ResilError if installing fails;
+    then everything is as before.
     """
     cron = open_cron(project)
     wanted = backend or cron.settings.backend
@@ -89,7 +170,7 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     installation = _new(cron, choice)
     context = context_of(project)
     if dry_run:
-        before = () if existing is None else (Step(f"take out what makes the ticks now: {who(existing, project)}"),)
+        before = () if existing is None else (Step(f"remove the current backend: {who(existing, project)}"),)
         steps = (*before, *choice.driver.plan(installation, cron.settings, context))
         return Installed(choice, installation, steps=steps)
     notes: tuple[str, ...] = ()
@@ -97,7 +178,7 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
         removed = uninstall(project, force=True, for_another=True)
         notes = (*removed.lines, *removed.notes)
     counts = cron.state.install(installation)
-    if counts.token != installation.token:  # somebody was quicker
+    if counts.token != installation.token:  # another process was faster
         if counts.by == installation.by and counts.driver == installation.driver:
             return _again(cron, counts, dry_run=False)
         raise already(counts, project, wanted)
@@ -111,15 +192,15 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
             _put_back(cron, existing)
         _stop_again(cron, stopped)
         raise
-    noted = f"noted in {cron.state.path / 'driver.json'} that {choice.name} makes the ticks"
-    return Installed(choice, installation, steps, (*lines, noted), (*notes, *_taken_back(stopped)))
+    noted = f"recorded backend {choice.name} in {cron.state.path / 'driver.json'}"
+    return Installed(choice, installation, steps, (*lines, noted), (*notes, *_resumed(stopped)))
 
 
 def uninstall(project: Project, *, force: bool = False, for_another: bool = False) -> Removed:
-    """Have nothing make the ticks any more. Raise ResilError if it could not be taken out; `force` forgets it then.
+    """Remove what makes the ticks. Raise ResilError if this fails, unless `force` is set.
 
-    Meanwhile the project is stopped, so that no job of a chain is submitted behind our back; and it stays so where
-    something was left that may tick on, unless this is `for_another` driver that takes over.
+    During the removal the project is stopped, so that no job of a chain submits a successor; it stays stopped if
+    something that may tick was left, unless another driver takes over (`for_another`).
     """
     cron = open_cron(project)
     existing = installation_here(cron, forget=force)
@@ -131,7 +212,7 @@ def uninstall(project: Project, *, force: bool = False, for_another: bool = Fals
     left = ""
     try:
         if existing is None:
-            return Removed(None, _sweep(cron), _missed_no_more(cron))
+            return Removed(None, _remove_orphans(cron), _expect_no_more(cron))
         if stopped is None:
             cron.state.stop(project.system.host.user, UNINSTALLING, project.system.clock.now())
         try:
@@ -142,15 +223,15 @@ def uninstall(project: Project, *, force: bool = False, for_another: bool = Fals
                     error.hint = "if it is gone for good: resil cron uninstall --force"
                 raise
             notes = (
-                f"could not be taken out: {error.message}",
-                "what still ticks there finds nothing to do that does not run here as well: each slot runs once"
+                f"could not remove it: {error.message}",
+                "leftover ticks there do no harm: each slot runs once"
                 if for_another
-                else "what still ticks there does nothing from now on: it finds a stop, until resil cron install",
+                else "leftover ticks there do nothing: the scheduler is stopped until resil cron install",
             )
             if not for_another and (stopped is None or not stopped.get("why")):
                 left = f"uninstalled; the {existing.driver} of {existing.by} on {existing.host} could not be reached"
         _forget(cron, existing)
-        notes = (*notes, *_missed_no_more(cron))
+        notes = (*notes, *_expect_no_more(cron))
     finally:
         if left:
             cron.state.stop(project.system.host.user, left, project.system.clock.now())
@@ -160,9 +241,9 @@ def uninstall(project: Project, *, force: bool = False, for_another: bool = Fals
 
 
 def stop(project: Project, why: str = "") -> Removed:
-    """Have no tick run anything any more, and take away what is queued. `install` takes it back.
+    """Stop all ticks, and cancel queued jobs. `install` reverts it.
 
-    Everybody who may write in the state directory can do that, whoever installed it.
+    Every user who can write to the state directory may do this.
     """
     cron = open_cron(project)
     cron.state.stop(project.system.host.user, why, project.system.clock.now())
@@ -172,41 +253,41 @@ def stop(project: Project, why: str = "") -> Removed:
     try:
         lines = driver_of(existing.driver).uninstall(existing, cron.settings, context_of(project))
     except ResilError as error:
-        note = f"what makes the ticks could not be taken away ({error.message}); they do nothing from now on"
+        note = f"could not remove the backend ({error.message}); its ticks do nothing from now on"
         return Removed(existing, notes=(note, *([error.hint] if error.hint else ())))
     return Removed(existing, tuple(lines))
 
 
 def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Installed:
-    """Bring what is installed up to date: mostly there is nothing to do."""
+    """Update an existing installation; usually nothing changes."""
     project, context = cron.project, context_of(cron.project)
     driver = driver_of(existing.driver)
     facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
     fresh = changed(existing, project=spelled(existing, project), python=sys.executable, facts=facts)
     fresh = changed(fresh, mode=_mode(cron, existing.driver))
-    choice = Choice(existing.driver, driver, f"it makes the ticks already: {who(existing, project)}", ())
+    choice = Choice(existing.driver, driver, f"already installed: {who(existing, project)}", ())
     steps = tuple(driver.plan(fresh, cron.settings, context))
     if dry_run:
-        notes = ("the scheduler is stopped, and would go on",) if cron.state.stopped() is not None else ()
+        notes = ("the scheduler is stopped, and would resume",) if cron.state.stopped() is not None else ()
         return Installed(choice, fresh, steps=steps, notes=notes)
     stopped = _unstop(cron)
     try:
         lines = tuple(driver.install(fresh, cron.settings, context))
         if (now := cron.state.installation()) is None or now.token != existing.token:
-            raise ResilError("somebody uninstalled it while it was being installed", hint="resil cron status")
+            raise ResilError("another process uninstalled it in the meantime", hint="resil cron status")
         if fresh != existing:
             text = json.dumps(fresh.to_json(), indent=1) + "\n"
             write_atomic(cron.state.path / "driver.json", text, mode=cron.state.file_mode)
     except BaseException:
         _stop_again(cron, stopped)
         raise
-    return Installed(choice, fresh, steps if lines else (), lines, _taken_back(stopped))
+    return Installed(choice, fresh, steps if lines else (), lines, _resumed(stopped))
 
 
 def _new(cron: CronProject, choice: Choice) -> Installation:
     project = cron.project
     if not sys.executable:
-        raise ResilError("it cannot be told which Python this is", hint="call resil by its absolute path")
+        raise ResilError("the path of this Python interpreter is unknown", hint="call resil by its absolute path")
     return Installation(
         driver=choice.name,
         token=os.urandom(8).hex(),
@@ -223,12 +304,12 @@ def _new(cron: CronProject, choice: Choice) -> Installation:
 def _mode(cron: CronProject, name: str) -> str:
     mode = cron.settings.mode
     if mode not in ("daemon", "pulse"):
-        raise UsageError(f"[cron] mode is {mode!r}", hint="it can be daemon or pulse")
+        raise UsageError(f"[cron] mode {mode!r} is unknown", hint="use daemon or pulse")
     return mode if name in WITH_MODE else ""
 
 
 def _forget(cron: CronProject, installation: Installation) -> None:
-    """Take back what `CronDirectory.install` wrote, if it is still ours."""
+    """Revert `CronDirectory.install`, unless another installation replaced it."""
     with suppress(ResilError):
         now = cron.state.installation()
         if now is not None and now.token != installation.token:
@@ -237,14 +318,14 @@ def _forget(cron: CronProject, installation: Installation) -> None:
 
 
 def _put_back(cron: CronProject, existing: Installation) -> None:
-    """Install again what was taken out for something that failed. Where even that fails, `resil cron status` tells."""
+    """Reinstall the previous driver after a failure. If that fails as well, `resil cron status` shows it."""
     with suppress(ResilError):
         if cron.state.install(existing).token == existing.token:
             driver_of(existing.driver).install(existing, cron.settings, context_of(cron.project))
 
 
 def _unstop(cron: CronProject) -> Mapping[str, Any] | None:
-    """Take back a `stop` before anything is queued: a job that finds one ends without a successor."""
+    """Revert a `stop` before jobs are queued: a job that finds a stop ends without a successor."""
     stopped = cron.state.stopped()
     if stopped is not None:
         cron.state.unstop()
@@ -259,35 +340,35 @@ def _stop_again(cron: CronProject, stopped: Mapping[str, Any] | None) -> None:
             cron.state.stop(str(stopped.get("by", "")), str(stopped.get("why", "")), when)
 
 
-def _taken_back(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _resumed(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
     if stopped is None:
         return ()
     why = f" ({stopped['why']})" if stopped.get("why") else ""
-    return (f"it was stopped by {stopped.get('by') or 'somebody'}{why}, and goes on now",)
+    return (f"resumed; it was stopped by {stopped.get('by') or 'an unknown user'}{why}",)
 
 
-def _missed_no_more(cron: CronProject) -> tuple[str, ...]:
-    """Have nobody miss what was never installed: a `resil cron run` that ended, a tick by hand."""
+def _expect_no_more(cron: CronProject) -> tuple[str, ...]:
+    """Stop expecting ticks that were never installed: of a `resil cron run` that ended, or a manual tick."""
     from resilience.cron_late import INSTALLED, is_late
     from resilience.system.ports import iso_time
 
     try:
         beat = cron.state.heartbeat()
-        if beat is None or beat.driver in INSTALLED or cron.state.expect_no_more() is None:
+        if beat is None or beat.driver in INSTALLED or cron.state.mark_last() is None:
             return ()
     except ResilError:
         return ()
     command = {"foreground": "resil cron run", "tick": "resil cron tick"}.get(beat.driver, beat.driver or "something")
     who = f"{command} on {beat.host}"
     if is_late(beat.time, beat.expected, cron.project.system.clock.now(), cron.settings.late_s):
-        return (f"no tick comes since {iso_time(beat.time)} ({who}), and nobody misses them any more",)
-    return (f"if ticks still come from {who}, end that there: nobody misses them",)
+        return (f"the last tick was at {iso_time(beat.time)} ({who}); no further ticks are expected",)
+    return (f"if {who} still ticks, end it there; no further ticks are expected",)
 
 
-def _sweep(cron: CronProject) -> tuple[str, ...]:
-    """Take out lines of this project whose installation nobody remembers: the state directory was removed."""
+def _remove_orphans(cron: CronProject) -> tuple[str, ...]:
+    """Remove entries of this project without a recorded installation: the state directory was deleted."""
     host, project = cron.project.system.host, cron.project
-    nobody = Installation(
+    orphan = Installation(
         driver="", token="0" * 16, time=0.0, by=host.user, host=host.name, project=str(project.loaded.project),
         python=sys.executable,
     )  # fmt: skip
@@ -295,5 +376,5 @@ def _sweep(cron: CronProject) -> tuple[str, ...]:
     for name in _TABLES:
         if name in drivers().names():
             with suppress(ResilError):
-                lines += driver_of(name).uninstall(nobody, cron.settings, context_of(project))
+                lines += driver_of(name).uninstall(orphan, cron.settings, context_of(project))
     return tuple(lines)

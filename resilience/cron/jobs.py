@@ -1,6 +1,6 @@
-"""Hears what became of the jobs that slots have queued, by one query for all.
+"""Tracks the jobs that slots have queued, with one query for all.
 
-A job under way is remembered by the name of an empty file, `jobs/<key>@<slot>@<job>@<scheduler>`.
+Each job that has not ended is an empty file, `jobs/<key>@<slot>@<job>@<scheduler>`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class QueuedJob(NamedTuple):
-    """A job that a slot has queued, and that was not seen to end yet."""
+    """A job queued by a slot and not known to have ended."""
 
     key: str
     slot: int
@@ -31,19 +31,19 @@ class QueuedJob(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Its name in `jobs/`."""
+        """File name in `jobs/`."""
         return f"{self.key}@{self.slot}@{self.job_id}@{self.scheduler}"
 
 
 def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[QueuedJob, RunRecord | None]]:
-    """What became of the jobs queued earlier: by one query. The record is in the history then; None: it is not over.
+    """Query the jobs queued earlier; yield each with its record, already in the history, or None if it has not ended.
 
-    Raise SchedulerUnavailable if the queue does not answer. A job that nobody knows any more counts as not over until
-    that is certain.
+    Raise SchedulerUnavailable if the queue does not answer. A job unknown to the scheduler counts as not ended until it
+    is certainly gone.
     """
     queued = queued_jobs(cron)
     for name in dict.fromkeys(job.scheduler for job in queued):
-        scheduler = cron.scheduler(name)
+        scheduler = cron.project.scheduler(name)
         ids = {job.job_id.array for job in queued if job.scheduler == name}
         rows = scheduler.jobs(finished=True, keep=lambda number, *_, ids=ids: number in ids)
         for job in (job for job in queued if job.scheduler == name):
@@ -56,7 +56,7 @@ def follow(cron: CronProject, entries: dict[str, Entry]) -> Iterator[tuple[Queue
 
 
 def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
-    """The jobs not seen to end yet, oldest slot first. Raise StateDirectoryError if they cannot be listed."""
+    """Return the jobs not known to have ended, oldest slot first. Raise StateDirectoryError if they are unreadable."""
     directory = cron.state.path / "jobs"
     try:
         names = os.listdir(directory)  # noqa: PTH208 - names only
@@ -74,14 +74,14 @@ def queued_jobs(cron: CronProject) -> tuple[QueuedJob, ...]:
 
 
 def forget(cron: CronProject, job: QueuedJob) -> None:
-    """A job is over."""
+    """Delete the file of a job that has ended."""
     with suppress(OSError):
         (cron.state.path / "jobs" / job.file_name).unlink()
 
 
 def remember(cron: CronProject, key: str, record: RunRecord) -> QueuedJob:
-    """A slot has queued a job: remember it until it is over. Raise StateDirectoryError if that cannot be written."""
-    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.scheduler().name)
+    """Create the file of a queued job. Raise StateDirectoryError if it cannot be written."""
+    job = QueuedJob(key, record.slot, JobId.parse(record.job_id), cron.project.scheduler().name)
     directory = cron.state.path / "jobs"
     make_directory(directory, mode=cron.state.directory_mode)
     path = directory / job.file_name
@@ -97,14 +97,14 @@ def _ending(
 ) -> RunRecord | None:
     if any(row.state.is_alive for row in rows):
         return None
-    if not rows:  # ended longer ago than the queue remembers, or the controller lost its memory
+    if not rows:  # ended before the queue's MinJobAge, or the controller lost its state
         presence = scheduler.presence(job.job_id, mine=True)
         if presence.liveness is not Liveness.GONE:
             return None
         rows = [presence.job] if presence.job is not None else []
     name = entry.name if entry is not None else job.key.replace("+", "/")
     if not rows:
-        summary = f"job {job.job_id} is over; how it ended is not known: the scheduler has forgotten it"
+        summary = f"job {job.job_id} has ended; the scheduler no longer knows its result"
         return replace(record_of(cron, name, job.slot, Outcome.SUBMITTED, summary=summary), job_id=str(job.job_id))
     ok = entry.options.ok if entry is not None else (0,)
     worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
@@ -139,7 +139,7 @@ def _exit_code(job: Job) -> int | None:
 
 
 def prune(cron: CronProject, key: str, alive: Collection[int]) -> None:
-    """Remove the outputs of all but the newest jobs of an entry, and of those that are not over."""
+    """Delete the outputs of an entry except the newest ones and those of running jobs."""
     directory = cron.state.path / "output" / key
     with suppress(OSError):
         names = os.listdir(directory)  # noqa: PTH208 - names only
@@ -155,7 +155,7 @@ def _has_output(cron: CronProject, job: QueuedJob) -> bool:
 
 
 def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
-    """A line for the history: one line of text without secrets."""
+    """Return a history record; the summary is one line without secrets."""
     from resilience.system.redaction import redact
 
     system = cron.project.system

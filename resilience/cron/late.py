@@ -1,6 +1,6 @@
-"""Whether the scheduler of cron is late, for commands that are about something else: one small read, and no more.
+"""A one-line warning about a late scheduler, for commands with another subject; reads one small file.
 
-`resil watch cron` judges it thoroughly (cron/checks/cron.py); this is for a line in `resil status` and `resil submit`.
+`resil watch cron` (cron/checks/cron.py) checks thoroughly; this is for a line in `resil status` and `resil submit`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def late_notice(project: Project) -> str:
-    """One sentence for people when the scheduler of this project is late; empty when it is not, or nobody can tell.
+    """Return one sentence if this project's scheduler is late; empty if it is not, or the state is unknown.
 
-    Reads one small file where all is well; never raises. It may wait for the state directory, as whoever asks does.
+    Reads one small file if all is well; never raises. It may block on the state directory, as its callers do.
     """
     try:
         directory = project.loaded.state_dir / ".cron"
         return _notice(directory, project)
-    except Exception:  # a notice is worth no trouble
+    except Exception:  # a notice must not break its caller
         return ""
 
 
@@ -43,10 +43,10 @@ def _notice(directory: Path, project: Project) -> str:
     if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=bool(heartbeat.get("is_last"))):
         return ""
     if installation is not None and float(installation.get("time", 0.0)) > time:
-        return _never_ticked(directory, project, now)  # it was installed anew since
-    said = f"its last tick was {format_duration(now - time)} ago"
+        return _never_ticked(directory, project, now)  # reinstalled since
+    said = f"last tick {format_duration(now - time)} ago"
     is_dead = cron_late.is_dead(time, expected, now, late_s)
-    return _sentence(said, driver, is_dead=is_dead)
+    return _describe(said, driver, is_dead=is_dead)
 
 
 def _never_ticked(directory: Path, project: Project, now: float) -> str:
@@ -58,14 +58,14 @@ def _never_ticked(directory: Path, project: Project, now: float) -> str:
     if not cron_late.is_late(time, expected, now, settings.late_s):
         return ""
     is_dead = cron_late.is_dead(time, expected, now, settings.late_s)
-    said = f"it was installed {format_duration(now - time)} ago and has not ticked since"
-    return _sentence(said, str(installation.get("driver", "")), is_dead=is_dead)
+    said = f"installed {format_duration(now - time)} ago, without a tick since"
+    return _describe(said, str(installation.get("driver", "")), is_dead=is_dead)
 
 
-def _sentence(said: str, driver: str, *, is_dead: bool) -> str:
-    word = "is dead: nothing runs" if is_dead else "is late"
+def _describe(said: str, driver: str, *, is_dead: bool) -> str:
+    word = "is dead and runs nothing" if is_dead else "is late"
     how = f" ({driver})" if driver else ""
-    return f"the scheduler of cron{how} {word}, {said}; see: resil cron status"
+    return f"the cron scheduler{how} {word}, {said}; see: resil cron status"
 
 
 def _late_s(project: Project) -> float:

@@ -1,4 +1,4 @@
-"""`resil cron logs`: what an entry wrote when it ran; of a submitted one, what its job wrote."""
+"""`resil cron logs`: the output of an entry's runs; of a submitted entry, the output of its job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.entries import find_name, known_names
+from resilience.cron.entries import find_name, known_names, runs_of
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.runs import runs_of
 from resilience.cron.words import slot_text
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.job import Liveness
@@ -22,24 +21,24 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
 
 POLL_S = 0.5
-"""`--follow` looks so often whether there is more."""
+"""Interval at which `--follow` checks for more output."""
 
 JOB_POLL_S = 20.0
-"""And so often whether a submitted job still lives: the controller is asked for that."""
+"""Interval at which `--follow` asks the controller whether a submitted job is still alive."""
 
 SHOWN_BYTES = 4 * 2**20
 """Of a longer output, only the end is shown."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-"""ECMA-48 control sequences, and the operating system commands of xterm (they set titles, and write clipboards)."""
+"""ECMA-48 control sequences and xterm's operating system commands, which set titles and write to the clipboard."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """The output of one run.
+    """Output of one run.
 
     Attributes:
-        path: None: it wrote nothing, or what it wrote was removed; `reason` says which.
+        path: None if the run wrote nothing or its output was removed; `reason` says which.
     """
 
     run: RunRecord
@@ -48,31 +47,31 @@ class Log:
 
 
 def find_logs(cron: CronProject, wanted: str, *, slot: str = "", last: int = 1) -> tuple[Log, ...]:
-    """The outputs of the last runs of an entry, or of one slot, oldest first.
+    """Return the outputs of an entry's last runs, or of one slot, oldest first.
 
-    Raise UsageError if there is no such entry or slot, or it never ran.
+    Raise UsageError if the entry or slot is unknown, or the entry has not run.
     """
     name = find_name(known_names(cron), wanted)
     key = name.replace("/", "+")
     began = [run for run in runs_of(cron, key) if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
     if not began:
-        raise UsageError(f"{name} has not run yet", hint="when it will: resil cron list")
+        raise UsageError(f"{name} has not run yet", hint="next run: resil cron list")
     runs = [find_slot(began, slot, cron.project.system.clock.now())] if slot else began[-last:]
     return tuple(_log(cron, key, run) for run in runs)
 
 
 def find_slot(runs: Sequence[RunRecord], wanted: str, now: float) -> RunRecord:
-    """Given how somebody names a slot, return its record, the newest of those that fit.
+    """Return the newest record whose slot matches the given text.
 
-    `1800000000` is seconds since the epoch; `18:00` the last time it was that; `2026-12-24T18:00` and `24 Dec 18:00`
-    (as the history shows it) are local time. Raise UsageError if there is none. Pure, but for the time zone.
+    `1800000000` is seconds since the epoch; `18:00` the last such time; `2026-12-24T18:00` and `24 Dec 18:00` (as the
+    history shows it) are local time. Raise UsageError if none matches. Pure, except for the time zone.
     """
     text = " ".join(wanted.split())
     for run in reversed(runs):
         if text in _names_of(run.slot, now):
             return run
     newest = ", ".join(slot_text(run.slot, now) for run in runs[-3:])
-    raise UsageError(f"nothing ran in a slot {wanted!r}", hint=f"the last ones: {newest}; all: resil cron history NAME")
+    raise UsageError(f"no run in slot {wanted!r}", hint=f"last slots: {newest}; all slots: resil cron history NAME")
 
 
 def _names_of(slot: int, now: float) -> set[str]:
@@ -90,20 +89,20 @@ def _names_of(slot: int, now: float) -> set[str]:
 
 def _log(cron: CronProject, key: str, run: RunRecord) -> Log:
     if not run.output:
-        what = "it is not known where its job writes" if run.job_id else "it wrote nothing"
-        return Log(run, None, "nothing yet" if run.outcome is Outcome.RUNNING else what)
-    # An absolute path, a job's, counts as it is.
+        what = "the output file of its job is unknown" if run.job_id else "no output"
+        return Log(run, None, "no output yet" if run.outcome is Outcome.RUNNING else what)
+    # A job's path is absolute and replaces the directory.
     path = cron.state.path / "output" / key / run.output
     if not path.exists():
         waits = run.outcome in (Outcome.RUNNING, Outcome.SUBMITTED)
-        return Log(run, path if waits else None, "nothing yet" if waits else "its output was removed meanwhile")
+        return Log(run, path if waits else None, "no output yet" if waits else "its output was removed")
     return Log(run, path)
 
 
 def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int]:
-    """The end of an output, where to read on, and how many bytes before it were left out.
+    """Return the end of an output, the position after it, and the number of bytes omitted before it.
 
-    Raise StateDirectoryError if it cannot be read.
+    Raise StateDirectoryError if the output cannot be read.
     """
     try:
         descriptor = open_without_waiting(str(path), os.O_RDONLY)
@@ -123,14 +122,14 @@ def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int
 
 
 def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
-    """Yield what is written behind `position`, until the run has ended and all of it was read."""
+    """Yield output written after `position` until the run has ended and all output was read."""
     clock, path = cron.project.system.clock, log.path
     asked = clock.now()
     while True:
         is_over = _is_over(cron, log.run, wants_job=clock.now() - asked >= JOB_POLL_S)
         if clock.now() - asked >= JOB_POLL_S:
             asked = clock.now()
-        if path is None:  # it has written nothing; where it writes is known when it does
+        if path is None:  # nothing written yet: the path is known after the first write
             path = next((found.path for found in _same(cron, log.run) if found.path is not None), None)
         if path is not None:
             text, position = _read_on(path, position)
@@ -148,7 +147,7 @@ def _same(cron: CronProject, run: RunRecord) -> list[Log]:
 
 
 def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:
-    """Whether nothing more will be written. That a job's scheduler does not answer is no end."""
+    """Whether no more output can come. A scheduler that does not answer does not end the run."""
     if run.job_id:
         if not wants_job:
             return False
@@ -171,7 +170,7 @@ def _read_on(path: Path, position: int) -> tuple[str, int]:
         raise explain_os_error(error, "read", path) from error
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
-        if size < position:  # it was shortened: its middle was left out when it ended
+        if size < position:  # truncated: the middle was cut out when the run ended
             return "", size
         file.seek(position)
         raw = file.read(2**20)
@@ -179,7 +178,7 @@ def _read_on(path: Path, position: int) -> tuple[str, int]:
 
 
 def without_escapes(text: str) -> str:
-    """Given what a program wrote, return it without what would steer a terminal, and progress bars as they ended. Pure.
+    """Return program output without control sequences, and progress bars in their final state. Pure.
 
     For instance, `10%\\r20%\\r100%` gives `100%`.
     """

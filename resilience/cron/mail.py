@@ -1,8 +1,8 @@
-"""MAILTO: what an entry writes is mailed to whoever its crontab names, through the outbox, so that no mail is lost.
+"""MAILTO: mails the output of entries through the outbox, so that no mail is lost.
 
-As cron does (crontab(5)): a run that writes nothing sends nothing, `MAILTO=""` sends nothing, and without MAILTO nobody
-is mailed: an account of a cluster reads no local mail. The mail leaves as those of [channel.email] do, or by this
-machine's sendmail where there is no such table.
+As in cron (crontab(5)), a run without output sends nothing, and `MAILTO=""` sends nothing. Unlike cron, no MAILTO means
+no mail: accounts of a cluster read no local mail. Mail is sent as configured in [channel.email], or by this machine's
+sendmail without such a table.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from resilience.cron.records import Entry, RunRecord
 
 BODY_BYTES = 8000
-"""So much of an output's beginning, and of its end, is mailed; all of it is in `resil cron logs`."""
+"""Bytes mailed of the beginning and of the end of an output; `resil cron logs` shows all."""
 MOST_ADDRESSES = 10
 MOST_AT_ONCE = 100
 _ENDED = frozenset({Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT})
 
 
 def addresses(mail_to: str | None) -> tuple[str, ...]:
-    """Given MAILTO, return its addresses: cron takes several, with commas between. Pure."""
+    """Return the addresses in MAILTO: cron accepts several, separated by commas. Pure."""
     found = (address.strip() for address in (mail_to or "").split(","))
     return tuple(dict.fromkeys(filter(None, found)))[:MOST_ADDRESSES]
 
 
 def wrong_address(mail_to: str) -> str:
-    """Why the first address of MAILTO that is none cannot be mailed; empty: all of them can. Pure."""
+    """Return why the first invalid address in MAILTO cannot be mailed; empty if all are valid. Pure."""
     from resilience.alerts.channels.email import envelope_address
 
     try:
@@ -49,13 +49,13 @@ def wrong_address(mail_to: str) -> str:
 
 
 def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Queue the mails about all runs of an entry that ended since this was last asked; return what to tell people.
+    """Queue the mails about all runs of an entry that ended since the last call; return error messages.
 
-    `ended`: those that this tick knows of. The others are in the history: their tick was killed before it came here.
-    What cannot be queued now is queued the next time. Never raises.
+    `ended`: runs that this tick knows of. Others are in the history: their tick was killed before it queued the mail.
+    Mails that cannot be queued now are queued next time. Never raises.
     """
-    people = addresses(entry.mail_to)
-    if not people:
+    recipients = addresses(entry.mail_to)
+    if not recipients:
         return ()
     mark = _mark(cron, entry)
     said: list[str] = []
@@ -71,16 +71,16 @@ def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tu
         at_least = since if since is not None else 0.0 if newest else cron.project.system.clock.now()
         write_atomic(mark, f"{max(newest, at_least):.6f}\n", mode=cron.state.file_mode)
     except ResilError as error:
-        said.append(f"{entry.place}: its output was not mailed to {', '.join(people)}: {error.message}")
+        said.append(f"{entry.place}: could not mail its output to {', '.join(recipients)}: {error.message}")
     return tuple(said)
 
 
 def has_news(cron: CronProject, entry: Entry) -> bool:
-    """Whether an entry's history was written since its mails were last looked after: two looks at files."""
+    """Whether an entry's history changed since its mails were last queued: two stat calls."""
     try:
         written = (cron.state.path / "history" / f"{entry.key}.jsonl").stat().st_mtime_ns
         return written > _mark(cron, entry).stat().st_mtime_ns
-    except OSError:  # nothing ran yet, or it was never looked after: then the run that ends is known to its tick
+    except OSError:  # nothing ran yet, or no mail yet: the tick knows the run that ends
         return False
 
 
@@ -98,23 +98,23 @@ def _since(mark: Path) -> float | None:
 
 
 def mail(cron: CronProject, entry: Entry, record: RunRecord) -> tuple[str, ...]:
-    """Queue the mails about one run that ended; return what to tell people.
+    """Queue the mails about one run that ended; return error messages.
 
     Raise StateDirectoryError if they cannot be queued now.
     """
-    people = addresses(entry.mail_to)
-    if not people or not record.output:
+    recipients = addresses(entry.mail_to)
+    if not recipients or not record.output:
         return ()
     body = _output(cron.state.path / "output" / entry.key / record.output)
     if not any(line.strip() for line in body):
         return ()
-    if trouble := mail_error(cron.project):
-        return (f"{entry.place}: {trouble}",)
-    return _queue(cron, entry, record, people, body)
+    if problem := mail_error(cron.project):
+        return (f"{entry.place}: {problem}",)
+    return _queue(cron, entry, record, recipients, body)
 
 
 def _queue(
-    cron: CronProject, entry: Entry, record: RunRecord, people: tuple[str, ...], body: tuple[str, ...]
+    cron: CronProject, entry: Entry, record: RunRecord, recipients: tuple[str, ...], body: tuple[str, ...]
 ) -> tuple[str, ...]:
     from resilience.alerts.alert import Alert
     from resilience.alerts.state import open_alert_state
@@ -132,16 +132,16 @@ def _queue(
         body=body,
     )
     outbox, said = open_alert_state(cron.project).outbox, []
-    for address in people:
+    for address in recipients:
         try:
             outbox.put(alert, mail_channel(cron.project, address), now)
         except SettingsError as error:
-            said.append(f"{entry.place}: its output was not mailed to {address[:80]}: {error.message}")
+            said.append(f"{entry.place}: could not mail its output to {address[:80]}: {error.message}")
     return tuple(said)
 
 
 def _output(path: Path) -> tuple[str, ...]:
-    """What a run wrote, its beginning and its end; it was redacted as it was kept."""
+    """Return the beginning and the end of a run's output, which was redacted when it was saved."""
     from resilience.system.redaction import redact
 
     with suppress(OSError):
@@ -154,6 +154,6 @@ def _output(path: Path) -> tuple[str, ...]:
             head = file.read(BODY_BYTES).decode("utf-8", "replace")
             file.seek(size - BODY_BYTES)
             tail = file.read().decode("utf-8", "replace")
-        left_out = f"... ({size - 2 * BODY_BYTES} bytes left out: resil cron logs) ..."
+        left_out = f"... ({size - 2 * BODY_BYTES} bytes omitted: resil cron logs) ..."
         return (*redact(head).splitlines(), left_out, *redact(tail).splitlines())
     return ()

@@ -1,4 +1,4 @@
-"""What guards noted about a late scheduler of cron: looked at anew, and told as the watchdog `cron` would tell it."""
+"""Notes of guards about a late scheduler: checks the scheduler, and reports as the watchdog `cron` would."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 CHECK = "cron"
-"""The watchdog in whose name it is told: what both find is one incident."""
+"""The watchdog in whose name it is reported, so that both report one incident."""
 
 
 def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...]:
-    """A report about the scheduler where a guard left a note of it; nothing where the reports speak of it already.
+    """Return a report on the scheduler if a guard left a note; nothing if the reports include the scheduler already.
 
-    A note is a hint and no more: anybody of the group can write one. What is told is what is seen now. Never raises.
+    A note is only a hint: every member of the group can write one. The report states the current state. Never raises.
     """
     if not _note(project).exists() or any(report.check == CHECK for report in reports):
         return ()
     from resilience.cron.checks._cron.judging import judge_scheduler
-    from resilience.cron.checks._cron.look import look_at_scheduler
-    from resilience.cron.checks._cron.words import SCHEDULER
+    from resilience.cron.checks._cron.probe import read_scheduler
+    from resilience.cron.checks._cron.reading import SCHEDULER
     from resilience.cron.state_directory import CronDirectory
 
     now = project.system.clock.now()
     with suppress(ResilError):
         directory = CronDirectory(project.loaded.state_dir, project.loaded.settings.run.group)
-        reading = look_at_scheduler(directory, now)
+        reading = read_scheduler(directory, now)
         if reading is not None and not reading.nothing:
             findings = judge_scheduler(SCHEDULER, reading, 0.0, now)
             return (Report(check=CHECK, findings=tuple(findings), time=now),)
@@ -41,7 +41,7 @@ def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...
 
 
 def forget(project: Project) -> None:
-    """What was noted has been told. Never raises."""
+    """Delete the note after it was reported. Never raises."""
     with suppress(OSError):
         _note(project).unlink(missing_ok=True)
 

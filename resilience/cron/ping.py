@@ -1,8 +1,7 @@
-"""A dead man's switch for the scheduler: told at the start and at the end of each tick, it speaks up when it hears
-nothing.
+"""Dead man's switch: a request at the start and the end of each tick; the service alerts when requests stop.
 
-As healthchecks.io has it, and everything that speaks its language: `URL/start`, `URL`, `URL/fail`, each with `?rid=` of
-the tick (https://healthchecks.io/docs/http_api/). A child does it that nobody waits for, so no server delays a tick.
+Uses the protocol of healthchecks.io, which other services share: `URL/start`, `URL`, `URL/fail`, each with `?rid=` of
+the tick (https://healthchecks.io/docs/http_api/). A detached child sends the requests, so no server delays a tick.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
     from resilience.system.secrets import Secret
 
 PING_S = 5.0
-"""How long one request may take, from the look-up of the name to the last byte."""
+"""Time limit of one request, from name resolution to the last byte."""
 LONGEST_TICK_S = 2 * 86400.0
-"""A child that waits for the end of a tick waits no longer."""
+"""The child waits this long for the end of a tick."""
 BODY_BYTES = 10_000
-"""Healthchecks keeps the first 100 kB of what it is sent; a summary needs less."""
+"""Healthchecks keeps the first 100 kB of a body; a summary needs less."""
 STATE = "ping"
-"""In `<state_dir>/.cron`: how the last one went."""
+"""In `<state_dir>/.cron`: result of the last ping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingState:
-    """How the dead man's switch was reached last.
+    """Result of the last ping.
 
     Attributes:
         time: when, seconds since the epoch.
-        error: why it was not reached; empty: it was.
-        well: when it was reached last; 0: never yet.
+        error: why it failed; empty if it succeeded.
+        well: time of the last success; 0: none yet.
     """
 
     time: float
@@ -51,17 +50,17 @@ class PingState:
 
 
 def check_ping(settings: CronSettings) -> None:
-    """Raise SettingsError for an address that cannot be meant, without showing it."""
+    """Raise SettingsError for an invalid address, without revealing it."""
     from resilience.system.http import check_url
 
     if settings.ping_url and settings.ping_url_file:
-        raise SettingsError("[cron] has both ping_url and ping_url_file", hint="keep one of them: the file is safer")
+        raise SettingsError("[cron] sets both ping_url and ping_url_file", hint="keep only one; the file is safer")
     if settings.ping_url:
         check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http)
 
 
 def ping_state(cron: CronProject) -> PingState | None:
-    """How it went last; None: it was never tried, or nobody can tell. Never raises."""
+    """Return the result of the last ping; None if there was none or it cannot be read. Never raises."""
     with suppress(ResilError, ValueError, TypeError, KeyError):
         found = read_regular(cron.state.path / STATE)
         if found is not None:
@@ -73,7 +72,7 @@ def ping_state(cron: CronProject) -> PingState | None:
 
 
 def ping_url(url: str, word: str, rid: str) -> str:
-    """The address for `start`, `fail` or, an empty word, success. Pure. What stands behind `?` is kept."""
+    """Return the URL for `start`, `fail` or, with an empty word, success. Keeps the query. Pure."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/") + (f"/{word}" if word else "")
     query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("rid", rid)])
@@ -81,10 +80,10 @@ def ping_url(url: str, word: str, rid: str) -> str:
 
 
 class Ping:
-    """The word of one tick: begun by a child that waits for its end."""
+    """The pings of one tick, sent by a child that waits for its end."""
 
     def __init__(self, cron: CronProject) -> None:
-        """Tell that a tick begins. Never raises, and waits for nothing."""
+        """Start the child, which reports the start of the tick. Never raises, and does not block."""
         self._pipe = -1
         self._child: Detached | None = None
         if not (cron.settings.ping_url or cron.settings.ping_url_file):
@@ -94,7 +93,7 @@ class Ping:
         except OSError:
             return
         try:
-            self._child = start_detached(lambda: _tell(cron, reading), LONGEST_TICK_S, keep=reading)
+            self._child = start_detached(lambda: _ping_start_and_end(cron, reading), LONGEST_TICK_S, keep=reading)
             self._pipe = writing
         except OSError:
             os.close(writing)
@@ -102,22 +101,22 @@ class Ping:
             os.close(reading)
 
     def ended(self, summary: str, *, is_well: bool) -> None:
-        """Tell how the tick ended: the summary is for people, and has no secrets in it."""
+        """Report the end of the tick; the summary must not contain secrets."""
         if self._pipe < 0:
             return
         line = f"{'well' if is_well else 'fail'} {summary}".encode("utf-8", "replace")[:BODY_BYTES]
-        with suppress(OSError):  # a pipe takes so much at once, or the child is gone
+        with suppress(OSError):  # PIPE_BUF is larger than the line; the child may be gone
             os.write(self._pipe, line.replace(b"\0", b" ") + b"\0")
         os.close(self._pipe)
         self._pipe = -1
 
     def wait(self, seconds: float) -> None:
-        """Wait for the child, so long at most: for who takes all children with it when it ends."""
+        """Wait for the child, for at most `seconds`: for callers whose end kills their children."""
         if self._child is not None:
             self._child.wait(seconds)
 
     def forget(self) -> None:
-        """Let the child be."""
+        """Detach from the child."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
@@ -125,20 +124,20 @@ class Ping:
             self._child.forget()
 
 
-def _tell(cron: CronProject, reading: int) -> None:
-    """In the child: the start, and then the end, whatever it will be."""
+def _ping_start_and_end(cron: CronProject, reading: int) -> None:
+    """In the child: send the start, then the end."""
     from uuid import uuid4
 
     rid = str(uuid4())
     try:
         url = _address(cron)
     except ResilError as error:
-        _keep(cron, error.message)
+        _record(cron, error.message)
         return
     began = _send(cron, url, "start", rid, "")
-    word, _, summary = _hear(reading).partition(" ")
-    ended = _send(cron, url, "" if word == "well" else "fail", rid, summary or "the tick ended without a word")
-    _keep(cron, ended or began)
+    word, _, summary = _read_result(reading).partition(" ")
+    ended = _send(cron, url, "" if word == "well" else "fail", rid, summary or "the tick died")
+    _record(cron, ended or began)
 
 
 def _address(cron: CronProject) -> Secret:
@@ -149,24 +148,24 @@ def _address(cron: CronProject) -> Secret:
     found = read_secret(cron.settings, "ping_url", cron.project.system)
     if found is None:
         return Secret(cron.settings.ping_url)
-    check_url(found.reveal(), "what [cron] ping_url_file holds", allow_http=cron.settings.ping_allow_http)
+    check_url(found.reveal(), "the content of [cron] ping_url_file", allow_http=cron.settings.ping_allow_http)
     return found
 
 
-def _hear(reading: int) -> str:
-    """What the tick says at its end; nothing where it dies without a word."""
-    heard = b""
-    while not heard.endswith(b"\0"):
+def _read_result(reading: int) -> str:
+    """Return the line that the tick writes at its end; empty if the tick died."""
+    received = b""
+    while not received.endswith(b"\0"):
         select.select([reading], [], [])
         chunk = os.read(reading, 65536)
         if not chunk:
             break
-        heard += chunk
-    return heard.rstrip(b"\0").decode("utf-8", "replace")
+        received += chunk
+    return received.rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _send(cron: CronProject, url: Secret, word: str, rid: str, body: str) -> str:
-    """Send one word; return why it did not arrive, without the address."""
+    """Send one request; return why it failed, without the address."""
     from resilience.system.http import refusal, request
     from resilience.system.redaction import redact
 
@@ -188,8 +187,8 @@ def _send(cron: CronProject, url: Secret, word: str, rid: str, body: str) -> str
         return redact(f"{type(error).__name__}: {error}", [url.reveal()])
 
 
-def _keep(cron: CronProject, error: str) -> None:
-    """Write down how it went, for `resil cron status`."""
+def _record(cron: CronProject, error: str) -> None:
+    """Write the result for `resil cron status`."""
     now = cron.project.system.clock.now()
     before = ping_state(cron)
     well = now if not error else before.well if before is not None else 0.0

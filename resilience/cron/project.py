@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from resilience.cron.table.running import Here
     from resilience.cron.table.supervisor import Supervised
     from resilience.runs.project import Project
-    from resilience.schedulers import Scheduler
     from resilience.settings.cron_settings import CronSettings
 
 
 LOOK_S = 20.0
-"""How long the disks may take to answer before a tick. Busy file servers take seconds."""
+"""Time limit for the check of the disks before a tick. Busy file servers take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +32,8 @@ class CronProject:
     Attributes:
         project: the project.
         settings: [cron].
-        directory: the cron directory, absolute: `cron.hourly/` and its sisters, and `crontab`. It need not exist.
-        state: what is remembered: `<state_dir>/.cron`. It need not exist.
+        directory: absolute path of the cron directory, with `cron.hourly/` etc. and `crontab`; may not exist.
+        state: the state in `<state_dir>/.cron`; may not exist.
     """
 
     project: Project
@@ -44,11 +43,11 @@ class CronProject:
 
     @property
     def salt(self) -> str:
-        """Whose jitter it is: this user's, and this project's."""
+        """Salt of the jitter: this user and this project."""
         return f"{self.project.system.host.uid}:{self.state.path.parent}"
 
     def environment(self, entry: Entry, slot: int) -> dict[str, str]:
-        """What a run of an entry sees."""
+        """Return the environment of a run."""
         import sys
 
         from resilience.cron.table.environment import environment_of
@@ -68,13 +67,13 @@ class CronProject:
         )
 
     def named_variables(self) -> tuple[str, ...]:
-        """The variables that [channel.*] settings name: `password_variable = "SMTP_PASSWORD"`."""
+        """Return the variables that [channel.*] settings name: `password_variable = "SMTP_PASSWORD"`."""
         tables = self.project.loaded.settings.channels.values()
         found = (value for table in tables for key, value in table.values.items() if key.endswith("_variable"))
         return tuple(value for value in found if isinstance(value, str) and value)
 
     def supervised(self) -> Supervised:
-        """The runs of a scheduler that begins now."""
+        """Return a new manager of this scheduler's runs."""
         from resilience.cron.table.environment import secrets_of
         from resilience.cron.table.supervisor import Supervised
 
@@ -91,17 +90,17 @@ class CronProject:
         )
 
     def here(self) -> Here:
-        """This machine, as the marks of what runs name it."""
+        """Return the identity of this machine as marks of runs record it."""
         from resilience.cron.table.running import here
 
         return here()._replace(host=self.project.system.host.name)
 
     def refuse(self, entry: Entry) -> Ignored | None:
-        """Why a drop-in may not run now, where it might have run when the table was read; None: it may."""
-        from resilience.cron.table.directory import look_again
+        """Return why a drop-in may no longer run, just before its start; None if it may."""
+        from resilience.cron.table.directory import recheck
 
         loaded = self.project.loaded
-        return look_again(
+        return recheck(
             entry,
             self.directory,
             self.settings,
@@ -110,23 +109,19 @@ class CronProject:
             project=loaded.project,
         )
 
-    def scheduler(self, name: str = "") -> Scheduler:
-        """The scheduler that the jobs of entries go to. Raise UsageError if there is no such scheduler."""
-        return self.project.scheduler(name)
-
-    def apart(self) -> CronProject:
-        """The same, whose scheduler's programs see the environment of entries instead of the person's own."""
-        nobody = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
+    def with_entry_environment(self) -> CronProject:
+        """Return a copy whose scheduler programs see the environment of entries instead of the user's."""
+        no_entry = Entry(name="", place="", schedule="", kind=Kind.SUBMIT, argv=())
         system = self.project.system
         own = {name: value for name, value in system.environ.items() if name.startswith(("SBATCH_", "SLURM_"))}
-        environ = {**own, **self.environment(nobody, 0)}
+        environ = {**own, **self.environment(no_entry, 0)}
         return replace(self, project=replace(self.project, system=replace(system, environ=environ)))
 
-    def look_first(self) -> None:
-        """Look whether the disks answer, in a child that can be left behind. Raise ProbeError if they do not.
+    def check_disks(self) -> None:
+        """Check in a child with a deadline that the disks respond. Raise ProbeError if they do not.
 
-        For what somebody starts every minute: the ticks of a night would otherwise hang there side by side. As long as
-        one look hangs on this node, the next one is refused at once.
+        For ticks started every minute, which would otherwise accumulate on a hung disk. While one check hangs on this
+        node, the next one fails at once.
         """
         from resilience.system.stuck import Look, StuckMemory, look_apart
 
@@ -142,13 +137,13 @@ class CronProject:
         ((_, answer),) = look_apart({0: asked}, StuckMemory.of(system), system.clock)
         if answer.error is not None:
             raise ProbeError(
-                f"nothing is run: {places[0]} or {places[1]} does not answer: {answer.error.message}",
-                hint="df; the next tick looks again",
+                f"no entries run: {places[0]} or {places[1]} does not respond: {answer.error.message}",
+                hint="check the file systems with df; the next tick tries again",
                 transient=True,
             )
 
     def read_table(self) -> Table:
-        """What the cron directory says now. Raise ResilError if it cannot be read."""
+        """Read the cron directory. Raise ResilError if it cannot be read."""
         from resilience.cron.table.directory import read_table
 
         project = self.project
@@ -163,7 +158,7 @@ class CronProject:
 
 
 def open_cron(project: Project) -> CronProject:
-    """The cron of a project. Touches no disk."""
+    """Return the cron of a project. Does not access the disk."""
     loaded = project.loaded
     settings = loaded.settings.cron_settings
     directory = loaded.project / Path(settings.folder).expanduser()
@@ -172,7 +167,7 @@ def open_cron(project: Project) -> CronProject:
 
 @cache
 def _tool_directories(path: str) -> tuple[str, ...]:
-    """The directories of sbatch and squeue, where they are on PATH."""
+    """Return the directories of sbatch and squeue on PATH."""
     import shutil
 
     found = (shutil.which(program, path=path) for program in ("sbatch", "squeue"))

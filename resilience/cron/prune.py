@@ -1,7 +1,7 @@
-"""`resil cron prune`: removes what is kept of cron for too long. `plan` says what, and one place removes it.
+"""`resil cron prune`: deletes expired files. `plan` lists them, and `prune` deletes them.
 
-Outputs beyond [cron] keep_runs of each entry, old outputs of the driver's jobs, all that belongs to entries that are
-gone for 30 days, what crashed writers left, and the marks of runs that are dead.
+Deleted are outputs beyond [cron] keep_runs per entry, old outputs of driver jobs, all files of entries removed 30 days
+ago, temporary files of crashed writers, and marks of dead runs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
 
 GONE_S = 30 * 86400.0
-"""An entry that is not in the table any more, and has left no trace for so long, is gone: nobody waits for it."""
+"""A removed entry without a new file for this long is expired."""
 
 LEFTOVER_S = 86400.0
-"""A temporary file older than this was left by a writer that crashed."""
+"""An older temporary file belongs to a writer that crashed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """One file that is kept for too long.
+    """One expired file.
 
     Attributes:
         what: `outputs`, `gone entries`, `driver outputs`, `leftovers`.
-        size_bytes: what it takes of the disk.
+        size_bytes: its disk usage.
     """
 
     what: str
@@ -43,12 +43,12 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What was, or would be, removed.
+    """The files deleted, or with a dry run the files to delete.
 
     Attributes:
-        marks: how many marks of dead runs.
-        lines: how many lines of histories.
-        trouble: what could not be removed.
+        marks: number of marks of dead runs.
+        lines: number of history lines.
+        trouble: files that could not be deleted.
     """
 
     removals: tuple[Removal, ...] = ()
@@ -58,16 +58,16 @@ class Pruned:
 
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
-    """Remove it. Raise ResilError if the table cannot be read: then nobody knows which entries are gone."""
-    from resilience.cron.table.books import settle
+    """Delete expired files. Raise ResilError if the table cannot be read, because removed entries are unknown then."""
     from resilience.cron.table.history import shorten
+    from resilience.cron.table.recovery import settle_dead_runs
 
     now = cron.project.system.clock.now()
     if not cron.state.path.is_dir():
         return Pruned()
     cron.state.check()
     trouble: list[str] = []
-    marks = _dead_marks(cron, now) if dry_run else len(settle(cron.state, now=now))
+    marks = _dead_marks(cron, now) if dry_run else len(settle_dead_runs(cron.state, now=now))
     found = plan(cron, now)
     if dry_run:
         return Pruned(found, marks)
@@ -94,7 +94,7 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
 
 
 def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
-    """Every file that is kept for too long, each once. Raise ResilError if the table cannot be read."""
+    """Return every expired file once. Raise ResilError if the table cannot be read."""
     table = cron.read_table()
     known = {entry.key for entry in table.entries}
     path = cron.state.path
@@ -102,7 +102,7 @@ def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
     running = _running(cron)
     for key in _keys(cron):
         files = _files_of(cron, key)
-        # Where the whole cron directory is missing, it is not mounted, and nothing is gone.
+        # A missing cron directory is not mounted; its entries are not gone.
         is_gone = key not in known and cron.directory.is_dir() and all(now - f.written > GONE_S for f in files)
         outputs = [file for file in files if file.path.parent.parent == path / "output"]
         if is_gone and not any(run_key == key for run_key, _ in running):
@@ -127,7 +127,7 @@ class _File:
 
 
 def _files(directory: Path) -> Iterator[_File]:
-    """The regular files of a directory."""
+    """Yield the regular files of a directory."""
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError):
@@ -144,7 +144,7 @@ def _keys(cron: CronProject) -> tuple[str, ...]:
 
 
 def _files_of(cron: CronProject, key: str) -> list[_File]:
-    """All that is kept of an entry: slots, history, outputs."""
+    """Return all files of an entry: slots, history, outputs."""
     path = cron.state.path
     files = [file for file in _files(path / "slots") if file.path.name.rpartition("@")[0] == key]
     histories = {f"{key}.jsonl", f"{key}.jsonl.old"}
@@ -153,26 +153,26 @@ def _files_of(cron: CronProject, key: str) -> list[_File]:
 
 
 def _beyond(outputs: Sequence[_File], keep_runs: int, busy: set[str]) -> list[_File]:
-    """The outputs beyond the newest `keep_runs`; those of what runs now stay."""
+    """Return the outputs beyond the newest `keep_runs`, except those of running runs."""
     counted = [(age, file) for file in outputs if (age := _age(file)) is not None and _stem(file.path) not in busy]
     newest_first = sorted(counted, key=lambda one: (one[0], one[1].path.name), reverse=True)
     return [file for _, file in newest_first[max(0, keep_runs) :]]
 
 
 def _age(file: _File) -> float | None:
-    """By what outputs are ordered: `<slot>.txt` by the slot, `<job>.out` by its last write; None: it is no output."""
+    """Return the sort key of an output: `<slot>.txt` by the slot, `<job>.out` by its mtime; None for other files."""
     if not _stem(file.path).isdigit():
         return None
     return {".txt": float(_stem(file.path)), ".out": file.written}.get(file.path.suffix)
 
 
 def _stem(path: Path) -> str:
-    """`1800000000` of `1800000000-2.txt`."""
+    """Return `1800000000` for `1800000000-2.txt`."""
     return path.name.partition(".")[0].partition("-")[0]
 
 
 def _jobs(cron: CronProject, key: str) -> set[str]:
-    """The jobs of an entry that were not seen to end: `jobs/<key>@<slot>@<job>@<scheduler>`."""
+    """Return the jobs of an entry not known to have ended: `jobs/<key>@<slot>@<job>@<scheduler>`."""
     names = (file.path.name.rsplit("@", 3) for file in _files(cron.state.path / "jobs"))
     return {parts[2].partition("_")[0] for parts in names if len(parts) == 4 and parts[0] == key}
 

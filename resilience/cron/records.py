@@ -1,7 +1,7 @@
-"""The words of cron: what runs when, and what became of it. Pure.
+"""Data model of cron. Pure.
 
-An *entry* is one line of the crontab or one drop-in; a *slot* is one moment at which an entry is to run, in seconds
-since the epoch, and its name for ever; a *run record* is what became of one slot.
+An *entry* is a crontab line or a drop-in; a *slot* is one time at which an entry is due, in seconds since the epoch,
+and identifies the run; a *run record* is the result of one slot.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ from typing import Any
 
 MINUTE_S = 60
 
+VARIABLE = "$"
+"""Prefix of installation facts that are environment variables of the ticks: `$PATH`."""
+
 
 class Kind(StrEnum):
-    """How an entry is run."""
+    """How an entry is started."""
 
     RUN = "run"
     """By the scheduler of this project itself, as its child."""
     SUBMIT = "submit"
-    """As a job of its own, with sbatch."""
+    """Submit the command as a job, with sbatch."""
 
 
 class Overlap(StrEnum):
-    """What happens when a slot comes while the run of an earlier one is still under way."""
+    """What to do when a slot is due while an earlier run of the entry is still active."""
 
     SKIP = "skip"
-    """The slot is passed over and counted."""
+    """The slot is skipped and counted."""
     ALLOW = "allow"
     """Both run."""
     REPLACE = "replace"
-    """The earlier one is ended first."""
+    """The earlier run is ended first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryOptions:
-    """What a line of the crontab, or a line of comment in a drop-in, may ask for: `# resil: timeout=10m catch_up=none`.
+    """Options of a crontab line or a drop-in, given in a comment: `# resil: timeout=10m catch_up=none`.
 
     Attributes:
-        timeout_s: SIGTERM after so long, SIGKILL 10 s later, to the whole process group. 0: never.
-        catch_up: how many missed slots are made up for: 0 (`none`), 1 (`once`, the newest), N (`all<=N`, the newest N,
+        timeout_s: time limit; then SIGTERM to the whole process group, and SIGKILL 10 s later. 0: none.
+        catch_up: how many missed slots are run late: 0 (`none`), 1 (`once`, the newest), N (`all<=N`, the newest N,
             oldest first).
         overlap: see Overlap.
-        jitter_s: each entry of each user starts up to so much after its slot, always by the same amount.
-        ok: exit codes that are no failure; those of a watchdog are verdicts, for instance.
-        rerun: whether a slot that was begun and cut short (power cut, kill -9) may be run again: it is safe to repeat.
-        takes_cron_sbatch: of a batch script: whether account, partition and their like come from `[cron] sbatch`, where
-            the script itself says nothing of them: so that one that is shipped need not be changed.
+        jitter_s: maximum delay after the slot; the delay is constant for each entry and user.
+        ok: exit codes that mean success; those of a watchdog are verdicts, for instance.
+        rerun: whether a slot that was cut short (power cut, kill -9) may be run again, because repeating is safe.
+        takes_cron_sbatch: for a batch script: whether options such as account and partition come from `[cron] sbatch`
+            unless the script sets them, so that shipped scripts need no changes.
     """
 
     timeout_s: float = 3600.0
@@ -61,20 +64,19 @@ class EntryOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One thing that runs at times.
+    """A scheduled command.
 
     Attributes:
-        name: what people call it: `cron.hourly/backup`, or `crontab/backup` for a line of the crontab (its option
-            `name=`, or eight hexadecimal digits made of schedule and command). The same for as long as it means the
-            same.
-        place: where it stands, for people: `cron/cron.hourly/backup`, `cron/crontab:12`.
-        schedule: as written: `*/5 * * * *`, `@hourly`, `@every 90s`, `@reboot`; of a drop-in, its directory's.
-        zone: IANA time zone that the schedule is meant in (CRON_TZ=); empty: this machine's.
+        name: `cron.hourly/backup`, or `crontab/backup` for a crontab line (from its option `name=`, or eight
+            hexadecimal digits of schedule and command). Stable as long as the meaning is the same.
+        place: its location for display: `cron/cron.hourly/backup`, `cron/crontab:12`.
+        schedule: as written: `*/5 * * * *`, `@hourly`, `@every 90s`, `@reboot`; of a drop-in, that of its directory.
+        zone: IANA time zone of the schedule (CRON_TZ=); empty: this machine's.
         kind: run or submit.
-        argv: the command; for a drop-in, its absolute path alone.
-        path: of a drop-in: the file, absolute. Empty for a line.
-        environment: the crontab's own `NAME=value` lines above it.
-        mail_to: who is mailed what it writes. None: nothing was said; empty: nobody, whatever else is set.
+        argv: the command; for a drop-in, only its absolute path.
+        path: absolute path of a drop-in; empty for a crontab line.
+        environment: `NAME=value` lines above the crontab line.
+        mail_to: MAILTO. None: not set; empty: never mail.
         options: see EntryOptions.
     """
 
@@ -91,20 +93,19 @@ class Entry:
 
     @property
     def key(self) -> str:
-        """The name as a file's name."""
+        """The name in a form usable as a file name."""
         return self.name.replace("/", "+")
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """Something in the cron directory that does not run, why, and what to do.
+    """Something in the cron directory that does not run.
 
     Attributes:
-        place: as of an entry.
-        reason: one sentence, for people.
+        place: as in Entry.
+        reason: one sentence for the user.
         hint: what to try; may be empty.
-        is_fault: whether somebody must have meant it to run (a refused drop-in, a line that nobody understands), and
-            not, for instance, a README.
+        is_fault: whether it was probably meant to run (a rejected drop-in, an invalid line), unlike a README.
     """
 
     place: str
@@ -115,11 +116,11 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """All that the cron directory says.
+    """Parsed content of the cron directory.
 
     Attributes:
-        entries: by name, each once.
-        ignored: the rest.
+        entries: with unique names.
+        ignored: everything else.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -128,13 +129,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """One slot that is to run.
+    """A slot that is due.
 
     Attributes:
         slot: seconds since the epoch.
-        start: when it is to start: the slot, and the entry's jitter.
-        passed_over: how many older slots were missed and are not made up for.
-        reason: one sentence: on time, or which slots are made up for.
+        start: when to start: the slot plus the entry's jitter.
+        passed_over: number of older slots that were missed and are not run.
+        reason: one sentence: on time, or how late.
     """
 
     entry: Entry
@@ -145,27 +146,27 @@ class Due:
 
 
 class Outcome(StrEnum):
-    """What became of a slot."""
+    """Result of a slot."""
 
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
     TIMEOUT = "timeout"
-    """It was ended because it took too long."""
+    """It exceeded its time limit and was ended."""
     SUBMITTED = "submitted"
-    """The job is queued; what becomes of it is the scheduler's."""
+    """Its job is queued."""
     REFUSED = "refused"
     """It could not be started, or sbatch refused it."""
     SKIPPED = "skipped"
-    """An earlier run was still under way."""
+    """An earlier run was still active."""
     MISSED = "missed"
-    """Nobody was there, and it is not made up for."""
+    """No scheduler was running, and it is not run late."""
     CUT_SHORT = "cut short"
-    """It began, and whoever ran it died before it ended."""
+    """It started, and its supervisor died before it ended."""
 
     @property
     def is_failure(self) -> bool:
-        """Whether somebody should look."""
+        """Whether the result needs attention."""
         return self in {Outcome.FAILED, Outcome.TIMEOUT, Outcome.REFUSED, Outcome.CUT_SHORT}
 
 
@@ -176,16 +177,16 @@ class RunRecord:
     Attributes:
         name: the entry.
         slot: the slot.
-        outcome: what became of it.
-        time: when that was known, seconds since the epoch.
-        started: when it began; None: it did not.
-        exit_code: 128 + signal where a signal ended it; None: there is none.
-        job_id: of a submitted one.
+        outcome: the result.
+        time: when the result was known, seconds since the epoch.
+        started: when the run started; None: it did not.
+        exit_code: 128 + signal for a run killed by a signal; None: unknown.
+        job_id: of a submitted entry.
         host: where it ran.
-        pid: its supervisor's process id.
-        summary: one line for people, without secrets.
-        output: name of the file of its output, in the cron directory's `output/<key>/`; empty: it wrote none.
-        count: of MISSED and SKIPPED: how many slots this line stands for.
+        pid: process id of its supervisor.
+        summary: one line for the user, without secrets.
+        output: name of its output file in `output/<key>/`; empty: no output.
+        count: for MISSED and SKIPPED: number of slots this line stands for.
     """
 
     name: str
@@ -202,34 +203,35 @@ class RunRecord:
     count: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types; defaults are left out."""
+        """Return the record as JSON values, without defaults."""
         found = {key: getattr(self, key) for key in self.__slots__}
         return {key: value for key, value in found.items() if value not in (None, "") and (value or key != "pid")}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RunRecord:
-        """What `to_json` wrote. Raise KeyError, TypeError or ValueError if it is none."""
+        """Return the record that `to_json` wrote. Raise KeyError, TypeError or ValueError if it is invalid."""
         known = {key: record[key] for key in cls.__slots__ if key in record}
         return cls(**known | {"outcome": Outcome(record["outcome"]), "slot": int(record["slot"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What every tick leaves: that the scheduler of the project lives, and how well.
+    """Written by every tick: proves that the project's scheduler is alive.
 
     Attributes:
-        time: when the tick began, seconds since the epoch.
-        expected: when the next tick is to begin, at the latest.
-        alive_since: since when ticks have come without a gap of more than three times the expected pause.
-        ticks: how many since then.
-        late_s: by how much this tick came after the moment it was expected at; 0: in time.
-        driver: who makes the ticks: `crontab`, `slurm`, `foreground` ...
-        host, pid, job_id: who made this one.
-        next_slot: when something is due next; None: nothing ever.
-        entries: how many entries the table has.
-        trouble: what went wrong in this tick itself, one sentence; empty: nothing.
-        patience_s: [cron] late_s, for those who look and do not read the settings; 0: nothing was set.
-        is_last: who ticked was ended on purpose (Ctrl-C, `resil cron uninstall`): nobody misses the next tick.
+        time: start of the tick, seconds since the epoch.
+        expected: latest start of the next tick.
+        alive_since: since when no gap between ticks exceeded three times the expected interval.
+        ticks: number of ticks since then.
+        late_s: delay of this tick after its expected time; 0: on time.
+        driver: what makes the ticks: `crontab`, `slurm`, `foreground` ...
+        host, pid, job_id: of the process that made this tick.
+        next_slot: when the next entry is due; None: never.
+        entries: number of entries in the table.
+        trouble: error in this tick itself, one sentence; empty: none.
+        patience_s: [cron] late_s, for readers without the settings; 0: not set.
+        is_last: whether the scheduler was ended on purpose (Ctrl-C, `resil cron uninstall`), so no next tick is
+            expected.
     """
 
     time: float
@@ -248,12 +250,13 @@ class Heartbeat:
     is_last: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """Return the heartbeat as JSON values."""
         return {key: getattr(self, key) for key in self.__slots__}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Heartbeat:
-        """What `to_json` wrote. Raise TypeError or ValueError if it is none; later versions' keys are left."""
+        """Return the heartbeat that `to_json` wrote; unknown keys are ignored. Raise TypeError or ValueError if it is
+        invalid."""
         heartbeat = cls(**{key: record[key] for key in cls.__slots__ if key in record})
         if not all(isinstance(value, int | float) for value in (heartbeat.time, heartbeat.expected)):
             raise ValueError("a heartbeat without a time")
@@ -262,19 +265,18 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """What `resil cron install` made, as it stands in `driver.json`.
+    """Result of `resil cron install`, stored in `driver.json`.
 
     Attributes:
-        driver: which one: `scrontab`, `crontab`, `systemd`, `slurm`, `foreground`.
-        token: random word; what was written elsewhere (a line, a unit, a job's comment) carries it, and so is known as
-            ours, and as this installation's.
+        driver: name of the driver: `scrontab`, `crontab`, `systemd`, `slurm`, `foreground`.
+        token: random id; lines, units and job comments carry it, which marks them as written by this installation.
         time: when, seconds since the epoch.
-        by: login name of whose rights everything runs with.
-        host: where it was installed: crontab and systemd live on one machine.
-        project: the project directory, absolute.
+        by: login name of the user under whose account everything runs.
+        host: host of the installation: crontab and systemd are per machine.
+        project: absolute path of the project directory.
         python: absolute path of the interpreter.
         mode: of the drivers slurm and scrontab: `pulse` or `daemon`. Empty for others.
-        facts: the driver's own: a unit's name, for instance.
+        facts: data of the driver, such as the name of a unit.
     """
 
     driver: str
@@ -287,15 +289,20 @@ class Installation:
     mode: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the ticks."""
+        return {name[1:]: value for name, value in sorted(self.facts.items()) if name.startswith(VARIABLE)}
+
     def to_json(self) -> dict[str, Any]:
-        """As JSON's own types."""
+        """Return the installation as JSON values."""
         return {key: getattr(self, key) for key in self.__slots__}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Installation:
-        """What `to_json` wrote. Raise TypeError if it is none; later versions' keys are left."""
+        """Return the installation that `to_json` wrote; unknown keys are ignored. Raise TypeError if it is invalid."""
         return cls(**{key: record[key] for key in cls.__slots__ if key in record})
 
 
 RUN_NAME = ".cron"
-"""Stands where jobs of a training carry their run's name (`resil:<run>:<token>`): no run can be called so."""
+"""Used instead of a run name in job comments (`resil:<run>:<token>`): no run can have this name."""

@@ -1,7 +1,7 @@
-"""`resil cron run`: ticks on and on, in the foreground of a terminal, a container or a job.
+"""`resil cron tick` and `resil cron run`: one tick, or a loop of ticks in the foreground.
 
-It sleeps a second at a time and then looks at the wall clock: so a clock that is set, and a machine that was suspended,
-are noticed at once, and nothing is made up for more than once.
+The loop sleeps at most one second and then reads the wall clock, so it notices a clock that was set and a machine that
+was suspended at once, and runs nothing late more than once.
 """
 
 from __future__ import annotations
@@ -14,35 +14,98 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilience.cron.ticker import Ticker, TickResult, next_boundary
 from resilience.errors import ResilError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from resilience.cron.project import CronProject
-    from resilience.cron.tell import Teller
-    from resilience.cron.ticked import Ticked
-    from resilience.cron.ticker import Ticker
+    from resilience.cron.report import TickReporter
+
+SUBMITTER_S = 300.0
+"""How long a tick waits for a slow scheduler. The next tick handles what is unfinished then."""
+
+SUBMITTER_NAP_S = 0.5
+"""Interval at which the job submitter is polled while no run is active."""
+
+
+def tick(
+    cron: CronProject,
+    *,
+    driver: str,
+    wait: bool = True,
+    until: float | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    grace_s: float = 10.0,
+) -> TickResult:
+    """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
+
+    With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
+    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError if nothing can be
+    written: then nothing runs, because its result could not be recorded. Raise ProbeError if a disk hangs.
+    """
+    from resilience.cron.report import TickReporter
+
+    clock, reporter = cron.project.system.clock, TickReporter(cron)
+    ticker = Ticker(cron, driver=driver, until=until)
+
+    def is_over() -> bool:
+        return stop() or (until is not None and clock.now() >= until)
+
+    cron.check_disks()
+    reporter.tick_started()
+    done = TickResult()
+    try:
+        done = ticker.tick()
+        deadline = clock.monotonic() + ticker.period_s
+        while not done.stopped and (start := ticker.delayed_until()) is not None:
+            if clock.monotonic() + (start - clock.now()) > deadline or is_over():
+                break
+            clock.sleep(min(1.0, max(0.01, start - clock.now())))
+            done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
+        if wait:
+            done = _wait(ticker, done, clock.monotonic, is_over)
+            done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
+        if ticker.failure is not None:
+            raise ticker.failure
+    except ResilError as error:
+        reporter.ended(done, ticker.table, trouble=error.message)
+        reporter.close()
+        raise
+    done = done.plus(TickResult(lines=reporter.ended(done, ticker.table)))
+    reporter.close()
+    return done
+
+
+def _wait(ticker: Ticker, done: TickResult, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> TickResult:
+    while ticker.is_running and not is_over():
+        done = done.plus(ticker.poll(60.0, is_over=is_over))
+    until = monotonic() + SUBMITTER_S
+    while ticker.is_busy and monotonic() < until and not is_over():
+        done = done.plus(ticker.poll(SUBMITTER_NAP_S))
+    return done
+
 
 NAP_S = 1.0
 """The longest sleep."""
 
 REPEATED_EVERY = 60
-"""A trouble that comes in every tick is said at the first, and then once in so many."""
+"""An error that recurs in every tick is printed at the first tick, and then once in this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a loop ended.
+    """Result of a loop.
 
     Attributes:
-        ticks: how many ticks it made.
-        last: what the last one did; None: there was none, or it failed.
-        why: why it ended: one sentence.
+        ticks: number of ticks.
+        last: result of the last tick; None: there was none, or it failed.
+        why: why the loop ended, one sentence.
     """
 
     ticks: int
-    last: Ticked | None
+    last: TickResult | None
     why: str
 
 
@@ -59,26 +122,26 @@ def run(
     """Tick at every slot, and at least every `tick_s`, until `until` (seconds since the epoch), a stop, or a signal.
 
     Args:
-        driver: who makes the ticks, for the heartbeat.
-        once: one tick, and wait for what it started.
-        until: end then; what could not end before is left to the next scheduler, unless it could never end before.
-        stop: asked at least every second; True ends the loop. None: SIGTERM and SIGINT do.
-        say: told each line for people as it comes.
-        grace_s: how long what still runs at the end gets between SIGTERM and SIGKILL.
+        driver: name of the driver, for the heartbeat.
+        once: make one tick, and wait for the runs it started.
+        until: end at this time; entries that cannot finish before are left to the next scheduler, unless they never
+            could.
+        stop: called at least every second; True ends the loop. None: SIGTERM and SIGINT end it.
+        say: called with each message for the user.
+        grace_s: time between SIGTERM and SIGKILL for runs still active at the end.
 
-    A tick that fails is said, and the next one comes as if nothing had been.
+    A tick that fails is reported, and the next one follows as usual.
     """
     if stop is None:
-        with _flag_of_signals() as is_told:
-            return run(cron, driver=driver, once=once, until=until, stop=is_told, say=say, grace_s=grace_s)
+        with _stop_on_signals() as should_stop:
+            return run(cron, driver=driver, once=once, until=until, stop=should_stop, say=say, grace_s=grace_s)
     if not once:
         return _Loop(cron, driver, until, stop, say).run(grace_s)
-    from resilience.cron.tick import tick
 
     done = tick(cron, driver=driver, until=until, stop=stop, grace_s=grace_s)
     for line in done.lines:
         say(line)
-    return Ran(1, done, "one tick was asked for")
+    return Ran(1, done, "one tick requested")
 
 
 class _Loop:
@@ -90,60 +153,55 @@ class _Loop:
         stop: Callable[[], bool],
         say: Callable[[str], None],
     ) -> None:
-        from resilience.cron.tell import Teller
-        from resilience.cron.ticker import Ticker
+        from resilience.cron.report import TickReporter
 
         self._clock = cron.project.system.clock
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
-        self._teller: Teller = Teller(cron)
+        self._reporter: TickReporter = TickReporter(cron)
         self._until, self._stop, self._say = until, stop, say
         self._ticks = 0
         self._said: dict[str, int] = {}
-        self._between: Ticked | None = None
+        self._between: TickResult | None = None
 
     def run(self, grace_s: float) -> Ran:
-        last: Ticked | None = None
+        last: TickResult | None = None
         why = ""
         while not why:
             last = self._tick()
             self._ticks += 1
             if last is not None and last.stopped:
                 why = f"the scheduler is {last.stopped}"
-                self._let_end()
+                self._drain()
                 break
             why = self._sleep()
-        self._hear(self._ticker.end_all(grace_s))
+        self._collect(self._ticker.end_all(grace_s))
         if self._between is not None:
-            self._say_news((*self._between.lines, *self._teller.ended(self._between, self._ticker.table)))
-        self._teller.close()
+            self._print_new((*self._between.lines, *self._reporter.ended(self._between, self._ticker.table)))
+        self._reporter.close()
         return Ran(self._ticks, last, why)
 
-    def _tick(self) -> Ticked | None:
-        from resilience.cron.ticked import Ticked
-
-        done, trouble = Ticked(), ""
-        self._teller.begins()
+    def _tick(self) -> TickResult | None:
+        done, trouble = TickResult(), ""
+        self._reporter.tick_started()
         try:
             done = self._ticker.tick()
             trouble = self._ticker.failure.message if self._ticker.failure is not None else ""
         except ResilError as error:
             trouble = f"{error.message}; try: {error.hint}" if error.hint else error.message
-            done = Ticked(lines=(trouble,))
-        except Exception as error:  # a bug; the next tick may meet none, and nobody else runs what is due
+            done = TickResult(lines=(trouble,))
+        except Exception as error:  # a bug; the next tick may succeed, and entries must run
             if os.environ.get("RESIL_TRACEBACK"):
                 raise
             trouble = f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where"
-            done = Ticked(lines=(trouble,))
+            done = TickResult(lines=(trouble,))
         if self._between is not None:
             done, self._between = self._between.plus(done), None
-        lines = (*done.lines, *self._teller.ended(done, self._ticker.table, trouble=trouble))
-        self._say_news(lines)
+        lines = (*done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
+        self._print_new(lines)
         return None if trouble else done
 
     def _sleep(self) -> str:
-        """Wait for the next tick; return why there is none, or nothing."""
-        from resilience.cron.ticked import next_boundary
-
+        """Wait for the next tick; return why the loop ends, or an empty string."""
         clock, ticker = self._clock, self._ticker
         now = clock.now()
         moment = next_boundary(now, ticker.period_s)
@@ -152,34 +210,32 @@ class _Loop:
         longest = clock.monotonic() + max(0.0, moment - now)
         while True:
             if self._stop():
-                return "it was told to end"
+                return "stop requested"
             if self._until is not None and clock.now() >= self._until:
-                return "its time is over"
+                return "time limit reached"
             left = min(moment - clock.now(), longest - clock.monotonic())
             if left <= 0:
                 return ""
             nap_s = min(left, NAP_S)
             if ticker.is_running:
-                self._hear(ticker.poll(nap_s, is_over=self._stop))
+                self._collect(ticker.poll(nap_s, is_over=self._stop))
             else:
                 clock.sleep(nap_s)
 
-    def _let_end(self) -> None:
-        """Nothing new is begun any more; what runs may end, if it has the time."""
+    def _drain(self) -> None:
+        """Start nothing new; wait for active runs, within the time limit."""
         while self._ticker.is_running and not self._stop():
             if self._until is not None and self._clock.now() >= self._until:
                 return
-            self._hear(self._ticker.poll(NAP_S, is_over=self._stop))
+            self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
 
-    def _hear(self, ended: Ticked) -> None:
-        """What ended between two ticks is told with the next one; and at once where there is none."""
-        from resilience.cron.ticked import Ticked
-
-        if ended == Ticked():
+    def _collect(self, ended: TickResult) -> None:
+        """Keep results that arrive between two ticks, to report them with the next tick or at the end."""
+        if ended == TickResult():
             return
         self._between = ended if self._between is None else self._between.plus(ended)
 
-    def _say_news(self, lines: tuple[str, ...]) -> None:
+    def _print_new(self, lines: tuple[str, ...]) -> None:
         before, self._said = self._said, {}
         for line in dict.fromkeys(lines):
             times = self._said[line] = before.get(line, 0) + 1
@@ -188,16 +244,17 @@ class _Loop:
 
 
 @contextmanager
-def _flag_of_signals() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT came. SIGHUP ends nothing: the table is read anew in every tick anyway."""
-    told = False
+def _stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether SIGTERM or SIGINT was received. SIGHUP is ignored: every tick reads the table
+    anyway."""
+    is_stopped = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal told
-        told = told or number != signal.SIGHUP
+        nonlocal is_stopped
+        is_stopped = is_stopped or number != signal.SIGHUP
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: told
+        yield lambda: is_stopped
         return
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -206,7 +263,7 @@ def _flag_of_signals() -> Iterator[Callable[[], bool]]:
     try:
         for number in before:
             signal.signal(number, note)
-        yield lambda: told
+        yield lambda: is_stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)

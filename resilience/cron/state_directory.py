@@ -1,8 +1,8 @@
-"""The directory `<state_dir>/.cron`: which slots are taken, what became of them, and that the scheduler lives.
+"""The state directory `<state_dir>/.cron`: taken slots, histories, and the heartbeat of the scheduler.
 
-Several schedulers may be at it, on several hosts, over NFS: no lock decides. A slot is taken by making a file of its
-own name, which the file server does once (link(2), as in open(2) on O_EXCL and NFS); everything else is written whole,
-or appended with a single write.
+Several schedulers on several hosts may use it over NFS without locks. A slot is taken by creating a file of its name,
+which succeeds once (link(2), as in open(2) on O_EXCL and NFS); all other files are replaced atomically, or appended to
+with a single write.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FOLDER = ".cron"
 
 
 class CronDirectory:
-    """What is remembered of the scheduler of one project.
+    """State of one project's scheduler.
 
     Attributes:
-        path: `<state_dir>/.cron`; it need not exist.
+        path: `<state_dir>/.cron`; may not exist.
         group: Unix group that may operate the project, or empty.
-        slots: which slots are taken, and by whom.
+        slots: taken slots and open claims.
     """
 
     def __init__(self, state_dir: Path, group: str = "") -> None:
@@ -48,40 +48,40 @@ class CronDirectory:
 
     @property
     def directory_mode(self) -> int:
-        """Mode of its directories."""
+        """Mode of new directories."""
         return 0o2770 if self.group else 0o700
 
     @property
     def file_mode(self) -> int:
-        """Mode of its files."""
+        """Mode of new files."""
         return 0o660 if self.group else 0o600
 
     def check(self) -> None:
-        """Raise StateDirectoryError if others could have written here: what runs, runs with our rights."""
+        """Raise StateDirectoryError if other users could have written here, as entries run with the owner's rights."""
         try:
             info = self.path.lstat()
         except FileNotFoundError:
             return
         except OSError as error:
-            raise explain_os_error(error, "look at", self.path) from error
+            raise explain_os_error(error, "check", self.path) from error
         if not stat.S_ISDIR(info.st_mode):
             raise StateDirectoryError(f"{self.path} is not a directory", hint=f"move it away: mv {self.path} /tmp")
         if info.st_uid != os.geteuid() and not self.group:
             raise StateDirectoryError(
-                f"{self.path} belongs to somebody else (user {info.st_uid}): nothing is run from there",
-                hint="choose a state_dir of your own in resil.toml, or set [run] group if you operate it together",
+                f"{self.path} belongs to another user (uid {info.st_uid}): no entries run",
+                hint="set state_dir in resil.toml to your own directory, or [run] group if a group operates it",
             )
         if info.st_mode & (0o002 if self.group else 0o022):
             fix = f"chmod {'o' if self.group else 'go'}-w {self.path}"
-            raise StateDirectoryError(f"others may write in {self.path}: nothing is run from there", hint=fix)
+            raise StateDirectoryError(f"other users can write to {self.path}: no entries run", hint=fix)
 
     # ---- slots ------------------------------------------------------------------------------------------------
 
     def last_slots(self, now: float | None = None) -> dict[str, int]:
-        """Of every entry by its key: the newest slot taken, or the moment from which on its slots count.
+        """Return the newest taken slot of every entry by its key, or since when the entry is known.
 
-        With `now`, slots that only a wrong clock can have taken do not count. Raise StateDirectoryError if it cannot
-        be read.
+        With `now`, slots that only a wrong clock can have taken are ignored. Raise StateDirectoryError if it cannot be
+        read.
         """
         found: dict[str, int] = {}
         with suppress(Damaged):
@@ -92,10 +92,10 @@ class CronDirectory:
         return found
 
     def take(self, key: str, slot: int, by: Mapping[str, Any], now: float | None = None) -> bool:
-        """Take a slot for good: True for exactly one caller on earth.
+        """Take a slot: return True to exactly one caller on any host.
 
-        `by` says who took it, for people. Raise StateDirectoryError if the directory cannot be written: then nobody has
-        it.
+        `by` describes the owner for the user. Raise StateDirectoryError if the directory cannot be written: then no
+        process has the slot.
         """
         claim = self.slots.claim(key, slot, by, lambda: slot if now is None else now)
         if claim is None:
@@ -104,7 +104,7 @@ class CronDirectory:
         return True
 
     def seen(self) -> dict[str, Seen]:
-        """Since when the entries of the table are known. Raise Damaged, or StateDirectoryError if it is unreadable."""
+        """Return since when the entries of the table are known. Raise Damaged, or StateDirectoryError if unreadable."""
         found = {}
         for key, record in (self._read("seen") or {}).items():
             try:
@@ -113,14 +113,14 @@ class CronDirectory:
                 raise Damaged(f"{self.path / 'seen'} is damaged: {key} is {record!r}") from error
         return found
 
-    def note_seen(self, seen: Mapping[str, Seen]) -> None:
-        """Remember since when the entries of the table are known."""
+    def write_seen(self, seen: Mapping[str, Seen]) -> None:
+        """Write since when the entries of the table are known."""
         self._write("seen", {key: list(value) for key, value in seen.items()})
 
     # ---- history ----------------------------------------------------------------------------------------------
 
     def record(self, key: str, run: RunRecord) -> None:
-        """Add a line to an entry's history. Raise StateDirectoryError if it cannot be written."""
+        """Append a line to an entry's history. Raise StateDirectoryError if it cannot be written."""
         directory = self.path / "history"
         path = directory / f"{key}.jsonl"
         try:
@@ -129,11 +129,11 @@ class CronDirectory:
             make_directory(directory, mode=self.directory_mode)
         else:
             if not stat.S_ISREG(info.st_mode):  # a FIFO, a directory, a link to somewhere else
-                self.set_aside(f"history/{key}.jsonl")
+                self.quarantine(f"history/{key}.jsonl")
         append_line(path, run.to_json(), mode=self.file_mode, sync=False)
 
     def history(self, key: str) -> tuple[RunRecord, ...]:
-        """What became of an entry's slots, oldest first; of each slot the last that is known."""
+        """Return the slots of an entry, oldest first, each with its last record."""
         found: dict[int, RunRecord] = {}
         for record in self._lines(self.path / "history" / f"{key}.jsonl"):
             with suppress(KeyError, TypeError, ValueError):
@@ -148,7 +148,7 @@ class CronDirectory:
                 yield from read_lines(path)
 
     def keys(self) -> tuple[str, ...]:
-        """The keys of all entries that were ever heard of."""
+        """Return the keys of all entries with slots or a history."""
         return tuple(sorted(dict.fromkeys(self._keys())))
 
     def _keys(self) -> Iterator[str]:
@@ -160,14 +160,14 @@ class CronDirectory:
     # ---- the scheduler itself ---------------------------------------------------------------------------------
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Leave the sign of life of a tick. Raise StateDirectoryError if it cannot be written."""
+        """Write the heartbeat of a tick. Raise StateDirectoryError if it cannot be written."""
         self._write("heartbeat", heartbeat.to_json())
 
-    def expect_no_more(self, host: str = "", pid: int = 0) -> Heartbeat | None:
-        """Say that nobody is to miss the ticks that came, whoever made them or only this process's; return the last.
+    def mark_last(self, host: str = "", pid: int = 0) -> Heartbeat | None:
+        """Mark the last heartbeat, of any process or only of this one, as the last expected one; return it.
 
-        None: there were none to miss. A scheduler that still lives takes it back with its next tick. Raise
-        StateDirectoryError if that cannot be written.
+        None: there is no such heartbeat. A live scheduler reverts the mark with its next tick. Raise
+        StateDirectoryError if it cannot be written.
         """
         last = self.heartbeat()
         if last is None or last.is_last or (pid and (last.host, last.pid) != (host, pid)):
@@ -176,7 +176,7 @@ class CronDirectory:
         return last
 
     def heartbeat(self) -> Heartbeat | None:
-        """The last sign of life; None: there never was one. Raise StateDirectoryError if it cannot be read."""
+        """Return the last heartbeat; None: there is none. Raise StateDirectoryError if it cannot be read."""
         record = self._read("heartbeat")
         try:
             return Heartbeat.from_json(record) if record is not None else None
@@ -184,7 +184,7 @@ class CronDirectory:
             raise Damaged(f"{self.path / 'heartbeat'} is damaged: {error}") from error
 
     def install(self, installation: Installation) -> Installation:
-        """Say what makes the ticks from now on. The first one wins: return the one that counts."""
+        """Record what makes the ticks. The first caller wins: return the recorded installation."""
         make_directory(self.path, mode=self.directory_mode)
         temporary = self.path / f".driver.{os.urandom(6).hex()}.tmp"
         content = json.dumps(installation.to_json(), indent=1) + "\n"
@@ -199,7 +199,7 @@ class CronDirectory:
         return installation if is_first else self.installation() or installation
 
     def installation(self) -> Installation | None:
-        """What `install` said; None: nothing. Raise StateDirectoryError if it cannot be read."""
+        """Return the recorded installation; None: there is none. Raise StateDirectoryError if it cannot be read."""
         record = self._read("driver.json")
         try:
             return Installation.from_json(record) if record is not None else None
@@ -207,23 +207,23 @@ class CronDirectory:
             raise StateDirectoryError(f"{self.path / 'driver.json'} is damaged: {error}") from error
 
     def uninstall(self) -> None:
-        """Forget what `install` said."""
+        """Delete the recorded installation."""
         with suppress(FileNotFoundError):
             (self.path / "driver.json").unlink()
 
     def stop(self, by: str, why: str, now: float) -> None:
-        """Have no tick run anything any more, and no job submit its successor, until `unstop`."""
+        """Stop all ticks and successor jobs until `unstop`."""
         self._write("stop", {"by": by, "why": why, "time": now})
 
     def stopped(self) -> Mapping[str, Any] | None:
-        """Who stopped the scheduler, why and when; None: nobody did. Whatever lies there stops it, damaged or not."""
+        """Return who stopped the scheduler, why and when; None: it is not stopped. A damaged file counts as stopped."""
         try:
             return self._read("stop")
         except Damaged as error:
             return {"by": "", "why": error.message, "time": 0.0}
 
     def unstop(self) -> None:
-        """Undo `stop`."""
+        """Revert `stop`."""
         with suppress(FileNotFoundError):
             (self.path / "stop").unlink()
 
@@ -244,13 +244,13 @@ class CronDirectory:
         try:
             record = json.loads(found[0])
             if not isinstance(record, dict):
-                raise ValueError("it is no table")
+                raise ValueError("not a JSON object")
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
         return record
 
-    def set_aside(self, name: str) -> None:
-        """Put a damaged file aside as `NAME.damaged`. Raise StateDirectoryError if even that cannot be done."""
+    def quarantine(self, name: str) -> None:
+        """Rename a damaged file to `NAME.damaged`. Raise StateDirectoryError if that fails."""
         path = self.path / name
         aside = path.with_name(f"{path.name}.damaged")
         try:
@@ -258,15 +258,15 @@ class CronDirectory:
                 aside = path.with_name(f"{path.name}.{os.urandom(3).hex()}.damaged")
             path.rename(aside)
         except OSError as error:
-            raise explain_os_error(error, "put aside", path) from error
+            raise explain_os_error(error, "rename", path) from error
 
 
 class Seen(NamedTuple):
     """Since when an entry is known.
 
     Attributes:
-        since: seconds since the epoch; slots up to then are none of its.
-        schedule: what its schedule was, zone included: another one is another beginning.
+        since: seconds since the epoch; slots up to then are ignored.
+        schedule: its schedule with the zone; a new schedule starts anew.
     """
 
     since: int
@@ -274,4 +274,4 @@ class Seen(NamedTuple):
 
 
 class Damaged(StateDirectoryError):
-    """Something lies in a file's place that nobody can have written so."""
+    """The content of a state file is invalid."""

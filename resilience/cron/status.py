@@ -1,7 +1,7 @@
-"""`resil cron status`: whether the scheduler lives, how late it is, what runs next and what became of what ran last.
+"""`resil cron status`: scheduler health, delay, next runs and recent results.
 
-What lies on the disk is read by a child with a deadline, and the driver looks with deadlines of its own: neither a hung
-file system nor a dead controller keeps people from an answer.
+A child with a deadline reads the disk, and the driver has deadlines of its own, so neither a hung file system nor a
+dead controller blocks the command.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.settings.cron_settings import CronSettings
 
-LOOK_S = 10.0
-"""How long the state directory and the cron directory may take together."""
+READ_S = 10.0
+"""Time limit for reading the state directory and the cron directory together."""
 
 RECENT = 200
-"""The lateness of so many runs is counted, newest first."""
+"""Number of recent runs whose delay is counted."""
 
 
 class Health(StrEnum):
-    """How the scheduler is."""
+    """Health of the scheduler."""
 
     ALIVE = "alive"
-    """Ticks come as they should."""
+    """Ticks come on time."""
     WAITING = "waiting"
-    """It was installed a moment ago and has not ticked yet."""
+    """Recently installed, without a tick yet."""
     LATE = "late"
-    """What makes the ticks is there, or may be, and none has come for too long."""
+    """The driver is present or unknown, and a tick is overdue."""
     DEAD = "dead"
-    """What makes the ticks is gone."""
+    """The driver is gone."""
     STOPPED = "stopped"
-    """Somebody stopped it."""
+    """Stopped by a user."""
     ABSENT = "not installed"
-    """Nothing makes ticks."""
+    """No driver is installed, and no tick is expected."""
     UNKNOWN = "unknown"
-    """It could not be looked at."""
+    """It could not be checked."""
 
 
 _EXIT_CODES = {Health.ALIVE: 0, Health.WAITING: 0, Health.UNKNOWN: EX_TEMPFAIL}
@@ -55,7 +55,7 @@ _EXIT_CODES = {Health.ALIVE: 0, Health.WAITING: 0, Health.UNKNOWN: EX_TEMPFAIL}
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How the scheduler is, why we think so, and what to do."""
+    """Health of the scheduler, with reason and advice."""
 
     health: Health
     reason: str
@@ -63,13 +63,13 @@ class Judgement:
 
     @property
     def exit_code(self) -> int:
-        """What `resil cron status` exits with."""
+        """Exit code of `resil cron status`."""
         return _EXIT_CODES.get(self.health, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after their slots the last runs began, in seconds: of `count` of them."""
+    """Delays between slot and start of the last `count` runs, in seconds."""
 
     median_s: float
     p95_s: float
@@ -78,21 +78,21 @@ class Lateness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronStatus:
-    """All of it.
+    """Status of the scheduler.
 
     Attributes:
-        now: when it was looked at.
-        judgement: how the scheduler is.
-        installation: what `resil cron install` made; None: nothing.
-        driver: what became of that; None: nothing was installed.
-        heartbeat: the last sign of life; None: there never was one.
-        stopped: who stopped it, why and when; None: nobody did.
-        lateness: of the last runs; None: nothing ran yet.
-        next: the next runs: (slot, name).
+        now: time of the check.
+        judgement: health of the scheduler.
+        installation: recorded installation; None: none.
+        driver: state of its driver; None: nothing is installed.
+        heartbeat: the last heartbeat; None: none.
+        stopped: who stopped it, why and when; None: not stopped.
+        lateness: of recent runs; None: none.
+        next: next runs: (slot, name).
         rows: the entries.
-        ignored, faults: how much of the cron directory does not run; how much of that somebody means to run.
-        trouble: what could not be read.
-        directory, project: paths, for people.
+        ignored, faults: number of ignored things in the cron directory, and of those probably meant to run.
+        trouble: errors while reading.
+        directory: the cron directory, for display.
     """
 
     now: float
@@ -111,14 +111,14 @@ class CronStatus:
 
     @property
     def exit_code(self) -> int:
-        """0: fine; 1: not; 75: nobody could look."""
+        """0: healthy; 1: not; 75: unknown."""
         return self.judgement.exit_code
 
 
 def cron_status(cron: CronProject) -> CronStatus:
-    """Look, with deadlines; never raises ResilError for what cannot be looked at."""
+    """Read the status, with deadlines; never raises ResilError."""
     now = cron.project.system.clock.now()
-    seen, trouble = look_at_disk(cron)
+    seen, trouble = read_disk(cron)
     common: dict[str, Any] = {"now": now, "directory": str(cron.directory)}
     if seen is None:
         return CronStatus(judgement=Judgement(Health.UNKNOWN, trouble[0], _HINT_HUNG), trouble=trouble, **common)
@@ -146,18 +146,15 @@ def cron_status(cron: CronProject) -> CronStatus:
     )
 
 
-_HINT_HUNG = "look again, or from another node; the file system of the state directory may hang"
+_HINT_HUNG = "try again, or from another node; the file system of the state directory may be hung"
 
 
-def look_at_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """What lies in the state directory and the cron directory, as plain data, and what kept us from reading it.
-
-    In a child: either may lie on a file system that hangs.
-    """
+def read_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+    """Read the state directory and the cron directory in a child, as either may hang; return plain data and errors."""
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
     system = cron.project.system
-    look = Look(f"cron of {cron.project.loaded.project}", lambda: _read(cron), LOOK_S)
+    look = Look(f"cron of {cron.project.loaded.project}", lambda: _read(cron), READ_S)
     ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, (f"the state directory {cron.state.path.parent}: {answer.error.message}",)
@@ -165,7 +162,7 @@ def look_at_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, .
 
 
 def _read(cron: CronProject) -> dict[str, Any]:
-    """What is on the disk, as plain data. What cannot be read is said."""
+    """Read the disk as plain data; errors are part of it."""
     found: dict[str, Any] = {
         "installation": None, "heartbeat": None, "stopped": None, "unread": "", "unread_hint": "", "trouble": [],
         "rows": [], "next": [], "ignored": 0, "faults": 0, "lateness": [],
@@ -191,14 +188,14 @@ def _read(cron: CronProject) -> dict[str, Any]:
         }
     except ResilError as error:
         found["trouble"] = [error.message]
-    from resilience.cron.tell import unreached
+    from resilience.cron.report import send_failures
 
-    found["trouble"] = [*found["trouble"], *unreached(cron)]
+    found["trouble"] = [*found["trouble"], *send_failures(cron)]
     return found
 
 
 def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
-    """As `marshal` takes it: an enumeration's member is no text to it."""
+    """Convert to plain data for `marshal`, which does not accept enumeration members."""
     plain: dict[str, Any] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -220,7 +217,7 @@ def _recent_lateness(cron: CronProject) -> list[float]:
 
 
 def lateness_of(seconds: Sequence[float]) -> Lateness | None:
-    """Given how late each run began, return the median and the 95th percentile (nearest rank). Pure."""
+    """Return the median and the 95th percentile (nearest rank) of delays. Pure."""
     if not seconds:
         return None
     ordered = sorted(seconds)
@@ -240,17 +237,17 @@ def judge_scheduler(
     now: float,
     settings: CronSettings,
 ) -> Judgement:
-    """Say how the scheduler is, why, and what to do. Pure.
+    """Return the health of the scheduler, with reason and advice. Pure.
 
-    What is late is what cron_late.py calls so: the watchdog `cron`, `resil status` and the guard say the same.
+    cron_late.py defines lateness: the watchdog `cron`, `resil status` and the guard use it as well.
     """
     if stopped is not None:
-        reason = stopped_sentence(stopped, now).removeprefix("stopped ")
-        return Judgement(Health.STOPPED, reason, "go on: resil cron install")
-    told = _told(heartbeat, now)
+        reason = describe_stop(stopped, now).removeprefix("stopped ")
+        return Judgement(Health.STOPPED, reason, "resume: resil cron install")
+    last_tick = _last_tick(heartbeat, now)
     if installation is None:
-        return _judge_ticks(heartbeat, told, now, settings)
-    assert driver is not None, "what was installed was looked at"
+        return _judge_ticks(heartbeat, last_tick, now, settings)
+    assert driver is not None, "the state of an installed driver is read"
     beat = heartbeat if heartbeat is not None and heartbeat.time >= installation.time else None
     if beat is not None:
         times = beat.time, beat.expected
@@ -260,54 +257,56 @@ def judge_scheduler(
     if driver.liveness is Liveness.GONE:
         advice = driver.hint or "start it again: resil cron install"
         if beat is not None and not is_late and beat.driver != installation.driver:
-            return Judgement(Health.ALIVE, f"ticks come ({beat.driver}), though {driver.summary}", advice)
-        return Judgement(Health.DEAD, f"{driver.summary}; {told}", advice)
+            return Judgement(Health.ALIVE, f"ticking ({beat.driver}), although {driver.summary}", advice)
+        return Judgement(Health.DEAD, f"{driver.summary}; {last_tick}", advice)
     if not is_late:
         if beat is None:
-            return Judgement(Health.WAITING, f"{driver.summary}; its first tick is still to come", driver.hint)
+            return Judgement(Health.WAITING, f"{driver.summary}; waiting for the first tick", driver.hint)
         return Judgement(Health.ALIVE, driver.summary, driver.hint)
     is_dead = cron_late.is_dead(*times, now, settings.late_s) and driver.liveness is Liveness.UNKNOWN
     health = Health.DEAD if is_dead else Health.LATE
-    return Judgement(health, f"{told}; {driver.summary}", driver.hint or _advice(installation, driver))
+    return Judgement(health, f"{last_tick}; {driver.summary}", driver.hint or _advice(installation, driver))
 
 
-def _judge_ticks(heartbeat: Heartbeat | None, told: str, now: float, settings: CronSettings) -> Judgement:
-    """How it is where nothing was installed: somebody may call `resil cron tick`, or `run`, nevertheless."""
+def _judge_ticks(heartbeat: Heartbeat | None, last_tick: str, now: float, settings: CronSettings) -> Judgement:
+    """Return the health without an installation: the user may call `resil cron tick` or `run` directly."""
     if heartbeat is None:
-        return Judgement(Health.ABSENT, "nothing makes ticks, and none ever came", "start it: resil cron install")
+        return Judgement(
+            Health.ABSENT, "no scheduler is installed, and none has ever ticked", "start it: resil cron install"
+        )
     if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
         advice = "start it: resil cron install"
         if not heartbeat.is_last and not cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
-            advice += f"; if ticks still come, a line is left: resil cron uninstall on {heartbeat.host}"
-        return Judgement(Health.ABSENT, f"nothing is installed; {told}", advice)
-    advice = f"on {heartbeat.host}: resil cron run; or have something do it: resil cron install"
+            advice += f"; if ticks continue, a crontab line is left over: resil cron uninstall on {heartbeat.host}"
+        return Judgement(Health.ABSENT, f"nothing is installed; {last_tick}", advice)
+    advice = f"on {heartbeat.host}: resil cron run; or install a scheduler: resil cron install"
     if cron_late.is_dead(heartbeat.time, heartbeat.expected, now, settings.late_s):
-        return Judgement(Health.DEAD, f"nothing is installed; {told}", advice)
+        return Judgement(Health.DEAD, f"nothing is installed; {last_tick}", advice)
     if cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
-        return Judgement(Health.LATE, f"nothing is installed; {told}", advice)
-    return Judgement(Health.ALIVE, f"ticks come ({heartbeat.driver or 'from somewhere'}); nothing is installed")
+        return Judgement(Health.LATE, f"nothing is installed; {last_tick}", advice)
+    return Judgement(Health.ALIVE, f"ticking ({heartbeat.driver or 'unknown driver'}); nothing is installed")
 
 
-def stopped_sentence(stopped: Mapping[str, Any], now: float) -> str:
-    """Who stopped it, when and why. Pure."""
-    text = f"stopped by {stopped.get('by') or 'somebody'}"
+def describe_stop(stopped: Mapping[str, Any], now: float) -> str:
+    """Return who stopped it, when and why. Pure."""
+    text = f"stopped by {stopped.get('by') or 'an unknown user'}"
     if isinstance(stopped.get("time"), int | float):
         text += f" {format_duration(max(0.0, now - stopped['time']))} ago"
     return f"{text}: {stopped['why']}" if stopped.get("why") else text
 
 
-def _told(heartbeat: Heartbeat | None, now: float) -> str:
+def _last_tick(heartbeat: Heartbeat | None, now: float) -> str:
     if heartbeat is None:
-        return "no tick ever came"
-    text = f"the last tick was {format_duration(max(0.0, now - heartbeat.time))} ago"
+        return "it has never ticked"
+    text = f"last tick {format_duration(max(0.0, now - heartbeat.time))} ago"
     overdue_s = cron_late.overdue_s(heartbeat.time, heartbeat.expected, now)
-    return f"{text}, the next one is overdue by {format_duration(overdue_s)}" if overdue_s >= 1 else text
+    return f"{text}, next tick overdue by {format_duration(overdue_s)}" if overdue_s >= 1 else text
 
 
 def _advice(installation: Installation, driver: DriverState) -> str:
     if driver.liveness is Liveness.UNKNOWN:
-        return "nobody could look: try again; on the host itself: resil cron status"
+        return "try again, or on the host itself: resil cron status"
     return {
         "foreground": f"start it again on {installation.host}: resil cron run",
-        "slurm": "it may wait for a free node: resil cron doctor; begin anew: resil cron uninstall, resil cron install",
-    }.get(installation.driver, f"see whether {installation.driver} runs on {installation.host}: resil cron doctor")
+        "slurm": "its job may be pending: resil cron doctor; to restart: resil cron uninstall, resil cron install",
+    }.get(installation.driver, f"check {installation.driver} on {installation.host}: resil cron doctor")

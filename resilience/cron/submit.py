@@ -1,7 +1,7 @@
-"""Queues a slot's job: exactly one for each slot, whoever asks, however often.
+"""Submits the jobs of slots: exactly one job per slot, from any number of schedulers and retries.
 
-The token of a job is made of the state directory, the entry and the slot. So whoever takes over from a tick that was
-killed, or that got no answer, asks for the same job, and finds it where it was queued already.
+The token of a job is derived from the state directory, the entry and the slot. A scheduler that takes over from a
+killed tick, or retries after a timeout, asks for the same token, and finds the job if it was queued.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resilience.cron.slots import Claim
 
 MOST_SCRIPT_BYTES = 4 * 2**20
-"""sbatch takes no larger script (max_script_size, slurm.conf(5))."""
+"""Maximum script size of sbatch (max_script_size, slurm.conf(5))."""
 
 
 _OF_THE_SCHEDULER = {
@@ -39,11 +39,11 @@ _OF_THE_SCHEDULER = {
     "signal",
     "export",
 }
-"""What `[cron] sbatch` cannot say of anything but the scheduler's own job."""
+"""Options in `[cron] sbatch` that apply only to the scheduler's own jobs."""
 
 
 def token_of(cron: CronProject, key: str, slot: int) -> str:
-    """The word by which a slot's job is found: the same from every host and every try."""
+    """Return the token that identifies a slot's job, the same on every host and for every retry."""
     import hashlib
 
     raw = "\0".join((os.fspath(cron.state.path), key, str(slot)))
@@ -51,7 +51,7 @@ def token_of(cron: CronProject, key: str, slot: int) -> str:
 
 
 def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
-    """What is handed to the scheduler for a slot. Raise StateDirectoryError if the script cannot be read."""
+    """Return the submission of a slot. Raise StateDirectoryError if the script cannot be read."""
     from resilience.runs.templates.directives import parse_directives
 
     script = Path(entry.path or entry.argv[0])
@@ -60,15 +60,15 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
             text = file.read(MOST_SCRIPT_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise explain_os_error(error, "read", script) from error
-    said = {name for name, _ in parse_directives(text).options}
+    in_script = {name for name, _ in parse_directives(text).options}
     environ = cron.project.system.environ
     options: dict[str, str | None] = {}
-    if "job-name" not in said and "SBATCH_JOB_NAME" not in environ:
+    if "job-name" not in in_script and "SBATCH_JOB_NAME" not in environ:
         options["job-name"] = script.stem
-    if "output" not in said and "SBATCH_OUTPUT" not in environ:
+    if "output" not in in_script and "SBATCH_OUTPUT" not in environ:
         options["output"] = str(cron.state.path / "output" / _escaped(entry.key) / "%j.out")
     if entry.options.takes_cron_sbatch:
-        options |= _options_of_cron(cron.settings.sbatch, said, environ)
+        options |= _options_of_cron(cron.settings.sbatch, in_script, environ)
     return Submission(
         token=token_of(cron, entry.key, slot),
         run=RUN_NAME,
@@ -80,28 +80,32 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
     )
 
 
-def _options_of_cron(given: Mapping[str, str], said: Collection[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """What of `[cron] sbatch` neither the script says itself, nor the environment, which sbatch would ask first."""
+def _options_of_cron(
+    given: Mapping[str, str], in_script: Collection[str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the options of `[cron] sbatch` that neither the script nor the environment sets, which sbatch would
+    prefer."""
     names = {key.lstrip("-").replace("_", "-"): str(value) for key, value in given.items() if str(value)}
     return {
         name: value
         for name, value in names.items()
-        if name not in said and name not in _OF_THE_SCHEDULER and f"SBATCH_{name.upper()}" not in environ
+        if name not in in_script and name not in _OF_THE_SCHEDULER and f"SBATCH_{name.upper()}" not in environ
     }
 
 
 def _escaped(text: str) -> str:
-    """A directory's name in a file name pattern of sbatch, where `%` begins a pattern (sbatch(1), FILENAME PATTERN)."""
+    """Escape text for a file name pattern of sbatch, where `%` starts a replacement symbol (sbatch(1), FILENAME
+    PATTERN)."""
     return text.replace("%", "%%")
 
 
 def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
-    """Queue the job of a slot, or find the one that is queued: SUBMITTED or REFUSED. Writes no history.
+    """Submit the job of a slot, or find it if it is queued: SUBMITTED or REFUSED. Does not write the history.
 
-    Raise SchedulerUnavailable if it was not sent, or nobody can say what came of it: the next tick asks again.
+    Raise SchedulerUnavailable if it was not sent or the result is unknown: the next tick tries again.
     """
     system = cron.project.system
-    scheduler = cron.scheduler()
+    scheduler = cron.project.scheduler()
     try:
         submission = submission_of(cron, entry, slot)
         output = submission.options.get("output")
@@ -121,10 +125,10 @@ def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
 
 
 def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collection[Entry]) -> Iterator[RunRecord]:
-    """Carry the claimed submits out, and hear what became of earlier jobs; yield what is in the history now.
+    """Submit the claimed slots, and query earlier jobs; yield records that are already in the history.
 
-    Each claim is taken over first: by this process and no other. What the scheduler could not be asked about stays
-    claimed: whoever looks next, takes it over. Raise SchedulerUnavailable then, at the end.
+    Each claim is seized first, so no other process has it. Slots whose job state is unknown stay claimed for the next
+    tick. Raise SchedulerUnavailable then, at the end.
     """
     from resilience.cron.table.history import add, shorten
 
@@ -132,7 +136,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
     by_key = {entry.key: entry for entry in entries}
     mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
     alive: dict[str, list[QueuedJob]] = {}
-    trouble: SchedulerUnavailable | None = None
+    problem: SchedulerUnavailable | None = None
     try:
         for job, ended in follow(cron, by_key):
             if ended is None:
@@ -140,11 +144,11 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
             else:
                 yield ended
     except SchedulerUnavailable as error:
-        trouble = error
+        problem = error
     newest = {claim.key: claim.slot for claim in sorted(mine)}
     for claim in sorted(mine):
-        if trouble is not None:
-            break  # one that hangs takes a minute; they would all
+        if problem is not None:
+            break  # each query of a hung scheduler takes a minute
         entry = by_key.get(claim.key)
         if state.slots.is_won(claim) is False:
             state.slots.close(claim)
@@ -152,11 +156,11 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
         try:
             is_old = claim.slot < newest[claim.key] and (entry is None or entry.options.catch_up <= 1)
             if entry is None or is_old:
-                record = _look_only(cron, claim, entry)
+                record = _find_only(cron, claim, entry)
             else:
                 record = _submit(cron, entry, claim.slot, alive.get(claim.key, []))
         except SchedulerUnavailable as error:
-            trouble = error
+            problem = error
             break
         if record.outcome is Outcome.SUBMITTED:
             alive.setdefault(claim.key, []).append(remember(cron, claim.key, record))
@@ -165,8 +169,8 @@ def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collecti
         shorten(state, claim.key)
         prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
         yield record
-    if trouble is not None:
-        raise trouble
+    if problem is not None:
+        raise problem
 
 
 def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJob]) -> RunRecord:
@@ -175,24 +179,26 @@ def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJo
     earlier = [job for job in alive if job.slot != slot]
     if earlier and entry.options.overlap is Overlap.SKIP:
         jobs = ", ".join(str(job.job_id) for job in earlier)
-        summary = f"job {jobs} of an earlier slot is not over" if len(earlier) == 1 else f"jobs {jobs} are not over"
+        summary = f"job {jobs} of an earlier slot has not ended" if len(earlier) == 1 else f"jobs {jobs} have not ended"
         return record_of(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
     if refused := cron.refuse(entry):
         summary = f"{refused.reason}; try: {refused.hint}" if refused.hint else refused.reason
         return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
     if earlier and entry.options.overlap is Overlap.REPLACE:
-        cron.scheduler().cancel([job.job_id for job in earlier])
+        cron.project.scheduler().cancel([job.job_id for job in earlier])
     return submit_slot(cron, entry, slot)
 
 
-def _look_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecord:
-    """What came of a submit whose time is over: a newer slot is there already, or the entry is gone."""
+def _find_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecord:
+    """Return the result of a submission that is obsolete: a newer slot is due, or the entry was removed."""
     name = entry.name if entry is not None else claim.key.replace("+", "/")
-    found = cron.scheduler().find(token_of(cron, claim.key, claim.slot))
+    found = cron.project.scheduler().find(token_of(cron, claim.key, claim.slot))
     if found:
         job_id = found[0].id.whole
-        return _submitted(cron, name, claim.slot, cron.scheduler().name, job_id, Submitted(job_id, recovered=True))
-    why = "a newer slot was there before it could be submitted" if entry is not None else "its entry is gone"
+        return _submitted(
+            cron, name, claim.slot, cron.project.scheduler().name, job_id, Submitted(job_id, recovered=True)
+        )
+    why = "a newer slot was due before it could be submitted" if entry is not None else "its entry was removed"
     return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
 
 

@@ -1,23 +1,21 @@
-"""Makes the ticks of one scheduler: looks at the table, and runs and submits what is due.
+"""Makes the ticks of one scheduler: reads the table, and runs and submits what is due.
 
-In this order, so that whatever is cut off is found by the next tick: books of those that died, table, sign of life,
-what is due. Of each slot: taken, then begun. Nothing here waits for a scheduler or for a person to be told: that is
-done in children (cron_clerk.py, cron_tell.py).
+The order lets the next tick recover from a crash at any point: results of dead runs, table, heartbeat, due slots; each
+slot is claimed before it starts. Nothing here waits for a scheduler or a channel: children do that.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.clerk import Clerk, Heard
-from resilience.cron.past import AGAIN, Past, cut_short
+from resilience.cron.job_submitter import JobSubmitter, SubmitterResult
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
-from resilience.cron.ticked import Ticked, next_boundary, succeed
+from resilience.cron.tick_state import AGAIN, TickState, cut_short
 from resilience.errors import ResilError, StateDirectoryError
 
 if TYPE_CHECKING:
@@ -25,27 +23,110 @@ if TYPE_CHECKING:
     from resilience.cron.slots import Claim
     from resilience.cron.table.supervisor import Supervised
 
+GAP = 3.0
+"""A gap of more than this many intervals between ticks starts a new `alive_since`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TickResult:
+    """Result of one tick.
+
+    Attributes:
+        heartbeat: the heartbeat written; None if the scheduler is stopped.
+        started: runs started, as RUNNING.
+        ended: runs known to have ended since the last tick, including those of earlier ticks.
+        submitted: slots submitted as jobs.
+        skipped: slots not run: SKIPPED and MISSED.
+        refused: runs that could not be started or were refused.
+        lines: messages for standard error, one sentence each.
+        stopped: why nothing runs (the scheduler was stopped); empty: not stopped.
+    """
+
+    heartbeat: Heartbeat | None = None
+    started: tuple[RunRecord, ...] = ()
+    ended: tuple[RunRecord, ...] = ()
+    submitted: tuple[RunRecord, ...] = ()
+    skipped: tuple[RunRecord, ...] = ()
+    refused: tuple[RunRecord, ...] = ()
+    lines: tuple[str, ...] = ()
+    stopped: str = ""
+
+    def plus(self, other: TickResult) -> TickResult:
+        """Return both results together, with the later heartbeat. Pure."""
+        return TickResult(
+            heartbeat=other.heartbeat or self.heartbeat,
+            started=self.started + other.started,
+            ended=self.ended + other.ended,
+            submitted=self.submitted + other.submitted,
+            skipped=self.skipped + other.skipped,
+            refused=self.refused + other.refused,
+            lines=self.lines + other.lines,
+            stopped=other.stopped or self.stopped,
+        )
+
+    @classmethod
+    def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
+        """Group records by outcome. Pure."""
+        there = tuple(records)
+
+        def those(*outcomes: Outcome) -> tuple[RunRecord, ...]:
+            return tuple(record for record in there if record.outcome in outcomes)
+
+        return cls(
+            started=those(Outcome.RUNNING),
+            ended=those(Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT),
+            submitted=those(Outcome.SUBMITTED),
+            skipped=those(Outcome.SKIPPED, Outcome.MISSED),
+            refused=those(Outcome.REFUSED),
+            lines=lines,
+        )
+
+
+def next_boundary(now: float, period_s: float) -> float:
+    """Return the next multiple of the interval since the epoch; same as `daemon.next_tick`, which is slow to import.
+    Pure."""
+    return (now // period_s + 1) * period_s
+
+
+def next_heartbeat(before: Heartbeat | None, now: float, *, expected: float, period_s: float) -> Heartbeat:
+    """Return the next heartbeat, with its delay and the time since the last gap. Pure."""
+    if before is None:
+        return Heartbeat(time=now, expected=expected, alive_since=now)
+    pause_s = max(before.expected - before.time, period_s)
+    if not -pause_s <= now - before.time <= GAP * pause_s:  # no scheduler was running, or the clock was set
+        late_s = max(0.0, now - before.expected)
+        return Heartbeat(time=now, expected=expected, alive_since=now, late_s=late_s)
+    return Heartbeat(
+        time=now,
+        expected=expected,
+        alive_since=min(before.alive_since, now),
+        ticks=before.ticks + 1,
+        late_s=max(0.0, now - before.expected),
+    )
+
+
 PULSING = frozenset({"slurm", "scrontab"})
-"""Drivers whose single ticks come every `pulse_s`; those of the others, every `tick_s`."""
+"""Drivers whose single ticks come every `pulse_s`; those of other drivers come every `tick_s`."""
 
 MOST_RUNS = 3
-"""A slot that is cut short may be run so often in all, where its entry allows that: it may be what kills us."""
+"""Maximum number of attempts at a slot that is cut short, if its entry allows reruns: the run itself may kill the
+scheduler."""
 
 
 class Ticker:
-    """Makes ticks, and remembers between them what is under way.
+    """Makes ticks, and keeps track of active runs between them.
 
     Args:
-        driver: who makes the ticks, for the sign of life.
-        period_s: the pause to the next tick; None: as the settings have it for this driver.
-        until: what cannot end before that is left to the next scheduler, unless it never could; seconds since the
-            epoch.
-        life_s: how long a scheduler of this driver lives, from its begin to `until`.
+        driver: what makes the ticks, for the heartbeat.
+        period_s: interval between ticks; None: as configured for this driver.
+        until: entries that cannot finish before are left to the next scheduler, unless they never could; seconds since
+            the epoch.
+        life_s: lifetime of a scheduler of this driver, from its start to `until`.
 
     Attributes:
-        failure: why the last tick could not begin all that was due: nothing could be written.
-        table: as the last tick read it; None: it could not.
-        next_start: when something starts next; None: nothing ever.
+        failure: why the last tick could not start all due slots: nothing could be written.
+        table: as the last tick read it; None: unreadable.
+        next_start: when the next entry starts; None: never.
     """
 
     def __init__(
@@ -60,12 +141,12 @@ class Ticker:
         self._cron, self._driver = cron, driver
         self._clock = cron.project.system.clock
         settings = cron.settings
-        # What lives for long calls `run`: a single tick of these is a pulse.
+        # Daemons call `run`: a single tick of these drivers is a pulse.
         self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
         self._until = until
         self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
         self._runs: Supervised | None = None
-        self._clerk = Clerk(cron)
+        self._submitter = JobSubmitter(cron)
         self._last: Mapping[str, int] = {}
         self._submits: list[Claim] = []
         self._followed = float("-inf")
@@ -75,70 +156,70 @@ class Ticker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that this scheduler began is under way."""
-        return self.is_running or self._clerk.is_busy
+        """Whether a run or a submission of this scheduler is active."""
+        return self.is_running or self._submitter.is_busy
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is under way."""
+        """Whether a run is active."""
         return self._runs is not None and bool(self._runs.running)
 
-    def tick(self) -> Ticked:
-        """Do what is due, wait for nothing. Raise StateDirectoryError if the state directory cannot be used."""
+    def tick(self) -> TickResult:
+        """Run what is due, without waiting. Raise StateDirectoryError if the state directory cannot be used."""
         state, now = self._cron.state, self._clock.now()
-        past = Past(self._cron, now, self.period_s)
+        tick_state = TickState(self._cron, now, self.period_s)
         self.failure = None
-        past.check()
+        tick_state.check()
         if (stopped := state.stopped()) is not None:
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
-            return Ticked(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
-        before = past.heartbeat()
-        done = self._books(now)
+            return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
+        before = tick_state.heartbeat()
+        done = self._collect_results(now)
         trouble, last = "", {}
         try:
             self.table = table = self._cron.read_table()
-            last = self._last = past.last(table, before)
+            last = self._last = tick_state.last(table, before)
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
-            done.append(Ticked(lines=(error.message,)))
+            done.append(TickResult(lines=(error.message,)))
         beat = self._beat(now, before, table, last, trouble)
-        done.append(Ticked(heartbeat=beat, lines=past.lines))
+        done.append(TickResult(heartbeat=beat, lines=tick_state.lines))
         if not trouble:
             try:
                 for one in self._settle_open(table, now):
                     done.append(one)
-                for one in self._begin(table, last, past):
+                for one in self._begin(table, last, tick_state):
                     done.append(one)
                 for one in self._rerun(table, now):
                     done.append(one)
-            except StateDirectoryError as error:  # what was begun goes on
+            except StateDirectoryError as error:  # runs already started continue
                 self.failure = error
-                done.append(Ticked(lines=(error.message,)))
+                done.append(TickResult(lines=(error.message,)))
                 with suppress(StateDirectoryError):
                     state.beat(replace(beat, trouble=error.message))
             self.next_start = self._next(table, last)
-        total = Ticked()
+        total = TickResult()
         for one in done:
             total = total.plus(one)
         return total
 
-    def again(self) -> Ticked:
-        """Begin what has become due since `tick`: what its jitter held back."""
+    def start_delayed(self) -> TickResult:
+        """Start the slots that have become due since `tick`, after their jitter."""
         if self.table is None:
-            return Ticked()
-        past = Past(self._cron, self._clock.now(), self.period_s)
-        found = Ticked()
+            return TickResult()
+        tick_state = TickState(self._cron, self._clock.now(), self.period_s)
+        found = TickResult()
         try:
-            self._last = past.last(self.table, None)
-            for one in self._begin(self.table, self._last, past):
+            self._last = tick_state.last(self.table, None)
+            for one in self._begin(self.table, self._last, tick_state):
                 found = found.plus(one)
         except StateDirectoryError as error:
             self.failure = error
         return found
 
-    def waits_until(self) -> float | None:
-        """When the next slot that was due by now starts, held back by its jitter; None: there is none."""
+    def delayed_until(self) -> float | None:
+        """Return when the next due slot starts after its jitter; None: there is none."""
         from resilience.cron.table.due import schedule_of, start_of
 
         now, found, last = self._clock.now(), [], self._last
@@ -150,24 +231,24 @@ class Ticker:
                     found += [start] if start > now else []
         return min(found, default=None)
 
-    def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> Ticked:
-        """What has ended since; waits up to so long for the first."""
+    def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> TickResult:
+        """Return the results since the last call; waits up to `timeout_s` for the first."""
         records: tuple[RunRecord, ...] = ()
         if self._runs is not None:
             running = bool(self._runs.running)
             records = self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
             timeout_s = 0.0 if running else timeout_s
-        heard = self._clerk.poll(timeout_s)
-        if heard is not None and self._clerk.waiting and self.table is not None:
-            self._clerk.hand((), self.table.entries)
-        return Ticked.of(records).plus(_told(heard))
+        submitter_result = self._submitter.poll(timeout_s)
+        if submitter_result is not None and self._submitter.waiting and self.table is not None:
+            self._submitter.hand((), self.table.entries)
+        return TickResult.of(records).plus(_result_of(submitter_result))
 
-    def end_all(self, grace_s: float) -> Ticked:
-        """End what runs, politely. What is being submitted has as long, and is left to its child then."""
-        ended = Ticked.of(self._runs.end_all(grace_s) if self._runs is not None else ())
-        if self._clerk.is_busy:
-            ended = ended.plus(_told(self._clerk.poll(grace_s)))
-        self._clerk.close()
+    def end_all(self, grace_s: float) -> TickResult:
+        """End active runs with SIGTERM. A submission gets `grace_s`, and then continues in its child."""
+        ended = TickResult.of(self._runs.end_all(grace_s) if self._runs is not None else ())
+        if self._submitter.is_busy:
+            ended = ended.plus(_result_of(self._submitter.poll(grace_s)))
+        self._submitter.close()
         return ended
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
@@ -177,24 +258,24 @@ class Ticker:
             self._runs = self._cron.supervised()
         return self._runs
 
-    def _books(self, now: float) -> list[Ticked]:
-        """What ended since the last tick: ours, and what nobody watches any more."""
+    def _collect_results(self, now: float) -> list[TickResult]:
+        """Return results since the last tick: of this scheduler's runs, and of runs without a supervisor."""
         found = [self.poll()]
         try:
             marks = os.listdir(self._cron.state.path / "running")  # noqa: PTH208 - names only
         except OSError:
             marks = []
         if marks:
-            from resilience.cron.table.books import settle
+            from resilience.cron.table.recovery import settle_dead_runs
 
-            found.append(Ticked.of(settle(self._cron.state, now=now, at=self._cron.here())))
+            found.append(TickResult.of(settle_dead_runs(self._cron.state, now=now, at=self._cron.here())))
         return found
 
     def _beat(
         self, now: float, before: Heartbeat | None, table: Table, last: Mapping[str, int], trouble: str
     ) -> Heartbeat:
         system = self._cron.project.system
-        beat = succeed(before, now, expected=next_boundary(now, self.period_s), period_s=self.period_s)
+        beat = next_heartbeat(before, now, expected=next_boundary(now, self.period_s), period_s=self.period_s)
         beat = replace(
             beat,
             driver=self._driver,
@@ -214,16 +295,18 @@ class Ticker:
 
         return next_due(table, last, self._clock.now(), salt=self._cron.salt)
 
-    def _begin(self, table: Table, last: Mapping[str, int], past: Past) -> Iterator[Ticked]:
+    def _begin(self, table: Table, last: Mapping[str, int], tick_state: TickState) -> Iterator[TickResult]:
         from resilience.cron.table.due import due
 
         now = self._clock.now()
         claims, self._submits = self._submits, []
-        for one in due(table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=past.life_began):
+        for one in due(
+            table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=tick_state.scheduler_start
+        ):
             if not self._fits(one.entry, now):
                 continue
             if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
-                continue  # several slots are made up for: one after the other
+                continue  # missed slots run one after the other
             claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), self._clock.now)
             if claim is None:
                 continue
@@ -234,15 +317,15 @@ class Ticker:
                 continue
             yield self._start(one.entry, one.slot, claim)
         wants_news = now - self._followed >= min(self.period_s, 60.0) and self._has_jobs()
-        if claims or wants_news or self._clerk.waiting:
+        if claims or wants_news or self._submitter.waiting:
             self._followed = now
             try:
-                self._clerk.hand(claims, table.entries)
-            except OSError as error:  # no room for a process: whoever ticks next finds the claims
-                yield Ticked(lines=(f"no slot can be submitted now: {error.strerror}; the next tick tries again",))
+                self._submitter.hand(claims, table.entries)
+            except OSError as error:  # fork failed: the next tick finds the claims
+                yield TickResult(lines=(f"cannot submit jobs: {error.strerror}; the next tick tries again",))
 
-    def _rerun(self, table: Table, now: float) -> Iterator[Ticked]:
-        """Run again what was cut short and may be repeated. Who may is decided as who may run it at all."""
+    def _rerun(self, table: Table, now: float) -> Iterator[TickResult]:
+        """Rerun slots that were cut short, if their entry allows it. A claim decides which scheduler does."""
         slots = self._cron.state.slots
         for entry, slot, attempt in cut_short(self._cron, table):
             if attempt > MOST_RUNS or not self._fits(entry, now):
@@ -250,7 +333,7 @@ class Ticker:
             by = {"host": self._cron.project.system.host.name, "pid": os.getpid(), "again": attempt}
             claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, self._clock.now)
             if claim is not None:
-                yield Ticked(lines=(f"{entry.place}: the run of a slot was cut short; it is run again",))
+                yield TickResult(lines=(f"{entry.place}: a run was cut short; rerunning it",))
                 yield self._start(entry, slot, claim)
 
     def _has_jobs(self) -> bool:
@@ -260,7 +343,7 @@ class Ticker:
             return False
 
     def _fits(self, entry: Entry, now: float) -> bool:
-        """Whether it can end before we do, or never could, or would be lost by waiting for the next scheduler."""
+        """Whether the entry can finish before `until`, never could, or would be lost if left to the next scheduler."""
         limit_s = entry.options.timeout_s
         if self._until is None or entry.kind is Kind.SUBMIT or limit_s <= 0 or entry.options.catch_up == 0:
             return True
@@ -274,29 +357,29 @@ class Ticker:
             "kind": str(one.entry.kind),
         }  # fmt: skip
 
-    def _missed(self, one: Due) -> Ticked:
-        """Its slot is the second before the one that is made up for: it stands for several."""
+    def _missed(self, one: Due) -> TickResult:
+        """Record missed slots, under the second before the slot that runs; the record stands for several."""
         record = self._record(one.entry.name, one.slot - 1, Outcome.MISSED, summary=one.reason)
         return self._write(one.entry.key, replace(record, count=one.passed_over))
 
-    def _start(self, entry: Entry, slot: int, claim: Claim) -> Ticked:
-        """The claim is closed by the supervisor, when others can see that it runs; or here, if it does not."""
+    def _start(self, entry: Entry, slot: int, claim: Claim) -> TickResult:
+        """Start a run. Its supervisor closes the claim once the run is visible; without one, it is closed here."""
         if not self._cron.state.slots.holds(claim):
-            told = "was taken over by another host while this one stood still, and is not run here"
-            return Ticked(lines=(f"{entry.place}: the run of a slot {told}",))
+            why = "was taken over by another host while this host was suspended; it does not run here"
+            return TickResult(lines=(f"{entry.place}: a run {why}",))
         close = partial(self._cron.state.slots.close, claim)
         started = self._supervised().start(entry, slot, close)
         if started.is_running:
-            return Ticked.of((started.record,))
+            return TickResult.of((started.record,))
         hint = f"; try: {started.hint}" if started.hint else ""
         lines = (f"{entry.place}: {started.record.summary}{hint}",) if started.record.outcome.is_failure else ()
-        written = self._write(entry.key, started.record).plus(Ticked(lines=lines))
+        written = self._write(entry.key, started.record).plus(TickResult(lines=lines))
         close()
         return written
 
-    def _settle_open(self, table: Table, now: float) -> Iterator[Ticked]:
-        """What a tick before had begun to take when it was killed: submit it, or tell that it was cut short."""
-        waiting = self._clerk.waiting
+    def _settle_open(self, table: Table, now: float) -> Iterator[TickResult]:
+        """Settle claims of killed ticks: submit them, or record that they were cut short."""
+        waiting = self._submitter.waiting
         own = {(run.name.replace("/", "+"), run.slot) for run in self._runs.running} if self._runs is not None else ()
         gone = [
             claim
@@ -306,7 +389,7 @@ class Ticker:
         ]
         if not gone:
             return
-        from resilience.cron.past import open_runs
+        from resilience.cron.tick_state import open_runs
 
         runs, submits = open_runs(self._cron, gone, table)
         for claim, record in runs:
@@ -319,12 +402,12 @@ class Ticker:
         host = self._cron.project.system.host.name
         return RunRecord(name=name, slot=slot, outcome=outcome, time=self._clock.now(), host=host, summary=summary)
 
-    def _write(self, key: str, record: RunRecord) -> Ticked:
+    def _write(self, key: str, record: RunRecord) -> TickResult:
         self._cron.state.record(key, record)
-        return Ticked.of((record,))
+        return TickResult.of((record,))
 
 
-def _told(heard: Heard | None) -> Ticked:
-    if heard is None:
-        return Ticked()
-    return Ticked.of(heard.records, (heard.trouble,) if heard.trouble else ())
+def _result_of(submitter_result: SubmitterResult | None) -> TickResult:
+    if submitter_result is None:
+        return TickResult()
+    return TickResult.of(submitter_result.records, (submitter_result.problem,) if submitter_result.problem else ())

@@ -1,4 +1,4 @@
-"""The words for what cron does: schedules, options and moments as people say them. Pure."""
+"""Schedules, options and times as text for the user. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from resilience.cron.records import EntryOptions
 from resilience.quantities import format_duration
 
-_FOLDER_WORDS = {
+_ALIAS_WORDS = {
     "@hourly": "every hour", "@daily": "every day at 00:00", "@midnight": "every day at 00:00",
     "@weekly": "on Sunday at 00:00", "@monthly": "on the 1st at 00:00", "@yearly": "on 1 January at 00:00",
-    "@annually": "on 1 January at 00:00", "@reboot": "once after each start of the machine",
+    "@annually": "on 1 January at 00:00", "@reboot": "once after each boot",
     "@minutely": "every minute", "@quarter_hourly": "every 15 minutes",
 }  # fmt: skip
 
 
 def unusual_options(options: EntryOptions, usual: EntryOptions) -> dict[str, str]:
-    """Given an entry's options, return those that are not as where nothing was said, as they are written. Pure."""
+    """Return the options that differ from the defaults, as they are written. Pure."""
     written = {
         "timeout": span_text(options.timeout_s),
         "catch_up": {0: "none", 1: "once"}.get(options.catch_up, f"all<={options.catch_up}"),
@@ -34,12 +34,12 @@ def unusual_options(options: EntryOptions, usual: EntryOptions) -> dict[str, str
 
 
 def span_text(seconds: float) -> str:
-    """A duration as it is written in an option: `1h30m`, `0s`."""
+    """Return a duration as written in an option: `1h30m`, `0s`."""
     return format_duration(seconds).replace("min", "m").replace(" ", "")
 
 
 def _codes(codes: Iterable[int]) -> str:
-    """`0-3` of 0, 1, 2, 3."""
+    """Return `0-3` for 0, 1, 2, 3."""
     spans: list[list[int]] = []
     for code in sorted(set(codes)):
         if spans and code == spans[-1][1] + 1:
@@ -50,12 +50,12 @@ def _codes(codes: Iterable[int]) -> str:
 
 
 def schedule_in_words(schedule: str, zone: str = "") -> str:
-    """Given a schedule, return it as people say it; what cannot be said is as it is written. Pure.
+    """Return a schedule in words, or as written if no words are known. Pure.
 
     For instance, `30 2 * * 1` gives `at 02:30 on Monday`.
     """
     text = " ".join(schedule.split())
-    words = _FOLDER_WORDS.get(text.lower(), "")
+    words = _ALIAS_WORDS.get(text.lower(), "")
     if not words and text.lower().startswith("@every "):
         words = f"every {text[7:]}"
     if match := re.fullmatch(r"\*/([0-9]+) \* \* \* \*", text):
@@ -75,7 +75,7 @@ def schedule_in_words(schedule: str, zone: str = "") -> str:
 
 
 def slot_text(slot: float, now: float | None = None) -> str:
-    """A moment as people read it: `18:00` today, `24 Dec 18:00` else; seconds where there are some."""
+    """Return a time for display: `18:00` today, `24 Dec 18:00` otherwise; with seconds if there are any."""
     moment = time.localtime(slot)
     clock = "%H:%M:%S" if moment.tm_sec else "%H:%M"
     if now is not None:

@@ -1,8 +1,8 @@
 """The demo's training: a small neural character model of Python's own standard library, with real checkpoints.
 
-Run as a program, on the standard library alone; nothing imports it. It is what a user's `train.py` has to be: it
-resumes from its last checkpoint, saves from time to time, and asks the guard once per step. Every number it computes
-depends on the step alone, so that an interrupted run must end with exactly the loss of one that was not.
+Run as a program, with the standard library only; never imported. A model for a user's `train.py`: it resumes from its
+last checkpoint, saves at intervals, and calls the guard once per step. All results depend on the step alone, so an
+interrupted run must end with exactly the loss of an uninterrupted one.
 
 The model is Bengio et al., "A Neural Probabilistic Language Model" (JMLR 2003), section 2, without its direct
 connections: the embeddings of the last characters, one tanh layer, a softmax over the next character; plain SGD.
@@ -23,7 +23,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # what lies beside it is not meant
+if __name__ == "__main__":  # import the package, not modules beside this file
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 from resilience.guard import TrainingGuard
 from resilience.guard.memory.limits import MemoryLimits
@@ -33,14 +33,14 @@ LEARNING_RATE = 0.06
 SOURCES = ("argparse.py", "difflib.py", "statistics.py", "textwrap.py")
 KEPT_CHECKPOINTS = 2
 LEAK_BYTES, MOST_LEAKED_BYTES, LEAK_ROOM_BYTES = 8 * 2**20, 2**30, 160 * 2**20
-"""The leak grows by this per step, never beyond that, and the guard is told to leave all but this room free."""
+"""Growth of the leak per step, its limit, and the memory that the guard lets the training use."""
 
 Matrix = list[list[float]]
 Model = dict[str, Matrix]
 
 
 def read_text() -> list[str]:
-    """The characters to learn: lower case, anything rare as a blank."""
+    """Return the characters to learn: lower case, rare ones as blanks."""
     directory = Path(sysconfig.get_paths()["stdlib"])
     text = "".join((directory / name).read_text(encoding="utf-8").lower() for name in SOURCES)
     kept = set("abcdefghijklmnopqrstuvwxyz_().,:='\n ")
@@ -48,7 +48,7 @@ def read_text() -> list[str]:
 
 
 def new_model(vocabulary: int) -> Model:
-    """Small random weights, always the same."""
+    """Return small random weights from a fixed seed."""
     source = random.Random(1)
 
     def matrix(rows: int, columns: int) -> Matrix:
@@ -63,7 +63,7 @@ def new_model(vocabulary: int) -> Model:
 
 
 def forward(model: Model, context: list[int]) -> tuple[list[float], list[float], list[float]]:
-    """Given the last characters, return (inputs, hidden activations, probabilities of the next)."""
+    """Return (inputs, hidden activations, probabilities of the next character) for the last characters."""
     inputs = [value for character in context for value in model["embedding"][character]] + [1.0]
     hidden = [math.tanh(sum(map(mul, row, inputs))) for row in model["hidden"]] + [1.0]
     scores = [sum(map(mul, row, hidden)) for row in model["output"]]
@@ -74,7 +74,7 @@ def forward(model: Model, context: list[int]) -> tuple[list[float], list[float],
 
 
 def train_step(model: Model, data: list[int], step: int) -> float:
-    """One step of SGD; return the mean loss in nats. Which examples it sees depends on the step alone."""
+    """Make one step of SGD; return the mean loss in nats. The examples depend on the step alone."""
     source = random.Random(step)
     rate, loss = LEARNING_RATE, 0.0
     for _ in range(BATCH):
@@ -102,14 +102,14 @@ def train_step(model: Model, data: list[int], step: int) -> float:
 
 
 def evaluate(model: Model, data: list[int]) -> float:
-    """Mean loss in nats over a fixed sample."""
+    """Return the mean loss in nats over a fixed sample."""
     positions = random.Random(0).sample(range(CONTEXT, len(data)), 600)
     losses = (-math.log(forward(model, data[p - CONTEXT : p])[2][data[p]]) for p in positions)
     return math.fsum(losses) / len(positions)
 
 
 def save(directory: Path, step: int, model: Model, label: str = "") -> None:
-    """Write a checkpoint that is whole or not there, and drop old ones; one with a label is kept for good.
+    """Write a checkpoint atomically, and remove old ones; a labelled checkpoint is kept.
 
     JSON keeps floats exactly: Python writes the shortest text that reads back to the same number.
     """
@@ -127,7 +127,7 @@ def save(directory: Path, step: int, model: Model, label: str = "") -> None:
 
 
 def load(directory: Path) -> tuple[int, Model] | None:
-    """The newest checkpoint, or None."""
+    """Return the newest checkpoint, or None."""
     for path in sorted(directory.glob("step-*.json"), reverse=True):
         document = json.loads(path.read_text(encoding="utf-8"))
         return int(document["step"]), document["model"]
@@ -135,24 +135,23 @@ def load(directory: Path) -> tuple[int, Model] | None:
 
 
 def free_bytes() -> int:
-    """How much memory is left below the smallest limit, as the guard sees it."""
-    return min((reading.free_bytes for reading in MemoryLimits().look(time.monotonic())), default=0)
+    """Return the free memory below the smallest limit, as the guard measures it."""
+    return min((reading.free_bytes for reading in MemoryLimits().read(time.monotonic())), default=0)
 
 
 class Fault:
-    """Fails as trainings fail: by an exception, by a SIGKILL out of nowhere, by memory that is never given back, or by
-    waiting for what never comes."""
+    """Injects a failure: an exception, a SIGKILL, a memory leak, or a hang."""
 
     def __init__(self, kind: str, step: int) -> None:
         self._kind, self._step = kind, step
         self._leaked: list[bytes] = []
 
     def limits(self) -> dict[str, Any]:
-        """More settings of the guard. A machine with much memory would leak for hours: it plays a small one."""
+        """Return settings of the guard that simulate a machine with little memory, to keep a leak short."""
         return {"host_memory_free_bytes": max(0, free_bytes() - LEAK_ROOM_BYTES)} if self._kind == "leak" else {}
 
-    def happen(self, step: int) -> None:
-        """Do it, if it is time."""
+    def inject(self, step: int) -> None:
+        """Fail, if the step has come."""
         if not self._kind or step < self._step:
             return
         if not self._leaked:
@@ -169,12 +168,12 @@ class Fault:
 
 
 def main() -> int:
-    """Train to the end, or until told to stop. Return the exit code."""
+    """Train to the end, or until requested to stop. Return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True)
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
+    parser.add_argument("--pace", type=float, default=0.0, help="minimum seconds per step")
     parser.add_argument("--faults", default="{}", help='{"1": ["crash", 90]}: by attempt')
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -196,7 +195,7 @@ def main() -> int:
             if step % 20 == 0:
                 print(f"step {step} loss {loss:.4f}", flush=True)
             decision = guard.step(loss=loss)
-            fault.happen(step)
+            fault.inject(step)
             if decision.save or step % options.save_every == 0 or step == options.steps:
                 with guard.saving():
                     save(options.directory, step, model, decision.label)

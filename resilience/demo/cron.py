@@ -1,8 +1,8 @@
-"""Act three of `resil demo`: the scheduler's node dies, and its watchdog tells of a full disk all the same.
+"""Act three of `resil demo`: the scheduler's node dies, and its watchdog still notifies of a full disk.
 
-The scheduler is the chain of jobs of the backend `slurm`, here in the embedded scheduler. The node's death is that of
-every process of its job, by SIGKILL, the one that watches the job included: nobody is left who could say goodbye. What
-counts is the mail that the demo's mail server gets, and that every slot ran once.
+The scheduler is the chain of jobs of the backend `slurm`, here in the embedded scheduler. To simulate a dead node,
+SIGKILL ends every process of the job, its supervisor included. The act succeeds if the demo's mail server receives the
+mail and every slot runs once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from resilience.demo.night import DemoFailed, Disk, Person, own_world, small_disk
+from resilience.demo.night import DemoFailed, Disk, Operator, own_system, small_disk
 from resilience.demo.receivers import Inbox, receivers
 from resilience.schedulers import Scheduler
 from resilience.schedulers.local import LocalScheduler
@@ -40,7 +40,7 @@ class CronNight:
         killed: the job of the scheduler whose node died.
         successor: the job that took over.
         mail: subject of the mail about the full disk.
-        told_s: how long after the disk was full it came.
+        told_s: seconds from the full disk to the mail.
         slots: how many slots of the script have run.
         twice: how many of them more than once.
         left: how many jobs were queued or ran after `resil cron stop`.
@@ -56,37 +56,37 @@ class CronNight:
 
     @property
     def is_well(self) -> bool:
-        """Another job took over, every slot ran once, the mail came, and no job is left."""
+        """Return whether another job took over, every slot ran once, the mail came, and no job is left."""
         took_over = bool(self.successor) and self.successor != self.killed
         return took_over and bool(self.mail) and self.slots > 0 and self.twice == self.left == 0
 
 
 def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) -> CronNight:
-    """Play it in a new directory. `say(sentence)` is called for each event.
+    """Run act three in a new directory. `say(sentence)` is called for each event.
 
-    Raise DemoFailed if nobody takes over, or nobody is told, in time.
+    Raise DemoFailed if no job takes over, or no mail comes, in time.
     """
     make_directory(directory, mode=0o755)
     with receivers() as inbox, small_disk(system, directory) as disk:
-        person = Person(own_world(system, directory), directory, inbox, say)
-        say("no cron here: the scheduler is a small job that has its successors queued")
-        _set_up(person, inbox, disk)
+        operator = Operator(own_system(system, directory), directory, inbox, say)
+        say("no cron here: the scheduler is a small job that queues its successors")
+        _set_up(operator, inbox, disk)
         try:
-            person.must("cron", "install", "--backend", "slurm")
-            killed = _until_it_runs(person)
-            _kill_node(person, killed)
-            before = len(_ran(person))
+            operator.must("cron", "install", "--backend", "slurm")
+            killed = _until_it_runs(operator)
+            _kill_node(operator, killed)
+            before = len(_ran(operator))
             disk.fill()
-            say(f"the disk fills up ({disk.what})")
+            say(f"the disk fills up ({disk.description})")
             began = system.clock.monotonic()
-            mail = _until_told(person)
+            mail = _until_notified(operator)
             told_s = system.clock.monotonic() - began
-            successor = _until_it_runs(person, but=killed, more_than=before)
-            person.must("cron", "status")
-            person.must("cron", "stop")
+            successor = _until_it_runs(operator, but=killed, more_than=before)
+            operator.must("cron", "status")
+            operator.must("cron", "stop")
         finally:
-            person.resil("cron", "stop", quietly=True)
-        ran = _ran(person)
+            operator.resil("cron", "stop", quietly=True)
+        ran = _ran(operator)
         night = CronNight(
             killed=killed,
             successor=successor,
@@ -94,7 +94,7 @@ def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) ->
             told_s=told_s,
             slots=len(ran),
             twice=sum(count > 1 for count in ran.values()),
-            left=_left(person),
+            left=_left(operator),
         )
         say(
             f"job {successor} took over from job {killed}; {night.slots} slots of {SCRIPT} ran,"
@@ -103,14 +103,14 @@ def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) ->
         return night
 
 
-# ---- the set ------------------------------------------------------------------------------------------------------
+# ---- setup ------------------------------------------------------------------------------------------------------
 
 
-def _set_up(person: Person, inbox: Inbox, disk: Disk) -> None:
-    """A project as `resil init` writes it, a drop-in of its own, and a table that does not wait for the hour."""
-    person.must("init")
+def _set_up(operator: Operator, inbox: Inbox, disk: Disk) -> None:
+    """Create a project by `resil init`, a drop-in, and a crontab that runs every few seconds."""
+    operator.must("init")
     write_atomic(
-        person.directory / FILE_NAME,
+        operator.directory / FILE_NAME,
         f"""\
 [run]
 name = "cron"
@@ -130,96 +130,96 @@ port = {inbox.smtp_port}
 """,
         mode=0o644,
     )
-    cron = person.directory / "cron"
-    counted = shlex.quote(str(person.directory / SCRIPT))
+    cron = operator.directory / "cron"
+    counted = shlex.quote(str(operator.directory / SCRIPT))
     write_atomic(cron / "cron.hourly" / SCRIPT, f'#!/bin/sh\necho "$RESIL_CRON_SLOT" >>{counted}\n', mode=0o755)
-    person.say(f"$ cp {SCRIPT} cron/cron.hourly/")
+    operator.say(f"$ cp {SCRIPT} cron/cron.hourly/")
     lines = [
-        "# So that nobody has to wait for the hour, here the same run every few seconds:",
+        "# To avoid waiting for the full hour, run the same entries every few seconds:",
         f"@every {EVERY_S}s cron/cron.hourly/{SCRIPT}  # resil: name=count",
         f"@every {EVERY_S}s cron/cron.quarter_hourly/watch-fs  # resil: name=watch ok=0-3",
     ]
     write_atomic(cron / "crontab", "\n".join(lines) + "\n", mode=0o644)
-    person.say(f"  and cron/crontab runs it, and the watchdog that lies there already, every {EVERY_S} s")
+    operator.say(f"  and cron/crontab runs it, and the watchdog that is already there, every {EVERY_S} s")
 
 
-# ---- what happens -------------------------------------------------------------------------------------------------
+# ---- events -------------------------------------------------------------------------------------------------
 
 
-def _until_it_runs(person: Person, *, but: str = "", more_than: int = 0) -> str:
+def _until_it_runs(operator: Operator, *, but: str = "", more_than: int = 0) -> str:
     """Wait for a tick of a job other than `but`, and for more than so many slots of the script; return the job's id."""
 
     def job() -> str:
         with suppress(OSError, ValueError, KeyError):
-            beat = _heartbeat(person)
-            if beat["job_id"] != but and len(_ran(person)) > more_than:
+            beat = _heartbeat(operator)
+            if beat["job_id"] != but and len(_ran(operator)) > more_than:
                 return str(beat["job_id"])
         return ""
 
-    failure = "no job took over as the scheduler" if but else "the scheduler runs nothing"
-    return _found(person, job, failure)
+    failure = "no job took over as the scheduler" if but else "the scheduler runs no entry"
+    return _found(operator, job, failure)
 
 
-def _found(person: Person, found: Callable[[], str], failure: str) -> str:
+def _found(operator: Operator, found: Callable[[], str], failure: str) -> str:
     """Wait for a text that is not empty. Raise DemoFailed, with the scheduler's status, if there is none in time."""
-    value = person.until(found, PATIENCE_S, POLL_S)
+    value = operator.until(found, PATIENCE_S, POLL_S)
     if not value:
-        status = person.resil("cron", "status", quietly=True)
+        status = operator.resil("cron", "status", quietly=True)
         raise DemoFailed(failure, hint=(status.stdout or status.stderr).strip()[-300:])
     return value
 
 
-def _ran(person: Person) -> Counter[str]:
-    """The slots of the script that have run, and how often each."""
-    path = person.directory / SCRIPT
+def _ran(operator: Operator) -> Counter[str]:
+    """Return the slots of the script that have run, with their counts."""
+    path = operator.directory / SCRIPT
     return Counter(path.read_text(encoding="utf-8").split() if path.exists() else ())
 
 
-def _heartbeat(person: Person) -> Mapping[str, Any]:
-    text = (person.directory / ".resil" / ".cron" / "heartbeat").read_text(encoding="utf-8")
+def _heartbeat(operator: Operator) -> Mapping[str, Any]:
+    text = (operator.directory / ".resil" / ".cron" / "heartbeat").read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(text)
     return found
 
 
-def _kill_node(person: Person, job_id: str) -> None:
-    """Every process of the job, and the one that watches it, end as they do when their node has no power."""
-    spool = Path(person.system.environ["RESIL_LOCAL_SPOOL"])
+def _kill_node(operator: Operator, job_id: str) -> None:
+    """Kill every process of the job and its supervisor, as a power failure of the node would."""
+    spool = Path(operator.system.environ["RESIL_LOCAL_SPOOL"])
     task = json.loads((spool / "jobs" / job_id / "task.json").read_text(encoding="utf-8"))
-    watcher = int(task["supervisor"])
-    pids = [watcher, *_carrying(f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={spool}")]
+    supervisor = int(task["supervisor"])
+    pids = [supervisor, *_carrying(f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={spool}")]
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    person.say(f"kill -9 {shlex.join(map(str, pids))}  # the node of the scheduler's job {job_id} has died")
+    operator.say(f"kill -9 {shlex.join(map(str, pids))}  # the node of the scheduler's job {job_id} has died")
 
 
 def _carrying(*variables: str) -> list[int]:
-    """The processes whose environment holds all of these, as proc(5) shows it."""
-    wanted = {os.fsencode(variable) for variable in variables}
+    """Return the processes whose environment contains all of these, from proc(5)."""
+    required = {os.fsencode(variable) for variable in variables}
     found = []
     for path in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
-            if wanted <= set((path / "environ").read_bytes().split(b"\0")):
+            if required <= set((path / "environ").read_bytes().split(b"\0")):
                 found.append(int(path.name))
     return found
 
 
-def _until_told(person: Person) -> str:
+def _until_notified(operator: Operator) -> str:
     def mail() -> str:  # the path may be too long for a subject; a mail about what the killed job cost is a WARNING
-        return next((subject for subject in person.inbox.subjects if "CRITICAL" in subject), "")
+        return next((subject for subject in operator.inbox.subjects if "CRITICAL" in subject), "")
 
-    subject = _found(person, mail, "nobody was told of the full disk after the scheduler's node had died")
-    person.tell_news(0)
+    subject = _found(operator, mail, "no notification of the full disk after the scheduler's node died")
+    operator.report_messages(0)
     return subject
 
 
-def _left(person: Person) -> int:
-    """How many jobs still live: one that `resil cron stop` cancelled may take a moment to end."""
-    system = person.system
+def _left(operator: Operator) -> int:
+    """Return how many jobs are live, after waiting for those that `resil cron stop` cancelled."""
+    system = operator.system
     scheduler: Scheduler = LocalScheduler(clock=system.clock, runner=system.runner, environ=system.environ)
 
     def live() -> int:
         return sum(job.state.is_alive for job in scheduler.jobs())
 
-    person.until(lambda: not live(), PATIENCE_S, POLL_S)
+    operator.until(lambda: not live(), PATIENCE_S, POLL_S)
     return live()

@@ -1,6 +1,7 @@
-"""`resil demo`: a real small training as ten jobs, hurt and steered, reported live, compared with one left alone.
+"""`resil demo`: runs a small real training as ten jobs with faults, and compares its loss with that of an uninterrupted
+run.
 
-Then a night with three faults (night.py); then a scheduler whose node dies (cron.py).
+Then a night with three faults (night.py), and a scheduler whose node dies (cron.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 from resilience import layout
 from resilience.demo.cron import CronNight, play_cron
-from resilience.demo.night import DemoFailed, ToldFault, play_night
+from resilience.demo.night import DemoFailed, NotifiedFault, play_night
 from resilience.errors import ResilError, UsageError
 from resilience.job import Job, JobId, JobUpdate
 from resilience.quantities import quote_toml
@@ -40,7 +41,7 @@ _CAUSES = {
     "host_memory": "memory",
     "shared_memory": "memory",
 }
-"""A trigger of the guard -> the cause in plain words."""
+"""Triggers of the guard, and the causes to display."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +52,11 @@ class DemoAttempt:
         job_id: SLURM_JOB_ID of its job.
         first_step: the checkpoint it resumed from.
         last_step: the last step it completed.
-        redone: steps that the attempt before had done already, and lost.
-        saved: the step and the label of each save that was asked for and after which it went on.
-        why: why it ended, in a few words; empty while it runs.
-        reasons: what the guard said about it, if it was the guard that stopped it.
-        seconds: how long it lasted; None while it runs.
+        redone: steps that the previous attempt had completed and lost.
+        saved: the step and the label of each requested save after which the attempt continued.
+        why: the reason of its end; empty while it runs.
+        reasons: the reasons of the guard, if the guard stopped the attempt.
+        seconds: its duration; None while it runs.
     """
 
     number: int
@@ -72,32 +73,32 @@ class DemoAttempt:
     exit_code: int | None
 
     def sentences(self) -> Iterator[tuple[str, str]]:
-        """Yield (key, sentence) for what is known so far; a key comes up once."""
-        again = f", {self.redone} steps to do again" if self.redone else ""
+        """Yield (key, sentence) for each known event; keys are unique."""
+        again = f", {self.redone} steps to redo" if self.redone else ""
         if self.seconds is None or self.last_step > self.first_step:
             verb = "resumes" if self.first_step else "starts"
             yield "start", f"attempt {self.number} (job {self.label}) {verb} at step {self.first_step}{again}"
         for step, label in self.saved:
-            yield f"save {step}", f"attempt {self.number} saved at step {step} as {label!r}, and goes on"
+            yield f"save {step}", f"attempt {self.number} saved at step {step} as {label!r}, and continues"
         if self.why:
             yield "end", f"attempt {self.number} ended at step {self.last_step}: {self.why}"
             for reason in self.reasons:
                 yield reason, f"  because {reason}"
 
 
-def tell_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:
-    """The attempts that trained, oldest first."""
-    told: list[DemoAttempt] = []
+def read_demo_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:
+    """Return the attempts that trained, oldest first."""
+    found: list[DemoAttempt] = []
     for attempt in read_attempts(directory):
         events = _journal(directory, attempt)
         first = next((_step(event) for event in events if event.get("event") == "resume"), None)
         if first is None:
             continue
         last = max([first, *map(_step, events), _beat(directory, attempt)])
-        before = told[-1].last_step if told else first
+        before = found[-1].last_step if found else first
         decisions = [event for event in events if event.get("event") == "decision"]
         stop = next((event for event in decisions if event.get("stop")), {}) if attempt.end else {}
-        told.append(
+        found.append(
             DemoAttempt(
                 number=attempt.number,
                 job_id=attempt.job_id,
@@ -113,11 +114,11 @@ def tell_attempts(directory: RunDirectory) -> tuple[DemoAttempt, ...]:
                 exit_code=attempt.exit_code,
             )
         )
-    return tuple(told)
+    return tuple(found)
 
 
-def turned_away_jobs(directory: RunDirectory) -> int:
-    """How many jobs ended as they started because somebody had stopped the run: they never became an attempt."""
+def rejected_jobs(directory: RunDirectory) -> int:
+    """Return how many jobs ended at their start because of the kill switch: they never became an attempt."""
     ends = [
         record
         for path in (directory.path / layout.JOURNAL).glob("*.batch.jsonl")
@@ -137,7 +138,7 @@ def _step(event: dict[str, object]) -> int:
 
 
 def _beat(directory: RunDirectory, attempt: Attempt) -> int:
-    """The last step that a heartbeat of this attempt shows: more than was saved, when it was killed."""
+    """Return the last step in a heartbeat of this attempt, which may be newer than its last save."""
     best = 0
     for path in (directory.path / layout.BEATS).glob(f"{attempt.job_id}.*"):
         found = read_regular(path)
@@ -154,14 +155,14 @@ def _texts(event: dict[str, object], key: str) -> tuple[str, ...]:
 
 
 def _why(attempt: Attempt, stop: dict[str, object]) -> str:
-    """Why it ended: what the guard decided, or what the exit code says where it decided nothing."""
+    """Return why an attempt ended: the guard's decision, else the exit code."""
     if attempt.end is None:
         return ""
     if attempt.end is AttemptEnd.FINISHED:
         return "finished"
     if stop:
         cause = next((_CAUSES[name] for name in _texts(stop, "triggers") if name in _CAUSES), "the guard")
-        return f"{cause}: it {'saved and ' if stop.get('save') else ''}stopped"
+        return f"{cause}: {'saved and ' if stop.get('save') else ''}stopped"
     if attempt.end is AttemptEnd.STOPPED:
         return "stopped on purpose"
     if attempt.exit_code is not None and attempt.exit_code > 128:
@@ -173,36 +174,36 @@ def _why(attempt: Attempt, stop: dict[str, object]) -> str:
 
 FAULTS: Mapping[str, tuple[str, int]] = {"1": ("crash", 50), "2": ("kill", 110), "4": ("leak", 190)}
 """Faults that the training injects into itself: by attempt, the kind and the step."""
-AMID_STEPS = 10
-"""How many steps an attempt has done when somebody comes with a switch."""
+MIDWAY_STEPS = 10
+"""Steps of an attempt before a switch is set."""
 WHY = "a colleague wants the GPUs"
 LABEL = "keep-this"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How slow a demo must be for its scheduler.
+class Timing:
+    """The timing of a demo, which depends on its scheduler.
 
     Attributes:
-        step_s: seconds that a step takes at least.
-        walltime_s: what is left to the shortened attempt. SLURM looks at time limits every 30 s.
+        step_s: minimum duration of a step.
+        walltime_s: time left to the shortened attempt. SLURM checks time limits every 30 s.
         lead_s: how long before the limit the signal comes.
         time_limit: of every job.
-        look_s: how often the guard looks at its switches.
-        deadline_s: after which the demo gives up.
+        poll_s: interval at which the guard reads its switches.
+        deadline_s: time limit of the demo.
     """
 
     step_s: float
     walltime_s: float
     lead_s: int
     time_limit: str
-    look_s: float
+    poll_s: float
     deadline_s: float
 
 
-PACES = {
-    "local": Pace(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", look_s=0.1, deadline_s=90),
-    "slurm": Pace(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", look_s=1.0, deadline_s=600),
+TIMINGS = {
+    "local": Timing(step_s=0.015, walltime_s=3.0, lead_s=2, time_limit="5", poll_s=0.1, deadline_s=90),
+    "slurm": Timing(step_s=0.15, walltime_s=45.0, lead_s=30, time_limit="10", poll_s=1.0, deadline_s=600),
 }
 
 
@@ -216,18 +217,18 @@ _TRAINING = Path(__file__).with_name("_training.py")
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """How it ended.
+    """The result of the demo.
 
     Attributes:
         attempts: the ones that trained, in order.
         turned_away: how many jobs started while the kill switch was set.
-        burned: how many jobs started after the end, and how long they took together.
+        burned, burned_s: how many jobs started after the end, and their total duration.
         loss: final loss of the interrupted run, exactly as written.
         reference: final loss of the uninterrupted run.
         seconds: of the whole demo.
-        night: the faults of act two, and what people heard of them; none on a cluster.
+        night: the faults of act two and their notifications; none on a cluster.
         cron: act three; None on a cluster.
-        directory: where everything lies, when it was kept.
+        directory: of all files, if kept.
     """
 
     attempts: tuple[DemoAttempt, ...]
@@ -238,22 +239,22 @@ class DemoResult:
     reference: float
     seconds: float
     directory: Path
-    night: tuple[ToldFault, ...] = ()
+    night: tuple[NotifiedFault, ...] = ()
     cron: CronNight | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Interruption changed nothing, to the last bit."""
+        """Return whether the losses are equal to the last bit."""
         return self.loss == self.reference
 
     @property
-    def is_told_once(self) -> bool:
-        """Each fault of the night was notified once, and so was its end."""
-        return all(fault.was_told_once for fault in self.night)
+    def is_notified_once(self) -> bool:
+        """Return whether each fault was notified once when it started and once when it was resolved."""
+        return all(fault.was_notified_once for fault in self.night)
 
     @property
     def is_run_once(self) -> bool:
-        """The scheduler outlived its node, and ran each slot once."""
+        """Return whether the scheduler survived the loss of its node, and ran each slot once."""
         return self.cron is None or self.cron.is_well
 
 
@@ -264,15 +265,15 @@ class Stage:
     project: Project
     directory: Path
     run: RunDirectory
-    pace: Pace
+    timing: Timing
     array: JobId | None = None
-    told: set[str] = field(default_factory=set)
+    seen: set[str] = field(default_factory=set)
 
     def is_new(self, key: str) -> bool:
         """Return True for the first call with a key, False afterwards."""
-        before = len(self.told)
-        self.told.add(key)
-        return len(self.told) > before
+        before = len(self.seen)
+        self.seen.add(key)
+        return len(self.seen) > before
 
 
 def _runs(attempt: DemoAttempt) -> bool:
@@ -283,17 +284,17 @@ def _ended(attempt: DemoAttempt) -> bool:
     return attempt.seconds is not None
 
 
-def _amid(attempt: DemoAttempt) -> bool:
-    return _runs(attempt) and attempt.last_step >= attempt.first_step + AMID_STEPS
+def _is_midway(attempt: DemoAttempt) -> bool:
+    return _runs(attempt) and attempt.last_step >= attempt.first_step + MIDWAY_STEPS
 
 
 def _shorten(stage: Stage, attempt: DemoAttempt) -> None:
-    end = stage.project.system.clock.now() + stage.pace.walltime_s
+    end = stage.project.system.clock.now() + stage.timing.walltime_s
     stage.project.scheduler().update(JobId(attempt.job_id), JobUpdate(end_time=end))
 
 
 def _announce(stage: Stage, attempt: DemoAttempt) -> None:
-    """Nothing is done: the training leaks by itself."""
+    """Do nothing: the training leaks by itself."""
 
 
 def _kill(stage: Stage, attempt: DemoAttempt) -> None:
@@ -312,10 +313,10 @@ class Row(NamedTuple):
     """One interference with the run from outside, by a colleague or the scheduler.
 
     Attributes:
-        attempt: the number of the attempt that it is for.
-        when: whether its time has come; it happens once.
+        attempt: the number of the attempt.
+        when: the condition. An interference happens once.
         do: the interference.
-        say: the sentence about it; `{left}` is the cut walltime.
+        say: the message; `{left}` is the walltime left.
     """
 
     attempt: int
@@ -324,19 +325,19 @@ class Row(NamedTuple):
     say: str
 
 
-PLOT = (
-    Row(3, _runs, _shorten, "attempt 3: its walltime is cut; {left:g} s are left"),
-    Row(4, _runs, _announce, "attempt 4 will leak memory; its guard is told that little is left"),
-    Row(5, _amid, _kill, f'resil kill --why "{WHY}"'),
-    Row(5, _ended, _clear, "resil clear: the run may go on"),
-    Row(6, _amid, _save, f"resil save --label {LABEL}"),
+INTERFERENCES = (
+    Row(3, _runs, _shorten, "attempt 3: walltime cut to {left:g} s from now"),
+    Row(4, _runs, _announce, "attempt 4 will leak memory; its guard has a low memory limit"),
+    Row(5, _is_midway, _kill, f'resil kill --why "{WHY}"'),
+    Row(5, _ended, _clear, "resil clear: the run may continue"),
+    Row(6, _is_midway, _save, f"resil save --label {LABEL}"),
 )
 """Interferences from outside. Attempts 1, 2 and 4 fail by themselves: FAULTS."""
 
 
 def due(attempt: DemoAttempt) -> Row | None:
-    """Given the newest attempt, return the row whose time has come, if any. Pure."""
-    return next((row for row in PLOT if row.attempt == attempt.number and row.when(attempt)), None)
+    """Return the interference that is due for the newest attempt, or None. Pure."""
+    return next((row for row in INTERFERENCES if row.attempt == attempt.number and row.when(attempt)), None)
 
 
 def run_demo(
@@ -344,47 +345,47 @@ def run_demo(
     *,
     directory: Path | None,
     keep: bool,
-    tell: Callable[[float, str], None],
+    report: Callable[[float, str], None],
     show: Callable[[str], None],
 ) -> DemoResult:
-    """Run the demo and return how it ended.
+    """Run the demo and return its result.
 
-    `tell(seconds, sentence)` is called for each event, `show(line)` with a line of progress that replaces the one
-    before. Raise UsageError if the directory holds something already, DemoFailed if it does not end in time, or not as
-    it must; then the directory is kept.
+    `report(seconds, sentence)` is called for each event, `show(line)` with a progress line that replaces the
+    previous one. Raise UsageError if the directory is not empty, DemoFailed if the demo does not end in time or not as
+    expected; then the directory is kept.
     """
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"{directory} is there already, and not empty", hint="name a new directory: --folder NEW")
+        raise UsageError(f"{directory} already exists and is not empty", hint="use a new directory: --folder NEW")
     clock = project.system.clock
     began = clock.monotonic()
     scheduler = project.scheduler_name()
     parent = None if scheduler == "local" else project.system.cwd  # jobs on other nodes must see it
     path = directory or Path(tempfile.mkdtemp(prefix="resil-demo-", dir=parent))
     make_directory(path, mode=0o755)
-    stage = _set_up(project, path, PACES.get(scheduler, PACES["slurm"]))
+    stage = _set_up(project, path, TIMINGS.get(scheduler, TIMINGS["slurm"]))
     try:
-        result = _play(stage, began, tell, show)
+        result = _play(stage, began, report, show)
         if scheduler == "local":  # acts two and three play on one machine: on a cluster they would wait for the queue
 
             def say(sentence: str) -> None:
-                tell(clock.monotonic() - began, sentence)
+                report(clock.monotonic() - began, sentence)
 
             night = play_night(project.system, path / "night", say=say)
             cron = play_cron(project.system, path / "cron", say=say)
             result = replace(result, night=night, cron=cron, seconds=clock.monotonic() - began)
     except BaseException:
         _cancel_quietly(stage)
-        tell(clock.monotonic() - began, f"everything is kept in {path}")
+        report(clock.monotonic() - began, f"the files are kept in {path}")
         raise
     if not keep and directory is None:
-        gone = path.rename(path.with_name(f".{path.name}.gone"))  # now nobody can put a new file into it
+        gone = path.rename(path.with_name(f".{path.name}.gone"))  # now no process can add a file
         shutil.rmtree(gone, ignore_errors=True)
     return result
 
 
-def _set_up(project: Project, directory: Path, pace: Pace) -> Stage:
-    """A project of its own in the directory: resil.toml as a user would write it, and a spool of its own."""
-    command = shlex.join([*_training(directory / "checkpoints", pace.step_s), "--faults", json.dumps(FAULTS)])
+def _set_up(project: Project, directory: Path, timing: Timing) -> Stage:
+    """Create a separate project in the directory: resil.toml as a user would write it, and a spool."""
+    command = shlex.join([*_training(directory / "checkpoints", timing.step_s), "--faults", json.dumps(FAULTS)])
     settings = f"""\
 [run]
 name = "{RUN}"
@@ -392,17 +393,17 @@ command = {quote_toml(command)}
 template = "python"
 [submit]
 array = "{JOBS}"
-signal_lead_s = {pace.lead_s}
+signal_lead_s = {timing.lead_s}
 [attempt]
 beat_s = 1
 [guard]
-poll_s = {pace.look_s}
-beat_s = {pace.look_s}
+poll_s = {timing.poll_s}
+beat_s = {timing.poll_s}
 [sbatch]
-time = {quote_toml(pace.time_limit)}
+time = {quote_toml(timing.time_limit)}
 """
     write_atomic(directory / FILE_NAME, settings, mode=0o644)
-    # The person's own settings are not the demo's, but for what their cluster asks of every job (account, partition).
+    # Ignore the user's own settings, except those that a cluster requires of every job (account, partition).
     environ = {
         name: value
         for name, value in project.system.environ.items()
@@ -414,8 +415,8 @@ time = {quote_toml(pace.time_limit)}
         environ.setdefault("RESIL_LOCAL_IDLE_S", "2")
     system = replace(project.system, cwd=directory, environ=environ)
     overrides = {"scheduler.name": project.scheduler_name()}
-    own = Project(system, load(system, wanted=directory / FILE_NAME, overrides=overrides))
-    return Stage(own, directory, own.directory(RUN), pace)
+    own = Project(system, load(system, named=directory / FILE_NAME, overrides=overrides))
+    return Stage(own, directory, own.directory(RUN), timing)
 
 
 def _training(checkpoints: Path, pace_s: float) -> list[str]:
@@ -423,28 +424,30 @@ def _training(checkpoints: Path, pace_s: float) -> list[str]:
     return [*words, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--pace", str(pace_s)]
 
 
-def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
+def _play(stage: Stage, began: float, report: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
     clock = stage.project.system.clock
 
     def say(sentence: str) -> None:
-        tell(clock.monotonic() - began, sentence)
+        report(clock.monotonic() - began, sentence)
 
     reference = _uninterrupted(stage)
-    say(f"a training left alone reaches loss {reference!r} after {STEPS} steps; now the same, hurt")
-    request = SubmitRequest(run=RUN, time=stage.pace.time_limit)
+    say(f"an uninterrupted training reaches loss {reference!r} after {STEPS} steps; now the same with faults")
+    request = SubmitRequest(run=RUN, time=stage.timing.time_limit)
     result = submit.perform(stage.project, submit.prepare(stage.project, request))
     stage.array = result.ids[0]
     say(f"resil submit --array {JOBS}: queued array {stage.array}, one job after another")
-    for sentence in _events(stage, show, began + stage.pace.deadline_s):
+    for sentence in _events(stage, show, began + stage.timing.deadline_s):
         say(sentence)
-    attempts = tell_attempts(stage.run)
+    attempts = read_demo_attempts(stage.run)
     loss_file = stage.directory / "checkpoints" / "final-loss"
     if not loss_file.exists():
-        raise DemoFailed("all jobs are over and the training is not finished", hint=f"see the logs in {stage.run.path}")
-    turned_away = turned_away_jobs(stage.run)
+        raise DemoFailed(
+            "all jobs have ended, but the training is not finished", hint=f"see the logs in {stage.run.path}"
+        )
+    turned_away = rejected_jobs(stage.run)
     burned = JOBS - len(attempts) - turned_away
     burned_s = _burned_s(stage)
-    say(f"the other {burned} jobs saw that it is finished and ended in {burned_s:.1f} s together")
+    say(f"the other {burned} jobs found the run finished and ended in {burned_s:.1f} s in total")
     return DemoResult(
         attempts=attempts,
         turned_away=turned_away,
@@ -458,12 +461,14 @@ def _play(stage: Stage, began: float, tell: Callable[[float, str], None], show: 
 
 
 def _uninterrupted(stage: Stage) -> float:
-    """The loss of the same training when nothing happens to it."""
+    """Return the loss of the same training without faults."""
     directory = stage.directory / "uninterrupted"
     environ = {key: value for key, value in stage.project.system.environ.items() if not key.startswith("RESIL_")}
     environ["RESIL_GUARD"] = "off"
     try:
-        done = stage.project.system.runner.run(_training(directory, 0.0), timeout_s=stage.pace.deadline_s, env=environ)
+        done = stage.project.system.runner.run(
+            _training(directory, 0.0), timeout_s=stage.timing.deadline_s, env=environ
+        )
     except DeadlineExceeded as error:
         raise DemoFailed(error.message, hint="this machine is very busy; try again") from error
     if done.returncode != 0:
@@ -472,7 +477,7 @@ def _uninterrupted(stage: Stage) -> float:
 
 
 def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Iterator[str]:
-    """Yield what happens, as sentences, until every job is over."""
+    """Yield a sentence for each event, until every job has ended."""
     clock = stage.project.system.clock
     while True:
         yield from _news(stage)
@@ -487,19 +492,19 @@ def _events(stage: Stage, show: Callable[[str], None], deadline: float) -> Itera
 
 
 def _news(stage: Stage) -> Iterator[str]:
-    for attempt in tell_attempts(stage.run):
+    for attempt in read_demo_attempts(stage.run):
         for key, sentence in attempt.sentences():
             if stage.is_new(f"{attempt.number} {key}"):
                 yield sentence
 
 
 def _interfere(stage: Stage) -> Iterator[str]:
-    """Do what the plot has for the newest attempt, once; yield the sentence about it."""
-    attempts = tell_attempts(stage.run)
+    """Apply the interference that is due for the newest attempt, once; yield its message."""
+    attempts = read_demo_attempts(stage.run)
     row = due(attempts[-1]) if attempts else None
     if row is not None and stage.is_new(row.say):
         row.do(stage, attempts[-1])
-        yield row.say.format(left=stage.pace.walltime_s)
+        yield row.say.format(left=stage.timing.walltime_s)
 
 
 def _live(stage: Stage) -> tuple[Job, ...]:
@@ -510,7 +515,7 @@ def _live(stage: Stage) -> tuple[Job, ...]:
 
 
 def _burned_s(stage: Stage) -> float:
-    """How long after the end of the training the last job was over, as files and the scheduler tell."""
+    """Return how long after the end of the training the last job ended, by files and scheduler."""
     finished = (stage.run.path / layout.FINISHED).stat().st_mtime
     jobs = stage.project.scheduler().jobs(finished=True)
     ends = [job.end_time for job in jobs if stage.array and job.id.array == stage.array.array and job.end_time]
@@ -518,14 +523,14 @@ def _burned_s(stage: Stage) -> float:
 
 
 def _progress(stage: Stage) -> str:
-    steps = [attempt.last_step for attempt in tell_attempts(stage.run)]
+    steps = [attempt.last_step for attempt in read_demo_attempts(stage.run)]
     step = steps[-1] if steps else 0
     filled = 30 * step // STEPS
     return f"step {step:3d}/{STEPS} [{'#' * filled}{'.' * (30 - filled)}]"
 
 
 def _cancel_quietly(stage: Stage) -> None:
-    """The demo is being given up: leave no job behind, whatever else goes wrong."""
+    """Cancel the demo's jobs after a failure; ignore errors of the scheduler."""
     try:
         stage.project.scheduler().cancel([job.id for job in _live(stage)])
     except ResilError:

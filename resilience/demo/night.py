@@ -1,7 +1,8 @@
-"""Act two of `resil demo`: a night in which a disk fills, a training hangs and a queue runs dry, and who is notified.
+"""Act two of `resil demo`: in one night a disk fills, a training hangs and a queue runs dry; each fault is notified.
 
-Every step is a command that a person could type, run as a program of its own. Mail and Slack are two small servers on
-this machine (receivers.py); the messages that they receive decide."""
+Every step is a command line, run as its own process. Mail and Slack are two small servers on this machine
+(receivers.py); the messages that they receive decide.
+"""
 
 from __future__ import annotations
 
@@ -33,24 +34,24 @@ LINE = 110
 
 
 class DemoFailed(ResilError):
-    """The demo did not end as it must."""
+    """The demo did not end as expected."""
 
 
 def shorten(text: str) -> str:
-    """Shorten a text to one line; the end, with the incident's id, stays. Pure."""
+    """Return a text as one short line; its end, with the incident's id, is kept. Pure."""
     line = " ".join(text.split())
     return line if len(line) <= LINE else f"{line[: LINE - 15]} ... {line[-10:]}"
 
 
 @dataclass(slots=True)
-class Person:
-    """One who acts, and what they were sent.
+class Operator:
+    """The operator, who runs commands and receives messages.
 
     Attributes:
         system: this machine, with the environment of the commands.
         directory: the project directory.
         inbox: where mail and Slack arrive.
-        say: told each event, as a sentence.
+        say: called with a sentence for each event.
     """
 
     system: System
@@ -59,7 +60,7 @@ class Person:
     say: Callable[[str], None]
 
     def resil(self, *words: str, quietly: bool = False) -> Completed:
-        """Run a command line as a person would."""
+        """Run a command line of resil."""
         argv = [sys.executable, "-m", "resilience", *words]
         runner: Runner = self.system.runner
         done = runner.run(argv, timeout_s=COMMAND_S, env=self.system.environ, cwd=str(self.directory))
@@ -68,20 +69,20 @@ class Person:
         return done
 
     def must(self, *words: str, quietly: bool = False) -> Completed:
-        """Run one that has to go well. Raise DemoFailed with what it said if it does not."""
+        """Run a command line that must succeed. Raise DemoFailed with its error output if it fails."""
         done = self.resil(*words, quietly=quietly)
         if done.returncode != 0:
             raise DemoFailed(f"resil {shlex.join(words)} ended with {done.returncode}: {done.stderr.strip()[-300:]}")
         return done
 
     def show(self, words: Sequence[str], output: str) -> None:
-        """The command line and the first line that it printed."""
+        """Report a command line and the first line of its output."""
         self.say(f"$ resil {shlex.join(words)}")
         if output:
             self.say(f"  {shorten(output.splitlines()[0].partition(' | ')[0])}")
 
     def incidents(self) -> list[dict[str, Any]]:
-        """Every incident of the night, as `resil alert list --json` has them."""
+        """Return every incident of the night, as `resil alert list --json` prints them."""
         done = self.resil("alert", "list", "--all", "--json", quietly=True)
         try:
             return list(json.loads(done.stdout)["incidents"])
@@ -89,7 +90,7 @@ class Person:
             raise DemoFailed(f"resil alert list says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
 
     def until(self, found: Callable[[], ValueT], patience_s: float, pause_s: float) -> ValueT | None:
-        """Call a function until it returns something true, and return that; None when patience is over."""
+        """Call a function until its result is true, and return the result; None after `patience_s`."""
         clock = self.system.clock
         deadline = clock.monotonic() + patience_s
         while clock.monotonic() < deadline:
@@ -98,8 +99,8 @@ class Person:
             clock.sleep(pause_s)
         return None
 
-    def tell_news(self, before: int) -> None:
-        """Say the mails and Slack messages that came after the first `before`."""
+    def report_messages(self, before: int) -> None:
+        """Report the mails and Slack messages after the first `before`."""
         for subject in self.inbox.subjects[before:]:
             self.say(f"  mail: {shorten(subject)}")
         for text in self.inbox.texts[before : len(self.inbox.subjects)]:
@@ -113,31 +114,31 @@ TRAINING = Path(__file__).with_name("_training.py")
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A small disk: a tmpfs where one may be mounted, else a quota that a command of the site's reports."""
+    """A small disk: a tmpfs if one can be mounted, else a quota that a site's command reports."""
 
     path: Path
     quota: Path | None
 
     @property
-    def what(self) -> str:
+    def description(self) -> str:
         return "a tmpfs of 4 MiB" if self.quota is None else "as the quota command of this site says"
 
     def fill(self) -> None:
-        """All but a little."""
+        """Use almost all space."""
         if self.quota is None:
             (self.path / "checkpoint.pt").write_bytes(bytes(DISK_BYTES - 2**16))
         else:
             self.quota.write_text(f"used {DISK_BYTES - 2**16} of {DISK_BYTES}\n", encoding="utf-8")
 
     def free(self) -> None:
-        """Everything."""
+        """Free all space."""
         if self.quota is None:
             (self.path / "checkpoint.pt").unlink()
         else:
             self.quota.write_text(f"used 0 of {DISK_BYTES}\n", encoding="utf-8")
 
     def settings(self) -> str:
-        """[watch.fs] for it."""
+        """Return the table [watch.fs] for the disk."""
         lines = ["[watch.fs]", f"paths = [{quote_toml(str(self.path))}]", "crit_runway_s = 0", "warn_runway_s = 0"]
         if self.quota is not None:
             lines += [f'command = ["cat", {quote_toml(str(self.quota))}]']
@@ -165,8 +166,8 @@ def small_disk(system: System, directory: Path) -> Iterator[Disk]:
             system.runner.run(["umount", "-l", str(path)], timeout_s=5)
 
 
-def own_world(system: System, directory: Path) -> System:
-    """This machine without the person's own settings, and with a queue of its own."""
+def own_system(system: System, directory: Path) -> System:
+    """Return this system without the user's own settings, and with a separate queue."""
     environ = {k: v for k, v in system.environ.items() if not k.startswith(("RESIL_", "SLURM_", "SBATCH_"))}
     environ["RESIL_LOCAL_SPOOL"] = str(directory / "spool")
     environ["RESIL_LOCAL_IDLE_S"] = "2"
@@ -221,16 +222,16 @@ POLL_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class ToldFault:
-    """One fault of the night, and what people heard of it.
+class NotifiedFault:
+    """One fault of the night and its notifications.
 
     Attributes:
-        fault: what was wrong, for people.
+        fault: the displayed name.
         episode: the incident's id.
         mails: subjects of the mails about it, in order.
         posts: how many Slack messages were about it.
-        acknowledged_by: who took it on.
-        resolved: whether its end was told.
+        acknowledged_by: who acknowledged the incident.
+        resolved: whether the incident was resolved.
     """
 
     fault: str
@@ -241,8 +242,8 @@ class ToldFault:
     resolved: bool
 
     @property
-    def was_told_once(self) -> bool:
-        """Each channel got one message at the start of the fault and one at its end."""
+    def was_notified_once(self) -> bool:
+        """Return whether each channel received one message at the start of the fault and one at its resolution."""
         return self.resolved and len(self.mails) == 2 and self.posts == 2
 
 
@@ -252,7 +253,7 @@ class Row(NamedTuple):
     Attributes:
         do: words of a command line, or a function.
         expect: the condition that the night waits for afterwards; None: the next row follows at once.
-        say: a sentence about the row.
+        say: a sentence about the row, or empty.
     """
 
     do: tuple[str, ...] | Callable[[], object]
@@ -261,16 +262,16 @@ class Row(NamedTuple):
 
 
 class Night:
-    """A person in a night with three faults, and the incident of each."""
+    """A night with three faults, and the incident of each."""
 
-    def __init__(self, person: Person, disk: Disk) -> None:
-        self.person, self.disk = person, disk
+    def __init__(self, operator: Operator, disk: Disk) -> None:
+        self.operator, self.disk = operator, disk
         self.episodes: dict[str, str] = {}
 
     def script(self) -> Iterator[Row]:
-        """The rows, in order. A row is made when its turn comes: its words name incidents of earlier rows."""
+        """Yield the rows in order, each made in its turn: its words name incidents of earlier rows."""
         yield Row(("watch", "fs"))
-        yield Row(self.disk.fill, self.notified("fs", "full disk"), f"the disk fills up ({self.disk.what})")
+        yield Row(self.disk.fill, self.notified("fs", "full disk"), f"the disk fills up ({self.disk.description})")
         yield Row(("watch", "fs"))
         yield Row(self.acknowledge("full disk", "I delete old checkpoints"), say="  no second notification")
         yield Row(self.disk.free, self.resolved("fs", "full disk"))
@@ -283,32 +284,32 @@ class Night:
         yield Row(lambda: None, self.resolved("log", "hung training"))
 
     def play(self) -> None:
-        """Play every row. Raise DemoFailed if a command fails, or an expected event does not come in time."""
+        """Run every row. Raise DemoFailed if a command fails, or an expected event does not come in time."""
         for row in self.script():
             if row.say:
-                self.person.say(row.say)
+                self.operator.say(row.say)
             if callable(row.do):
                 row.do()
             else:
-                run = self.person.resil if row.do[0] == "watch" else self.person.must  # a verdict is no failure
+                run = self.operator.resil if row.do[0] == "watch" else self.operator.must  # a verdict is no failure
                 run(*row.do)
             if row.expect is not None:
                 row.expect()
 
     def acknowledge(self, fault: str, note: str) -> tuple[str, ...]:
-        """The command line that takes a fault on."""
+        """Return the command line that acknowledges a fault."""
         return ("alert", "ack", self.episodes[fault], "-m", note)
 
     def notified(self, check: str, fault: str) -> Callable[[], None]:
         """Expect a notification of a new incident of a watchdog."""
 
         def is_open() -> bool:
-            found = [i["episode"] for i in self.person.incidents() if i["check"] == check and i["resolved"] is None]
+            found = [i["episode"] for i in self.operator.incidents() if i["check"] == check and i["resolved"] is None]
             if found:
                 self.episodes[fault] = str(found[0])
             return bool(found)
 
-        failure = f"nobody was notified of the fault that `resil watch {check}` must have found"
+        failure = f"no notification of the fault that `resil watch {check}` must find"
         return lambda: self._until_mail(check, is_open, failure)
 
     def resolved(self, check: str, fault: str) -> Callable[[], None]:
@@ -316,48 +317,48 @@ class Night:
         episode = self.episodes[fault]
 
         def is_resolved() -> bool:
-            return any(i["episode"] == episode and i["resolved"] is not None for i in self.person.incidents())
+            return any(i["episode"] == episode and i["resolved"] is not None for i in self.operator.incidents())
 
-        return lambda: self._until_mail(check, is_resolved, f"the end of incident {episode} was not noticed")
+        return lambda: self._until_mail(check, is_resolved, f"incident {episode} was not resolved")
 
     def _until_mail(self, check: str, is_so: Callable[[], bool], failure: str) -> None:
         """Run a watchdog until a mail has come and a condition holds."""
-        person, output = self.person, ""
-        before = len(person.inbox.subjects)
+        operator, output = self.operator, ""
+        before = len(operator.inbox.subjects)
 
         def has_come() -> bool:
             nonlocal output
-            output = person.resil("watch", check, quietly=True).stdout
-            return len(person.inbox.subjects) > before and is_so()
+            output = operator.resil("watch", check, quietly=True).stdout
+            return len(operator.inbox.subjects) > before and is_so()
 
-        has = person.until(has_come, PATIENCE_S, POLL_S)
-        person.show(("watch", check), output)
+        has = operator.until(has_come, PATIENCE_S, POLL_S)
+        operator.show(("watch", check), output)
         if not has:
-            raise DemoFailed(failure, hint=f"look in {person.directory}")
-        person.tell_news(before)
+            raise DemoFailed(failure, hint=f"see {operator.directory}")
+        operator.report_messages(before)
 
     def end_training(self) -> None:
-        """Kill the process that hangs, as its heartbeat names it."""
-        for beats in (self.person.directory / ".resil" / RUN / layout.BEATS).iterdir():
+        """Kill the hung process, whose pid is in its heartbeat."""
+        for beats in (self.operator.directory / ".resil" / RUN / layout.BEATS).iterdir():
             pid = tomllib.loads(beats.read_text(encoding="utf-8"))["rank"]["0"]["pid"]
-            self.person.say(f"kill -9 {pid}  # the training that hangs; its job ends, and no other is queued behind it")
+            self.operator.say(f"kill -9 {pid}  # the hung training; its job ends, and no other job is queued")
             os.kill(pid, signal.SIGKILL)
 
     def job_over(self) -> None:
-        """Wait for the end of the job: while it ends, the queue is only about to be empty."""
+        """Wait for the end of the job: the queue counts as empty only afterwards."""
 
         def is_over() -> bool:
-            watched = self.person.resil("watch", "job", "--no-alert", quietly=True)
+            watched = self.operator.resil("watch", "job", "--no-alert", quietly=True)
             return watched.returncode == Verdict.CRITICAL.exit_code
 
-        if not self.person.until(is_over, PATIENCE_S, POLL_S):
-            raise DemoFailed("the job of the killed training does not end", hint=f"look in {self.person.directory}")
+        if not self.operator.until(is_over, PATIENCE_S, POLL_S):
+            raise DemoFailed("the job of the killed training did not end", hint=f"see {self.operator.directory}")
 
-    def told(self, fault: str) -> ToldFault:
-        """The notifications of a fault, as the servers received them."""
-        episode, inbox = self.episodes[fault], self.person.inbox
-        incident = next(i for i in self.person.incidents() if i["episode"] == episode)
-        return ToldFault(
+    def notifications(self, fault: str) -> NotifiedFault:
+        """Return the notifications of a fault, as the servers received them."""
+        episode, inbox = self.episodes[fault], self.operator.inbox
+        incident = next(i for i in self.operator.incidents() if i["episode"] == episode)
+        return NotifiedFault(
             fault=fault,
             episode=episode,
             mails=tuple(subject for subject in inbox.subjects if episode[:6] in subject),
@@ -367,18 +368,18 @@ class Night:
         )
 
 
-def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
-    """Play it in a new directory. `say(sentence)` is called for each event.
+def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[NotifiedFault, ...]:
+    """Run act two in a new directory. `say(sentence)` is called for each event.
 
-    Raise DemoFailed if a fault is not noticed, or not notified, in time.
+    Raise DemoFailed if a fault is not detected or not notified in time.
     """
     make_directory(directory, mode=0o755)
     with receivers() as inbox, small_disk(system, directory) as disk:
         write_settings(directory, inbox, disk)
-        night = Night(Person(own_world(system, directory), directory, inbox, say), disk)
-        say("the demo's own mail server and Slack listen on this machine; a night begins")
+        night = Night(Operator(own_system(system, directory), directory, inbox, say), disk)
+        say("the demo's mail server and Slack listen on this machine; a night with faults begins")
         try:
             night.play()
         finally:
-            night.person.resil("cancel", RUN, quietly=True)
-        return tuple(night.told(fault) for fault in night.episodes)
+            night.operator.resil("cancel", RUN, quietly=True)
+        return tuple(night.notifications(fault) for fault in night.episodes)

@@ -1,4 +1,4 @@
-"""The demo's mail server and its Slack: two small servers on loopback that keep what they are sent."""
+"""The demo's mail server and its Slack: two small servers on loopback that store received messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Inbox:
     """The received messages.
 
     Attributes:
-        smtp_port: where mail is taken, on 127.0.0.1.
-        slack_url: what a Slack webhook would be.
+        smtp_port: port of the mail server on 127.0.0.1.
+        slack_url: URL of the Slack webhook.
         subjects: of the mails, in order.
         texts: of the Slack messages, in order.
     """
@@ -33,7 +33,7 @@ class Inbox:
 
 
 class _Mail(socketserver.StreamRequestHandler):
-    """As much of SMTP (https://www.rfc-editor.org/rfc/rfc5321) as a polite client needs."""
+    """The part of SMTP (https://www.rfc-editor.org/rfc/rfc5321) that a well-behaved client needs."""
 
     timeout = 10.0
 
@@ -43,7 +43,7 @@ class _Mail(socketserver.StreamRequestHandler):
         while line := self.rfile.readline(MESSAGE_LIMIT_BYTES):
             verb = line.strip().upper()
             if verb == b"DATA":
-                self._answer("354 go on")
+                self._answer("354 send the message")
                 message = message_from_bytes(self._body(), policy=policy.default)
                 inbox.subjects.append(str(message["Subject"]))
                 self._answer("250 kept")
@@ -73,7 +73,7 @@ class _MailServer(socketserver.ThreadingTCPServer):
 
 
 class _Slack(BaseHTTPRequestHandler):
-    """Takes what an incoming webhook takes (https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks)."""
+    """Accepts the requests of an incoming webhook (https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks)."""
 
     def do_POST(self) -> None:
         size = min(int(self.headers.get("Content-Length", 0)), MESSAGE_LIMIT_BYTES)
@@ -83,7 +83,7 @@ class _Slack(BaseHTTPRequestHandler):
         self.wfile.write(b"ok")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the demo tells its own story."""
+        """Do nothing: the demo prints its own output."""
 
 
 class _SlackServer(ThreadingHTTPServer):
@@ -95,7 +95,7 @@ class _SlackServer(ThreadingHTTPServer):
 
 
 def _text(body: bytes) -> str:
-    """The text of a Slack message, which stands above its blocks as what a notification shows."""
+    """Return the text of a Slack message, which notifications show instead of its blocks."""
     try:
         return str(json.loads(body).get("text", ""))
     except (ValueError, AttributeError):
@@ -104,7 +104,7 @@ def _text(body: bytes) -> str:
 
 @contextmanager
 def receivers() -> Iterator[Inbox]:
-    """Both servers, on free ports, for as long as the demo needs them."""
+    """Run both servers on free ports."""
     inbox = Inbox()
     servers: tuple[socketserver.BaseServer, ...] = (_MailServer(inbox), _SlackServer(inbox))
     inbox.smtp_port = servers[0].server_address[1]  # type: ignore[index, assignment]

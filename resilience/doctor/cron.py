@@ -1,6 +1,6 @@
-"""`resil cron doctor`: problems that would keep an entry from running, or its alerts from arriving, with advice.
+"""`resil cron doctor`: problems that keep entries from running or alerts from being delivered, with advice.
 
-Reads only, and changes nothing. A child with a deadline reads each path that may lie on a file system that hangs.
+Changes nothing. A child with a deadline reads paths whose file system may hang.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience.cron.entries import runs_of
 from resilience.cron.records import Entry, Ignored, Kind, Overlap
-from resilience.cron.runs import runs_of
-from resilience.cron.status import LOOK_S, CronStatus, Health, cron_status
+from resilience.cron.status import READ_S, CronStatus, Health, cron_status
 from resilience.cron.words import span_text
 from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write
 from resilience.errors import ProbeError, ResilError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from resilience.settings.cron_settings import CronSettings
 
 CHOOSE_S = 15.0
-"""How long it may take to find out which driver could serve here."""
+"""Time limit for choosing an available driver."""
 
 _VERDICTS = {
     Health.ALIVE: Verdict.OK, Health.WAITING: Verdict.OK, Health.STOPPED: Verdict.WARNING,
@@ -40,11 +40,11 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class CronExamination:
-    """Everything the doctor found.
+    """All diagnoses of `resil cron doctor`.
 
     Attributes:
         diagnoses: the scheduler first, then the entries.
-        ignored: what lies in the cron directory and does not run.
+        ignored: items of the cron directory that are not run.
     """
 
     diagnoses: tuple[Diagnosis, ...]
@@ -52,23 +52,23 @@ class CronExamination:
 
     @property
     def is_broken(self) -> bool:
-        """An entry that is meant to run does not."""
+        """Return whether an entry cannot run."""
         worst = any(diagnosis.verdict is Verdict.CRITICAL for diagnosis in self.diagnoses)
         return worst or any(ignored.is_fault for ignored in self.ignored)
 
     @property
     def is_unknown(self) -> bool:
-        """Something could not be examined."""
+        """Return whether a check could not be made."""
         return any(diagnosis.verdict is Verdict.UNKNOWN for diagnosis in self.diagnoses)
 
 
 def examine_cron(cron: CronProject) -> CronExamination:
-    """Look at all of it. Never raises: what cannot be looked at is UNKNOWN."""
+    """Check the scheduler, the entries and the alerts. Never raises: a check that fails is UNKNOWN."""
     status = cron_status(cron)
     diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
-    seen, trouble = _look_apart(cron)
+    seen, trouble = _check_in_child(cron)
     if seen is None:
-        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, trouble, "look again, or from another node"))
+        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, trouble, "retry, or check from another node"))
         return CronExamination(tuple(diagnoses))
     diagnoses += [Diagnosis(topic, Verdict(verdict), *words) for topic, verdict, *words in seen["diagnoses"]]
     diagnoses += guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
@@ -76,7 +76,7 @@ def examine_cron(cron: CronProject) -> CronExamination:
 
 
 def outlook(cron: CronProject) -> Diagnosis:
-    """All of it in one line: how the scheduler is; where there is none, what could make its ticks here."""
+    """Return one diagnosis: the scheduler's health; without a scheduler, the driver that is available."""
     status = cron_status(cron)
     judgement = status.judgement
     if judgement.health is not Health.ABSENT:
@@ -85,30 +85,30 @@ def outlook(cron: CronProject) -> Diagnosis:
     verdict = Verdict.WARNING if status.rows else Verdict.OK
     waiting = f", and {plural(len(status.rows), 'entry', 'entries')} would run" if status.rows else ""
     try:
-        name, _ = could_serve(cron)
+        name, _ = available_driver(cron)
     except ProbeError as error:
-        return Diagnosis("cron", Verdict.UNKNOWN, f"nothing makes ticks{waiting}; {error.message}", error.hint)
+        return Diagnosis("cron", Verdict.UNKNOWN, f"no scheduler is installed{waiting}; {error.message}", error.hint)
     except ResilError as error:
-        return Diagnosis("cron", Verdict.WARNING, f"nothing makes ticks{waiting}; {error.message}", error.hint)
-    return Diagnosis("cron", verdict, f"nothing makes ticks{waiting}; {name} could", "resil cron install")
+        return Diagnosis("cron", Verdict.WARNING, f"no scheduler is installed{waiting}; {error.message}", error.hint)
+    return Diagnosis("cron", verdict, f"no scheduler is installed{waiting}; {name} is available", "resil cron install")
 
 
-def could_serve(cron: CronProject) -> tuple[str, str]:
-    """Which driver `resil cron install` would take, and why.
+def available_driver(cron: CronProject) -> tuple[str, str]:
+    """Return the driver that `resil cron install` would choose, and the reason.
 
-    In a child: drivers have deadlines, but there are several, and a controller that hangs costs each its own. Raise
-    ResilError if none can be used, ProbeError if that could not be found out in time.
+    Runs in a child: each driver has its own deadline, and a controller that hangs would cost their sum. Raise
+    ResilError if no driver is available, ProbeError if the check did not end in time.
     """
     from resilience.cron.driver_choice import choose
     from resilience.system.child import run_apart
 
-    def look() -> tuple[str, str]:
-        choice = choose(cron.project, cron.settings.backend)
-        return choice.name, choice.why
+    def choice() -> tuple[str, str]:
+        chosen = choose(cron.project, cron.settings.backend)
+        return chosen.name, chosen.why
 
-    ((_, answer),) = run_apart({0: (look, CHOOSE_S)})
+    ((_, answer),) = run_apart({0: (choice, CHOOSE_S)})
     if answer.is_overdue:
-        text = f"which backend could serve was not found out in {CHOOSE_S:g} s"
+        text = f"the available backends could not be determined within {CHOOSE_S:g} s"
         raise ProbeError(text, hint="see: resil cron install --dry-run", transient=True)
     if answer.error is not None:
         raise answer.error
@@ -123,22 +123,22 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     judgement = status.judgement
     verdict = _VERDICTS[judgement.health]
     if judgement.health is Health.ABSENT and not status.rows:
-        verdict = Verdict.WARNING  # there is nothing that could be missed
+        verdict = Verdict.WARNING  # no entry can be missed
     yield Diagnosis("scheduler", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
     if status.heartbeat is not None and status.heartbeat.trouble:
-        yield Diagnosis("last tick", Verdict.WARNING, status.heartbeat.trouble, "resil cron tick says more")
+        yield Diagnosis("last tick", Verdict.WARNING, status.heartbeat.trouble, "details: resil cron tick")
     yield from _driver(cron, status)
 
 
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
-    """Check that the installed driver can serve; where none is, name one that could."""
+    """Check the installed driver; without one, name an available driver."""
     from resilience.cron.driver_choice import drivers
     from resilience.watch.watchdogs import context_of
 
     installation = status.installation
     if installation is None:
-        name, why = could_serve(cron)
-        yield Diagnosis("driver", Verdict.OK, f"{name} could serve: {why}", "resil cron install")
+        name, why = available_driver(cron)
+        yield Diagnosis("driver", Verdict.OK, f"{name} is available: {why}", "resil cron install")
         return
     if status.driver is not None and status.driver.liveness is Liveness.UNKNOWN:
         yield Diagnosis("driver", Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
@@ -149,34 +149,34 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "driver",
             Verdict.WARNING,
-            f"[cron] backend is {cron.settings.backend}, and {installation.driver} is installed",
+            f"[cron] backend is {cron.settings.backend}, but {installation.driver} is installed",
             f"resil cron install --backend {cron.settings.backend} --replace",
         )
     if not Path(installation.python).exists() and installation.host == cron.project.system.host.name:
         yield Diagnosis(
             "driver",
             Verdict.CRITICAL,
-            f"its interpreter {installation.python} is no longer there",
-            "resil cron uninstall, and resil cron install from where resil lives now",
+            f"its interpreter {installation.python} no longer exists",
+            "resil cron uninstall, then resil cron install with the current installation of resil",
         )
 
 
-# ---- what lies on the disk ------------------------------------------------------------------------------------
+# ---- the cron directory ------------------------------------------------------------------------------------
 
 
-def _look_apart(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
+def _check_in_child(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
     from resilience.system.stuck import Look, StuckMemory, look_apart
 
     system = cron.project.system
-    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _look(cron), LOOK_S)
+    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _check_directory(cron), READ_S)
     ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, f"{cron.directory}: {answer.error.message}"
     return answer.value, ""
 
 
-def _look(cron: CronProject) -> dict[str, Any]:
-    """All that the disk says, as plain data."""
+def _check_directory(cron: CronProject) -> dict[str, Any]:
+    """Return the diagnoses that need the disk, as plain data for the parent process."""
     diagnoses = [*_state_directory(cron)]
     ignored: Sequence[Ignored] = ()
     mailed: list[tuple[str, str]] = []
@@ -188,7 +188,9 @@ def _look(cron: CronProject) -> dict[str, Any]:
         now = cron.project.system.clock.now()
         if not cron.directory.exists():
             diagnoses.append(
-                Diagnosis("cron directory", Verdict.WARNING, f"{cron.directory} does not exist", "make one: resil init")
+                Diagnosis(
+                    "cron directory", Verdict.WARNING, f"{cron.directory} does not exist", "create it: resil init"
+                )
             )
         for entry in table.entries:
             diagnoses += judge_times(entry, cron.settings, installation, now)
@@ -215,11 +217,11 @@ def _installation(cron: CronProject) -> Installation | None:
     try:
         return cron.state.installation()
     except ResilError:
-        return None  # said by the scheduler's own line
+        return None  # reported by the check of the scheduler
 
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
-    """Check that a tick could write, and no stranger: a slot that cannot be recorded is not run."""
+    """Check that ticks can write here and other users cannot: a slot that cannot be recorded is not run."""
     path = cron.state.path
     try:
         cron.state.check()
@@ -234,59 +236,59 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
         yield Diagnosis(
             "state directory",
             Verdict.CRITICAL,
-            f"cannot write in {directory}: {error.strerror or error}: no tick can take a slot, so nothing runs",
+            f"cannot write in {directory}: {error.strerror or error}: no tick can record a slot, so no entry runs",
             "free some space (and inodes), or set state_dir under [run] in resil.toml",
         )
 
 
 def _resil(cron: CronProject) -> Iterator[Diagnosis]:
-    """Check that entries find `resil`: the shipped drop-ins, and most users' own, call it."""
+    """Check that entries find `resil`: the shipped drop-ins call it."""
     variables = environment_of(cron)
     found = shutil.which("resil", path=variables.get("PATH", ""))
     if found is None:
         yield Diagnosis(
-            "resil", Verdict.CRITICAL, f"no `resil` on the PATH that runs get: {variables.get('PATH', '')}",
+            "resil", Verdict.CRITICAL, f"`resil` is not on the PATH of entries: {variables.get('PATH', '')}",
             'call it by its interpreter: "$RESIL_PYTHON" -P -m resilience; or install resil as a package',
         )  # fmt: skip
     else:
-        yield Diagnosis("resil", Verdict.OK, f"runs find {found}")
+        yield Diagnosis("resil", Verdict.OK, f"entries use {found}")
 
 
-# ---- who is told ----------------------------------------------------------------------------------------------
+# ---- alerts ----------------------------------------------------------------------------------------------
 
 
 def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
-    """Check that failures are notified, and that MAILTO can be served."""
+    """Check that failures are notified, and that mail to MAILTO can be sent."""
     from resilience.alerts.routes import routes_of
 
     project = cron.project
     routes = routes_of(project)
     if not routes:
         yield Diagnosis(
-            "alerts", Verdict.WARNING, "nobody is told of what fails: resil.toml names no channel",
-            'for instance [alert] channels = ["email"]; try it: resil alert test',
+            "alerts", Verdict.WARNING, "failures are not notified: resil.toml names no channel",
+            'for instance [alert] channels = ["email"]; test it: resil alert test',
         )  # fmt: skip
     from resilience.alerts.routes import mail_error
     from resilience.cron.mail import wrong_address
 
-    for place, people in mailed:
-        if wrong := wrong_address(people):
-            yield Diagnosis("mail", Verdict.CRITICAL, f"{place}: MAILTO={people}: {wrong}", "MAILTO=you@example.org")
+    for place, address in mailed:
+        if wrong := wrong_address(address):
+            yield Diagnosis("mail", Verdict.CRITICAL, f"{place}: MAILTO={address}: {wrong}", "MAILTO=you@example.org")
     if mailed and mail_error(project):
-        place, people = mailed[0]
+        place, address = mailed[0]
         more = f", and {len(mailed) - 1} more" if len(mailed) > 1 else ""
         yield Diagnosis(
-            "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={people}, no channel can send mail, no sendmail either",
-            "give [channel.email] its server in resil.toml; resil alert test email",
+            "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={address}: neither a channel nor sendmail can send it",
+            "set the server in [channel.email] of resil.toml; test it: resil alert test email",
         )  # fmt: skip
 
 
 def judge_times(
     entry: Entry, settings: CronSettings, installation: Installation | None, now: float
 ) -> Iterator[Diagnosis]:
-    """Given an entry, yield what is wrong with its times: it never comes, or may run longer than there is room. Pure.
+    """Yield problems with an entry's times: a schedule that never matches, or a run that may take too long. Pure.
 
-    A run that is still under way when the next slot comes costs that slot, if `overlap` is `skip`.
+    A run that has not ended at the next slot costs that slot, if `overlap` is `skip`.
     """
     from resilience.cron.table.expression import parse_schedule
 
@@ -294,7 +296,7 @@ def judge_times(
     if schedule.is_reboot:
         return
     if schedule.next_after(now) is None:
-        text = f"{entry.schedule} never comes: it never runs"
+        text = f"{entry.schedule} never matches: the entry never runs"
         yield Diagnosis(entry.name, Verdict.CRITICAL, text, f"correct {entry.place}")
         return
     if entry.kind is Kind.SUBMIT:
@@ -302,33 +304,33 @@ def judge_times(
     timeout_s, period_s = entry.options.timeout_s, schedule.period_s(now)
     if not timeout_s:
         if entry.options.overlap is Overlap.SKIP:
-            text = "has no timeout: when it hangs once, it never runs again"
-            yield Diagnosis(entry.name, Verdict.WARNING, text, "give it one: # resil: timeout=10m")
+            text = "has no timeout: after a hang it never runs again"
+            yield Diagnosis(entry.name, Verdict.WARNING, text, "add one: # resil: timeout=10m")
     elif timeout_s > period_s and entry.options.overlap is Overlap.SKIP:
         text = (
             f"may run for {format_duration(timeout_s)} and is due every {format_duration(period_s)}: "
-            "slots that come meanwhile are skipped"
+            "overlapping slots are skipped"
         )
         advice = f"# resil: timeout={span_text(period_s)}, or overlap=allow"
         yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
     limit_s, what = room_s(settings, installation)
     if limit_s and (timeout_s > limit_s or not timeout_s):
-        text = f"may run longer than {what} ({format_duration(limit_s)}), and is ended with it"
+        text = f"may exceed {what} ({format_duration(limit_s)}), and is ended then"
         advice = "run it as a job of its own (NAME.slurm), shorten its timeout, or raise the limit in [cron]"
         yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
 
 
 def room_s(settings: CronSettings, installation: Installation | None) -> tuple[float, str]:
-    """How long anything can run under the driver, in seconds, and what ends it then; 0: for ever. Pure."""
+    """Return how long an entry can run under the driver, in seconds, and the limit's name; 0: no limit. Pure."""
     if installation is None or installation.driver != "slurm":
         return 0.0, ""
     if installation.mode == "pulse":
-        return settings.pulse_limit_s, "a pulse's job may take, [cron] pulse_limit_s"
-    return settings.time_limit_s, "the scheduler's job may take, [cron] time_limit_s"
+        return settings.pulse_limit_s, "the limit of a pulse's job, [cron] pulse_limit_s"
+    return settings.time_limit_s, "the limit of the scheduler's job, [cron] time_limit_s"
 
 
 def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    """Check that an entry's program exists: on the entry's own small PATH, not on the user's."""
+    """Check that an entry's program exists, on the entry's PATH and not on the user's."""
     if entry.kind is Kind.SUBMIT or not entry.argv:
         return
     program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
@@ -337,15 +339,15 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
             yield Diagnosis(
                 entry.name,
                 Verdict.CRITICAL,
-                f"there is no program {program!r} on the PATH that it gets",
-                "write its whole path; the PATH: resil cron doctor --environment",
+                f"there is no program {program!r} on the entry's PATH",
+                "use an absolute path; the PATH: resil cron doctor --environment",
             )
         return
     file = cron.project.loaded.project / program
     if not file.is_file():
         yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
     elif not os.access(file, os.X_OK):
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} may not be executed", f"chmod +x {file}")
+        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {file}")
     else:
         yield from _interpreter(entry, file, path)
 
@@ -369,25 +371,25 @@ def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
     if not missing and Path(words[0]).name == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         if names and shutil.which(names[0], path=path) is None:
-            missing = f"{names[0]} (on the PATH that it gets)"
+            missing = f"{names[0]} (on the entry's PATH)"
     if missing:
         yield Diagnosis(
-            entry.name, Verdict.CRITICAL, f"{file}: its interpreter is not there: {missing}",
-            "write the whole path of one that is there into its first line",
+            entry.name, Verdict.CRITICAL, f"{file}: its interpreter does not exist: {missing}",
+            "put the absolute path of an existing interpreter into its first line",
         )  # fmt: skip
 
 
 def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     runs = runs_of(cron, entry.key)
     if runs and runs[-1].outcome.is_failure:
-        text = f"last ended with: {runs[-1].outcome.value}"
+        text = f"last result: {runs[-1].outcome.value}"
         if runs[-1].summary:
             text += f": {runs[-1].summary}"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, f"what it said: resil cron logs {entry.name}")
+        yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {entry.name}")
 
 
 def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:
-    """The environment of an entry's run; without an entry, that of every run, with an example name and slot."""
+    """Return the environment of an entry's run; without an entry, of an example entry."""
     now = int(cron.project.system.clock.now())
-    nobody = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
-    return cron.environment(entry or nobody, now)
+    example = Entry(name="cron.hourly/NAME", place="", schedule="@hourly", kind=Kind.RUN, argv=())
+    return cron.environment(entry or example, now)

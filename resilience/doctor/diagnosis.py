@@ -1,4 +1,4 @@
-"""One line of a doctor, how a failing examination becomes one, and what a cluster's settings mean for a run."""
+"""Diagnoses of `resil doctor`: failed checks, and the effect of a cluster's settings on a run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from resilience.finding import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One line of the doctor's.
+    """One line of a doctor's report.
 
     Attributes:
-        topic: what was looked at.
-        verdict: OK; WARNING: works, with a trap; CRITICAL: will not work; UNKNOWN: could not look.
-        text: what was found.
-        advice: what to do, or empty.
+        topic: the object of the check.
+        verdict: OK; WARNING: works, with a pitfall; CRITICAL: will not work; UNKNOWN: could not be checked.
+        text: the finding.
+        advice: the remedy, or empty.
     """
 
     topic: str
@@ -31,35 +31,35 @@ class Diagnosis:
 
 
 def guarded(topic: str, examine: Callable[[], Iterable[Diagnosis]]) -> Iterator[Diagnosis]:
-    """The diagnoses of an examination; one that fails is UNKNOWN. An outsider's plugin may raise anything."""
+    """Yield the diagnoses of a check; a check that fails is UNKNOWN. A third-party plugin may raise any exception."""
     try:
         yield from examine()
     except ResilError as error:
         yield Diagnosis(topic, Verdict.UNKNOWN, error.message, error.hint)
     except (Exception, SystemExit) as error:
-        yield Diagnosis(topic, Verdict.UNKNOWN, f"cannot tell: {type(error).__name__}: {error}")
+        yield Diagnosis(topic, Verdict.UNKNOWN, f"check failed: {type(error).__name__}: {error}")
 
 
 def try_to_write(directory: Path) -> None:
-    """Write a file there and remove it. Raise OSError."""
+    """Write a file into a directory and remove it. Raise OSError if that fails."""
     with tempfile.NamedTemporaryFile(prefix=".resil-doctor-", dir=directory) as probe:
         probe.write(b"can write\n")
         probe.flush()
 
 
 def nearest_existing(path: Path) -> Path:
-    """The path itself, or the nearest one above it that exists. Raise OSError if the file system does not say."""
+    """Return the path, or its nearest parent that exists. Raise OSError if the file system does not respond."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return path
 
 
 def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
-    """Given a cluster's settings, yield what they mean, one line each. Pure."""
+    """Yield the effect of each setting of a cluster on a run. Pure."""
     is_local = config.scheduler == "local"
-    lost = "off: how a job ended is forgotten after MinJobAge (300 s)"
+    lost = "off: SLURM forgets how a job ended after MinJobAge (300 s)"
     judges: tuple[tuple[str, Any, Callable[[Any], Judged]], ...] = (
-        ("accounting", config.accounting, lambda is_on: (Verdict.OK, "sacct answers" if is_on else lost)),
+        ("accounting", config.accounting, lambda is_on: (Verdict.OK, "sacct responds" if is_on else lost)),
         ("scrontab", config.scrontab, lambda is_on: (Verdict.OK, "enabled" if is_on else "not enabled here")),
         ("JobRequeue", config.job_requeue, _requeue),
         ("KillWait", config.kill_wait_s, _kill_wait),
@@ -72,13 +72,15 @@ def diagnose_cluster(config: ClusterConfig) -> Iterator[Diagnosis]:
             yield Diagnosis(topic, *judge(value))
         else:
             advice = "use --signal=B:..., as resil's templates do" if topic == "proctrack" else ""
-            yield Diagnosis(topic, Verdict.UNKNOWN, "cannot tell", advice)
+            yield Diagnosis(topic, Verdict.UNKNOWN, "unknown", advice)
     if config.over_time_limit_min:
         yield Diagnosis("OverTimeLimit", Verdict.OK, f"jobs may run {config.over_time_limit_min} min over their limit")
     down = sorted(name for name, state in config.partitions.items() if state and state != "UP")
     up = sorted(set(config.partitions) - set(down))
     if down and not up:
-        yield Diagnosis("partitions", Verdict.CRITICAL, f"none is up: {', '.join(down)}", "jobs wait until one is")
+        yield Diagnosis(
+            "partitions", Verdict.CRITICAL, f"no partition is up: {', '.join(down)}", "jobs wait until one is"
+        )
     elif config.partitions:
         closed = f"; not up: {', '.join(down)}" if down else ""
         yield Diagnosis("partitions", Verdict.OK, f"{', '.join(up)}{closed}")
@@ -90,7 +92,7 @@ Judged = tuple[Verdict, str] | tuple[Verdict, str, str]
 def _requeue(is_on: bool) -> Judged:
     if is_on:
         return Verdict.OK, "jobs go back into the queue after a node failure or a preemption"
-    return Verdict.WARNING, "off: a node failure ends a job", "set requeue = true under [submit] to ask for it"
+    return Verdict.WARNING, "off: a node failure ends a job", "set requeue = true under [submit]"
 
 
 def _kill_wait(seconds: int) -> Judged:
@@ -111,7 +113,7 @@ def _proctrack(kind: str) -> Judged:
 
 def _array(size: int) -> Judged:
     if size < 2:
-        return Verdict.WARNING, "arrays are switched off", "queue with --chain instead"
+        return Verdict.WARNING, "arrays are disabled", "queue with --chain instead"
     return Verdict.OK, f"{size}: indexes up to {size - 1}"
 
 

@@ -1,4 +1,4 @@
-"""`resil doctor` and `resil config check`: scheduler, state directory, runs and settings: can a run live here."""
+"""`resil doctor` and `resil config check`: checks of scheduler, state directory, runs and settings."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """Everything the doctor found, in the order in which it looked."""
+    """All diagnoses, in the order of the checks."""
 
     diagnoses: tuple[Diagnosis, ...]
 
     @property
     def worst(self) -> Verdict:
-        """The worst of it."""
+        """Return the worst verdict."""
         return max((diagnosis.verdict for diagnosis in self.diagnoses), default=Verdict.OK)
 
 
 def examine(project: Project) -> Examination:
-    """Look at settings, scheduler, state directory, runs and cron. Never raises: what fails is a finding."""
-    looks: tuple[tuple[str, Callable[[Project], Iterator[Diagnosis]]], ...] = (
+    """Check settings, scheduler, state directory, templates, runs and cron. Never raises: a failed check is
+    UNKNOWN."""
+    checks: tuple[tuple[str, Callable[[Project], Iterator[Diagnosis]]], ...] = (
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
@@ -43,14 +44,16 @@ def examine(project: Project) -> Examination:
         ("runs", _runs),
         ("cron", _cron),
     )
-    found = (guarded(topic, partial(look, project)) for topic, look in looks)
-    return Examination(tuple(chain.from_iterable(found)))
+    diagnoses = (guarded(topic, partial(check, project)) for topic, check in checks)
+    return Examination(tuple(chain.from_iterable(diagnoses)))
 
 
 def _settings(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.path
     if path is None:
-        yield Diagnosis("settings", Verdict.OK, "no resil.toml; defaults count", "write a commented one: resil init")
+        yield Diagnosis(
+            "settings", Verdict.OK, "no resil.toml; using the defaults", "write a commented one: resil init"
+        )
     else:
         yield Diagnosis("settings", Verdict.OK, str(path))
 
@@ -90,11 +93,14 @@ def _scheduler(project: Project) -> Iterator[Diagnosis]:
 def _describe(config: ClusterConfig) -> Iterator[Diagnosis]:
     if config.scheduler == "local":
         yield Diagnosis(
-            "scheduler", Verdict.OK, "the embedded one: jobs run on this machine", "for a cluster, use its login node"
+            "scheduler",
+            Verdict.OK,
+            "embedded: jobs run on this machine",
+            "to use a cluster, run resil on its login node",
         )
     else:
         cluster = f" on cluster {config.cluster}" if config.cluster else ""
-        yield Diagnosis("scheduler", Verdict.OK, f"SLURM {config.version}{cluster} answers")
+        yield Diagnosis("scheduler", Verdict.OK, f"SLURM {config.version}{cluster} responds")
 
 
 def _state_directory(project: Project) -> Iterator[Diagnosis]:
@@ -112,14 +118,16 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
         return
     mount = mount_of(path, current_mounts())
     if mount is None:
-        yield Diagnosis("file system", Verdict.UNKNOWN, "cannot tell what it lies on", "it must be shared by all nodes")
+        yield Diagnosis(
+            "file system", Verdict.UNKNOWN, "the type of the file system is unknown", "it must be shared by all nodes"
+        )
     elif project.scheduler_name() == "local" and mount.type not in MEMORY_TYPES:
         yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}; jobs run on this machine")
     elif mount.is_node_local:
         yield Diagnosis(
             "file system",
             Verdict.WARNING,
-            f"{mount.type} at {mount.point} is most probably local to this node",
+            f"{mount.type} at {mount.point} is probably local to this node",
             "jobs on other nodes would not see switches and journals; choose a shared directory as state_dir",
         )
     else:
@@ -142,16 +150,16 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                 switch = read_switch(directory, kind, policy)
                 if switch is None:
                     continue
-                text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", not obeyed: {switch.refusal}")
+                text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", rejected: {switch.refusal}")
                 yield Diagnosis(
-                    f"run {directory.run}", Verdict.WARNING, text, f"take it back: resil clear {directory.run}"
+                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {directory.run}"
                 )
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
 
 
 def _cron(project: Project) -> Iterator[Diagnosis]:
-    """Scheduler health; where there is no scheduler, a driver that could make its ticks. See `resil cron doctor`."""
+    """Yield the scheduler's health; without a scheduler, an available driver. See `resil cron doctor`."""
     from resilience.cron.project import open_cron
     from resilience.doctor.cron import outlook
 
@@ -162,7 +170,7 @@ def _cron(project: Project) -> Iterator[Diagnosis]:
 
 
 def check_settings(project: Project) -> None:
-    """Raise SettingsError or UsageError for the first setting that no submit could use."""
+    """Raise SettingsError or UsageError for the first setting that makes a submit fail."""
     from resilience.runs.project import schedulers
     from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
     from resilience.submission import MAX_LEAD_S, check_run_name
@@ -176,7 +184,8 @@ def check_settings(project: Project) -> None:
         schedulers().load(settings.scheduler.name)
     if settings.run.switch_owners and settings.run.switch_owners not in set(OwnerPolicy):
         raise SettingsError(
-            f"switch_owners = {settings.run.switch_owners!r} is no owner policy", hint="there are: owner, group, any"
+            f"switch_owners = {settings.run.switch_owners!r} is not an owner policy",
+            hint="there are: owner, group, any",
         )
     if settings.submit.signal_lead_s > MAX_LEAD_S:
         raise SettingsError(
@@ -203,13 +212,13 @@ def _check_watchdogs(project: Project) -> None:
 
 def _check_cron(project: Project) -> None:
     """Check settings that only a tick uses."""
-    from resilience.cron.tell import check_telling
+    from resilience.cron.report import check_reporting
 
-    check_telling(project.loaded.settings.cron_settings)
+    check_reporting(project.loaded.settings.cron_settings)
 
 
 def _check_alerts(project: Project) -> None:
-    """The policy, and every channel; nothing is sent, and no secret is read."""
+    """Check the policy and every channel. Nothing is sent, and no secret is read."""
     from resilience.alerts.policy import check_policy
     from resilience.alerts.routes import channels, routes_of
 

@@ -11,25 +11,26 @@ from resilience.guard.training_guard import TrainingGuard, active
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from resilience.guard.agreement.base import Alone as Alone
+    from resilience.guard.agreement.base import SingleProcess as SingleProcess
     from resilience.guard.agreement.collective import Collective as Collective
     from resilience.guard.settings import GuardSettings as GuardSettings
 
 __all__ = [
     "CONTINUE",
     "AgreementLost",
-    "Alone",
     "Collective",
     "Decision",
     "GuardError",
     "GuardSettings",
     "Request",
+    "SingleProcess",
     "TrainingGuard",
     "active",
 ]
 
 _LAZY = {
     "Alone": "resilience.guard.agreement.base",
+    "SingleProcess": "resilience.guard.agreement.base",
     "Collective": "resilience.guard.agreement.collective",
     "GuardSettings": "resilience.guard.settings",
 }

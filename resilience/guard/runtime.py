@@ -9,7 +9,7 @@ import os
 import threading
 import time
 
-from resilience.guard.agreement.base import Alone
+from resilience.guard.agreement.base import SingleProcess
 from resilience.guard.agreement.ranks import name_ranks
 from resilience.guard.decision import (
     CONTINUE,
@@ -75,7 +75,7 @@ class GuardRuntime:
     """Owns everything that a guard starts. The guard calls the runtime, which sees only a `Gate` and a `LoopState`.
 
     Attributes:
-        agreement: `Alone`, `NetworkAgreement`, or the caller's own.
+        agreement: `SingleProcess`, `NetworkAgreement`, or the caller's own.
         signals: the signal handlers.
         exit: ends the process if it hangs after a stop.
         stepping_thread: the thread that trains; None before the first step.
@@ -217,7 +217,7 @@ class GuardRuntime:
     def on_step(self, loss: Any) -> Decision:
         """Return the decision after a step that reached the limit or has a loss."""
         if loss is not None:
-            request = self._loss.look(loss, self._gate.count)
+            request = self._loss.check(loss, self._gate.count)
             if request is not None:
                 self._request(request)
             if self._gate.count < self._gate.limit:
@@ -505,7 +505,7 @@ class GuardRuntime:
         self._timer.sample(time.monotonic(), self._gate.position(), time.process_time())
         if not self._watches.has_files:
             self._writer.work()
-        self._writer.look_after()
+        self._writer.check_responsive()
         self._keep_learned()
         timer = self._timer
         bound_s = kill_after_s(self._settings.kill_timeout_s, timer.slowest_step_s, timer.slowest_save_s)
@@ -517,14 +517,14 @@ class GuardRuntime:
             self._writer.learn(text)
 
     def _notify_triggers(self, triggers: Sequence[str], outcome: str) -> None:
-        self._loss.hear(triggers, outcome)
+        self._loss.on_outcome(triggers)
         self._watches.notify(triggers, outcome)
 
     def _agree(self, factory: Callable[..., Any] | None) -> Any:
         if factory is not None:
             return factory(self._gate, self.on_event, self._place)
         if self._place.world == 1:
-            return Alone(self._gate, self.on_event)
+            return SingleProcess(self._gate, self.on_event)
         from resilience.guard.agreement.rendezvous import rendezvous
 
         return rendezvous(

@@ -93,7 +93,7 @@ class TrainingGuard(Gate):
 
         Args:
             triggers: your own triggers, in addition to the built-in ones: objects with `poll()` and `done()`.
-            agreement: how ranks agree: `Alone`, `Collective(every=10)`, or your own. Default: chosen automatically.
+            agreement: how ranks agree: `SingleProcess`, `Collective(every=10)`, or your own. Default: automatic.
             say: called with each message for the user. Default: prints `resil: ...` to stderr.
             inert: create a guard that does nothing.
         """

@@ -1,4 +1,4 @@
-"""Attempts of a run, their saves, and how far an end by force has come: values and sentences. Pure."""
+"""Attempts of a run, their saves, and the stages of a forced end: values and their descriptions. Pure."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class AttemptEnd(StrEnum):
     STOPPED = "stopped"
     """The training was requested to stop (time nearly over, or a kill switch) and did, with 75."""
     SUPERSEDED = "superseded"
-    """A newer attempt had begun; this one was ended without saving."""
+    """A newer attempt started; this one was ended without a save."""
     TERMINATED = "terminated"
-    """SIGTERM came (time limit, cancel, requeue, preemption), or the batch shell sent it (a kill switch, `stop_after`),
-    and the training ended after it."""
+    """SIGTERM came from the scheduler (time limit, cancel, requeue, preemption) or from the batch shell (a kill switch,
+    `stop_after`), and the training ended after it."""
     LOST = "lost"
-    """No end was ever written: SIGKILL, a dead node."""
+    """No end was recorded: SIGKILL, a dead node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,13 @@ class Attempt:
     Attributes:
         number: the fencing token, from 1.
         job_id: SLURM_JOB_ID of the job (the raw id).
-        label: the id as people write it, `12_3`.
+        label: the displayed id, `12_3`.
         restart: SLURM_RESTART_COUNT, 0 at first.
         host: node of the batch shell.
         pid: of the batch shell.
         start_time: seconds since the epoch.
-        end_time: None while it runs, or when the end was never written.
-        end: None while it runs or is not known to be over.
+        end_time: None while it runs, or if no end was recorded.
+        end: None while it runs, or if its end is unknown.
         exit_code: the launch's true exit code; None while unknown.
         why: the reason of the end, by the batch shell and the guards, or empty.
     """
@@ -68,11 +68,11 @@ class LastSave:
         time: of that save, in seconds since the epoch, as all times here; 0 when unknown.
         pending_step: of a save that began after it and is not durable yet; None when there is none.
         pending_since: when that began.
-        in_flight: whether the training goes on meanwhile.
+        in_flight: whether the training continues meanwhile.
         failed_step: of a save that failed after it; None when there is none.
         why: the error of that save.
-        attempt, failed_attempt, pending_attempt: whose saves these were, 0 for none.
-        failed_time: when that one failed.
+        attempt, failed_attempt, pending_attempt: the attempts of these saves, 0 for none.
+        failed_time: when that save failed.
         is_whole: whether all journals were read; if not, an older save may be durable although `step` is None.
     """
 
@@ -95,13 +95,13 @@ _NO_FAILURE = {"failed_step": None, "failed_time": 0.0, "failed_attempt": 0, "wh
 
 
 def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
-    """Given rank 0's journal in order, of one attempt or of several, return the state of its saves; None when it has
+    """Return the state of the saves in rank 0's journal, given in order, of one or several attempts; None if there are
     none."""
     known: dict[str, Any] = {}
     for event in events:
         name, number = event.get("event"), _whole(event.get("step"))
         time, attempt = _seconds(event.get("time")) or 0.0, _whole(event.get("attempt")) or 0
-        if name == "start":  # another attempt: a pending save of the one before never becomes durable
+        if name == "start":  # another attempt: a pending save of the previous one never becomes durable
             known |= _NO_PENDING
         elif number is None:
             continue
@@ -122,24 +122,24 @@ def last_save(events: Iterable[Mapping[str, Any]]) -> LastSave | None:
 
 
 def describe_save(save: LastSave, now: float, *, is_running: bool) -> str:
-    """For people: `step 1200, 12 min ago; that of step 1300 in flight, begun 40 s ago`.
+    """Return a description: `step 1200, 12 min ago; save of step 1300 is in flight, 40 s ago`.
 
     `is_running`: whether the attempt of the pending save runs.
     """
-    nothing = "nothing yet" if save.is_whole else "no durable one in the newest journals"
+    nothing = "nothing yet" if save.is_whole else "no durable save in the newest journals"
     parts = [f"step {save.step}{when(save.time, now)}" if save.step is not None else nothing]
     if save.failed_step is not None:
-        parts.append(f"that of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
+        parts.append(f"save of step {save.failed_step} failed" + (f": {save.why}" if save.why else ""))
     if save.pending_step is not None and is_running:
         how = "is in flight" if save.in_flight else "has begun"
-        parts.append(f"that of step {save.pending_step} {how}{when(save.pending_since, now)}")
+        parts.append(f"save of step {save.pending_step} {how}{when(save.pending_since, now)}")
     elif save.pending_step is not None:
-        parts.append(f"that of step {save.pending_step} was cut off")
+        parts.append(f"save of step {save.pending_step} was interrupted")
     return "; ".join(parts)
 
 
 def when(time: float, now: float) -> str:
-    """For instance, `, 12 min ago`; empty for a time that is not known."""
+    """Return `, 12 min ago`; empty for an unknown time."""
     return f",{describe_age(now - time) or ' just now'}" if time else ""
 
 
@@ -155,7 +155,7 @@ class Stage(StrEnum):
     TAKEN = "taken"
     """The guard has requested the training to stop, which may save and end."""
     STACKS = "stacks"
-    """The bound is over; all ranks are asked for their stacks."""
+    """The time to stop is over; the stacks of all ranks were requested."""
     TERM = "term"
     """SIGTERM was sent."""
     KILL = "kill"
@@ -167,10 +167,10 @@ class KillStage:
     """The stage that an attempt is in.
 
     Attributes:
-        stage: which one.
-        since: when it was reached, in seconds since the epoch; None when that is not known.
-        until: when the next one is due; None when that is not known, or there is none.
-        why: the batch shell's sentence: who threw the switch and why, or that stop_after is over.
+        stage: the stage.
+        since: when it was reached, in seconds since the epoch; None if unknown.
+        until: when the next stage is due; None if unknown, or if there is none.
+        why: the batch shell's reason: who set the switch and why, or that stop_after is over.
     """
 
     stage: Stage
@@ -180,7 +180,7 @@ class KillStage:
 
 
 def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage | None:
-    """Given the batch shell's journal, return the stage of an attempt; None when nothing is under way.
+    """Return the stage of an attempt from the batch shell's journal; None if it is not being ended.
 
     The last event counts: `kill_cleared` and `attempt_end` end the stage. Other events are skipped.
     """
@@ -200,16 +200,16 @@ def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage |
 
 
 def describe(stage: KillStage, now: float) -> str:
-    """Say what was done and what comes, and when. For instance, `SIGTERM sent 8 s ago, SIGKILL at 10:43:00`."""
+    """Return what was done, what comes next, and when: `SIGTERM sent 8 s ago, SIGKILL at 10:43:00`."""
     ago = "" if stage.since is None else describe_age(now - stage.since) or " just now"
     at = "" if stage.until is None else f" at {clock_time(stage.until, now)}"
     match stage.stage:
         case Stage.NOTICED:
-            return f"noticed{ago}, SIGTERM{at} unless it stops at a step"
+            return f"noticed{ago}, SIGTERM{at} unless the training stops at a step"
         case Stage.TAKEN:
-            return f"the training was told to stop{ago}, SIGTERM{at} unless it saves and ends"
+            return f"the training was requested to stop{ago}, SIGTERM{at} unless it saves and exits"
         case Stage.STACKS:
-            return f"no end in time: asked all ranks for their stacks{ago}, then SIGTERM"
+            return f"the training did not stop in time: requested the stacks of all ranks{ago}, then SIGTERM"
         case Stage.TERM:
             return f"SIGTERM sent{ago}, SIGKILL{at}"
         case Stage.KILL:
@@ -217,9 +217,9 @@ def describe(stage: KillStage, now: float) -> str:
 
 
 def clock_time(moment: float, now: float) -> str:
-    """Given two moments in seconds since the epoch, return the first as people here write it: the date if it is not
-    today's."""
-    from datetime import UTC, datetime  # 5 ms that only those pay who kill
+    """Return `moment` as local time, with the date if that is not the date of `now`. Both in seconds since the
+    epoch."""
+    from datetime import UTC, datetime  # imported late: 5 ms
 
     local, today = (datetime.fromtimestamp(seconds, tz=UTC).astimezone() for seconds in (moment, now))
     return local.strftime("%H:%M:%S" if local.date() == today.date() else "%Y-%m-%d %H:%M:%S")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # `resil watch fs` needs none of them
+if TYPE_CHECKING:  # `resil watch fs` does not need them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
     from resilience.system.ports import System
 
 
 class Context(NamedTuple):
-    """The surroundings that a check or a driver receives.
+    """The context of a check or a driver.
 
     Attributes:
         system: clock, runner, environment, host, current directory.
@@ -21,9 +21,8 @@ class Context(NamedTuple):
         state_dir: where the run directories are kept; it need not exist.
         run: the project's own run, by name; it need not exist.
         group: Unix group that may operate the runs, or empty.
-        scheduler: makes the client when it is first needed; a name asks for that scheduler's instead of the one that
-            new jobs go to, `cluster=` one of SLURM's where there are several. Raises UsageError if there is no such
-            scheduler.
+        scheduler: returns a client, made on first use: of the scheduler for new jobs, or of the one named;
+            `cluster=` selects one of several SLURM clusters. Raises UsageError for an unknown scheduler.
         scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
         has_settings: whether a resil.toml was found.
     """
@@ -38,7 +37,7 @@ class Context(NamedTuple):
     has_settings: bool = False
 
     def runs(self) -> tuple[RunDirectory, ...]:
-        """Every run of the state directory. Raise StateDirectoryError if it cannot be read."""
+        """Return every run of the state directory. Raise StateDirectoryError if it cannot be read."""
         from resilience.runs.run_directory import find_runs
 
         return tuple(find_runs(self.state_dir, self.group))

@@ -1,4 +1,4 @@
-"""`resil init`: a commented resil.toml and the cron directory, without any question."""
+"""`resil init`: writes a commented resil.toml and the cron directory, without prompts."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Initialized:
 def init(*, directory: Path, source: Path | None, force: bool) -> Initialized:
     """Write resil.toml and cron/ into a directory. Existing files are kept, unless forced.
 
-    Raise UsageError if there is a resil.toml and `force` is not given, or the source is no batch script.
+    Raise UsageError if there is a resil.toml and `force` is not given, or if the source is not a batch script.
     """
     target = directory / FILE_NAME
     if os.path.lexists(target) and not force:
-        raise UsageError(f"{target} exists already", hint="show it: resil config show; write a new one: --force")
+        raise UsageError(f"{target} already exists", hint="show it: resil config show; overwrite it: --force")
     text, notes = compose_settings(directory.name, read_own_script(source) if source is not None else "")
     make_directory(directory, mode=0o755)
     write_atomic(target, text, mode=0o644)
@@ -65,21 +65,24 @@ def init(*, directory: Path, source: Path | None, force: bool) -> Initialized:
 
 
 def is_program(name: str, content: bytes) -> bool:
-    """Whether a shipped file is an executable: with a `#!` line, and a name that run-parts(8) accepts. Pure.
+    """Return whether a shipped file is an executable: with a `#!` line, and a name that run-parts(8) accepts. Pure.
 
-    Not by its mode: an installer of wheels need not keep modes. A batch script, which sbatch reads, is no executable.
+    The mode does not count: installers of wheels may change it. A batch script, which sbatch reads, is not an
+    executable.
     """
     return content.startswith(b"#!") and _PROGRAM.fullmatch(name) is not None
 
 
 def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
-    """The text of a commented resil.toml, and notes about directives that were left out. Pure."""
+    """Return the text of a commented resil.toml, and notes about directives that were left out. Pure."""
     options = dict(parse_directives(script).options)
     notes: list[str] = []
     if script:
         left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
         notes = [f"--{key} was left out: resil or each submit sets it" for key in left]
-        notes.append("command is still the example: put there what the script runs, and its modules into setup")
+        notes.append(
+            "command is still the example: set it to the command of the script, and put its modules into setup"
+        )
     run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
     sbatch = []
@@ -99,7 +102,7 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _array(directive: str) -> str:
-    """A script's array in the form of [submit], where a bare number is the number of jobs."""
+    """Return a script's array in the form of [submit], where a bare number is the number of jobs."""
     try:
         expression = ArrayExpression.parse(directive)
         text = "1" if expression.count == 1 else directive.strip()
@@ -117,11 +120,11 @@ def _lead(signal: str) -> str:
 
 
 def _refusal(key: str, value: str | None) -> str:
-    """Why a directive cannot become a line of [sbatch], or an empty text."""
+    """Return why a directive cannot become a line of [sbatch]; empty if it can."""
     if _OPTION.fullmatch(key) is None:
-        return "it is no option of sbatch"
+        return "it is not an option of sbatch"
     if any(not character.isprintable() for character in value or ""):
-        return "its value holds a control character"
+        return "its value contains a control character"
     if key == "time":
         try:
             parse_slurm_time_s(value or "")
@@ -145,7 +148,7 @@ _TEMPLATE = """\
 
 [run]
 name = {run}
-# The training, as you would type it in a shell. It resumes from its last checkpoint by itself, and asks the guard once
+# The training, as you would type it in a shell. It resumes from its last checkpoint by itself, and calls the guard once
 # per step (from resilience.guard import TrainingGuard).
 command = "python train.py"
 # How it is launched: python, srun, torchrun, accelerate, deepspeed, container. See: resil templates
@@ -187,13 +190,13 @@ signal_lead_s = {lead}
 
 [cron]
 # The driver that runs the jobs in cron/ after `resil cron install`: the first of these that works here, unless one is
-# named: scrontab, crontab, systemd, slurm (a small job that has its successor queued), foreground.
+# named: scrontab, crontab, systemd, slurm (a small job that queues its successor), foreground.
 # backend = "auto"
 # Options of sbatch for the scheduler's own job (backend slurm), and for cron/slurm/*. One CPU each, and no GPU.
 # sbatch = {{ partition = "cpu", account = "project-123" }}
-# Batch shells of trainings start the scheduler again when it is dead.
+# Batch shells of trainings restart the scheduler when it is dead.
 # revive = true
-# A dead man's switch elsewhere, which notifies you when nothing here can any more.
+# A dead man's switch on another system: it notifies you when resil itself no longer can.
 # ping_url_file = "~/.config/resil/ping-url"
 # digest_at = "08:00"
 

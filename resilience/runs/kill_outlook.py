@@ -1,6 +1,6 @@
-"""The effect of a kill switch that was just set, and its time: looked up once, as sentences.
+"""Predicts the effect of a kill switch that was just set, and when it takes place.
 
-The switch is set before the look-up, so an unknown fact is reported as unknown and stops nothing.
+The switch is already set, so unknown facts are reported as unknown and raise no error.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from resilience.switch import Scope
 from resilience.system.files import open_without_waiting, read_regular
 
 DEFAULT_BOUND_S = 300.0
-"""How long a training has to come to a step when nothing was learned (slurm_templates/_attempt.bash)."""
+"""Time for a training to reach a step, if none was measured (slurm_templates/_attempt.bash)."""
 NOTICE_S = 5.0
 """Interval at which the batch shell and the guard read the switches, unless set otherwise."""
 _START = re.compile(rb'^\{"event":"start",.*"attempt":(\d+)[,}]', re.MULTILINE)
 _OF_A_RANK = re.compile(r"\d+\.\d+\.jsonl")
 _JOURNAL_BYTES = 16 * 2**20
 _STAGES = b"resil_stages"
-"""A function of the batch shell: scripts that an older resil wrote lack it, and end nothing by force."""
+"""A function of the batch shell. Scripts of older resil versions lack it, and never end a training by force."""
 _LAUNCH = b"resil_journal launch"
-"""Scripts that an older resil wrote lack it: whether the setup of an attempt is over cannot be known then."""
+"""Scripts of older resil versions lack it; then the end of an attempt's setup is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +47,15 @@ class KillOutlook:
     Attributes:
         headline: as of `resil status`: running, queued, not queued, finished, unknown.
         attempt: the one that trains now, or None.
-        is_in_setup: whether it has not launched its training yet: nothing ends the commands before that.
-        is_guarded: whether the guard was seen in it; None when that could not be looked up.
-        ever_guarded: whether one was ever seen in this run; None when that could not be looked up.
-        within_s: how long a step and a save take at most, as far as they were measured; None when they were not.
-        bound_s: how long the training has to come to a step.
+        is_in_setup: whether it has not launched its training yet; its setup commands are not interrupted.
+        is_guarded: whether the guard was seen in it; None if unknown.
+        ever_guarded: whether one was ever seen in this run; None if unknown.
+        within_s: the longest measured step and save together; None if not measured.
+        bound_s: time for the training to reach a step.
         stage: of the batch shell, if the switch was set before.
         queued: how many jobs wait.
         script: the user's own script that the run was queued with, or empty.
-        is_old: whether the batch script was written by a resil that ended nothing by force.
+        is_old: whether the batch script was written by a resil version that never ends a training by force.
         owner: the user who can cancel the jobs; empty for the present user.
     """
 
@@ -99,57 +99,57 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
     )
 
 
-def sentences(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[str]:
-    """Describe the effect, and the options that remain. Pure."""
+def describe_outlook(outlook: KillOutlook, run: str, scope: Scope, now: float) -> list[str]:
+    """Return lines about the effect, and about the remaining options. Pure."""
     is_finished = outlook.headline == "finished"
-    said = ["the run is finished"] if is_finished else []
+    lines = ["the run is finished"] if is_finished else []
     if outlook.script:
-        said += _of_own_script(outlook)
+        lines += _of_own_script(outlook)
     elif outlook.attempt is not None:
-        said += _of_attempt(outlook, outlook.attempt, now)
+        lines += _of_attempt(outlook, outlook.attempt, now)
     elif outlook.headline == "running":
-        said.append("a job runs that has launched nothing yet, and will not")
+        lines.append("a job runs that has not launched the training, and will not")
     elif outlook.headline != "unknown" and not is_finished:
-        said.append("nothing of it runs now")
+        lines.append("no job of the run is running")
     if outlook.headline == "unknown":
-        said.append("the scheduler did not say what runs")
+        lines.append("the scheduler did not report which jobs run")
     if outlook.queued and not outlook.script:
-        end = "end in seconds as they start"
+        end = "end within seconds of their start"
         if scope is Scope.ALL:
-            end = "are cancelled as the first of them starts" if outlook.attempt is None else "are cancelled then"
-        said.append(f"queued jobs ({outlook.queued}) {end}")
+            end = "are cancelled when the first of them starts" if outlook.attempt is None else "are cancelled then"
+        lines.append(f"queued jobs ({outlook.queued}) {end}")
     if is_finished and outlook.attempt is None and not outlook.script:
-        return [*said, f"to clear the switch: resil clear {run}"]
+        return [*lines, f"to clear the switch: resil clear {run}"]
     at_once = f"its owner {outlook.owner} can end it at once" if outlook.owner else "to end it at once"
-    said.append(f"to continue the run: resil clear {run}; {at_once}, without a save: resil cancel {run}")
-    return said
+    lines.append(f"to continue the run: resil clear {run}; {at_once}, without a save: resil cancel {run}")
+    return lines
 
 
 def _of_own_script(outlook: KillOutlook) -> list[str]:
-    said = [f"this run was queued with a script of its own, {outlook.script}: nobody ends a training that hangs"]
+    lines = [f"this run was queued with its own script, {outlook.script}: a training that hangs is not ended by force"]
     if outlook.ever_guarded is False:
         return [
-            *said,
-            "no guard was ever seen in this run: it stops only if its training looks at the switch by itself",
+            *lines,
+            "no guard was ever seen in this run: it stops only if its training checks the switch itself",
         ]
-    return [*said, "a training with a guard stops at its next step, after a save"]
+    return [*lines, "a training with a guard stops at its next step, after a save"]
 
 
 def _of_attempt(outlook: KillOutlook, attempt: Attempt, now: float) -> list[str]:
     name = f"attempt {attempt.number} (job {attempt.label})"
     if outlook.stage is not None:
-        return [f"{name} is being ended already: {describe(outlook.stage, now)}"]
+        return [f"{name} is already being ended: {describe(outlook.stage, now)}"]
     if outlook.is_in_setup and not outlook.is_guarded:
-        return [f"{name} is in its setup, which nothing ends: it stops as soon as that is over"]
+        return [f"{name} is in its setup, which is not interrupted: it stops when the setup is over"]
     at = clock_time(now + outlook.bound_s + NOTICE_S, now)
     ends = f"the batch shell ends {name} at {at}: SIGTERM, and SIGKILL after KillWait"
     if outlook.is_old:
-        ends = "the batch script is of an older resil, so nobody ends a training that hangs"
+        ends = "the batch script was written by an older resil, so a training that hangs is not ended by force"
     if outlook.ever_guarded is False:
         return [f"no guard was ever seen in this run: nothing will be saved. {ends[0].upper()}{ends[1:]}"]
     if outlook.is_guarded is False:
         return [
-            f"{name} stops at its first step if it has a guard: none was seen in it so far",
+            f"{name} stops at its first step if it has a guard: none has been seen so far",
             f"if it does not, {ends}",
         ]
     within = "" if outlook.within_s is None else f": within about {format_duration(round(outlook.within_s))}"
@@ -159,7 +159,7 @@ def _of_attempt(outlook: KillOutlook, attempt: Attempt, now: float) -> list[str]
 
 
 def _training(directory: RunDirectory, status: RunStatus) -> Attempt | None:
-    """The attempt that trains, or is in its setup, and is not over; the next one may wait for it already."""
+    """Return the attempt that trains or is in its setup; a newer attempt may already wait for it."""
     for attempt in reversed(status.attempts[-3:]):
         if attempt.end is None and _journalled(directory, attempt, "attempt_start"):
             return attempt
@@ -180,7 +180,8 @@ def _learned(directory: RunDirectory) -> Mapping[str, Any]:
 
 
 def _bound_s(directory: RunDirectory, learned: Mapping[str, Any]) -> float:
-    """As the batch shell counts: the setting of the last submit, the measured time, or five minutes."""
+    """Return the bound as the batch shell computes it: the setting of the last submit, the measured time, or five
+    minutes."""
     guard: object = None
     with suppress(StateDirectoryError):
         guard = directory.settings().get("guard")
@@ -209,7 +210,7 @@ def _ever_saw_guard(directory: RunDirectory) -> bool | None:
 
 
 def _content(script: str) -> bytes:
-    """Of a rendered script; empty when it cannot be read."""
+    """Return the content of a script; empty if it cannot be read."""
     with suppress(OSError):
         return Path(script).read_bytes()
     return b""

@@ -1,4 +1,4 @@
-"""A project as one command sees it: machine, settings, run directories and scheduler."""
+"""A project: system, settings, run directories and scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from resilience.errors import UsageError
 
-if TYPE_CHECKING:  # `resil watch fs` needs none of them
+if TYPE_CHECKING:  # `resil watch fs` does not need them
     from resilience.errors import ResilError
     from resilience.plugins import Family
     from resilience.runs.run_directory import RunDirectory
@@ -19,13 +19,13 @@ if TYPE_CHECKING:  # `resil watch fs` needs none of them
 
 
 def run_name_from(text: str) -> str:
-    """Given any text, a directory's name for instance, return a run's name made of it. Pure."""
+    """Return a valid run name made from any text, for instance a directory's name. Pure."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text).lstrip("._-")[:100] or "run"
 
 
 @cache
 def schedulers() -> Family:
-    """The installed schedulers. Listed only when one is needed: a cached answer needs none."""
+    """Return the installed schedulers."""
     from resilience.plugins import Family
 
     return Family("schedulers", "SCHEDULER")
@@ -33,7 +33,7 @@ def schedulers() -> Family:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """One project directory with its settings, as one command sees it.
+    """One project directory with its settings.
 
     Attributes:
         unread: why the user's own settings were ignored; None when they were read, or there are none.
@@ -45,7 +45,8 @@ class Project:
     unread: ResilError | None = None
 
     def scheduler_name(self) -> str:
-        """The scheduler that new jobs go to: the one set, or SLURM where sbatch is installed, else the embedded one."""
+        """Return the scheduler for new jobs: the configured one, else SLURM if sbatch is installed, else the embedded
+        one."""
         requested = self.loaded.settings.scheduler.name
         if requested != "auto":
             return requested
@@ -55,9 +56,9 @@ class Project:
         return "slurm" if found else "local"
 
     def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
-        """The client of a scheduler, made once. Raise UsageError if there is no such scheduler.
+        """Return the client of a scheduler, made once. Raise UsageError for an unknown scheduler.
 
-        `cluster` is one of SLURM's where there are several; empty is the one that the user's own commands query.
+        `cluster` selects one of several SLURM clusters; empty is the default cluster of the user's own commands.
         """
         name = name or self.scheduler_name()
         key = f"{name}@{cluster}" if cluster else name
@@ -72,9 +73,9 @@ class Project:
         return self._clients[key]
 
     def default_run(self, script: Path | None = None) -> str:
-        """The run's name when none is given: the settings', the script's, or the project directory's.
+        """Return the default name of a run: from the settings, the script, or the project directory.
 
-        Raise UsageError if the settings give one that cannot be a run's name.
+        Raise UsageError if the configured name is invalid.
         """
         if self.loaded.settings.run.name:
             from resilience.submission import check_run_name
@@ -85,7 +86,7 @@ class Project:
         return run_name_from(self.loaded.project.name)
 
     def directory(self, run: str) -> RunDirectory:
-        """The directory of a run, by name, or by a path to it. It need not exist."""
+        """Return the directory of a run, by name or by path. It need not exist."""
         from resilience.runs.run_directory import RunDirectory
 
         group = self.loaded.settings.run.group
@@ -95,9 +96,9 @@ class Project:
         return RunDirectory(self.loaded.state_dir / run, group)
 
     def existing(self, run: str = "") -> RunDirectory:
-        """The directory of a run that was submitted before.
+        """Return the directory of a submitted run.
 
-        Without a name, the project's own run, or the only one there is. Raise UsageError if there is none, or several.
+        Without a name: the project's own run, else the only one. Raise UsageError if there is none, or several.
         """
         if run:
             directory = self.directory(run)
@@ -112,13 +113,13 @@ class Project:
             return runs[0]
         if not runs:
             raise UsageError(
-                f"no run was submitted from here yet (looked in {self.loaded.state_dir})",
+                f"no run has been submitted here yet (state directory {self.loaded.state_dir})",
                 hint="start one: resil submit",
             )
-        raise UsageError("there are several runs; which one?", hint=f"name one of: {', '.join(d.run for d in runs)}")
+        raise UsageError("there are several runs", hint=f"name one of: {', '.join(d.run for d in runs)}")
 
     def runs(self) -> tuple[RunDirectory, ...]:
-        """Every run of the state directory."""
+        """Return every run of the state directory."""
         from resilience.runs.run_directory import find_runs
 
         return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))

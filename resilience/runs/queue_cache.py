@@ -1,4 +1,4 @@
-"""Caches the last answer about the queue, so that ten commands in a minute query the controller once."""
+"""Caches the last answer about the queue, so that ten commands in a few seconds query the controller once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FIELDS = tuple(field.name for field in fields(Job))
 
 
 class QueueAnswer(NamedTuple):
-    """The queue as far as it is known.
+    """The queue, as far as known.
 
     Attributes:
-        jobs: my jobs, ended ones included as long as the scheduler remembers them.
+        jobs: the user's jobs, including ended ones that the scheduler still knows.
         age_s: how old the answer is; 0 when just queried.
-        trouble: why the scheduler did not answer now; then the answer is an old one, or there is none.
+        trouble: why the scheduler did not answer; then the answer is an old one, or there is none.
         is_known: False when there is no answer at all, not even an old one.
     """
 
@@ -48,10 +48,10 @@ def query_queue(
     fresh: bool = False,
     floor_s: float = FLOOR_S,
 ) -> QueueAnswer:
-    """The queue: from the cache when that is younger than the floor, else queried.
+    """Return the queue: from the cache if younger than `floor_s`, else queried.
 
     `fetch` queries the scheduler; it is only called when needed. `owner` names the queue's users, empty for one's own.
-    When the scheduler does not answer or refuses, return the last answer with its age and the error.
+    If the scheduler does not answer or refuses, return the last answer with its age and the error.
     """
     path = _path(system, scheduler, owner)
     cached = _read(path)
@@ -71,7 +71,7 @@ def query_queue(
 
 
 def save(system: System, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
-    """Save an answer for the next command. A cache that cannot be written is no error."""
+    """Save an answer for the next command. Failures to write the cache are ignored."""
     path = _path(system, scheduler, owner)
     document = {"version": _VERSION, "time": system.clock.now(), "jobs": [_to_json(job) for job in jobs]}
     try:
@@ -82,14 +82,14 @@ def save(system: System, scheduler: str, jobs: tuple[Job, ...], owner: str = "")
 
 
 def invalidate(system: System, scheduler: str) -> None:
-    """Delete the cached answers, because the queue was just changed."""
+    """Delete the cached answers, after a change to the queue."""
     with suppress(OSError):  # of every owner: a run may have several submitters
         for path in _path(system, scheduler).parent.glob(f"queue-{scheduler}-*.json"):
             path.unlink(missing_ok=True)
 
 
 def _path(system: System, scheduler: str, owner: str = "") -> Path:
-    # One cache per cluster: configuration and spool tell clusters apart from outside.
+    # One cache per cluster, identified by its configuration or spool.
     # And per machine: two clusters may share a home, with their configurations in the same place.
     names = ("SLURM_CONF", "SLURM_CLUSTERS", "RESIL_LOCAL_SPOOL")
     cluster = "|".join((system.host.name, owner, *(f"{name}={system.environ.get(name, '')}" for name in names)))
@@ -106,7 +106,7 @@ def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:
             return None
         return float(document["time"]), tuple(_from_json(record) for record in document["jobs"])
     except (ResilError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return None  # a damaged cache is no cache
+        return None  # a damaged cache is ignored
 
 
 def _to_json(job: Job) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`resil logs`: the newest output of a run, and new output as it appears."""
+"""`resil logs`: the newest output of a run, and output that is appended."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from resilience.system.files import explain_os_error, open_without_waiting
 
 POLL_S = 0.5
 QUERY_S = 30.0
-"""How often the scheduler is queried for a newer job, where only the scheduler knows the log."""
+"""Interval for querying the scheduler for a newer job, if only the scheduler knows the log."""
 TAIL_LIMIT_BYTES = 2**20
-"""Longest part of the end to show: a progress bar may write one line of gigabytes."""
+"""Limit of the output shown: a progress bar may write one line of gigabytes."""
 _BLOCK_BYTES = 65536
 
 
 def find_log(project: Project, directory: RunDirectory) -> Path:
-    """The log written to last: of the rendered scripts, else the output of the newest job according to the scheduler.
+    """Return the newest log: of the rendered scripts, else the output of the newest job according to the scheduler.
 
-    Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler knows, and does not answer.
+    Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler knows the log, and does not
+    answer.
     """
     own = newest_log(directory)
     if own is not None:
@@ -49,16 +50,16 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
             f"run {directory.run} has no log in {directory.path}; {error.message}", hint=error.hint
         ) from error
     except OSError as error:
-        raise explain_os_error(error, "look at", Path(str(error.filename))) from error
+        raise explain_os_error(error, "access", Path(str(error.filename))) from error
     raise ResilError(
         f"run {directory.run} has written no log yet", hint=f"see why it waits: resil status {directory.run}"
     )
 
 
 def last_lines(path: Path, count: int) -> tuple[bytes, int]:
-    """The last lines of a file, unchanged, and the position of their end; the rest is not read.
+    """Return the last lines of a file, unchanged, and the position of their end. The rest is not read.
 
-    Of very long lines only the end is shown. Raise StateDirectoryError if it cannot be read.
+    Very long lines are cut at the beginning. Raise StateDirectoryError if the file cannot be read.
     """
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
@@ -80,7 +81,7 @@ def last_lines(path: Path, count: int) -> tuple[bytes, int]:
 
 
 def _after_break(text: bytes, nth: int) -> int:
-    """The position behind the nth line break from the end; 0 if there are fewer."""
+    """Return the position after the nth line break from the end; 0 if there are fewer."""
     position = len(text)
     for _ in range(nth):
         position = text.rfind(b"\n", 0, position)
@@ -90,7 +91,7 @@ def _after_break(text: bytes, nth: int) -> int:
 
 
 def follow(project: Project, directory: RunDirectory, path: Path, position: int) -> Iterator[tuple[Path, bytes]]:
-    """Yield (file, new bytes) for ever, from a position on; switch to the log of a newer attempt as it appears.
+    """Yield (file, new bytes) forever, from a position on. Switch to the log of a newer attempt when it appears.
 
     Two attempts may write for a while; each log continues at its last position. A truncated or replaced log starts
     again. Raise StateDirectoryError if a log cannot be read.
@@ -106,7 +107,7 @@ def follow(project: Project, directory: RunDirectory, path: Path, position: int)
         newer = newest_log(directory)
         if newer is None and clock.monotonic() - queried_at >= QUERY_S:
             queried_at = clock.monotonic()
-            with suppress(ResilError):  # without an answer, follow the known log on
+            with suppress(ResilError):  # without an answer, keep following the known log
                 newer = find_log(project, directory)
         if newer is not None and newer != path:
             path = newer
@@ -116,7 +117,7 @@ def follow(project: Project, directory: RunDirectory, path: Path, position: int)
 
 
 def _read_on(path: Path, position: int) -> tuple[bytes, int]:
-    """The next bytes and their end. A missing log has none; a writer may be replacing the file."""
+    """Return the next bytes and their end. A missing log has none: its writer may be replacing it."""
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             if os.fstat(file.fileno()).st_size < position:

@@ -1,6 +1,6 @@
-"""The run directory: one per run on the shared file system, text that `cat` can read.
+"""The run directory: one per run on the shared file system, in plain text.
 
-Several login nodes and jobs may touch it at once over NFS, Lustre or GPFS; correctness never rests on a lock.
+Several login nodes and jobs may use it at once over NFS, Lustre or GPFS; correctness never depends on a lock.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class RunDirectory:
 
     @property
     def run(self) -> str:
-        """The run's name."""
+        """Return the run's name."""
         return self.path.name
 
     @property
     def directory_mode(self) -> int:
-        """Mode of its directories; the set-group-id bit passes the group on to new files."""
+        """Return the mode of its directories; the set-group-id bit passes the group on to new files."""
         return 0o2770 if self.group else 0o700
 
     @property
     def file_mode(self) -> int:
-        """Mode of its files."""
+        """Return the mode of its files."""
         return 0o660 if self.group else 0o600
 
     def exists(self) -> bool:
-        """Whether the run was ever submitted from here."""
+        """Return whether the run was ever submitted here."""
         return self._has(layout.RUN_FILE) or self._has(layout.SUBMISSIONS)
 
     def create(self, run_file: str) -> None:
@@ -54,16 +54,16 @@ class RunDirectory:
 
         Raise StateDirectoryError if the directory cannot be written, or if the group is unknown on this machine.
         """
-        from resilience.submission import check_run_name  # half a millisecond for each word that it knows
+        from resilience.submission import check_run_name  # imported late: half a millisecond
 
         check_run_name(self.run)
         gid = self._gid()
         created = make_directory(self.path, mode=self.directory_mode)
         if gid is not None:
-            # The new parents as well, or the group could not reach the run.
+            # New parents too, so that the group can reach the run.
             for directory in created:
                 self._give_to_group(directory, gid)
-            if self._stands_unfinished(gid):
+            if self._is_unfinished(gid):
                 self._give_to_group(self.path, gid)
         for name in layout.FOLDERS:
             make_directory(self.path / name, mode=self.directory_mode)
@@ -77,8 +77,8 @@ class RunDirectory:
                 f"there is no group {self.group!r} on this machine", hint="see `id -Gn` for your groups"
             ) from None
 
-    def _stands_unfinished(self, gid: int) -> bool:
-        """Whether the directory is ours and was never given to the group: a crash came in between."""
+    def _is_unfinished(self, gid: int) -> bool:
+        """Return whether the directory is ours but was not given to the group, because of a crash."""
         info = self.path.stat()
         return info.st_uid == os.geteuid() and info.st_gid != gid and not (self.path / layout.RUN_FILE).exists()
 
@@ -91,28 +91,28 @@ class RunDirectory:
             raise explain_os_error(error, f"give group {self.group} to", directory) from error
 
     def stat(self, name: str = "") -> os.stat_result:
-        """Owner and permissions of the directory, or of a file in it. Raise StateDirectoryError without an answer."""
+        """Return owner and permissions of the directory, or of a file in it. Raise StateDirectoryError on failure."""
         try:
             return (self.path / name).stat()
         except OSError as error:
-            raise explain_os_error(error, "look at", self.path / name) from error
+            raise explain_os_error(error, "access", self.path / name) from error
 
     def owner(self) -> str:
-        """Login name of the run's owner. Raise StateDirectoryError if the directory cannot be read."""
+        """Return the login name of the run's owner. Raise StateDirectoryError if the directory cannot be read."""
         return user_name(self.stat().st_uid)
 
     def is_finished(self) -> bool:
-        """Whether the training says it is done."""
+        """Return whether the training has finished."""
         return self._has(layout.FINISHED)
 
     def _has(self, name: str) -> bool:
         try:
             return (self.path / name).exists()
         except OSError as error:
-            raise explain_os_error(error, "look at", self.path) from error
+            raise explain_os_error(error, "access", self.path) from error
 
     def settings(self) -> dict[str, object]:
-        """The content of `run.toml`; empty when there is none or it is damaged."""
+        """Return the content of `run.toml`; empty if it is missing or damaged."""
         found = read_regular(self.path / layout.RUN_FILE, limit_bytes=2**20)
         if found is None:
             return {}
@@ -125,7 +125,7 @@ class RunDirectory:
 
 
 def user_name(uid: int) -> str:
-    """The login name of an account; its number where it has none."""
+    """Return the login name of an account, or its number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

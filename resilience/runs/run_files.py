@@ -20,17 +20,16 @@ from resilience.system.files import explain_os_error, open_without_waiting, pars
 
 _NUMBER = re.compile(r"[0-9]{4,18}")
 TAIL_BYTES = 65536
-"""Read of the end of a log, a heartbeat or a journal: some three hundred events. Most attempts have four of their batch
-shell."""
+"""Bytes read from the end of a log, a heartbeat or a journal: about three hundred events."""
 FAR_BYTES = 1048576
-"""Read of a journal whose tail shows no durable save."""
+"""Bytes read from a journal whose tail has no durable save."""
 ATTEMPTS_WITHOUT_SAVE = 20
 """The newest save is looked up in the journals of this many attempts."""
 LOGS_READ = 8
 BEATS_READ = 64
-"""A run of a thousand nodes has as many heartbeats; the newest few are enough."""
+"""Newest heartbeats that are read; a run of a thousand nodes has as many."""
 SIGN_OF_LIFE_S = 30.0
-"""A beat younger than this contradicts a queue that shows nothing. Beats come every 10 s unless set otherwise."""
+"""A heartbeat younger than this contradicts an empty queue. Heartbeats come every 10 s by default."""
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
 _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
 _LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*([0-9]{1,18})(?![0-9])", re.IGNORECASE)
@@ -40,15 +39,15 @@ _LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*
 
 
 def attempt_numbers(directory: RunDirectory) -> list[int]:
-    """The numbers of a run's attempts, oldest first. Raise OSError if they cannot be listed."""
+    """Return the numbers of a run's attempts, oldest first. Raise OSError if they cannot be listed."""
     names = os.listdir(directory.path / layout.ATTEMPTS)  # noqa: PTH208
     return sorted({int(name) for name in names if _NUMBER.fullmatch(name)})
 
 
 def read_attempts(directory: RunDirectory, newest: int | None = None) -> tuple[Attempt, ...]:
-    """The attempts of a run, oldest first; with `newest` only that many of the last. A damaged file is skipped.
+    """Return the attempts of a run, oldest first; with `newest`, only that many of the last. Damaged files are skipped.
 
-    Raise StateDirectoryError when one cannot be read now and perhaps can later: its attempt must not vanish.
+    Raise StateDirectoryError for a transient read error: an attempt must not vanish.
     """
     path = directory.path / layout.ATTEMPTS
     try:
@@ -83,7 +82,7 @@ def _read_attempt(path: Path, number: int) -> Attempt | None:
 
 
 def _table(path: Path) -> dict[str, Any] | None:
-    import tomllib  # 4 ms that a run without attempts does not pay
+    import tomllib  # imported late: 4 ms
 
     try:
         found = read_regular(path)
@@ -111,8 +110,8 @@ def _seconds(value: object) -> float | None:
 
 
 def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
-    """When the batch shell of an attempt last wrote its beat, in seconds since the epoch by the file server's clock;
-    None when there is none."""
+    """Return when the batch shell of an attempt last wrote its heartbeat, in seconds since the epoch by the file
+    server's clock; None if there is none."""
     try:
         return (directory.path / layout.ATTEMPTS / layout.attempt_beat_file(attempt.number)).stat().st_mtime
     except OSError:
@@ -125,15 +124,15 @@ def last_beat(directory: RunDirectory, attempt: Attempt) -> float | None:
 def last_events(
     directory: RunDirectory, job_id: int | str, whose: str = "batch", words: Sequence[bytes] = (b"",)
 ) -> tuple[dict[str, Any], ...]:
-    """The last events in the journal of a job's batch shell, or of the rank `whose`, in lines that hold one of the
-    `words`; none when it cannot be read."""
+    """Return the last events in the journal of a job's batch shell, or of the rank `whose`, in lines that contain one
+    of the `words`; none if it cannot be read."""
     return _journal_tail(directory, job_id, whose, words, TAIL_BYTES)[0]
 
 
 def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSave | None:
-    """The saves that the guards of the newest attempts journalled, back to the newest one that is durable.
+    """Return the saves that the guards of the newest attempts journalled, back to the newest durable one.
 
-    `job_ids` are of the attempts, oldest first; those of a job that was requeued have one journal.
+    `job_ids` belong to the attempts, oldest first; the attempts of a requeued job share one journal.
     """
     events: list[dict[str, Any]] = []
     is_whole = len(job_ids) <= ATTEMPTS_WITHOUT_SAVE
@@ -154,7 +153,7 @@ def newest_save(directory: RunDirectory, job_ids: Sequence[int | str]) -> LastSa
 def _journal_tail(
     directory: RunDirectory, job_id: int | str, whose: str, words: Sequence[bytes], limit: int
 ) -> tuple[tuple[dict[str, Any], ...], bool]:
-    """Events as `last_events` has them, and whether nothing of the journal was left unread."""
+    """Return events as `last_events` does, and whether the whole journal was read."""
     try:
         raw, is_whole = read_tail(directory.path / layout.JOURNAL / f"{job_id}.{whose}.jsonl", limit)
     except OSError as error:
@@ -167,19 +166,19 @@ def _journal_tail(
 
 
 def last_step(directory: RunDirectory) -> int | None:
-    """The last step that a heartbeat shows, else the end of the newest log that names one; None when none does."""
+    """Return the last step in a heartbeat, else in the newest log that names one; None if unknown."""
     beats = reversed(_by_age(directory.path / layout.BEATS)[-BEATS_READ:])
-    step = next(_steps(beats, _BEAT_STEP, 0), None)  # each rank's own steps come further down
+    step = next(_steps(beats, _BEAT_STEP, 0), None)  # the steps of single ranks come later in the file
     if step is not None:
         return step
-    # A job that has just begun has written nothing yet; the one before has.
+    # A job that has just started has written nothing yet; the previous one has.
     newest = newest_log(directory)
     older = [path for path in reversed(logs_by_age(directory)[-LOGS_READ:]) if path != newest]
     return next(_steps(older if newest is None else (newest, *older), _LOG_STEP, -1), None)
 
 
 def _steps(paths: Iterable[Path], pattern: re.Pattern[bytes], which: int) -> Iterator[int]:
-    """The first or last step at the end of each file that names one."""
+    """Yield the first or last step in the tail of each file that names one."""
     for path in paths:
         with suppress(OSError):
             if found := pattern.findall(read_tail(path, TAIL_BYTES)[0]):
@@ -187,7 +186,7 @@ def _steps(paths: Iterable[Path], pattern: re.Pattern[bytes], which: int) -> Ite
 
 
 def newest_log(directory: RunDirectory) -> Path | None:
-    """The log of the last attempt, else the one written to last, or None.
+    """Return the log of the last attempt, else the newest log, or None.
 
     A job that found the run finished or killed writes a log as well, which would hide the log of the training.
     """
@@ -199,7 +198,7 @@ def newest_log(directory: RunDirectory) -> Path | None:
 
 
 def logs_by_age(directory: RunDirectory) -> list[Path]:
-    """The run's logs, the one written to last at the end."""
+    """Return the run's logs, oldest first."""
     return _by_age(directory.path / layout.LOGS)
 
 
@@ -207,7 +206,7 @@ def _by_age(directory: Path) -> list[Path]:
     found = []
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
-            # Files are renamed here all the time: one that just went away must not hide the others.
+            # Files are often renamed here: one that vanished must not hide the others.
             with suppress(OSError):
                 if not entry.name.startswith(".") and entry.is_file():
                     found.append((entry.stat().st_mtime, entry.path))
@@ -215,7 +214,7 @@ def _by_age(directory: Path) -> list[Path]:
 
 
 def read_tail(path: Path | str, limit: int) -> tuple[bytes, bool]:
-    """At most `limit` bytes of the end of a file, and whether that is all of it. Raise OSError."""
+    """Return at most `limit` bytes of the end of a file, and whether that is all of it. Raise OSError."""
     with open(path, "rb", opener=open_without_waiting) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - limit))

@@ -1,4 +1,4 @@
-"""Which jobs belong to a run, and which of them are live: one empty answer of the queue never reads as dead."""
+"""The jobs of a run, and which of them are live. A single empty answer of the queue never counts as dead."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 
 
 def newest(jobs: Collection[Job]) -> Job | None:
-    """The job submitted last, among those given."""
+    """Return the job submitted last, or None."""
     return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
 
 
 def refuse_if_live(run: str, live: Collection[Job]) -> None:
-    """Raise RunAlive, naming the jobs and what to do, if there are any."""
+    """Raise RunAlive, with the jobs and a hint, if there are any."""
     if not live:
         return
     ids = ", ".join(sorted({str(job.id.whole) for job in live}))
     raise RunAlive(
-        f"run {run} is live already: job {ids}",
-        hint=f"queue behind it: --after auto; beside it, at your own risk: --force; cancel it: resil cancel {run}",
+        f"run {run} is already live: job {ids}",
+        hint=f"queue behind it: --after auto; run both, at your own risk: --force; cancel it: resil cancel {run}",
     )
 
 
 class Owners:
-    """Assigns jobs to runs, for many runs at once: a queue of 100,000 rows is read one time, whatever the runs.
+    """Assigns jobs to runs, for many runs at once: a queue of 100,000 rows is read once for all runs.
 
     The run's name in the comment is not enough: two projects or users may give their runs the same name, and a
     `resil cancel` must not end the other's. The name counts only where the journal knows no intent at all. A job with
@@ -45,7 +45,7 @@ class Owners:
     """
 
     def __init__(self, journals: Mapping[str, Sequence[Intent]]) -> None:
-        """Take the runs by name, each with its journal."""
+        """`journals`: the runs by name, each with its intents."""
         self._by_token = {intent.token: run for run, intents in journals.items() for intent in intents}
         self._by_name = {run for run, intents in journals.items() if not intents}
         self._by_id: dict[int, list[str]] = {}
@@ -54,7 +54,7 @@ class Owners:
                 self._by_id.setdefault(job_id.array, []).append(run)
 
     def runs_of(self, array: int, comment: str) -> Sequence[str]:
-        """The runs that a job with this id (its array's) and this comment is of: one or none, but for shared ids."""
+        """Return the runs of a job with this id (of its array) and comment: one or none, except for shared ids."""
         mark = split_comment(comment)
         if mark is None:
             return self._by_id.get(array, ())
@@ -65,7 +65,7 @@ class Owners:
 
 
 def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tuple[Job, ...]:
-    """Given a queue and a run's journal, return the jobs of the run: those that carry one of its tokens. See Owners."""
+    """Return the jobs of a run: those with one of the tokens in its journal. See Owners."""
     owners = Owners({run: intents})
     return tuple(job for job in jobs if owners.runs_of(job.id.array, job.comment))
 
@@ -73,18 +73,18 @@ def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tup
 def submitters(
     directory: RunDirectory, intents: Sequence[Intent], me: str, is_known: Callable[[str], bool] = is_account
 ) -> tuple[str, ...]:
-    """The users who may have jobs of a run: its owner, and all submitters who still have an account. Sorted."""
-    people = {directory.owner(), *(intent.by for intent in intents if intent.by)}
-    return tuple(sorted(name for name in people if name == me or is_known(name))) or (me,)
+    """Return the users who may have jobs of a run: its owner, and all submitters with an account. Sorted."""
+    users = {directory.owner(), *(intent.by for intent in intents if intent.by)}
+    return tuple(sorted(name for name in users if name == me or is_known(name))) or (me,)
 
 
 def scheduler_of(intents: Sequence[Intent]) -> str:
-    """The scheduler of the newest intent that was not refused; empty when there is none."""
+    """Return the scheduler of the newest intent that was not refused; empty if there is none."""
     return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:
-    """The live jobs of a run, of all submitters; `me` is the present user's login name.
+    """Return the live jobs of a run, of all submitters; `me` is the current user's login name.
 
     Raise SchedulerUnavailable if the scheduler does not answer, or if it shows none and a second query cannot confirm
     that.
@@ -92,16 +92,16 @@ def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[J
     if not directory.exists():
         return ()  # never submitted from here
     intents = read_intents(directory)
-    people = submitters(directory, intents, me)
-    jobs = scheduler.jobs(users=None if people == (me,) else people)
+    users = submitters(directory, intents, me)
+    jobs = scheduler.jobs(users=None if users == (me,) else users)
     live = tuple(job for job in jobs_of_run(jobs, directory.run, intents) if job.state.is_alive)
     return live or confirm_gone(scheduler, directory, intents, me)
 
 
 def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequence[Intent], me: str) -> tuple[Job, ...]:
-    """Query again for the job submitted last, which the queue did not show; return it if it is live after all.
+    """Query again for the last job, which the queue did not show. Return the job if it is live after all.
 
-    Raise SchedulerUnavailable if that stays unknown: an empty answer alone proves nothing.
+    Raise SchedulerUnavailable if its state stays unknown: an empty answer alone proves nothing.
     """
     known = [i for i in intents if i.outcome is Outcome.SUBMITTED and i.scheduler == scheduler.name and i.job_id]
     if not known or known[-1].job_id is None:
@@ -109,7 +109,7 @@ def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequenc
     presence = scheduler.presence(known[-1].job_id, mine=known[-1].by in ("", me))
     if presence.liveness is Liveness.UNKNOWN:
         raise SchedulerUnavailable(
-            f"the queue shows no job of run {directory.run}, and whether job {known[-1].job_id} lives cannot be "
+            f"the queue shows no job of run {directory.run}, and the end of job {known[-1].job_id} cannot be "
             f"confirmed: {presence.reason}",
             hint="try again in a minute; if you know that it is over: --force",
         )
@@ -118,13 +118,13 @@ def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequenc
         return ()
     mark = split_comment(job.comment)
     # SLURM may assign an id twice after a crash: a job with another token is not ours.
-    if mark is None:  # the site overwrites comments, or the job is a stranger's
+    if mark is None:  # the site overwrites comments, or the job is unknown
         return (job,) if job.user in ("", *submitters(directory, intents, me)) else ()
     return (job,) if mark[1] in {intent.token for intent in intents} else ()
 
 
 def resolve_after(project: Project, run: str, after: str) -> JobId:
-    """Given the value of `--after`, return the job to queue behind.
+    """Return the job to queue behind, from the value of `--after`.
 
     `auto` is the newest live job of the run. Raise SchedulerError if that job is no longer in the queue, and
     SchedulerUnavailable if the scheduler does not answer.
@@ -135,7 +135,7 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
         presence = scheduler.presence(job_id)
         if presence.liveness is Liveness.UNKNOWN:
             raise SchedulerUnavailable(
-                f"cannot tell whether job {job_id} is alive: {presence.reason}", hint="nothing was queued; try again"
+                f"the state of job {job_id} is unknown: {presence.reason}", hint="nothing was queued; try again"
             )
         if presence.liveness is Liveness.GONE:
             raise SchedulerError(
@@ -187,7 +187,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
     except SchedulerError as error:
         others = sorted({job.user for job in before} - {"", me})
         if others:
-            whose = f"some of it belongs to {', '.join(others)}, and only they can end that"
+            whose = f"some of its jobs belong to {', '.join(others)}, and only the owner can cancel them"
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise
     finally:
@@ -203,6 +203,6 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         left = ", ".join(str(job.id) for job in after if job.state.is_waiting)
         raise SchedulerError(
             f"job {left} is still in the queue",
-            hint=f"see whose it is and why: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
+            hint=f"see its owner and reason: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
         )
     return Cancelled(requested, tuple(sorted({job.id.whole for job in after})))

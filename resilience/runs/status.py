@@ -1,4 +1,4 @@
-"""`resil status`: every run in one row per job or array, the next job, and lost work."""
+"""`resil status`: each run with a row per job or array, the next job, and lost work."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from resilience import layout
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
 from resilience.job import Job, JobState
+from resilience.messages import plural
 from resilience.pending_reason import explain_reason
 from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage
 from resilience.runs.project import Project
@@ -21,7 +22,7 @@ from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
 CANNOT_OPEN_OUTPUT = 53
-"""SLURM's signal (0:53) of a job that failed before it began, mostly for its --output."""
+"""SLURM's signal (0:53) of a job that failed before its start, mostly because of --output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,14 @@ class JobRow:
     """One job, or one array folded.
 
     Attributes:
-        job: the id as people write it; the array's for a folded array.
-        state: the state of what runs, else of what waits, else of what ended last.
-        counts: how many tasks are in each state; a plain job counts 1.
-        words: why it waits or how it ended, in words.
-        advice: what to do about it, or empty.
-        time_left_s: of what runs, None when unlimited or not known.
+        job: the displayed id; the array's id for a folded array.
+        state: of the running task, else of a waiting one, else of the last to end.
+        counts: tasks per state; a plain job counts 1.
+        words: why it waits, or how it ended.
+        advice: the remedy, or empty.
+        time_left_s: of the running task; None if unlimited or unknown.
         nodes: hostlist.
-        is_alive: whether anything of it may run now or later.
+        is_alive: whether a task may run now or later.
     """
 
     job: str
@@ -50,7 +51,7 @@ class JobRow:
 
 
 def fold(jobs: Sequence[Job], now: float) -> tuple[JobRow, ...]:
-    """Given the jobs of a run, return one row per job or array: what runs first, then what waits, then what ended."""
+    """Return one row per job or array of a run: running ones first, then waiting ones, then ended ones."""
     arrays: dict[int, list[Job]] = {}
     for job in jobs:
         arrays.setdefault(job.id.array, []).append(job)
@@ -93,23 +94,23 @@ def _explain(job: Job) -> tuple[str, str]:
         return "its processes are ending", ""
     if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
         if job.exit_code.signal == CANNOT_OPEN_OUTPUT:
-            return "SLURM could not open its output file, or not start it", "look at --output, and at sinfo -R"
+            return "SLURM could not open its output file, or could not start it", "check --output and sinfo -R"
         if job.exit_code.signal:
             return f"ended by signal {job.exit_code.signal}", ""
         if job.exit_code.status == EX_TEMPFAIL:
-            return f"stopped on purpose, to go on in the next job (exit code {EX_TEMPFAIL})", ""
+            return f"stopped deliberately, to continue in the next job (exit code {EX_TEMPFAIL})", ""
         return f"exit code {job.exit_code.status}", ""
     return "", ""
 
 
 LOST_ATTEMPTS_SHOWN = 2
-"""Of the newest attempts: older losses are no longer of interest."""
+"""Only these newest attempts are reported as lost."""
 
 ATTEMPTS_AT_ONCE = 3
-"""Of the newest attempts one may train, or be on its way out, while the next waits for it to be gone."""
+"""Of these newest attempts one may train or be ending, while the next waits for its end."""
 
 LOST_SLACK_S = 5.0
-"""An attempt younger than this, by a clock of another machine, may have begun after the queue was queried."""
+"""An attempt younger than this, by another machine's clock, may have started after the query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +118,16 @@ class RunStatus:
     """The state of one run.
 
     Attributes:
-        rows: its jobs, what runs first.
-        next_in_line: what will run next, or empty.
+        rows: its jobs, running ones first.
+        next_in_line: the next job, or empty.
         step: the last step seen, or None.
         attempts: every attempt so far, oldest first.
-        finished: whether the training said that it is done.
-        switches: the switches that are set, honoured or not.
+        finished: whether the training has finished.
+        switches: the switches that are set, accepted or rejected.
         save: the saves that the guard journalled, or None.
         kill: the stage of a running attempt that is being ended by its kill switch or by stop_after, or None.
-        lost: sentences about work that a dead node or a reboot took.
-        headline: one word or two: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
+        lost: messages about jobs lost to a dead node or a reboot.
+        headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
     """
@@ -152,7 +153,8 @@ class RunStatus:
 def run_statuses(
     project: Project, directories: Sequence[RunDirectory], *, fresh: bool = False
 ) -> tuple[RunStatus, ...]:
-    """The states of runs. Each scheduler is queried once for all of them, and not at all while its answer is young.
+    """Return the states of runs. Each scheduler is queried once for all of them, or not at all while its answer is
+    recent.
 
     A run whose files cannot be read is shown as `unreadable` beside the others. Raise StateDirectoryError if it is the
     only one requested.
@@ -176,19 +178,19 @@ def run_statuses(
     return tuple(statuses)
 
 
-def _query(project: Project, scheduler: str, people: tuple[str, ...], fresh: bool) -> QueueAnswer:
-    """The queue of the users who submitted a run; they may be colleagues."""
-    is_own = people == (project.system.host.user,)
+def _query(project: Project, scheduler: str, users: tuple[str, ...], fresh: bool) -> QueueAnswer:
+    """Return the queue of the users who submitted a run."""
+    is_own = users == (project.system.host.user,)
 
     def fetch() -> tuple[Job, ...]:
-        return project.scheduler(scheduler).jobs(users=None if is_own else people, finished=True)
+        return project.scheduler(scheduler).jobs(users=None if is_own else users, finished=True)
 
     try:
-        return query_queue(project.system, scheduler, fetch, owner="" if is_own else ",".join(people), fresh=fresh)
+        return query_queue(project.system, scheduler, fetch, owner="" if is_own else ",".join(users), fresh=fresh)
     except UsageError as error:
         if scheduler == project.scheduler_name():
             raise
-        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's journal must not hide the others
+        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's scheduler must not hide the others
 
 
 def _status(
@@ -198,7 +200,7 @@ def _status(
     rows, finished = fold(jobs, now), directory.is_finished()
     attempts = read_attempts(directory)
     if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
-        trouble = f"the queue shows no job, yet attempt {attempts[-1].number} showed a sign of life just now"
+        trouble = f"the queue shows no job, but attempt {attempts[-1].number} sent a heartbeat just now"
         answer = answer._replace(trouble=trouble)
     attempts = mark_lost(attempts, jobs, answer, now)
     save = newest_save(directory, [attempt.job_id for attempt in attempts])
@@ -222,7 +224,7 @@ def _status(
 
 
 def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
-    """Whether the newest attempt wrote no end, beat a moment ago, and no row shows its end."""
+    """Return whether the newest attempt has no recorded end, has a recent heartbeat, and is not in the queue."""
     if not attempts or attempts[-1].end is not None or any(job.raw_id == attempts[-1].job_id for job in jobs):
         return False
     beat = last_beat(directory, attempts[-1])
@@ -230,9 +232,9 @@ def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequ
 
 
 def mark_lost(attempts: Sequence[Attempt], jobs: Sequence[Job], answer: QueueAnswer, now: float) -> tuple[Attempt, ...]:
-    """The attempts, those marked LOST that never wrote an end and whose job has no processes any more. Pure.
+    """Return the attempts, those without a recorded end marked LOST if their job has no processes. Pure.
 
-    Only a scheduler that answered can tell, and only of attempts that had begun when it did.
+    This needs an answer of the scheduler, and applies only to attempts that started before it.
     """
     if answer.trouble or not answer.is_known:
         return tuple(attempts)
@@ -250,7 +252,7 @@ def _headline(rows: Sequence[JobRow], finished: bool, answer: QueueAnswer) -> st
     if finished:
         return "finished"
     if answer.trouble or not answer.is_known:
-        return "unknown"  # the earlier answer is shown, and proves nothing about now
+        return "unknown"  # the earlier answer is shown, but proves nothing now
     if any(row.state.may_have_processes for row in rows):
         return "running"
     if any(row.is_alive for row in rows):
@@ -265,7 +267,7 @@ def _next_in_line(jobs: Sequence[Job]) -> str:
     first = waiting[0]
     total = sum(job.task_count for job in waiting)
     label = f"{first.id.array}_[{first.tasks}]" if first.is_array_record else str(first.id)
-    return f"{label} ({total} {'job' if total == 1 else 'jobs'} waiting)"
+    return f"{label} ({plural(total, 'job')} waiting)"
 
 
 def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
@@ -281,14 +283,14 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
 
 
 def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
-    """The last step, `seen` in a heartbeat of some seconds ago or in a log: a save of this attempt may be newer."""
+    """Return the last step: `seen` in a heartbeat or log, or that of a newer save of this attempt."""
     is_of_this = save is not None and attempts and save.attempt == attempts[-1].number
     steps = (seen, save.step if save is not None and is_of_this else None)
     return max((step for step in steps if step is not None), default=None)
 
 
 def kill_under_way(directory: RunDirectory, attempts: Sequence[Attempt]) -> KillStage | None:
-    """The stage of the newest attempt that is being ended; one that only waits for it may be newer."""
+    """Return the stage of the newest attempt that is being ended; an attempt that waits for it may be newer."""
     running = (attempt for attempt in reversed(attempts[-ATTEMPTS_AT_ONCE:]) if attempt.end is None)
     stages = (kill_stage(last_events(directory, attempt.job_id), attempt.number) for attempt in running)
     return next((stage for stage in stages if stage is not None), None)

@@ -1,4 +1,4 @@
-"""The journal of submissions: the intent before, the result after each sbatch."""
+"""The journal of submissions: an intent before, and a result after each sbatch."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Outcome(StrEnum):
     """The outcome of an intent."""
 
     OPEN = "open"
-    """Journalled and perhaps sent. The next submit looks the job up by its token first."""
+    """Journalled and perhaps sent. The next submit first looks up the job by its token."""
     UNCERTAIN = "uncertain"
-    """As OPEN, but its submit has given up waiting and ended."""
+    """As OPEN, but its submit has ended without an answer."""
     SUBMITTED = "submitted"
     REFUSED = "refused"
 
@@ -34,13 +34,13 @@ class Intent:
     """One submission by `resil submit`, folded from its lines in the journal.
 
     Attributes:
-        token: what the job carries in its comment.
-        scheduler: which scheduler it went to.
-        script: path of the script that was handed over.
-        argv: the exact command, for people.
+        token: in the job's comment.
+        scheduler: the scheduler of the job.
+        script: path of the submitted script.
+        argv: the exact command, for display.
         time: seconds since the epoch.
-        outcome: as far as it is journalled.
-        job_id: the one job, when there is one.
+        outcome: as journalled.
+        job_id: the job, or None.
         by: login name of the submitter; empty when unknown.
     """
 
@@ -55,7 +55,7 @@ class Intent:
 
 
 def new_token() -> str:
-    """A random word for one intent."""
+    """Return a random token for one intent."""
     return os.urandom(TOKEN_BYTES).hex()
 
 
@@ -83,12 +83,12 @@ def record_result(
         record["job_id"] = str(job_id)
     if why:
         record["why"] = why
-    # If a power cut takes this line, the intent is open, and the next submit looks it up.
+    # If a power cut loses this line, the intent stays open, and the next submit looks it up.
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode, sync=False)
 
 
 def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
-    """The intents of a run, oldest first, each with its outcome."""
+    """Return the intents of a run, oldest first, each with its outcome."""
     intents: dict[str, Intent] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
@@ -112,14 +112,14 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
-    """The jobs of these intents, oldest first."""
+    """Return the jobs of these intents, oldest first."""
     return tuple(intent.job_id for intent in intents if intent.job_id is not None)
 
 
 def own_script(directory: RunDirectory) -> str:
-    """The user's own script with which the run was last queued; empty for a rendered template.
+    """Return the user's own script that the run was last queued with; empty for a rendered template.
 
-    Only a rendered script reads the switches by itself.
+    Only a rendered script reads the switches itself.
     """
     scripts = directory.path / layout.SCRIPTS
     intents = read_intents(directory)
@@ -127,7 +127,8 @@ def own_script(directory: RunDirectory) -> str:
 
 
 def _with_result(intent: Intent, event: str, job_id: object) -> Intent:
-    """Add a result. The job of an intent is never forgotten; a result without a readable id leaves the intent OPEN."""
+    """Return the intent with a result. A known job is never lost; a result without a readable id leaves the intent
+    OPEN."""
     if event not in (Outcome.UNCERTAIN, Outcome.SUBMITTED, Outcome.REFUSED) or intent.outcome is Outcome.SUBMITTED:
         return intent
     try:

@@ -1,4 +1,4 @@
-"""`resil submit`: queue a run, exactly once, and only if the run is not live, finished or killed."""
+"""`resil submit`: queues a run exactly once, and only if the run is not live, finished or killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from resilience.system.ports import is_account
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of a run directory before a submit, so that a submit that queued nothing can restore it.
+    """The state of a run directory before a submit, restored if the submit queues nothing.
 
     Attributes:
         run_file: content of its run.toml, None when it was never submitted from here.
@@ -67,7 +67,7 @@ class Snapshot:
 
 
 def take_snapshot(directory: RunDirectory) -> Snapshot:
-    """Record the state of a run directory. Raise StateDirectoryError if it cannot be read."""
+    """Return the state of a run directory. Raise StateDirectoryError if it cannot be read."""
     if not directory.exists():
         paths = (directory.path, *directory.path.parents)
         return Snapshot(None, tuple(path for path in paths if not os.path.lexists(path)))
@@ -83,7 +83,7 @@ def rollback(directory: RunDirectory, snapshot: Snapshot, tokens: Collection[str
     """
     with suppress(ResilError, OSError):
         if any(intent.token not in tokens for intent in read_intents(directory)):
-            return  # the directory now belongs to another submit
+            return  # another submit uses the directory now
         if snapshot.run_file is not None:
             write_atomic(directory.path / layout.RUN_FILE, snapshot.run_file, mode=directory.file_mode)
             return
@@ -109,8 +109,8 @@ SECOND_QUERY_S = 3.0
 def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Collection[str], now: float) -> None:
     """Yield to another submit of the run that journalled its intent before ours and that we did not know of.
 
-    Two users submit at once: each queries, sees no job, and journals. Lines of a journal have an order, so exactly one
-    of them was first. Raise SchedulerUnavailable after journalling that ours was not sent.
+    Two users may submit at once: each queries, sees no job, and journals. The journal's lines are ordered, so exactly
+    one submit was first. Raise SchedulerUnavailable after journalling that ours was not sent.
     """
     for intent in read_intents(directory):
         if intent.token == token:
@@ -145,7 +145,7 @@ def reconcile_intents(
         if found:
             job_id = found[0].id.whole
             record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
-            progress(f"a submit whose end was not journalled did queue job {job_id}")
+            progress(f"an earlier submit without a recorded result did queue job {job_id}")
             yield job_id
         elif in_flight and age_s < -IN_FLIGHT_S:
             raise SchedulerUnavailable(
@@ -155,7 +155,7 @@ def reconcile_intents(
         elif in_flight and age_s < IN_FLIGHT_S:
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
-                hint=f"wait for it; if it was cut off, try again in {IN_FLIGHT_S - age_s:.0f} s",
+                hint=f"wait for it; if it was interrupted, try again in {IN_FLIGHT_S - age_s:.0f} s",
             )
         else:
             record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue by two queries")
@@ -166,9 +166,9 @@ class Prepared:
     """A submit that is ready to be performed.
 
     Attributes:
-        script: the text that would run.
-        submissions: one, or the links of a chain (without their dependency on each other yet).
-        findings: what the lint has to say; none of them refuses.
+        script: the text of the script.
+        submissions: one, or those of a chain, yet without their dependencies.
+        findings: warnings of the lint.
     """
 
     request: SubmitRequest
@@ -239,7 +239,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
 
 
 def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
-    """The exact commands that `perform` would run, for people."""
+    """Return the exact commands of `perform`, for display."""
     scheduler = project.scheduler()
     first, *others = prepared.submissions
     behind = (shlex.join(scheduler.command_line(_behind(submission, JobId(1)))) for submission in others)
@@ -250,7 +250,7 @@ def command_lines(project: Project, prepared: Prepared) -> tuple[str, ...]:
 
 
 def test_only(project: Project, prepared: Prepared) -> str:
-    """Ask the scheduler whether and when it would start; nothing is queued and nothing is left behind."""
+    """Return the scheduler's estimate of the start time. Nothing is queued, and no file stays."""
     scheduler = project.scheduler()
     submission = prepared.submissions[0]
     if prepared.request.script is not None:
@@ -264,14 +264,14 @@ def test_only(project: Project, prepared: Prepared) -> str:
 
 
 def perform(project: Project, prepared: Prepared, progress: Callable[[str], None] = lambda _: None) -> SubmitResult:
-    """Queue a prepared submit: one job per intent, whatever happens to the controller meanwhile.
+    """Queue a prepared submit: one job per intent, even if the controller fails meanwhile.
 
     Raise RunAlive if the run is live and neither `--after` nor `--force` was given, SchedulerUnavailable if that is
     unknown, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if it is unknown
     whether the job was queued: the next submit looks the job up first.
     """
     request, directory, scheduler = prepared.request, prepared.directory, project.scheduler()
-    # In this order: this submit yields to one that comes between the two lines, because its token is not known.
+    # Keep this order: this submit yields to one that comes between the two lines, because its token is unknown.
     known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
     snapshot = take_snapshot(directory)
     if snapshot.run_file is not None:
@@ -303,7 +303,7 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
 
 
 def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progress: Callable[[str], None]) -> None:
-    """Raise if queueing this run now makes no sense."""
+    """Raise if the run must not be queued now."""
     request, directory = prepared.request, prepared.directory
     others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
@@ -314,20 +314,20 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
     if directory.is_finished():
         raise UsageError(
             f"run {request.run} is finished: its jobs would end at once",
-            hint=f"give it another name: --run NAME; or train on: resil clear {request.run} --finished",
+            hint=f"use another name: --run NAME; or continue training: resil clear {request.run} --finished",
         )
     if request.after is None:
         me = project.system.host.user
         live = [job for client in clients for job in live_jobs(client, directory, me)]
         if found and not live:
-            progress("that job has ended already; queueing anew")
+            progress("that job has already ended; queueing a new one")
         refuse_if_live(request.run, live)
 
 
 def _check_kill_switch(
     project: Project, request: SubmitRequest, directory: RunDirectory, progress: Callable[[str], None]
 ) -> None:
-    """Report a kill switch with its age: it may be forgotten. Raise UsageError unless forced."""
+    """Report a kill switch and its age, which may be days. Raise UsageError unless forced."""
     try:
         policy = policy_of(directory, owner_policy(project.loaded.settings.run))
         kill = read_switch(directory, layout.KILL_SWITCH, policy)
@@ -352,7 +352,7 @@ def _check_kill_switch(
 
 
 def _behind(submission: Submission, previous: JobId) -> Submission:
-    """A link of a chain, queued behind the one before. Only the first carries the user's own dependency."""
+    """Return a submission that is queued behind the previous one. Only the first keeps the user's dependency."""
     return replace(submission, options={**submission.options, "dependency": f"afterany:{previous.whole}"})
 
 
@@ -361,31 +361,31 @@ def _submit_one(
 ) -> Submitted:
     """Journal the intent, submit, journal the result.
 
-    `known` are the tokens that were checked, or are our own: a submit that is not among them was first. None: ignore
-    which one was first.
+    `known`: tokens that were checked, or belong to this submit; a submit with another token was first. None: do not
+    yield to other submits.
     """
     clock, directory = project.system.clock, prepared.directory
     written = Path(submission.script) if prepared.request.script is None else None
     try:
         if written is not None:
-            # SLURM keeps a copy of its own: only the intent must outlast a power cut.
+            # SLURM keeps a copy: only the intent must survive a power cut.
             write_atomic(written, prepared.script, mode=directory.directory_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
         by = project.system.host.user
         record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
         if known is not None:
             refuse_if_another_was_first(directory, submission.token, known, clock.now())
-    except ResilError:  # it cannot be journalled, or must not be, so it is not sent
+    except ResilError:  # not journalled, so not sent
         _drop(written)
         raise
     try:
         submitted = scheduler.submit(submission)
-    except SubmissionUncertain as error:  # the next submit looks it up before it does anything
+    except SubmissionUncertain as error:  # the next submit looks up the job first
         with suppress(StateDirectoryError):
             record_result(directory, submission.token, Outcome.UNCERTAIN, clock.now(), why=error.message)
         raise
     except ResilError as error:
-        with suppress(StateDirectoryError):  # then the next submit looks it up; this refusal is what matters
+        with suppress(StateDirectoryError):  # the next submit looks up the job; report the refusal
             record_result(directory, submission.token, Outcome.REFUSED, clock.now(), why=error.message)
         _drop(written)
         raise

@@ -37,7 +37,7 @@ class SubmitRequest:
         script: the user's own script, or None to render the run's template.
         script_args: arguments of the own script.
         array: as `--array`; `10` means ten, one after another. Empty: as in the settings.
-        chain: this many single jobs, each behind the one before; 0 for none.
+        chain: this many single jobs, each behind the previous one; 0 for none.
         after: the job to queue behind, already confirmed, or None.
         dependency: as `--dependency`.
         variables: template variables from `--set`.
@@ -73,7 +73,7 @@ class SubmitPlan:
         jobs: how many submissions: 1, or the length of the chain.
         signal: name of the signal for the batch shell.
         signal_lead_s: how long before the end it is sent.
-        time_limit_s: the limit that will count, None when not known or unlimited.
+        time_limit_s: the effective limit; None if unknown or unlimited.
     """
 
     options: Mapping[str, str | None]
@@ -85,14 +85,14 @@ class SubmitPlan:
 
 
 def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> SubmitPlan:
-    """Given a request and the settings, return the input for the scheduler.
+    """Return the input for the scheduler, from a request and the settings.
 
     `logs` is the directory for the output of rendered scripts. Raise UsageError if the request contradicts itself.
     """
     _refuse_contradictions(request)
     array = "" if request.chain else request.array or settings.submit.array
     if request.script is not None and not request.array:
-        array = ""  # an own script has its own directives; only options of the command line are added
+        array = ""  # a user's script has its own directives; only options of the command line are added
     if request.time:
         parse_slurm_time_s(request.time)
     options: dict[str, str | None] = {
@@ -108,7 +108,7 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     sbatch = {str(key).replace("_", "-"): value for key, value in settings.sbatch.items()}
     for name, example in (("array", 'array = "10"'), ("signal", 'signal = "USR1"')):
         if isinstance(sbatch.get(name), str | int) and sbatch[name] is not False:
-            raise UsageError(f"{name} cannot stand in [sbatch]: resil writes it", hint=f"{example} below [submit]")
+            raise UsageError(f"{name} cannot be set in [sbatch]: resil writes it", hint=f"set {example} under [submit]")
     signal, lead_s = split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
     if request.signal:
         options["signal"] = request.signal
@@ -136,9 +136,7 @@ def split_signal(text: str) -> tuple[str, int]:
     if _SIGNAL.fullmatch(name) is None or (at and _LEAD.fullmatch(lead) is None):
         raise UsageError(f"{text!r} is not a signal with a lead in seconds", hint="write B:USR1@300")
     if at and int(lead) > MAX_LEAD_S:
-        raise UsageError(
-            f"--signal {text!r}: a lead of more than {MAX_LEAD_S} s is refused by sbatch", hint="write B:USR1@300"
-        )
+        raise UsageError(f"--signal {text!r}: sbatch refuses a lead above {MAX_LEAD_S} s", hint="write B:USR1@300")
     return name, int(lead) if at else 60
 
 
@@ -157,34 +155,36 @@ def _refuse_contradictions(request: SubmitRequest) -> None:
     if request.chain < 0:
         raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
     if request.chain and request.array:
-        raise UsageError("--array and --chain are two ways to the same end", hint="choose one of them")
+        raise UsageError("--array and --chain cannot be given together", hint="use one of them")
     if request.script is None and request.script_args:
-        raise UsageError("arguments are for a script of your own", hint="sbatch flags go after --")
-    # A line end in an option is a slip or an attack: in a script it would begin another line.
+        raise UsageError("arguments need a script of your own", hint="sbatch flags go after --")
+    # A line break in an option is a mistake or an attack: it would begin another line of the script.
     options = (request.array, request.dependency, request.exclude, request.signal, request.time, request.begin)
     for text in (*options, *request.extra_args):
         if any(ord(character) < 32 or ord(character) == 127 for character in text):
-            raise UsageError(f"the sbatch option {text!r} holds a line end or a control character", hint="take it out")
+            raise UsageError(
+                f"the sbatch option {text!r} contains a line break or a control character", hint="remove it"
+            )
     _refuse_own_options(request.extra_args)
 
 
 def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
-    """After `--` an option would silently win over resil's own: `%1` lost, the job's token lost."""
+    """Reject options after `--` that would silently override resil's own: the `%1` of an array, the job's token."""
     problems = parse_directives(f"#!/bin/sh\n#SBATCH {shlex.join(extra_args)}\n").problems
     stray = next((word for word in extra_args if word == "--" or f"{word!r} is not an option" in problems), None)
     if stray is not None:
         raise UsageError(
-            f"{stray!r} after -- is no flag of sbatch: it would be taken for another script",
+            f"{stray!r} after -- is not a flag of sbatch: sbatch would read it as another script",
             hint="arguments of your own script go after a second --: resil submit my.sbatch -- -- --lr 0.1",
         )
     for word in extra_args:
         name = word.removeprefix("--").partition("=")[0] if word.startswith("--") else _OWN_SHORT.get(word[:2], "")
-        # sbatch takes an option's beginning for the option: `--comm=x`.
+        # sbatch accepts abbreviated options: `--comm=x`.
         meant = next((known for known in OWN_OPTIONS if len(name) > 2 and known.startswith(name)), None)
         if meant is not None:
             own = OWN_OPTIONS[meant]
-            hint = f"write {own} before the --" if own else "leave it out: resil finds the job again by its comment"
-            raise UsageError(f"{word!r} after -- would undo what resil itself tells sbatch", hint=hint)
+            hint = f"write {own} before the --" if own else "omit it: resil finds the job by its comment"
+            raise UsageError(f"{word!r} after -- would override an option that resil sets itself", hint=hint)
 
 
 def _dependency(request: SubmitRequest) -> str:
@@ -194,7 +194,7 @@ def _dependency(request: SubmitRequest) -> str:
     if request.dependency:
         written = write_dependency(request.dependency)
         if parts and "?" in written:
-            raise UsageError("--after cannot be joined with an `any of` dependency", hint="leave one of them out")
+            raise UsageError("--after cannot be joined with an `any of` dependency", hint="omit one of them")
         parts.append(written)
     return ",".join(parts)
 
@@ -207,7 +207,7 @@ def _directives(
     logs: str,
     signal: str,
 ) -> tuple[tuple[str, str | None], ...]:
-    """The #SBATCH lines of a rendered script, so that the kept script can be read, and queued again, by itself."""
+    """Return the #SBATCH lines of a rendered script, so that the script can be read, and queued again, on its own."""
     lines: dict[str, str | None] = {
         "job-name": request.run,
         # `%` begins a field of the pattern (sbatch(1), filename pattern). Not %x: a job name of one's own may be 400
@@ -233,7 +233,7 @@ SCRIPT_LIMIT_BYTES = 4 * 2**20
 
 
 def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory) -> str:
-    """The run's template as a batch script. Raise UsageError without a command, TemplateError if it cannot be made."""
+    """Return the batch script of a run. Raise UsageError without a command, TemplateError if rendering fails."""
     settings = project.loaded.settings
     if not settings.run.command.strip():
         raise UsageError(
@@ -264,9 +264,9 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
 
 
 def guard_variables(loaded: Loaded) -> dict[str, str]:
-    """The environment of the guard in a job: the settings of [guard], and the owner policy of switches. Pure.
+    """Return the environment of the guard in a job: the settings of [guard], and the owner policy of switches. Pure.
 
-    Defaults are not exported: a newer guard may have better ones.
+    Defaults are not exported: a newer guard may have other ones.
     """
     variables = {f"{layout.GUARD_PREFIX}SWITCH_OWNERS": owner_policy(loaded.settings.run)}
     guard = loaded.settings.guard
@@ -278,19 +278,19 @@ def guard_variables(loaded: Loaded) -> dict[str, str]:
 
 
 def _as_variable(value: object) -> str:
-    """A setting as `read_settings` of the guard reads it back, to the last digit."""
+    """Return a setting as `read_settings` of the guard parses it, with all digits."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def owner_policy(settings: RunSettings) -> str:
-    """The owner policy of switches for the jobs of a submit, by the settings alone. Pure."""
+    """Return the owner policy of switches for the jobs of a submit, from the settings alone. Pure."""
     return settings.switch_owners or ("group" if settings.group else "owner")
 
 
 def read_own_script(path: Path) -> str:
-    """A user's own script. Raise UsageError, with a hint, if sbatch would refuse it."""
+    """Return a user's own script. Raise UsageError, with a hint, if sbatch would refuse it."""
     try:
         if path.is_dir():
             raise UsageError(f"{path} is a directory, not a script", hint="give the path of a batch script")
@@ -317,13 +317,13 @@ def read_own_script(path: Path) -> str:
 
 
 SMALL_ARRAY = 1000
-"""Up to this index every cluster agrees (MaxArraySize is 1001 by default): no need to ask."""
+"""Every cluster accepts indices up to this (MaxArraySize is 1001 by default); larger ones need a query."""
 
 
 def lint_facts(
     project: Project, request: SubmitRequest, plan: SubmitPlan, directory: RunDirectory, script: str
 ) -> LintFacts:
-    """Gather the facts for the lint. An unknown fact stays unknown and causes no finding."""
+    """Return the facts for the lint. An unknown fact causes no finding."""
     is_local = project.scheduler_name() == "local"
     mount = mount_of(directory.path, current_mounts())
     recorded = directory.settings().get("run")
@@ -332,7 +332,7 @@ def lint_facts(
         run=request.run,
         run_dir_owner=owner,
         state_dir=str(project.loaded.state_dir),
-        # Reported once, at the first submit of a run: a second submit is a decision.
+        # Reported once, at the first submit of a run.
         state_dir_is_node_local=not directory.exists() and mount is not None and mount.is_node_local and not is_local,
         max_array_size=_max_array_size(project, plan),
         measured_save_s=slowest_save_s(directory),
@@ -346,15 +346,15 @@ def lint_facts(
 
 
 def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
-    """Given sbatch arguments that are passed through, return them by their long names, as a directive would be read."""
+    """Return sbatch arguments that are passed through, by their long names, parsed as directives."""
     return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
 
 
 def slowest_save_s(directory: RunDirectory) -> float | None:
-    """The slowest save that the run's journal knows (`{"event": "save", "seconds": 41.5}`), or None."""
+    """Return the duration of the slowest save in the run's journal (`{"event": "save", "seconds": 41.5}`), or None."""
     slowest: float | None = None
     for path in sorted((directory.path / layout.JOURNAL).glob("*.jsonl")):
-        with suppress(ResilError):  # one file that cannot be read hides no other
+        with suppress(ResilError):  # skip unreadable files
             for record in read_lines(path):
                 seconds = record.get("seconds")
                 if record.get("event") == "save" and isinstance(seconds, int | float):
@@ -375,7 +375,7 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 
 
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
-    """Missing directories for output files: SLURM fails such a job without a message."""
+    """Return missing directories of output files: SLURM fails such a job without a message."""
     base = project.system.cwd if request.script is not None else project.loaded.project
     options = {**dict(parse_directives(script).options), **plan.options}
     # The directory for logs of a rendered script is created with the run.

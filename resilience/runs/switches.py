@@ -1,4 +1,4 @@
-"""The switch files: how users steer a run whose jobs they may not signal.
+"""The switch files, by which users control a run whose jobs they may not signal.
 
 SLURM lets only the owner of a job signal or cancel it; file permissions let colleagues stop it. A switch is a
 regular file, opened O_NOFOLLOW and O_NONBLOCK, whose owner passes the policy; anything else is reported, never
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 def policy_of(directory: RunDirectory, requested: str = "") -> OwnerPolicy:
-    """The owner policy of a run's switches: the requested one, else what the directory's permissions allow."""
+    """Return the owner policy of a run's switches: the requested one, else by the directory's permissions."""
     if requested:
         try:
             return OwnerPolicy(requested)
         except ValueError:
-            raise UsageError(f"{requested!r} is no owner policy", hint="there are: owner, group, any") from None
+            raise UsageError(f"{requested!r} is not an owner policy", hint="there are: owner, group, any") from None
     return policy_of_mode(directory.stat(layout.SWITCHES).st_mode)
 
 
 def policy_of_run(directory: RunDirectory) -> OwnerPolicy:
-    """The owner policy with which a run was submitted, perhaps by a colleague; else what the permissions allow.
+    """Return the owner policy that a run was submitted with, else the policy by its permissions.
 
-    Raise StateDirectoryError if even those cannot be read.
+    Raise StateDirectoryError if those cannot be read either.
     """
     try:
         recorded = recorded_policy(directory.settings())
@@ -55,7 +55,7 @@ class SetSwitch:
 
     Attributes:
         warning: why the run may reject it, or empty.
-        is_empty: whether the disk was too full for who, why and scope.
+        is_empty: whether the disk was too full for the content.
     """
 
     path: Path
@@ -120,7 +120,7 @@ def write_switch(directory: RunDirectory, switch: Switch) -> Path:
 
 
 def _make_empty(path: Path, mode: int) -> bool:
-    """Create an empty file, which needs no room but its name; return whether one exists now, ours or another user's."""
+    """Create an empty file, which needs only a name. Return whether the file exists now, created by any user."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -137,8 +137,7 @@ def _make_empty(path: Path, mode: int) -> bool:
 def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Switch | None:
     """Read a switch, or return None when it is not set.
 
-    Anything but a regular file, and a file whose owner breaks the policy, comes back with `honoured` False and the
-    reason.
+    A file that is not regular, or whose owner violates the policy, is returned with `honoured` False and the reason.
     """
     path = directory.path / layout.SWITCHES / kind
     try:

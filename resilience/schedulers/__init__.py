@@ -1,4 +1,4 @@
-"""Schedulers: each file is one, and exports it as SCHEDULER. All of them implement `Scheduler`."""
+"""Schedulers: each file is a plugin that exports SCHEDULER, an implementation of `Scheduler`."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ if TYPE_CHECKING:
     from resilience.submission import Submission, Submitted
 
 Keep = Callable[[int, str, str], bool]
-"""A filter of the queue: True to return a job, by its (or its array's) id, its name and its comment."""
+"""A filter of the queue: return True to keep a job, given its (or its array's) id, name and comment."""
 
 
 class Scheduler(Protocol):
-    """The interface of every scheduler. One contract suite (tests/contract) runs against every implementation.
+    """The interface of every scheduler. The contract tests in tests/contract run against every implementation.
 
-    Every method answers within its deadline. A method raises SchedulerUnavailable when there was no answer that
-    can be trusted, SchedulerError when the scheduler refused, NotSupported when it cannot do that at all.
+    Every method returns within its deadline. A method raises SchedulerUnavailable if the scheduler gave no reliable
+    answer, SchedulerError if the scheduler rejected the request, NotSupported if the operation is not supported.
     """
 
     @property
     def name(self) -> str:
-        """The plugin's name: `slurm`, `local`."""
+        """Return the plugin's name: `slurm`, `local`."""
         ...
 
     def submit(self, submission: Submission) -> Submitted:
-        """Queue exactly one job. Look it up by its token before any retry.
+        """Queue exactly one job. Look up the job by its token before any retry.
 
-        Raise SubmissionUncertain when the job was sent and could not be looked up.
+        Raise SubmissionUncertain if the submission was sent and its outcome is unknown.
         """
         ...
 
     def test(self, submission: Submission) -> str:
-        """Return whether and when it would start, without queueing it (`sbatch --test-only`)."""
+        """Return whether and when the job would start, without queueing it (`sbatch --test-only`)."""
         ...
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
-        """The exact argv that `submit` would run, for people to read."""
+        """Return the argv that `submit` would run."""
         ...
 
     def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
-        """The jobs of a user (empty: mine), ended ones included while remembered, that carry this token."""
+        """Return the jobs of a user (default: the current user) with this token, including ended jobs."""
         ...
 
     def jobs(
@@ -53,39 +53,39 @@ class Scheduler(Protocol):
         finished: bool = False,
         keep: Keep | None = None,
     ) -> tuple[Job, ...]:
-        """The queue, by one query: my own jobs, or those of `users` (an empty collection: everybody's).
+        """Return the queue by one query: jobs of the current user, or of `users` (an empty collection: all users).
 
-        `names` selects jobs with exactly these names; `keep` selects those for which it returns True: a few of 100,000
-        cost little. `finished` adds the ended jobs still remembered.
+        `names` selects jobs with exactly these names; `keep` filters, which makes a few of 100,000 jobs cheap.
+        `finished` includes ended jobs that are still in the queue.
         """
         ...
 
     def job(self, job_id: JobId) -> Job:
-        """One job in detail. Raise NoSuchJob when a successful answer lacks it."""
+        """Return a job in detail. Raise NoSuchJob if a successful answer does not contain the job."""
         ...
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Say if it exists: ALIVE, GONE or UNKNOWN. Never raises. `mine`: my own jobs are never hidden from me."""
+        """Return whether a job exists: ALIVE, GONE or UNKNOWN. Never raises. `mine`: the job is the current user's."""
         ...
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
-        """The accounting records. Raise NotSupported, plainly, where there is no accounting."""
+        """Return the accounting records. Raise NotSupported if there is no accounting."""
         ...
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
-        """End them. Already ended ones are no error."""
+        """Cancel jobs. Ended jobs are ignored."""
         ...
 
     def hold(self, job_id: JobId) -> None:
-        """Keep it from starting."""
+        """Hold a job."""
         ...
 
     def release(self, job_id: JobId) -> None:
-        """Undo `hold`."""
+        """Release a held job."""
         ...
 
     def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
-        """Put a running or ended job back into the queue. Refuse an array as a whole: it would start every task."""
+        """Requeue a running or ended job. Reject a whole array, of which every task would be restarted."""
         ...
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
@@ -93,13 +93,13 @@ class Scheduler(Protocol):
         ...
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
-        """Send a signal (`USR1`) to its steps, to the batch shell (`batch`), or to both and all below (`full`)."""
+        """Send a signal (`USR1`) to the steps, to the batch shell (`batch`), or to all processes (`full`)."""
         ...
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes."""
+        """Return the nodes of the cluster."""
         ...
 
     def config(self) -> ClusterConfig:
-        """The limits and features of the cluster."""
+        """Return the limits and features of the cluster."""
         ...

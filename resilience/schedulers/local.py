@@ -1,7 +1,7 @@
-"""The embedded scheduler: runs jobs on this machine as SLURM would, where there is no SLURM.
+"""The embedded scheduler: runs jobs on this host as SLURM would, without SLURM.
 
-For a laptop, a workstation, and for trying things. A spool directory holds the queue; a small process of one's own
-runs it and goes away when it is empty. What differs from SLURM: docs/explanation/embedded-scheduler.md.
+For laptops, workstations and experiments. The queue is a spool directory; a small daemon of the user runs the queue and
+exits when it is empty. Differences from SLURM: docs/explanation/embedded-scheduler.md.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from resilience.system.ports import Clock, Runner
 
 _NO_ID = 2**62
-"""The id of a submission that is only tested: later than all others."""
+"""The id of a submission that is only tested: larger than all others."""
 _START_TIMEOUT_S = 15.0
 
 
 class LocalScheduler:
-    """The Scheduler port on one machine. Nothing is kept in memory between calls: the spool is the truth."""
+    """The scheduler of one host. All state is in the spool; nothing is kept in memory between calls."""
 
     def __init__(self, *, clock: Clock, runner: Runner, environ: Mapping[str, str], deadline_s: float = 60.0) -> None:
         self._clock = clock
@@ -52,19 +52,19 @@ class LocalScheduler:
 
     @property
     def name(self) -> str:
-        """`local`."""
+        """Return `local`."""
         return "local"
 
     @property
     def spool(self) -> Path:
-        """The spool directory."""
+        """Return the spool directory."""
         return self._spool.root
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""
         if self._spool.exists() and (known := self._spool.find(submission.token)) is not None:
             self._keep_daemon()
-            return Submitted(JobId(known.id), ("it was queued before, with the same token",), recovered=True)
+            return Submitted(JobId(known.id), ("a job with the same token was already queued",), recovered=True)
         request = self._checked(submission)
         self._spool.create()
         with self._spool.locked(self._deadline_s):
@@ -80,23 +80,23 @@ class LocalScheduler:
         return Submitted(JobId(entry.id), (*request.notes, *([f"the job is queued, but {error}"] if error else [])))
 
     def test(self, submission: Submission) -> str:
-        """Say whether it would start now, without queueing it. Raise as `submit` where it would be refused."""
+        """Return whether the job would start now, without queueing it. Raise as `submit` if it would be rejected."""
         request = self._checked(submission)
         entry = replace(request.entry, id=_NO_ID, dependency=self._queue.resolve(request.entry.dependency))
         reason = self._queue.forecast(entry, self._clock.now()) if self._spool.exists() else ""
-        return f"it would wait: {reason}" if reason else f"it would start now on {self._host}"
+        return f"the job would wait: {reason}" if reason else f"the job would start now on {self._host}"
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
-        """The sbatch call that this would be under SLURM, for people to read."""
+        """Return the equivalent sbatch command, for display."""
         options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
         if "comment" not in submission.options:
             options.append(f"--comment={submission.comment}")
         return ("resil-local", "sbatch", *options, *submission.extra_args, submission.script, *submission.script_args)
 
     def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
-        """The jobs that carry this token, ended ones included."""
+        """Return the jobs with this token, including ended jobs."""
         if not token:
-            raise UsageError("an empty token is carried by every job")
+            raise UsageError("the token is empty")
         if not self._spool.exists():
             return ()
         self._prepare()
@@ -111,7 +111,7 @@ class LocalScheduler:
         finished: bool = False,
         keep: Keep | None = None,
     ) -> tuple[Job, ...]:
-        """The queue. It holds one user's jobs: a query for other users returns none."""
+        """Return the queue of the current user. A query for other users returns no jobs."""
         if (users and self._user not in users) or not self._spool.exists():
             return ()
         self._prepare()
@@ -123,7 +123,7 @@ class LocalScheduler:
         )
 
     def job(self, job_id: JobId) -> Job:
-        """One job. Of an array as a whole: the record of its waiting tasks, else a living one, else the last."""
+        """Return a job; for a whole array the record of its pending tasks, else of a live task, else of the last."""
         self._prepare()
         entry, raws = self._queue.locate(job_id)
         if len(raws) == 1 and (job_id.task is not None or entry.indices is None or entry.id != job_id.array):
@@ -132,7 +132,7 @@ class LocalScheduler:
         return min(records, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Say if it exists: UNKNOWN where the spool cannot be read, or is not there."""
+        """Return whether a job exists: UNKNOWN if the spool cannot be read or does not exist."""
         try:
             job = self.job(job_id)
         except NoSuchJob as error:
@@ -142,11 +142,11 @@ class LocalScheduler:
         except Exception as error:
             return Presence(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
         if job.state.is_alive:
-            return Presence(Liveness.ALIVE, f"the spool has it: {job.state}", job)
-        return Presence(Liveness.GONE, f"it has ended: {job.state}", job)
+            return Presence(Liveness.ALIVE, f"the spool has the job: {job.state}", job)
+        return Presence(Liveness.GONE, f"the job has ended: {job.state}", job)
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
-        """The spool's records of these jobs, one per task; ended jobs are kept for a week."""
+        """Return the spool's records of jobs, one per task; ended jobs are kept for a week."""
         self._prepare()
         found: dict[int, Job] = {}
         for job_id in job_ids:
@@ -157,7 +157,7 @@ class LocalScheduler:
         return tuple(found.values())
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
-        """End them: waiting jobs at once, running ones with SIGTERM, then SIGKILL. Ended and unknown ones are fine."""
+        """Cancel jobs: pending jobs at once, running jobs by SIGTERM, then SIGKILL. Others are ignored."""
         now = self._clock.now()
         with self._changes():
             for job_id in job_ids:
@@ -168,23 +168,23 @@ class LocalScheduler:
                             self._save(entry, task, rules.cancelled(task, now))
 
     def hold(self, job_id: JobId) -> None:
-        """Keep its waiting tasks from starting, also after a requeue."""
+        """Hold the pending tasks of a job, also after a requeue."""
         with self._changes():
             self._change(job_id, lambda task: replace(task, held=True))
 
     def release(self, job_id: JobId) -> None:
-        """Undo `hold`."""
+        """Release a held job."""
         with self._changes():
             self._change(job_id, lambda task: replace(task, held=False, reason=""))
 
     def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
-        """Put a running or ended job back into the queue, behind the others."""
+        """Requeue a running or ended job at the end of the queue."""
         now = self._clock.now()
         with self._changes():
             entry, raws = self._queue.locate(job_id)
             if entry.indices is not None and (len(raws) != 1 or job_id == JobId(entry.id)):
                 raise SchedulerError(
-                    f"{job_id} is an array: requeueing it as a whole would start every task again, finished ones too",
+                    f"{job_id} is an array: requeueing an array restarts every task, including finished ones",
                     hint=f"name one task, for instance {entry.id}_{(entry.indices or (1,))[0]}",
                 )
             task = self._spool.task(entry, raws[0])
@@ -205,14 +205,14 @@ class LocalScheduler:
             self._spool.save(entry, task)
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
-        """Change a queued or running job. It is your own machine: you may lengthen a time limit as well.
+        """Change a queued or running job. Unlike in SLURM, users may also extend a time limit.
 
-        Raise NotSupported, changing nothing, for nodes to exclude. That none is excluded is always so.
+        Raise NotSupported, without any change, for excluded nodes. An empty list of excluded nodes is accepted.
         """
         if change.exclude:
             raise NotSupported(
-                f"job {job_id} cannot avoid {change.exclude}: the embedded scheduler has this one machine",
-                hint="hold the job to keep it from starting here",
+                f"job {job_id} cannot exclude {change.exclude}: the embedded scheduler has only this host",
+                hint="hold the job to prevent its start on this host",
             )
         with self._changes():
             entry, _ = self._queue.locate(job_id)
@@ -229,9 +229,9 @@ class LocalScheduler:
                 self._change(job_id, lambda task: rules.updated(task, change, job_id))
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
-        """Send a signal to srun's tasks; to the batch shell (`batch`); to the batch shell and all below (`full`).
+        """Send a signal to srun's tasks, to the batch shell (`batch`), or to all processes of the job (`full`).
 
-        A job that does not run gets none: that is no error, as with scancel.
+        Jobs that do not run are ignored, as by scancel.
         """
         from resilience.schedulers._local.job import send_signal
         from resilience.schedulers._local.submit import signal_number
@@ -249,14 +249,14 @@ class LocalScheduler:
         return None
 
     def nodes(self) -> tuple[Node, ...]:
-        """This machine."""
+        """Return this host as the only node."""
         entries, tasks = self._queue.load() if self._spool.exists() else ({}, {})
         used = sum(entries[key].cpus for key, group in tasks.items() for task in group if task.is_running)
         state = "IDLE" if not used else "ALLOCATED" if used >= self._cpus else "MIXED"
         return (Node(self._host, state, partitions=("local",)),)
 
     def config(self) -> ClusterConfig:
-        """The limits and features of this scheduler."""
+        """Return the limits and features of this scheduler."""
         from resilience.schedulers._local.submit import MAX_ARRAY_SIZE, kill_wait_s
 
         return ClusterConfig(
@@ -278,10 +278,8 @@ class LocalScheduler:
             default_partition="local",
         )
 
-    # Below: how the above is done.
-
     def _checked(self, submission: Submission) -> Request:
-        from resilience.schedulers._local.submit import check  # not needed for queries: `resil status` starts faster
+        from resilience.schedulers._local.submit import check  # not needed for queries: keeps `resil status` fast
 
         try:
             script = Path(submission.directory, submission.script).read_bytes()
@@ -290,7 +288,7 @@ class LocalScheduler:
         return check(
             replace(submission, directory=str(Path(submission.directory).absolute())),
             script,
-            submission.counted(self._environ),
+            submission.filtered_environment(self._environ),
             user=self._user,
             umask=current_umask(),
             now=self._clock.now(),
@@ -308,14 +306,14 @@ class LocalScheduler:
 
     @contextlib.contextmanager
     def _changes(self) -> Iterator[None]:
-        """Hold the lock of a spool that is there, and wake the daemon for the changes."""
+        """Hold the lock of an existing spool, and wake the daemon after the changes."""
         self._queue.require()
         with self._spool.locked(self._deadline_s):
             yield
         self._keep_daemon()
 
     def _change(self, job_id: JobId, change: Callable[[Task], Task]) -> None:
-        """Change all live jobs of this id. Raise SchedulerError when there is none."""
+        """Change all live jobs of this id. Raise SchedulerError if there are none."""
         entry, raws = self._queue.locate(job_id)
         live = [task for raw in raws if (task := self._spool.task(entry, raw)).state.is_alive]
         if not live:
@@ -328,12 +326,12 @@ class LocalScheduler:
             self._spool.save(entry, new)
 
     def _prepare(self) -> None:
-        """Before every query: require a spool, and a daemon that has recorded which jobs are lost."""
+        """Before every query: require a spool, and a daemon that has recorded lost jobs."""
         self._queue.require()
         self._keep_daemon()
 
     def _keep_daemon(self) -> str:
-        """Wake the daemon, or start one where there is work and none lives. Return the error if that fails."""
+        """Wake the daemon, or start one if there are active jobs. Return an error message, or an empty text."""
         if self._spool.has_daemon():
             self._spool.wake()
             return ""
@@ -346,12 +344,12 @@ class LocalScheduler:
                 env=daemon_environment(self._environ),
             )
         except ProbeError as error:
-            return f"the process that runs the queue did not start: {error.message}"
-        return f"the process that runs the queue failed: {done.stderr.strip()[-500:]}" if done.returncode else ""
+            return f"the scheduler daemon did not start: {error.message}"
+        return f"the scheduler daemon failed: {done.stderr.strip()[-500:]}" if done.returncode else ""
 
 
 def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment to start the daemon in: with this package on the path, without the variables of a calling job."""
+    """Return the environment of the daemon: with this package on the path, without variables of a calling job."""
     package = str(Path(__file__).parents[2])
     own = {name: value for name, value in environ.items() if not name.startswith(("SLURM", "RESIL_LOCAL_SPOOL"))}
     return {**own, "PYTHONPATH": f"{package}:{environ.get('PYTHONPATH', '')}".rstrip(":")}

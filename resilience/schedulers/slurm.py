@@ -1,7 +1,7 @@
 """The SLURM client: queries by squeue, scontrol, sacct, sinfo; control by sbatch, scancel, scontrol. 20.11 to 26.05.
 
-The functions in `_slurm/` form the commands and read the answers. This module decides which are run, in which order and
-by when, and how far an answer can be trusted.
+The functions in `_slurm/` form the commands and parse the answers. This module decides which commands run, in which
+order and with which deadline, and whether an answer is reliable.
 """
 
 from __future__ import annotations
@@ -26,23 +26,22 @@ from resilience.system.ports import Clock, Runner
 from resilience.system.process import Completed, ProgramMissing
 
 RECHECK_S = 2.0
-"""How long to wait before a queue without the job is read again."""
-
+"""Time between two queries that confirm the absence of a job."""
 
 _SUCCESS = ExitCode(0)
 _IDS_PER_CALL = 500
 
 
 class Slurm:
-    """SLURM, through its own command-line clients.
+    """SLURM, by its command-line clients.
 
     Args:
-        clock: for deadlines and for waiting between two queries.
+        clock: clock for deadlines and pauses.
         runner: runs the clients.
-        environ: environment of the person; variables that change answers are removed (see `client_environment`).
-        deadline_s: within which every method answers. A dead host makes squeue block 29 s, a lost slurm.conf 59 s.
-        lookup_deadline_s: how long `submit` searches for a job whose sbatch failed ambiguously, on top of `deadline_s`;
-            three times MessageTimeout (10 s by default).
+        environ: the user's environment; variables that change answers are removed (see `client_environment`).
+        deadline_s: deadline of every method. squeue blocks for 29 s on a dead host, for 59 s without slurm.conf.
+        lookup_deadline_s: how long `submit` searches for the job after an ambiguous failure of sbatch, in addition to
+            `deadline_s`; three times MessageTimeout (10 s by default).
     """
 
     name = "slurm"
@@ -62,11 +61,10 @@ class Slurm:
     # ---- submitting -------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission) -> Submitted:
-        """Queue exactly one job, or find the one that this token already has.
+        """Queue exactly one job, or return the existing job with this token.
 
-        Raise SchedulerError with what to try if SLURM refused, SubmissionUncertain if it was sent and the
-        outcome is unknown, SchedulerUnavailable if it was not sent, or was found not to have come through.
-        Ends within deadline_s + lookup_deadline_s.
+        Raise SchedulerError with a hint if SLURM rejected the submission, SubmissionUncertain if the outcome is
+        unknown, SchedulerUnavailable if no job was queued. Ends within deadline_s + lookup_deadline_s.
         """
         self._client.refuse_several_clusters()
         budget = Budget(self._client.clock, self._client.deadline_s + self._lookup_deadline_s)
@@ -74,22 +72,22 @@ class Slurm:
             submission,
             self._client.clock,
             send=lambda: self._sbatch(submission, min(self._client.deadline_s, budget.left_s())),
-            look=lambda: self._find(submission.token, budget),
+            find=lambda: self._find(submission.token, budget),
             cancel=lambda job_id: self.cancel([job_id]),
             until=budget.until,
-            looking_s=self._lookup_deadline_s,
+            lookup_s=self._lookup_deadline_s,
         )
         return submitter.submit()
 
     def test(self, submission: Submission) -> str:
-        """SLURM's sentence on when and where it would start. Raise SchedulerError if it would be refused."""
+        """Return SLURM's message on when and where the job would start. Raise SchedulerError if rejected."""
         completed = self._sbatch(submission, self._client.deadline_s, test=True)
         if completed.returncode != 0:
             raise diagnose(completed.stderr, completed.returncode).error("sbatch --test-only")
         return quote(completed.stderr or completed.stdout).removeprefix("sbatch: ")
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
-        """The exact argv that `submit` runs."""
+        """Return the argv that `submit` runs."""
         return tuple(control.submit_command(submission))
 
     def _sbatch(self, submission: Submission, timeout_s: float, *, test: bool = False) -> Completed:
@@ -97,11 +95,13 @@ class Slurm:
             return self._client.runner.run(
                 control.submit_command(submission, test=test),
                 timeout_s=timeout_s,
-                env=query.submit_environment(submission.counted(self._client.environ), submission.environment),
+                env=query.submit_environment(
+                    submission.filtered_environment(self._client.environ), submission.environment
+                ),
                 cwd=submission.directory,
             )
         except ProgramMissing as error:
-            # The same error for a program and for a working directory that does not exist.
+            # Raised for a missing program and for a missing working directory.
             if self._client.version() is not None:
                 raise SchedulerError(
                     f"cannot submit from {submission.directory}: {error}", hint="does the directory exist here?"
@@ -113,12 +113,12 @@ class Slurm:
     # ---- querying ---------------------------------------------------------------------------------------------
 
     def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
-        """A user's jobs (empty: mine), ended ones included while SLURM remembers them (MinJobAge), with this token."""
+        """Return a user's jobs (default: the current user's) with this token, including ended jobs for MinJobAge."""
         return self._find(token, self._client.budget(), user)
 
     def _find(self, token: str, budget: Budget, user: str = "") -> tuple[Job, ...]:
         if not token:
-            raise UsageError("an empty token is carried by every job")
+            raise UsageError("the token is empty")
         found = self._client.queue([user] if user else None, budget, finished=True, mark=token)
         return tuple(job for job in found if carries(job, token))
 
@@ -130,18 +130,18 @@ class Slurm:
         finished: bool = False,
         keep: Keep | None = None,
     ) -> tuple[Job, ...]:
-        """The queue by one query: mine (None), these users', or (empty) everybody's, hidden partitions included.
+        """Return the queue by one query: of the current user (None), of `users`, or (empty) of all users.
 
-        Every row is checked, also of the jobs that are not returned.
+        Includes hidden partitions. Every row is validated, also of jobs that are not returned.
         """
         accepts = only(names, keep) if names or keep else None
         found = self._client.queue(users, self._client.budget(), finished=finished, accepts=accepts)
         return tuple(job for job in found if finished or job.state.is_alive)
 
     def job(self, job_id: JobId) -> Job:
-        """One job in detail; of an array as a whole, the record of its waiting tasks, else of a living one.
+        """Return a job in detail; for a whole array, the record of its pending tasks, else of a live task.
 
-        Raise NoSuchJob when SLURM answered that it knows none (it forgets ended jobs after MinJobAge).
+        Raise NoSuchJob if SLURM answers that there is no such job (ended jobs are removed after MinJobAge).
         """
         records = self._client.records(job_id, self._client.budget())
         concerned = [job for job in records if concerns(job, job_id)]
@@ -150,10 +150,10 @@ class Slurm:
         return min(concerned, key=lambda job: (not job.is_array_record, not job.state.is_alive, -job.raw_id))
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
-        """The accounting records, each run of a requeued job by itself, oldest first.
+        """Return the accounting records, oldest first; a requeued job has one record per run.
 
-        Exit codes of 128 and more are wrong in sacct before 26.05: while slurmctld remembers a job, the exit code is
-        read there. Raise NotSupported where accounting is off.
+        Exit codes of 128 and more are wrong in sacct before 26.05, and are read from slurmctld while it has the job.
+        Raise NotSupported if accounting is off.
         """
         if not job_ids:
             return ()
@@ -170,7 +170,7 @@ class Slurm:
         return tuple(_with_true_exit_code(job, remembered) for job in past)
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
-        """Say if it exists. Never raises, whatever the runner does: a failure is UNKNOWN."""
+        """Return whether a job exists. Never raises: a failure is UNKNOWN."""
         try:
             return self._presence(job_id, self._client.budget(), mine)
         except SchedulerError as error:
@@ -179,11 +179,11 @@ class Slurm:
             return Presence(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
 
     def _presence(self, job_id: JobId, budget: Budget, mine: bool) -> Presence:
-        for users in (None, ()):  # my own first: the controller sends less
+        for users in (None, ()):  # the current user's jobs first: a smaller answer
             answer = judge(job_id, Evidence(queue=self._rows(users, job_id, budget)))
             if answer is not None:
                 return answer
-        # No row. From here on, everything must agree before the answer is GONE.
+        # No row. GONE requires that all other sources agree.
         try:
             past = parse_history(self._client.answer(query.history_command([job_id]), budget))
         except SchedulerError:
@@ -227,7 +227,7 @@ class Slurm:
     # ---- controlling ------------------------------------------------------------------------------------------
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
-        """End them; ended and unknown ones are no error. `pending_only` spares jobs that have begun."""
+        """Cancel jobs. Ended and unknown jobs are ignored. `pending_only` excludes jobs that have started."""
         budget = self._client.budget()
         ids = sorted(set(job_ids))
         for start in range(0, len(ids), _IDS_PER_CALL):
@@ -235,23 +235,23 @@ class Slurm:
             control.check_scancel(self._client.run(argv, budget))
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
-        """Send a signal to the steps, the batch shell alone (`batch`), or everything below it (`full`)."""
+        """Send a signal to the steps, to the batch shell only (`batch`), or to all processes of the job (`full`)."""
         argv = control.signal_command(job_id, signal_name, batch=batch, full=full)
         control.check_scancel(self._client.run(argv, self._client.budget()))
 
     def hold(self, job_id: JobId) -> None:
-        """Keep it from starting. Of an array, its running tasks are marked too and stay held if requeued."""
+        """Hold a job. Running tasks of an array are marked as well, and are held after a requeue."""
         self._scontrol("hold", job_id, self._client.budget())
 
     def release(self, job_id: JobId) -> None:
-        """Undo `hold`, and `requeue(hold=True)`."""
+        """Release a job after `hold` or `requeue(hold=True)`."""
         self._scontrol("release", job_id, self._client.budget())
 
     def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
-        """Put one job or one task back into the queue; `hold` keeps it there until released.
+        """Requeue a job or a task; with `hold`, hold the requeued job.
 
-        A raw id of an array's task means that task. A whole array is refused: `scontrol requeue ARRAY` starts all its
-        tasks again, those that finished too.
+        The raw id of an array's task selects that task. A whole array is rejected, because `scontrol requeue ARRAY`
+        restarts all its tasks, including finished ones.
         """
         budget = self._client.budget()
         target = job_id
@@ -261,7 +261,7 @@ class Slurm:
             if any(job.id.array == job_id.array for job in tasks):
                 example = next((str(job.id) for job in tasks if job.state.may_have_processes), f"{job_id}_1")
                 raise SchedulerError(
-                    f"{job_id} is an array: requeueing it as a whole would start every task again, finished ones too",
+                    f"{job_id} is an array: requeueing an array restarts every task, including finished ones",
                     hint=f"name the task, for instance {example}",
                 )
             if tasks:
@@ -269,7 +269,7 @@ class Slurm:
         self._scontrol("requeuehold" if hold else "requeue", target, budget)
 
     def update(self, job_id: JobId, change: JobUpdate) -> None:
-        """Change a queued or running job; of an array, its waiting tasks. A throttle is the whole array's."""
+        """Change a queued or running job, or the pending tasks of an array. A throttle applies to the whole array."""
         budget = self._client.budget()
         target = job_id.whole if change.array_throttle is not None else job_id
         completed = self._client.run(control.update_command(target, change), budget)
@@ -284,11 +284,11 @@ class Slurm:
     # ---- the cluster ------------------------------------------------------------------------------------------
 
     def nodes(self) -> tuple[Node, ...]:
-        """Each node once, with all its partitions, hidden ones included."""
+        """Return the nodes with all their partitions, including hidden partitions."""
         return records.parse_nodes(self._client.answer(query.NODES_COMMAND, self._client.budget()))
 
     def config(self) -> ClusterConfig:
-        """The limits and features of the cluster."""
+        """Return the limits and features of the cluster."""
         budget = self._client.budget()
         settings = self._client.answer(query.CONFIG_COMMAND, budget)
         partitions = self._client.answer(query.PARTITIONS_COMMAND, budget)
@@ -296,7 +296,7 @@ class Slurm:
 
 
 def _with_true_exit_code(past: Job, remembered: Collection[Job]) -> Job:
-    """The run with the exit code that slurmctld has for the same run of it, if it has one."""
+    """Return the record with the exit code of slurmctld's record of the same run, if there is one."""
     for job in remembered:
         same = job.raw_id == past.raw_id and job.start_time == past.start_time
         if same and job.state == past.state and job.exit_code is not None:

@@ -1,1 +1,1 @@
-"""resil.toml, the environment and the command line to the owners' dataclasses."""
+"""Reads resil.toml, the environment and the command line into dataclasses."""

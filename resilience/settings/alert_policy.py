@@ -1,4 +1,4 @@
-"""[alert]: who is told, when, and how often. Pure."""
+"""[alert]: who is notified, when, and how often. Pure."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _RANGE = r"(?a)([0-9]{1,2})(?::([0-9]{2}))?\s*[-–]\s*([0-9]{1,2})(?::([0-9]{2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertPolicy:
-    """[alert]: who is told, when, and how often. The channels themselves are the tables [channel.NAME].
+    """[alert]: who is notified, when, and how often. The channels themselves are the tables [channel.NAME].
 
     Attributes:
-        channels: names of the channels that are told first. None: nobody is told, and `resil watch` only prints.
-        escalation: who is told as well while nobody has acknowledged, and how long after the first were told:
-            `["1h: list", "4h: oncall, slack"]`.
-        reminder_s: how often an incident that lasts is told again, until it is acknowledged. 0: never.
-        group_s: findings of the same check within this time go into one message; it also is the shortest time between
-            two messages of one group, a CRITICAL that is new excepted.
-        unknown_for_s: an UNKNOWN must last this long before anybody is told: one missed answer is no news.
-        quiet_hours: `"22:00-07:00"`, local time: only CRITICAL is told then, the rest waits for the morning; what came
-            and went in the night is told then as well, once.
-        flap_count: an incident that came back so often within `flap_s` is flapping: it is told once, and again when it
-            has settled.
-        flap_s: see there.
-        resolve_after_s: a fault must be gone this long before its end is told.
+        channels: names of the channels that are notified first. Empty: no notifications, `resil watch` only prints.
+        escalation: channels that are notified as well while an incident is not acknowledged, and how long after the
+            first notification: `["1h: list", "4h: oncall, slack"]`.
+        reminder_s: interval of reminders for an open incident, until the incident is acknowledged. 0: no reminders.
+        group_s: findings of the same check within this time are sent in one message; also the minimum interval
+            between two messages of one group. A new CRITICAL is sent at once.
+        unknown_for_s: an UNKNOWN must last this long before a notification is sent: a single failed check is not news.
+        quiet_hours: `"22:00-07:00"`, local time: only CRITICAL notifications are sent; the others are held until the
+            end of the quiet hours, and incidents that were resolved meanwhile are reported then, once.
+        flap_count: an incident that recurs this often within `flap_s` is flapping: one notification is sent, and
+            another when the incident is stable again.
+        flap_s: time window for `flap_count`.
+        resolve_after_s: a fault must be gone this long before the incident is reported as resolved.
     """
 
     channels: tuple[str, ...] = ()
@@ -45,22 +45,22 @@ class AlertPolicy:
 
 
 class EscalationStep(NamedTuple):
-    """Channels to notify as well while nobody has acknowledged, so long after the first notification."""
+    """Channels to notify `after_s` seconds after the first notification of an unacknowledged incident."""
 
     after_s: float
     channels: tuple[str, ...]
 
 
 def parse_escalation(texts: Sequence[str]) -> tuple[EscalationStep, ...]:
-    """Given `["1h: list", "4h: oncall, slack"]`, return the steps, the earliest first.
+    """Given `["1h: list", "4h: oncall, slack"]`, return the steps, earliest first.
 
-    Raise SettingsError if one is no step.
+    Raise SettingsError for an invalid step.
     """
     return tuple(sorted((_step(text) for text in texts), key=lambda step: step.after_s))
 
 
 def _step(text: str) -> EscalationStep:
-    hint = 'write how long to wait, a colon, and the channels: escalation = ["1h: list", "4h: oncall, slack"]'
+    hint = 'write a delay, a colon and the channels: escalation = ["1h: list", "4h: oncall, slack"]'
     wait, colon, names = text.partition(":")
     channels = tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     if not colon or not channels:
@@ -71,39 +71,40 @@ def _step(text: str) -> EscalationStep:
         raise SettingsError(f"{text!r} in [alert] escalation: {error.message}", hint=hint) from error
     if after_s <= 0:
         raise SettingsError(
-            f"{text!r} in [alert] escalation does not wait", hint="who is told at once stands in [alert] channels"
+            f"{text!r} in [alert] escalation has no delay",
+            hint="list channels that are notified at once in [alert] channels",
         )
     return EscalationStep(after_s, channels)
 
 
 class QuietHours(NamedTuple):
-    """A time of the day, in minutes since midnight; it may go over midnight. The end does not belong to it."""
+    """A period of the day, in minutes since midnight. It may span midnight; the end is exclusive."""
 
     start_minute: int
     end_minute: int
 
     def cover(self, minute: int) -> bool:
-        """Return whether a minute of the day lies within."""
+        """Return whether a minute of the day is within the period."""
         if self.start_minute < self.end_minute:
             return self.start_minute <= minute < self.end_minute
         return minute >= self.start_minute or minute < self.end_minute
 
 
 def parse_quiet_hours(text: str) -> QuietHours | None:
-    """Given `22:00-07:00`, return it; None for an empty text. Raise SettingsError if it is none, or a whole day."""
+    """Parse `22:00-07:00`; return None for an empty text. Raise SettingsError for an invalid or a 24-hour period."""
     if not text.strip():
         return None
     match = re.fullmatch(_RANGE, text.strip())
     minutes = [60 * int(match[i]) + int(match[i + 1] or 0) for i in (1, 3)] if match is not None else []
-    # 24:00 is midnight, as people write the end of a day (ISO 8601).
+    # 24:00 is midnight at the end of a day (ISO 8601).
     if match is None or max(minutes) > 24 * 60 or int(match[2] or 0) > 59 or int(match[4] or 0) > 59:
         raise SettingsError(
-            f"{text!r} in [alert] quiet_hours is no time of the day", hint='write quiet_hours = "22:00-07:00"'
+            f"{text!r} in [alert] quiet_hours is not a period of the day", hint='write quiet_hours = "22:00-07:00"'
         )
     start, end = (minute % (24 * 60) for minute in minutes)
     if start == end:
         raise SettingsError(
-            f"{text!r} in [alert] quiet_hours is the whole day, or nothing",
-            hint="to hear of nothing for a while, use `resil alert silence`, which ends",
+            f"{text!r} in [alert] quiet_hours covers the whole day or nothing",
+            hint="to mute alerts for a while, use `resil alert silence`, which expires",
         )
     return QuietHours(start, end)

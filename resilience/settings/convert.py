@@ -1,4 +1,4 @@
-"""Tables of resil.toml, values of the environment and of the command line to the dataclasses of their owners. Pure."""
+"""Converts tables of resil.toml, environment variables and command-line values to settings dataclasses. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _UNITS = {
 
 
 def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """Given a table, return the constructor arguments of its owner.
+    """Return the constructor arguments of the dataclass `owner` for a table.
 
-    Raise SettingsError if a key is unknown, naming the nearest, or a value has the wrong type. `where` names the
-    place of a key in messages: `[run] (resil.toml)`.
+    Raise SettingsError for an unknown key, naming the nearest, or for a value of the wrong type. `where` returns the
+    location of a key for messages: `[run] (resil.toml)`.
     """
     types_of = typing.get_type_hints(owner)
     known = {field.name for field in fields(owner)}
@@ -43,19 +43,19 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
 
 
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
-    """The error for a key that its table does not have, with the table that does, or else the nearest name."""
+    """Return the error for an unknown key. The hint names the table that has the key, or else the nearest name."""
     near = nearest(key.replace("-", "_"), known)
     homes = " or ".join(f"[{table}]" for table in tables_with(key))
     if homes:
         hint = f"{key} belongs below {homes}{f'; or did you mean {near}?' if near else ''}"
     else:
-        hint = f"did you mean {near}?" if near else f"it may have: {', '.join(known)}"
+        hint = f"did you mean {near}?" if near else f"known keys: {', '.join(known)}"
     return SettingsError(f"unknown key {key!r} in {where}", hint=hint)
 
 
-def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
-    """Given a value, return it as the type wanted. Texts from the environment are understood as well."""
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+def convert_value(name: str, value: object, expected: Any, where: str) -> Any:
+    """Return a value converted to the type `expected`. Strings from the environment are parsed."""
+    options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
     if example := next((example for suffix, example in _UNITS.items() if name.endswith(suffix)), ""):
         return _quantity(name, value, example, where)
     if value is None and type(None) in options:
@@ -84,18 +84,18 @@ def convert_value(name: str, value: object, wanted: Any, where: str) -> Any:
     if Mapping in origins:
         if isinstance(value, dict) and all(isinstance(item, str | int | float) for item in value.values()):
             return {key: str(item) for key, item in value.items()}
-        raise SettingsError(f"{name} in {where} must be a table of texts", hint=f'{name} = {{ key = "value" }}')
+        raise SettingsError(f"{name} in {where} must be a table of strings", hint=f'{name} = {{ key = "value" }}')
     if tuple in origins:
         if isinstance(value, str):
             return (value,)
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)
-        raise SettingsError(f"{name} in {where} must be a list of texts", hint=f'{name} = ["...", "..."]')
+        raise SettingsError(f"{name} in {where} must be a list of strings", hint=f'{name} = ["...", "..."]')
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)  # array = 10 is what people write
-    raise SettingsError(f"{name} = {value!r} in {where} must be a text", hint=f'{name} = "..."')
+        return str(value)  # array = 10, without quotes
+    raise SettingsError(f"{name} = {value!r} in {where} must be a string", hint=f'{name} = "..."')
 
 
 def _quantity(name: str, value: object, example: str, where: str) -> float:
@@ -111,21 +111,21 @@ def _quantity(name: str, value: object, example: str, where: str) -> float:
 
 
 def read_table(section: str, name: str, table: Mapping[str, Any], where: str) -> PluginTable:
-    """Given a table as it was written, return it with its kind. Its keys are looked at when its plugin reads it.
+    """Return a plugin's table with its kind. The keys are checked later, when the plugin reads its table.
 
-    Raise SettingsError if the name cannot be typed on a command line, a key is written twice, or the kind is no text.
+    Raise SettingsError if the name is not usable on a command line, a key is given twice, or `kind` is not a string.
     """
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise SettingsError(f"[{section}.{name}] in {where}: a name has letters, digits, - and _ only")
     kind = table.get("kind", name)
     if not isinstance(kind, str) or not kind:
-        raise SettingsError(f"kind = {kind!r} in [{section}.{name}] ({where}) must be a text")
+        raise SettingsError(f"kind = {kind!r} in [{section}.{name}] ({where}) must be a string")
     values: dict[str, Any] = {}
     for key, value in table.items():
         written = key.replace("-", "_")
         if written in values:
             raise SettingsError(
-                f"{written!r} in [{section}.{name}] ({where}) is written twice", hint="with - and with _"
+                f"{written!r} in [{section}.{name}] ({where}) is given twice", hint="once with - and once with _"
             )
         values[written] = value
     values.pop("kind", None)
@@ -141,10 +141,10 @@ def plugin_settings(
     origins: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Any:
-    """Given a plugin's dataclass and its table (None: none was written), return its settings.
+    """Return a plugin's settings as its dataclass `owner`. `table` is None if the file has no such table.
 
-    `overrides` are the command line's and win. Raise SettingsError if a key is unknown, naming the nearest, or a value
-    has the wrong type.
+    `overrides` come from the command line and take precedence. Raise SettingsError for an unknown key, naming the
+    nearest, or for a value of the wrong type.
     """
     values = dict(table.values) if table is not None else {}
     places = {key: (origins or {}).get(f"{section}.{name}.{key}", "resil.toml") for key in values}
@@ -159,18 +159,18 @@ def plugin_settings(
 
 
 def convert_guard_table(table: Mapping[str, Any], where: Callable[[str], str]) -> GuardSettings:
-    """Given the table, return the guard's settings.
+    """Return the guard's settings for the table [guard].
 
-    Raise SettingsError if a key is unknown, naming the nearest, or if the guard would refuse its value. `where` names
-    the place of a key in messages: `[guard] (resil.toml)`.
+    Raise SettingsError for an unknown key, naming the nearest, or for a value that the guard rejects. `where` returns
+    the location of a key for messages: `[guard] (resil.toml)`.
     """
-    from resilience.guard.settings import GuardSettings, read_settings  # a watchdog needs nothing of it
+    from resilience.guard.settings import GuardSettings, read_settings  # watchdogs do not need the guard's settings
 
     known = sorted(field.name for field in fields(GuardSettings))
     for key, value in table.items():
         if key not in known:
             raise unknown_key(key, known, where(key))
-        try:  # one by one, so that the message can name the place of this very key
+        try:  # one by one, so that the message can name the location of this key
             read_settings({}, **{key: value})
         except GuardError as error:
             raise SettingsError(f"{error.message}, in {where(key)}", hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""[cron]: the scheduler where there is no cron. Pure."""
+"""[cron]: the scheduler for hosts without cron. Pure."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CronSettings:
-    """[cron]: what runs when, and who makes the ticks.
+    """[cron]: schedule and backend of periodic commands.
 
     Attributes:
-        folder: the cron directory: `cron.hourly/` and its sisters, and `crontab`. Relative to the project directory.
-        backend: who makes the ticks: auto, scrontab, crontab, systemd, slurm or foreground.
-        mode: of the backend slurm: `daemon`, one small job that ticks until shortly before its time limit, or `pulse`,
-            one short job for each tick.
-        tick_s: how often the daemon looks at the table; a slot between two ticks is not late for that.
-        pulse_s: how often a pulse comes.
-        time_limit_s: of the daemon's job.
-        pulse_limit_s: of a pulse's job; what it runs must end within that.
-        sbatch: sbatch's own long options for the scheduler's job, and for batch scripts in the cron directory that say
+        folder: the cron directory, with `crontab`, `cron.hourly/` and the like. Relative to the project directory.
+        backend: driver that runs the ticks: auto, scrontab, crontab, systemd, slurm or foreground.
+        mode: mode of the backend slurm: `daemon`, one small job that ticks until shortly before its time limit, or
+            `pulse`, one short job per tick.
+        tick_s: interval at which the daemon checks the table; an entry that is due between two ticks is not late.
+        pulse_s: interval between two pulses.
+        time_limit_s: time limit of the daemon's job.
+        pulse_limit_s: time limit of a pulse's job; its commands must end within this time.
+        sbatch: sbatch's long options for the scheduler's job, and for batch scripts in the cron directory that request
             `sbatch=cron`: `{ partition = "cpu", account = "abc" }`.
-        timeout_s: how long what runs may take, where it does not say otherwise.
-        catch_up: how missed slots are made up for, where nothing else is said: none, once, or all<=N.
-        jitter_s: drop-ins start up to so long after their slot, so that not everybody's do in the same second.
-        keep_runs: so many outputs of each entry are kept.
-        output_bytes: of one run's output, its beginning and its end.
-        revive: whether the batch shells of training jobs start the scheduler's chain of jobs again when it is dead.
-        late_s: a tick this long overdue is late. 0: twice the expected pause, at least three minutes.
-        ping_url: a dead man's switch, as healthchecks.io has them: asked at the start and the end of each tick.
-        ping_url_file: file (mode 0600) that holds the address, where it is a secret.
-        ping_allow_http: whether the address may be plain http to another machine than this.
-        digest_at: local time of the daily message that all is well: `"08:00"`. Empty: none.
+        timeout_s: default time limit of a command.
+        catch_up: default policy for missed slots: none, once, or all<=N.
+        jitter_s: maximum random delay of drop-ins, so that not all projects start theirs in the same second.
+        keep_runs: number of outputs kept for each entry.
+        output_bytes: bytes kept of the output of one run: its beginning and its end.
+        revive: whether the batch shells of training jobs restart the scheduler's chain of jobs when the chain is dead.
+        late_s: a tick is late when overdue by this time. 0: twice the expected interval, at least three minutes.
+        ping_url: address of a dead man's switch such as healthchecks.io, requested at the start and end of each tick.
+        ping_url_file: file (mode 0600) that contains the address, where the address is a secret.
+        ping_allow_http: whether the address may be plain http to another machine.
+        digest_at: local time of the daily message that confirms normal operation: `"08:00"`. Empty: no message.
     """
 
     folder: str = "cron"

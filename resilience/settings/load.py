@@ -1,4 +1,4 @@
-"""Finds resil.toml and makes the settings of it: file, then environment, then command line, later ones winning."""
+"""Finds and loads resil.toml. Precedence, lowest first: file, environment, command line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from resilience.system.ports import System
 FILE_NAME = "resil.toml"
 CONFIG_VARIABLE = "RESIL_CONFIG"
 _JOB_VARIABLE = "RESIL_ATTEMPT"
-"""Set in jobs of a template, besides the guard's settings of that job."""
+"""Set in jobs of a template, together with the guard's settings of that job."""
 LIMIT_BYTES = 2**20
-"""A settings file is never larger."""
+"""Maximum size of a settings file."""
 _FREE_TABLES = {"sbatch": "sbatch", "environment": "environment", "template": "launcher"}
-"""Tables whose keys belong to somebody else: sbatch, the training's environment, the template."""
+"""Tables whose keys are defined elsewhere: by sbatch, the training's environment, the template."""
 _VARIABLE = r"\$(\w|\{)"
 _OWNERS: dict[str, type] = {
     "run": RunSettings,
@@ -42,21 +42,21 @@ _OWNERS: dict[str, type] = {
     "alert": AlertPolicy,
 }
 _GUARD = "guard"
-"""The guard reads its table itself (settings/convert.py), and is loaded only where there is one."""
+"""The guard reads its own table (settings/convert.py), and is only imported if the table exists."""
 _CRON = "cron"
-"""Loaded only where there is one as well: a watchdog that cron runs every minute needs none of it."""
+"""Also imported only if the table exists: a watchdog that cron runs every minute does not need it."""
 _PLUGIN_TABLES = {"watch": "watches", "channel": "channels"}
 """Tables of tables: [watch.fs], [channel.email]. Each inner one belongs to a plugin."""
 
 
 class Loaded(NamedTuple):
-    """Settings, and where each came from.
+    """Settings with the origin of each value.
 
     Attributes:
-        settings: what counts.
-        path: the file, or None when there is none: everything has a default.
-        project: the directory that relative paths are relative to.
-        origins: `run.name` to the file, the variable or the option that set it; what is absent is a default.
+        settings: the effective settings.
+        path: the settings file; None if there is none, all settings then have their defaults.
+        project: the directory that relative paths refer to.
+        origins: the file, variable or option that set a key such as `run.name`. Absent keys have their defaults.
     """
 
     settings: Settings
@@ -66,18 +66,19 @@ class Loaded(NamedTuple):
 
     @property
     def state_dir(self) -> Path:
-        """The state directory, absolute."""
+        """Return the absolute path of the state directory."""
         return self.project / Path(self.settings.run.state_dir)
 
 
-def find_file(system: System, wanted: Path | None = None) -> Path | None:
-    """The settings file: the one named, $RESIL_CONFIG, resil.toml here or in a directory above, the user's own.
+def find_file(system: System, named: Path | None = None) -> Path | None:
+    """Return the path of the settings file: `named`, $RESIL_CONFIG, resil.toml here or in a parent directory, or the
+    user's config.toml.
 
-    Raise SettingsError if a file was named and is not there, or if what lies in its place cannot be read as one.
+    Raise SettingsError if a named file does not exist, or if the path is not a regular file.
     """
-    for source, named in (("--config", wanted), (CONFIG_VARIABLE, system.environ.get(CONFIG_VARIABLE))):
-        if named:
-            path = system.cwd / _home_expanded(str(named), system.host.home, source)
+    for source, choice in (("--config", named), (CONFIG_VARIABLE, system.environ.get(CONFIG_VARIABLE))):
+        if choice:
+            path = system.cwd / _home_expanded(str(choice), system.host.home, source)
             if not _is_there(path):
                 raise SettingsError(f"{source} names {path}, and there is no such file", hint="make one: resil init")
             return path
@@ -91,30 +92,31 @@ def find_file(system: System, wanted: Path | None = None) -> Path | None:
 
 
 class Source(NamedTuple):
-    """The settings file as it was found: where, and what was in it. No path: there is none."""
+    """The path and content of the settings file. `path` is None if there is no file."""
 
     path: Path | None = None
     content: bytes = b""
 
 
-def find_source(system: System, wanted: Path | None = None) -> Source:
-    """Find the settings file and read it: all that `load` does with a disk. Raise SettingsError if that fails."""
-    path = find_file(system, wanted)
+def find_source(system: System, named: Path | None = None) -> Source:
+    """Find and read the settings file: the only file access of `load`. Raise SettingsError on failure."""
+    path = find_file(system, named)
     return Source(path, _read(path)) if path is not None else Source()
 
 
 def load(
     system: System,
     *,
-    wanted: Path | None = None,
+    named: Path | None = None,
     overrides: Mapping[str, str] | None = None,
     source: Source | None = None,
 ) -> Loaded:
-    """Read the settings. `overrides` are the command line's, `run.name` to a text; `source` is what was read already.
+    """Return the settings. `overrides` come from the command line (`run.name` to a string); `source` is an already
+    read settings file.
 
-    Raise SettingsError if the file cannot be read or says something that nobody understands.
+    Raise SettingsError if the file cannot be read or is invalid.
     """
-    source = source or find_source(system, wanted)
+    source = source or find_source(system, named)
     path = source.path
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
@@ -125,7 +127,9 @@ def load(
         for key, value in table.items():
             written = key if isinstance(value, dict) else _written(name, key)
             if written in tables[name]:
-                raise SettingsError(f"{written!r} in [{name}] ({path}) is written twice", hint="with - and with _")
+                raise SettingsError(
+                    f"{written!r} in [{name}] ({path}) is given twice", hint="once with - and once with _"
+                )
             tables[name][written] = value
             origins[f"{name}.{written}"] = str(path)
             if isinstance(value, dict) and name in _PLUGIN_TABLES:
@@ -135,8 +139,8 @@ def load(
         if variable.startswith("RESIL_") and separator:
             section = section.lower()
             if section == "guard" and _JOB_VARIABLE in system.environ:
-                continue  # those of the job that we are in: a submit from there may be one of another run
-            # The names in [environment] are the training's own, and those have capitals.
+                continue  # set for the surrounding job; a submission from inside the job may be for another run
+            # The names in [environment] are the training's variables, in capitals.
             key = _written(section, key if section == "environment" else key.lower())
             inner, nested, inner_key = key.partition("__")
             if nested and section in _PLUGIN_TABLES:  # RESIL_WATCH__FS__WARN_PERCENT
@@ -154,16 +158,16 @@ def load(
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether a settings file lies there. Raise SettingsError if something else does: it was meant as one."""
+    """Return whether the path is a file. Raise SettingsError if the path exists and is not a regular file."""
     try:
         path.lstat()
         if path.is_file():
             return True
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return False  # a directory above that we may not look into is nobody's project of ours
+        return False  # an unreadable parent directory is not a project directory
     except OSError as error:
         raise SettingsError(explain_os_error(error, "look at", path).message) from error
-    raise SettingsError(f"{path} is not a regular file", hint="move it away, or name another: --config FILE")
+    raise SettingsError(f"{path} is not a regular file", hint="move it away, or name another file: --config FILE")
 
 
 def _read(path: Path) -> bytes:
@@ -179,16 +183,16 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(raw: bytes, path: Path) -> dict[str, Any]:
-    import tomllib  # 5 ms that nobody pays who has no resil.toml
+    import tomllib  # 5 ms, only needed if there is a resil.toml
 
     try:
-        return tomllib.loads(raw.decode("utf-8-sig"))  # some editors put a mark of their own in front
+        return tomllib.loads(raw.decode("utf-8-sig"))  # some editors write a byte order mark
     except UnicodeDecodeError as error:
         raise SettingsError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start}", hint="save it as UTF-8"
         ) from error
     except (ValueError, RecursionError) as error:  # ValueError: broken TOML, or a number of a thousand digits
-        raise SettingsError(f"{path} is not TOML: {error}", hint="texts need quotes; see https://toml.io") from error
+        raise SettingsError(f"{path} is not TOML: {error}", hint="strings need quotes; see https://toml.io") from error
 
 
 def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], path: Path | None, home: Path) -> Settings:
@@ -207,7 +211,7 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
         if name in _FREE_TABLES:
             arguments[_FREE_TABLES[name]] = _plain_values(name, table, where)
         elif name == _GUARD:
-            if table:  # `resil init` writes the heading, and nothing below it
+            if table:  # `resil init` writes an empty table
                 from resilience.settings.convert import convert_guard_table
 
                 arguments[name] = convert_guard_table(table, where)
@@ -220,8 +224,8 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
         elif name in _PLUGIN_TABLES:
             for key in table:
                 raise SettingsError(
-                    f"{key!r} in {where(key)} belongs to a {name}, and which one is not said",
-                    hint=f"write it below [{name}.NAME]",
+                    f"{key!r} in {where(key)} belongs in the table of a {name}",
+                    hint=f"move it below [{name}.NAME]",
                 )
         else:
             source = next((origins[f"{name}.{key}"] for key in table), str(path))
@@ -234,13 +238,13 @@ def _build(tables: Mapping[str, dict[str, Any]], origins: Mapping[str, str], pat
 
 
 def _one_owner_policy(settings: Settings) -> Settings:
-    """The batch shell and the guard obey the same people's switches, wherever that is written."""
+    """Apply one owner policy to the batch shell and the guard, set in either of the two tables."""
     run = settings.run
     of_guard = settings.guard.switch_owners if settings.guard is not None else ""
     if of_guard and run.switch_owners and of_guard != run.switch_owners:
         raise SettingsError(
             f"switch_owners is {run.switch_owners!r} in [run] and {of_guard!r} in [guard]",
-            hint="write it in [run] alone: the batch shell obeys it as well as the guard",
+            hint="set it in [run] only; it applies to the batch shell and the guard",
         )
     return replace(settings, run=replace(run, switch_owners=run.switch_owners or of_guard))
 
@@ -255,14 +259,14 @@ def _inner_table(table: dict[str, Any], section: str, name: str, variable: str) 
 
 
 def _written(section: str, key: str) -> str:
-    """How a key is written: ours with `_`, sbatch's options with `-`, other people's as they are."""
+    """Return the canonical form of a key: resil's keys with `_`, sbatch's options with `-`, others unchanged."""
     if section == "sbatch":
         return key.replace("_", "-")
     return key.replace("-", "_") if section in {*_OWNERS, _GUARD, _CRON} else key
 
 
 def _plain(text: str) -> str | bool:
-    """A flag of sbatch from the environment: `--exclusive=true` is not what is meant."""
+    """Return a flag of sbatch from the environment as a bool: sbatch does not accept `--exclusive=true`."""
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -270,12 +274,12 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
     for key, value in table.items():
         if isinstance(value, dict):
             raise SettingsError(
-                f"{key!r} in {where(key)} is a table of its own, and only plain values can stand there",
-                hint="a dot in a key makes a table; put quotes around the key, or leave the dot out",
+                f"{key!r} in {where(key)} is a table, but only plain values are allowed",
+                hint="a dot in a key creates a table; quote the key, or remove the dot",
             )
         if not isinstance(value, str | int | float | bool):
-            raise SettingsError(f"{key} in {where(key)} must be a text, a number, true or false")
-    if name == "environment":  # variables are texts; Python's True is nobody's word for it
+            raise SettingsError(f"{key} in {where(key)} must be a string, a number, true or false")
+    if name == "environment":  # variables are strings: `true`, not Python's `True`
         return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in table.items()}
     return dict(table)
 
@@ -284,18 +288,18 @@ def _stray(name: str, path: Path | None) -> SettingsError:
     if name in {*_OWNERS, _GUARD, _CRON, *_FREE_TABLES, *_PLUGIN_TABLES}:
         return SettingsError(f"{name!r} in {path} must be a table", hint=f"write [{name}] on a line of its own")
     home = next(iter(tables_with(name)), "sbatch")
-    return SettingsError(f"{name!r} in {path} stands outside any table", hint=f"put it below [{home}]")
+    return SettingsError(f"{name!r} in {path} is outside any table", hint=f"move it below [{home}]")
 
 
 def _state_dir(text: str, home: Path, source: str) -> str:
-    """The state directory with `~` filled in. A `$` is refused: a directory of that very name would be made instead."""
+    """Return the state directory with `~` expanded. Raise SettingsError for a `$`, which would not be expanded."""
     if "$" in text and re.search(_VARIABLE, text):
         raise SettingsError(
-            f"state_dir = {text!r} in [run] ({source}): variables are not filled in",
+            f"state_dir = {text!r} in [run] ({source}): variables are not expanded",
             hint='write the path out, or export RESIL_RUN__STATE_DIR="$SCRATCH/resil"',
         )
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
-        raise SettingsError(f"state_dir = {text!r} in [run] ({source}) holds a control character")
+        raise SettingsError(f"state_dir = {text!r} in [run] ({source}) contains a control character")
     return str(_home_expanded(text, home, f"state_dir in [run] ({source})")) if text.startswith("~") else text
 
 

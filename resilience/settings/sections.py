@@ -1,6 +1,6 @@
-"""The tables of resil.toml that belong to the run itself: each is the fields of a dataclass. Pure.
+"""The tables of resil.toml about the run itself; the keys of a table are the fields of its dataclass. Pure.
 
-A field's name carries its unit, and so does the key in the file: `_s` takes seconds or a duration (`"10m"`),
+The name of a field, and so of its key, ends with the unit: `_s` takes seconds or a duration (`"10m"`),
 `_bytes` a size (`"40TiB"`), `_percent` a percentage (`"85%"`).
 """
 
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.settings.alert_policy import AlertPolicy
 
-if TYPE_CHECKING:  # a watchdog needs nothing of it, and it takes as long to make as all the tables below
+if TYPE_CHECKING:  # not needed by watchdogs, and as slow to import as all the tables below
     from resilience.guard.settings import GuardSettings
     from resilience.settings.cron_settings import CronSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """[run]: what is trained, and where its state is kept.
+    """[run]: the training and its state directory.
 
     Attributes:
-        name: the run's name; everything is keyed by it. Default: the name of the project directory.
-        command: the training, as you would type it in a shell.
-        template: which sbatch template launches it: see `resil templates`.
+        name: the run's name, which identifies its state. Default: the name of the project directory.
+        command: the training command, as typed in a shell.
+        template: name of the sbatch template that launches the training: see `resil templates`.
         setup: shell lines before the launch: modules, virtual environment.
-        state_dir: where run directories are kept, on a file system that all nodes share.
-        group: Unix group that may steer the run; empty keeps it private.
-        switch_owners: whose switch files are obeyed: owner, group or any. Default: group where `group` is set, else
-            owner.
-        finish_on_success: whether exit code 0 of the training means that the run is finished.
+        state_dir: parent of the run directories, on a file system that all nodes share.
+        group: Unix group that may control the run; empty: the owner only.
+        switch_owners: owners whose switch files are accepted: owner, group or any. Default: group where `group` is
+            set, else owner.
+        finish_on_success: whether exit code 0 of the training marks the run as finished.
     """
 
     name: str = ""
@@ -46,13 +46,13 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitSettings:
-    """[submit]: how `resil submit` queues the run when nothing else is said.
+    """[submit]: defaults of `resil submit`.
 
     Attributes:
-        array: as `--array`: `10` means ten jobs one after another.
-        signal: the signal that the batch shell gets when the time is nearly over.
-        signal_lead_s: how long before the time limit; SLURM may send it up to 60 s earlier.
-        requeue: whether SLURM may put a job back after a node failure or a preemption; unset leaves it to the site.
+        array: as `--array`: `10` means ten jobs, one after another.
+        signal: the signal sent to the batch shell shortly before the time limit.
+        signal_lead_s: how long before the time limit; SLURM may send the signal up to 60 s earlier.
+        requeue: whether SLURM may requeue a job after a node failure or a preemption. Default: the site's JobRequeue.
     """
 
     array: str = ""
@@ -63,11 +63,11 @@ class SubmitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSettings:
-    """[attempt]: one attempt at a time.
+    """[attempt]: only one attempt of a run may train at a time.
 
     Attributes:
-        beat_s: how often the batch shell shows that it lives.
-        previous_wait_s: how long a job waits for the attempt before it to be truly gone.
+        beat_s: interval of the batch shell's heartbeat.
+        previous_wait_s: how long a job waits for the previous attempt to end.
     """
 
     beat_s: float = 10.0
@@ -76,12 +76,12 @@ class AttemptSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
-    """[scheduler]: who runs the jobs.
+    """[scheduler]: the scheduler that runs the jobs.
 
     Attributes:
-        name: auto, slurm or local (the embedded one). `auto` takes SLURM where its commands are installed.
-        deadline_s: no call to it takes longer than this; a submit whose fate is unclear may look for its job 30 s
-            longer.
+        name: auto, slurm or local (the embedded scheduler). `auto` selects SLURM where its commands are installed.
+        deadline_s: timeout of a call to the scheduler. After a submission with an unknown outcome, the search for the
+            job may take another 30 s.
     """
 
     name: str = "auto"
@@ -90,12 +90,13 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """[watch]: what all watchdogs share. Each has a table of its own besides, such as [watch.fs].
+    """[watch]: settings of all watchdogs. Each watchdog also has a table of its own, such as [watch.fs].
 
     Attributes:
-        checks: what `resil watch --all` runs. Default: every watchdog there is, and every table [watch.NAME].
-        deadline_s: how long a look at one target may take before it is said to be stuck.
-        state_deadline_s: how long the state directory may take to answer before another place remembers.
+        checks: the watchdogs that `resil watch --all` runs. Default: all watchdogs, and every table [watch.NAME].
+        deadline_s: timeout of the probe of one target; a target that exceeds it is reported as stuck.
+        state_deadline_s: how long the state directory may take to respond before a directory on the node is used
+            instead.
     """
 
     checks: tuple[str, ...] = ()
@@ -104,13 +105,14 @@ class WatchSettings:
 
 
 class PluginTable(NamedTuple):
-    """A table that belongs to a plugin, as it was written: [watch.NAME] or [channel.NAME].
+    """The unconverted table of a plugin: [watch.NAME] or [channel.NAME].
 
-    Its plugin's dataclass reads it when it is needed (settings/convert.py): `resil status` loads no watchdog.
+    The plugin's dataclass reads the table when the plugin is used (settings/convert.py): `resil status` loads no
+    watchdog.
 
     Attributes:
-        kind: the plugin's name. The table's own, unless it says `kind = "fs"`: so there may be several of a kind.
-        values: the keys, as TOML or the environment has them.
+        kind: the plugin's name: the table's key `kind`, else its name. Several tables may have the same kind.
+        values: the keys and values as in the file or the environment.
     """
 
     kind: str
@@ -119,13 +121,13 @@ class PluginTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything resil.toml may say.
+    """All settings in resil.toml.
 
     Attributes:
-        guard: [guard]: what the guard is told; None: nothing, so that all its defaults hold.
-        cron: [cron]: the scheduler where there is no cron; None: nothing was said, see `cron_settings`.
-        watches: [watch.NAME]: one watchdog's own keys. `kind = "fs"` makes a second one of a kind.
-        channels: [channel.NAME]: one way to tell people.
+        guard: [guard]: settings of the guard; None: all defaults.
+        cron: [cron]: the scheduler for hosts without cron; None: all defaults, see `cron_settings`.
+        watches: [watch.NAME]: keys of one watchdog. `kind = "fs"` defines another watchdog of that kind.
+        channels: [channel.NAME]: one notification channel.
         sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
         environment: [environment]: variables exported before the launch.
         launcher: [template]: variables of the template, for instance `gpus_per_node = 8`.
@@ -147,15 +149,15 @@ class Settings:
 
     @property
     def cron_settings(self) -> CronSettings:
-        """[cron], or its defaults where there is none."""
+        """Return [cron], or its defaults if the file has no such table."""
         from resilience.settings.cron_settings import CronSettings
 
         return self.cron or CronSettings()
 
 
 def tables_with(key: str) -> list[str]:
-    """The tables of resil.toml that have a key of this name; those of sbatch and of plugins are not known here."""
-    from resilience.guard.settings import GuardSettings  # only for those who put it in the wrong place
+    """Return the tables of resil.toml that have this key. Tables of sbatch and of plugins are not searched."""
+    from resilience.guard.settings import GuardSettings  # only needed for an error message
     from resilience.settings.cron_settings import CronSettings
 
     made = {table.name: table.default_factory for table in fields(Settings) if is_dataclass(table.default_factory)}

@@ -1,4 +1,4 @@
-"""The settings as rows for people, each with where it came from, and without what looks like a secret. Pure."""
+"""Lists the settings, each with its origin, and redacts values that look like secrets. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from resilience.settings.sections import PluginTable
 from resilience.system.redaction import REDACTED
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-"""Keys that need no quotes: https://toml.io/en/v1.0.0#keys."""
+"""Keys without quotes: https://toml.io/en/v1.0.0#keys."""
 
 
-_WRITTEN = {"launcher": "template", "watches": "watch", "channels": "channel"}
-"""How a table is called in the file, where that differs from the field's name."""
+_TABLE_NAMES = {"launcher": "template", "watches": "watch", "channels": "channel"}
+"""Names of tables in the file that differ from the field's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class SettingRow:
 
 
 def rows(loaded: Loaded) -> Iterator[SettingRow]:
-    """Yield every setting, tables in their order."""
+    """Yield every setting, in the order of the tables."""
     for section in fields(loaded.settings):
         owner = getattr(loaded.settings, section.name)
         if section.name == "guard" and owner is None:
             owner = GuardSettings()
         if section.name == "cron":
             owner = loaded.settings.cron_settings
-        name = _WRITTEN.get(section.name, section.name)
+        name = _TABLE_NAMES.get(section.name, section.name)
         if name in ("watch", "channel") and not is_dataclass(owner):
             yield from _plugin_rows(name, owner, loaded)
             continue
@@ -61,13 +61,13 @@ def _plugin_rows(section: str, tables: Mapping[str, PluginTable], loaded: Loaded
 
 
 def to_toml(loaded: Loaded, run: str) -> str:
-    """The resolved settings as TOML, for `run.toml`: what counted at the last submit."""
+    """Return the effective settings as TOML, for `run.toml`."""
     lines = [f"# The settings of run {run} at its last submit. Written by resil; edit resil.toml instead."]
     section = ""
     for row in rows(loaded):
         name, _, key = _split(row.key)
         if name in ("watch", "alert", "cron") or name.startswith(("watch.", "channel.")):
-            continue  # whoever looks has settings of their own; the run keeps what counted for the run
+            continue  # not part of the run: `resil watch`, `alert` and `cron` read their current settings
         if name != section:
             lines += ["", f"[{name}]"]
             section = name
@@ -78,7 +78,7 @@ def to_toml(loaded: Loaded, run: str) -> str:
 
 
 def _split(dotted: str) -> tuple[str, str, str]:
-    """The table and the key: `watch.fs.paths` lies in `watch.fs`."""
+    """Return (table, dot, key): `watch.fs.paths` is in `watch.fs`."""
     if dotted.startswith(("watch.", "channel.")) and dotted.count(".") > 1:
         return dotted.rpartition(".")
     return dotted.partition(".")
@@ -94,49 +94,49 @@ def _toml(value: object) -> str:
     return quote_toml(str(value))
 
 
-_PLACE = re.compile(r"(?i).*[_-](file|variable)")
-"""Keys that say where a secret lies."""
+_LOCATION_KEY = re.compile(r"(?i).*[_-](file|variable)")
+"""Keys that name the location of a secret."""
 
 _SECRET_KEY = re.compile(r"(?i).*(webhook|pass?w|passphrase|pwd|token|secret|auth|credential|cookie|signature|key$).*")
 _TOKEN = re.compile(r"(?i)(xox[a-z]|xapp|gh[opsu]|github_pat|glpat|sk|pk)[-_][\w-]{6,}.*|eyJ[\w-]{8,}.*")
-"""How tokens begin."""
+"""Prefixes of tokens."""
 
 _HEADER = re.compile(r"(?i)((?:[\w-]+:\s*)?(?:bearer|basic)\s+|[\w-]*(?:auth|token|key|cookie|secret)[\w-]*:\s*)\S.*")
-"""`Authorization: Bearer ...`, as programs take it."""
+"""`Authorization: Bearer ...`, as a program's argument."""
 
 _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+/_=-]{16,}")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
-_SPEAKING = re.compile(r"[a-z]+([-_.][a-z]+)*|v?[0-9]{1,2}|")
-"""Pieces of a path that are words, or the number of a version."""
+_PLAIN_WORD = re.compile(r"[a-z]+([-_.][a-z]+)*|v?[0-9]{1,2}|")
+"""Parts of a path that are words or version numbers."""
 
 
-def hidden(row: SettingRow) -> SettingRow:
-    """The row as it can be shown to anybody: in tables of channels and watchdogs, no value that may be a secret."""
-    if row.key == "cron.ping_url" and row.value:  # whoever knows it can say that all is well
+def redacted(row: SettingRow) -> SettingRow:
+    """Return the row with possible secrets in tables of channels and watchdogs redacted."""
+    if row.key == "cron.ping_url" and row.value:  # knowledge of the address is enough to report success
         return replace(row, value=_address(str(row.value), is_secret=True))
     if not row.key.startswith(("channel.", "watch.")):
         return row
-    value = _hidden(row.key.rpartition(".")[2], row.value)
+    value = _redacted(row.key.rpartition(".")[2], row.value)
     return row if value == row.value else replace(row, value=value)
 
 
-def _hidden(key: str, value: object) -> object:
+def _redacted(key: str, value: object) -> object:
     if isinstance(value, Mapping):
-        return {name: _hidden(str(name), item) for name, item in value.items()}
+        return {name: _redacted(str(name), item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         shown, before = [], ""
-        for item in value:  # of a command, what stands behind `--token` is one
+        for item in value:  # in a command, the value after `--token` is a secret
             behind = before.lstrip("-") if before.startswith("-") and "=" not in before else key
-            shown.append(_hidden(behind, item))
+            shown.append(_redacted(behind, item))
             before = item if isinstance(item, str) else ""
         return type(value)(shown)
     if isinstance(value, int | float) and not isinstance(value, bool) and _SECRET_KEY.fullmatch(key):
-        return REDACTED  # a password of digits without quotes
+        return REDACTED  # a numeric password without quotes
     return _text(key, value) if isinstance(value, str) else value
 
 
 def _text(key: str, text: str) -> str:
-    if _PLACE.fullmatch(key) and not _ADDRESS.match(text) and not _TOKEN.fullmatch(text):
+    if _LOCATION_KEY.fullmatch(key) and not _ADDRESS.match(text) and not _TOKEN.fullmatch(text):
         return text
     option, equals, behind = text.partition("=")
     if option.startswith("-") and equals:
@@ -154,13 +154,13 @@ def _text(key: str, text: str) -> str:
 
 
 def _address(text: str, *, is_secret: bool) -> str:
-    """An address with its host, and with its path where that is no secret and made of words: `https://ntfy.sh/my-topic`."""
+    """Return an address without user, query and path. A path of plain words is kept: `https://ntfy.sh/my-topic`."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
     except ValueError:
         return REDACTED
-    is_plain = parts.username is None and not parts.query and all(map(_SPEAKING.fullmatch, parts.path.split("/")))
+    is_plain = parts.username is None and not parts.query and all(map(_PLAIN_WORD.fullmatch, parts.path.split("/")))
     if is_plain and not is_secret:
         return text
     return f"{parts.scheme}://{host}{port}/{REDACTED}"

@@ -1,1 +1,1 @@
-"""The only doors to the machine: clock, processes, files, the run directory."""
+"""The interface to the operating system: clock, processes, files, HTTP, secrets."""

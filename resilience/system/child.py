@@ -1,12 +1,12 @@
-"""Runs our own functions in child processes with deadlines that are real ones.
+"""Runs Python functions in child processes with enforced deadlines.
 
-A thread that looks at a hung file system can neither be ended nor left behind: the process could not exit. A child can:
-at its deadline it is killed with everything that it started, or, where it waits in the kernel, abandoned. The child is
-forked, so nothing is imported again (about a millisecond), and what it was told to do needs no name.
+A thread blocked on a hung file system can neither be ended nor abandoned: the process could not exit. A child process
+can: at its deadline the child is killed with all its descendants or, if blocked in the kernel, abandoned. Children are
+forked, so nothing is imported again (about a millisecond), and any closure can be passed.
 
-A child that waits in the kernel (state D, proc_pid_stat(5)) is left as it is: killing it would do nothing on most file
-systems, and where it did (a hard NFS mount), the next look would have to wait for the whole deadline again. As it is,
-its end is the sign that the mount has come back; system/stuck.py remembers it.
+A child blocked in the kernel (state D, proc_pid_stat(5)) is not killed: on most file systems the signal has no effect,
+and on others (a hard NFS mount) the next probe would wait for the whole deadline again. The end of the abandoned child
+shows that the mount responds again; system/stuck.py keeps a record of the child.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ from resilience.base.processes import descendants, is_alive, is_waiting_in_kerne
 from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, SettingsError, UsageError
 
 GRACE_S = 0.2
-"""How long a killed child may take to end, and a waiting one to go on, before it is abandoned."""
+"""Time for a killed child to end, or a blocked child to continue, before the child is abandoned."""
 
-AT_ONCE = 32
-"""So many children may begin within BEGINNING_S: ten thousand targets must not become ten thousand processes."""
+MAX_STARTING = 32
+"""Maximum number of children started within STARTING_S: ten thousand targets must not become ten thousand processes."""
 
-BEGINNING_S = 0.25
-"""A child older than this is taken to wait for something: it no longer keeps others from starting."""
+STARTING_S = 0.25
+"""A child older than this counts as blocked, and no longer delays the start of others."""
 
-MOST = 400
-"""Never more children than this: there are 1024 file descriptors, and other people on this machine."""
+MAX_CHILDREN = 400
+"""Maximum number of children: a process has 1024 file descriptors, and the machine has other users."""
 
 LIMIT_BYTES = 64 * 2**20
-"""No answer is larger."""
+"""Maximum size of an answer."""
 
 HEADER = struct.Struct("<4sQI")
-"""Before each answer: its magic number, its length in bytes, its CRC-32. Then come marshal's bytes."""
+"""Header of an answer: magic number, length in bytes, CRC-32. The marshalled answer follows."""
 
 _MAGIC = b"rsl1"
 _BLOCKED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that must wait until the child has handlers of its own: ours would believe itself in the parent."""
+"""Signals blocked until the child has reset the handlers that it inherited from the parent."""
 
 _RESET = (*_BLOCKED, signal.SIGCHLD, signal.SIGALRM, signal.SIGPROF, signal.SIGUSR1, signal.SIGUSR2)
 _KINDS: tuple[type[ResilError], ...] = (SettingsError, UsageError, SchedulerUnavailable, NotSupported)
-"""Errors that keep their class on the way to the parent; the others arrive as ProbeError."""
+"""Errors that keep their class in the parent; others become ProbeError."""
 
 _CHUNK_BYTES = 2**18
 _NO_ROOM = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 _leaving: set[int] = set()
-"""Children that have answered, or were abandoned, and are not reaped yet."""
+"""Children that have answered or were abandoned, and are not reaped yet."""
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class Answer(NamedTuple):
-    """The result of one child.
+    """The result of a child.
 
     Attributes:
-        value: what its function returned.
-        error: what it raised instead, as a ResilError; None when all went well.
-        took_s: how long it took.
+        value: the return value of its function.
+        error: the error of the function as a ResilError, or None.
+        took_s: duration in seconds.
         is_overdue: whether the deadline passed.
-        abandoned: the processes that are still there: they hang in the kernel.
-        said: what it wrote to standard output and standard error.
+        abandoned: the remaining processes, which are blocked in the kernel.
+        said: standard output and standard error of the child.
     """
 
     value: Any = None
@@ -87,32 +87,32 @@ class Answer(NamedTuple):
 
 
 class _Child:
-    """A child that is under way."""
+    """A running child."""
 
     def __init__(self, key: Any, pid: int, pipe: int, started: float, deadline_s: float) -> None:
         self.key, self.pid, self.pipe = key, pid, pipe
         self.started, self.deadline_s, self.ends = started, deadline_s, started + deadline_s
         self.received = bytearray()
-        self.waits: int | None = None  # how often it had been switched out, when it was seen to wait in the kernel
-        self.killed: tuple[int, ...] = ()  # itself and what it had started
+        self.waits: int | None = None  # number of context switches when the child was found blocked in the kernel
+        self.killed: tuple[int, ...] = ()  # the child and its descendants
         self.is_closed = False
 
 
 def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generator[tuple[KeyT, Answer], None, None]:
-    """Run each function in a child of its own, side by side; yield (key, answer) as they end.
+    """Run each function in its own child process, in parallel; yield (key, answer) as the children end.
 
-    `works` maps a key to the function and its deadline in seconds, which counts from the start of its child. A
-    function's value must be plain data: texts, bytes, numbers, None, tuples, lists and dicts of them. A child that does
-    not answer in time gives a ProbeError; so does one that dies, or cannot be started. Standard input and output of the
-    child lead nowhere, and it inherits no descriptor: an abandoned child must not keep a pipe or a lock of ours open.
+    `works` maps a key to the function and its deadline in seconds from the start of the child. The return value must be
+    plain data: str, bytes, numbers, None, and tuples, lists and dicts of them. The answer is a ProbeError if the child
+    exceeds its deadline, dies, or cannot be started. Standard input and output of the child are /dev/null, and the
+    child inherits no file descriptor, so that an abandoned child keeps no pipe and no lock of the parent open.
 
-    Whoever stops asking (an exception, a closed generator) ends all children. A process that lives on calls `reap`.
+    Closing the generator, also by an exception, ends all children. Long-running processes must call `reap`.
     """
     waiting = deque((key, work, deadline_s) for key, (work, deadline_s) in works.items())
     longest_s = max((deadline_s for _, _, deadline_s in waiting), default=0.0)
     children: dict[int, _Child] = {}
     crowded: float | None = None
-    grace_s = 0.0  # who has answered ends at once; whoever looks next, or `reap`, takes note
+    grace_s = 0.0  # children that have answered exit at once, and are reaped later
     reap()
     with selectors.DefaultSelector() as selector:
         try:
@@ -123,7 +123,7 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                         child = _start(key, work, deadline_s, children)
                     except OSError as problem:
                         if problem.errno in _NO_ROOM and children:
-                            break  # when one of them has ended there may be room again
+                            break  # retry after the end of another child
                         waiting.popleft()
                         yield key, _not_started(problem)
                         continue
@@ -150,9 +150,9 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
                             os.close(child.pipe)
                         del children[child.pid]
                         yield child.key, answer
-                if waiting and len(children) >= MOST:
+                if waiting and len(children) >= MAX_CHILDREN:
                     crowded = crowded or now
-                if crowded is not None and now - crowded > longest_s:  # and nobody has answered since
+                if crowded is not None and now - crowded > longest_s:  # and no child has answered since
                     while waiting:
                         error = ProbeError("not probed: too many other probes hang", transient=True)
                         yield waiting.popleft()[0], Answer(error=error)
@@ -162,32 +162,32 @@ def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generato
 
 
 def _has_room(children: dict[int, _Child]) -> bool:
-    if len(children) >= MOST:
+    if len(children) >= MAX_CHILDREN:
         return False
     now, young = time.monotonic(), 0
     for child in reversed(children.values()):
-        if now - child.started > BEGINNING_S:
+        if now - child.started > STARTING_S:
             break
         young += 1
-    return young < AT_ONCE
+    return young < MAX_STARTING
 
 
 def _pause(children: dict[int, _Child], more: bool) -> float:
-    """How long to wait for an answer before something else must be done."""
+    """Return how long to wait for an answer before the next action is due."""
     if not children:
         return 0.0
     pause = min(child.ends for child in children.values()) - time.monotonic()
     if more:
-        pause = min(pause, BEGINNING_S)
+        pause = min(pause, STARTING_S)
     if any(child.is_closed for child in children.values()):
-        pause = min(pause, 0.01)  # it is dead, and what it had started may be dying
+        pause = min(pause, 0.01)  # the child is dead, its descendants may still be ending
     return min(max(0.0, pause), 3600.0)  # epoll_wait counts milliseconds in 31 bits
 
 
 def _start(key: Any, work: Callable[[], Any], deadline_s: float, children: dict[int, _Child]) -> _Child:
-    """Start a child and enter it into `children`, before a signal can end us: whoever ends us must find it there."""
-    if len(_leaving) >= AT_ONCE:
-        reap(GRACE_S)  # on a busy machine who has answered may not have ended yet, and is a process all the same
+    """Start a child and add it to `children` before a signal can interrupt, so that cleanup finds the child."""
+    if len(_leaving) >= MAX_STARTING:
+        reap(GRACE_S)  # on a busy machine, children that have answered may not have exited yet
     reading, writing = os.pipe2(os.O_CLOEXEC)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
@@ -206,19 +206,19 @@ def _start(key: Any, work: Callable[[], Any], deadline_s: float, children: dict[
 
 
 def _receive(child: _Child) -> bool:
-    """Take what has come; return whether more is to come."""
+    """Read available data; return whether more is expected."""
     chunk = os.read(child.pipe, _CHUNK_BYTES)
     child.received += chunk
     if not chunk or len(child.received) > LIMIT_BYTES + HEADER.size:
         return False
     if len(child.received) < HEADER.size:
         return True
-    # Not only the end of the pipe: something that the look has forked may hold it open.
+    # Do not rely on end of file: a process forked by the probe may keep the pipe open.
     return len(child.received) < HEADER.size + int(HEADER.unpack_from(child.received)[1])
 
 
 def _answer_of(child: _Child) -> Answer:
-    """The answer of a child that has ended, or has written all of its answer."""
+    """Return the answer of a child that has ended or has written its complete answer."""
     took_s = time.monotonic() - child.started
     _leaving.add(child.pid)
     raw = bytes(child.received[HEADER.size :])
@@ -228,42 +228,42 @@ def _answer_of(child: _Child) -> Answer:
             raise ValueError
         kind, value, said = marshal.loads(raw)
     except (struct.error, ValueError, EOFError, TypeError):
-        return Answer(error=ProbeError(f"the probe ended without an answer: {_end_of(child)}"), took_s=took_s)
+        return Answer(error=ProbeError(f"the probe ended without a result: {_end_of(child)}"), took_s=took_s)
     error: ResilError | None = None
     if kind == "error":
         name, message, hint, transient = value
         owner = next((owner for owner in _KINDS if owner.__name__ == name), ProbeError)
         error, value = owner(message, hint=hint, transient=transient), None
     elif kind == "fault":
-        error, value = ProbeError(f"the probe failed: {value[0]}", hint=value[1] or "this is a bug of the probe"), None
+        error, value = ProbeError(f"the probe failed: {value[0]}", hint=value[1] or "this is a bug in the probe"), None
     return Answer(value, error, took_s, said=said)
 
 
 def _end_of(child: _Child) -> str:
-    """How a child ended that had no time to say why."""
+    """Describe the end of a child that gave no answer."""
     end = time.monotonic() + GRACE_S
     while time.monotonic() < end:
         done, status = os.waitpid(child.pid, os.WNOHANG)
         if done:
             _leaving.discard(child.pid)
             code = os.waitstatus_to_exitcode(status)
-            return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+            return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         time.sleep(0.001)
-    return "it hangs"
+    return "still running"
 
 
 def _not_started(error: OSError) -> Answer:
     return Answer(
         error=ProbeError(
-            f"no process could be started for the probe: {error.strerror}",
-            hint="see `ulimit -u`, `ulimit -n` and the memory of this machine",
+            f"cannot start a process for the probe: {error.strerror}",
+            hint="check `ulimit -u`, `ulimit -n` and the memory of this host",
             transient=True,
         )
     )
 
 
 def _overdue(child: _Child, now: float) -> Answer | None:
-    """Do the next thing about a child whose time is up; return what became of it once that is settled."""
+    """Take the next action for an overdue child; return its answer once the child has ended or is abandoned."""
     took_s = now - child.started
     error = ProbeError(f"no answer within {child.deadline_s:g} s", transient=True)
     if child.killed:
@@ -277,7 +277,7 @@ def _overdue(child: _Child, now: float) -> Answer | None:
             child.waits = switches(child.pid)
             child.ends = now + GRACE_S
             return None
-        if child.waits == switches(child.pid):  # one and the same wait
+        if child.waits == switches(child.pid):  # blocked since then
             _leaving.add(child.pid)
             return Answer(error=error, took_s=took_s, is_overdue=True, abandoned=(child.pid,))
     child.killed = _kill(child.pid)
@@ -286,21 +286,21 @@ def _overdue(child: _Child, now: float) -> Answer | None:
 
 
 def _kill(pid: int) -> tuple[int, ...]:
-    """Kill a child and all that it has started, groups of their own included; return who that was."""
+    """Kill a child and its descendants, including their process groups; return their pids."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGSTOP)  # so that it starts nothing while we look what it has started
-    everybody = (pid, *descendants(pid))
-    for victim in everybody:
+        os.kill(pid, signal.SIGSTOP)  # so that no descendant is started while they are listed
+    processes = (pid, *descendants(pid))
+    for victim in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if os.getpgid(victim) == victim:
                 os.killpg(victim, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(victim, signal.SIGKILL)
-    return everybody
+    return processes
 
 
 def _end_all(children: Collection[_Child]) -> None:
-    """End all children: the caller takes no more answers."""
+    """End all children after the caller stopped iterating."""
     for child in children:
         if not child.killed:
             _kill(child.pid)
@@ -312,7 +312,7 @@ def _end_all(children: Collection[_Child]) -> None:
 
 
 def reap(grace_s: float = 0.0) -> None:
-    """Take note of the ends of children, so that none stays as a zombie: for a process that lives on."""
+    """Reap ended children, so that long-running processes have no zombies."""
     end, pause = time.monotonic() + grace_s, 0.0001
     while True:
         for pid in list(_leaving):
@@ -332,9 +332,9 @@ def reap(grace_s: float = 0.0) -> None:
 
 
 def fork() -> int:
-    """As os.fork. Python 3.12 warns of forks beside threads: a lock may be held.
+    """As os.fork, without the warning of Python 3.12 about forks in multi-threaded processes.
 
-    The one thread that we start (system/process.py) holds none that a child takes, and the interpreter renews its own.
+    The only thread of resil (system/process.py) holds no lock that a child takes; the interpreter resets its own locks.
     """
     if tuple(sys.version_info) < (3, 12):
         return os.fork()
@@ -346,25 +346,25 @@ def fork() -> int:
 
 
 def begin(*keep: int, keep_stderr: bool = False) -> io.StringIO:
-    """The prelude of every forked child: a session of its own, the system's signal handlers, nothing of ours open.
+    """Prepare a forked child: new session, default signal handlers, no inherited descriptors.
 
-    `keep`: descriptors that stay open. Standard streams lead nowhere, but for standard error where `keep_stderr` says
-    so; what the child prints is caught in the text that is returned. The output that the parent has written and not
-    flushed yet stays the parent's: the child's copy of it goes nowhere.
+    `keep`: descriptors that stay open. Standard streams are /dev/null, except for standard error with `keep_stderr`;
+    the output of the child is captured in the returned buffer. Output that the parent had buffered but not flushed is
+    discarded in the child.
     """
-    os.setsid()  # Ctrl-C is for the parent
+    os.setsid()  # Ctrl-C goes to the parent only
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
-    gc.disable()  # it would copy every page shared with the parent, for garbage that the child's end clears away
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    gc.disable()  # a collection would copy pages shared with the parent, and the child exits soon
+    null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(2 if keep_stderr else 3):
         if descriptor not in keep:
-            os.dup2(nowhere, descriptor)
+            os.dup2(null, descriptor)
     for descriptor in _descriptors():
         if descriptor > 2 and descriptor not in keep:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(descriptor)
     said = io.StringIO()
     sys.stdout = sys.stderr = said
@@ -374,15 +374,15 @@ def begin(*keep: int, keep_stderr: bool = False) -> io.StringIO:
 
 
 def answer_and_exit(work: Callable[[], Any], writing: int, deadline_s: float) -> NoReturn:
-    """A child's whole life: do the work within the deadline, and write its result into the pipe `writing`.
+    """Run `work` in a child within the deadline, write the result to the pipe `writing`, and exit.
 
-    The result is HEADER and marshal's bytes of (kind, value, output): `value` and the value; `error` and (class,
-    message, hint, transient); `fault` and (text, trace).
+    The result is HEADER and the marshalled (kind, value, output): `value` and the value; `error` and (class, message,
+    hint, transient); `fault` and (text, trace).
     """
     code = 1
     try:
         said = begin(writing)
-        # Should the parent be killed, a busy loop must not last for ever. Processor time only: to wait is no harm.
+        # If the parent is killed, a busy loop must end. Only CPU time is limited, because waiting is harmless.
         signal.setitimer(signal.ITIMER_PROF, deadline_s + 5)
         answer: tuple[str, Any]
         try:
@@ -395,9 +395,9 @@ def answer_and_exit(work: Callable[[], Any], writing: int, deadline_s: float) ->
         try:
             packed = marshal.dumps((*answer, said.getvalue()))
         except ValueError:
-            packed = marshal.dumps(("fault", ("its answer is no plain data", ""), ""))
+            packed = marshal.dumps(("fault", ("its result is not plain data", ""), ""))
         if len(packed) > LIMIT_BYTES:
-            packed = marshal.dumps(("fault", (f"its answer has {len(packed)} bytes", ""), ""))
+            packed = marshal.dumps(("fault", (f"its result has {len(packed)} bytes", ""), ""))
         write_all(writing, HEADER.pack(_MAGIC, len(packed), crc32(packed)) + packed)
         code = 0
     finally:
@@ -405,8 +405,8 @@ def answer_and_exit(work: Callable[[], Any], writing: int, deadline_s: float) ->
 
 
 def _descriptors() -> Iterable[int]:
-    """The descriptors that are open. Not a range up to the limit: that may be a billion, and kernels before 5.9 close
-    them one by one."""
+    """Return the open descriptors. A range up to the limit may have a billion numbers, which kernels before 5.9 close
+    one by one."""
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]  # noqa: PTH208 - names only
     except OSError:
@@ -421,25 +421,25 @@ def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-# ---- a child that nobody waits for ----------------------------------------------------------------------------------
+# ---- detached children -----------------------------------------------------------------------------------------------
 
 
 class Detached:
-    """A child that delays nobody and outlives the process that started it.
+    """A child that outlives its parent, which does not wait for the child.
 
-    Forked twice, so that init reaps it and no zombie stays.
+    Forked twice, so that init reaps the child and no zombie remains.
     """
 
     def __init__(self, alive: int) -> None:
-        """`alive`: a pipe that ends with the child."""
+        """`alive`: a pipe that the child holds open until it ends."""
         self._alive = alive
 
     def is_over(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the child has ended."""
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end, so long at most; return whether it has ended."""
+        """Wait up to `seconds` for the end of the child; return whether the child has ended."""
         if self._alive < 0:
             return True
         poll = select.poll()
@@ -454,18 +454,17 @@ class Detached:
         return True
 
     def forget(self) -> None:
-        """Let it be."""
+        """Stop observing the child."""
         if self._alive >= 0:
             os.close(self._alive)
             self._alive = -1
 
 
 def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1, keep_stderr: bool = False) -> Detached:
-    """Have a child do something; it is killed after `limit_s`, and whatever it raises is lost.
+    """Run `work` in a detached child that is killed after `limit_s`. Exceptions of `work` are lost.
 
-    `keep`: a descriptor that it shall still have; all others are closed there. `keep_stderr`: what it says on standard
-    error appears there; whoever reads from a pipe then waits for its end. Raise OSError if there is no room for
-    another process.
+    `keep`: a descriptor that stays open in the child. `keep_stderr`: keep standard error open; the reader of a pipe
+    then waits for the end of the child. Raise OSError if no process can be started.
     """
     reading, writing = os.pipe2(os.O_CLOEXEC)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -479,7 +478,7 @@ def start_detached(work: Callable[[], None], limit_s: float, *, keep: int = -1, 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(writing)
-    with contextlib.suppress(ChildProcessError):  # somebody else here takes note of all children
+    with contextlib.suppress(ChildProcessError):  # already reaped elsewhere in this process
         os.waitpid(middle, 0)
     return Detached(reading)
 
@@ -490,7 +489,7 @@ def _work_and_exit(work: Callable[[], None], limit_s: float, keep: set[int], kee
         if fork() != 0:
             os._exit(0)
         begin(*keep, keep_stderr=keep_stderr)
-        signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends the child, whatever it waits for
+        signal.setitimer(signal.ITIMER_REAL, limit_s)  # SIGALRM ends the child
         work()
         code = 0
     finally:

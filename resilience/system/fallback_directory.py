@@ -1,7 +1,8 @@
-"""A directory of small files that has a fallback on this node, for when its own disk is full, read-only or gone.
+"""A directory of small files with a fallback on this node, for when its own disk is full, read-only or unavailable.
 
-These files are needed most when a disk fails, and it may be this very disk. Readers see one directory: the
-union of both, the fallback's files first. When the disk is well again, the files move home.
+These files are needed most when a disk fails, which may be the disk that they are on. Readers see one directory: the
+union of both; files of the fallback take precedence. When the disk works again, the files move to the primary
+directory.
 """
 
 from __future__ import annotations
@@ -26,35 +27,35 @@ from resilience.system.files import (
 from resilience.system.ports import System
 
 LIMIT_BYTES = 4 * 2**20
-"""No file of ours is longer; more than that is not read."""
+"""Maximum size of a file; the rest is not read."""
 
 ABANDONED_S = 86400.0
-"""A temporary file that is older has no writer any more. A day: clocks of file servers differ from ours."""
+"""Age at which a temporary file has no writer any more. A day, because clocks of file servers differ."""
 
 _GONE = ".gone-"
-"""In the fallback directory: that file is removed, though the disk that has it would not let go of it."""
+"""Prefix of a marker in the fallback directory: the file is removed, although its disk refused the removal."""
 
 
 def fallback_path(system: System, directory: Path) -> Path:
-    """Where the fallback of a directory lies on this node: `$XDG_STATE_HOME/resil/...` where that is set, else in /tmp.
+    """Return the fallback of a directory on this node: `$XDG_STATE_HOME/resil/...` if set, else in /tmp.
 
-    Not below the home directory otherwise: that is a network file system on clusters, and often the full one.
+    The default is not in the home directory, which is a network file system on clusters, and often the full one.
     """
     base = system.environ.get("XDG_STATE_HOME")
-    # $XDG_STATE_HOME must be absolute, or it is passed over: https://specifications.freedesktop.org/basedir-spec.
+    # $XDG_STATE_HOME must be absolute, or is ignored: https://specifications.freedesktop.org/basedir-spec.
     root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{system.host.uid}")
     return root / f"{directory.name.lstrip('.')}-{short_digest(os.fsencode(directory))}"
 
 
 class FallbackDirectory:
-    """Small files, each whole or not there, in `primary` or, where that takes none, in `fallback`.
+    """Small files, written atomically to `primary` or, if that fails, to `fallback`.
 
-    Names that begin with a dot are its own business and are not listed.
+    Names that begin with a dot are internal and are not listed.
 
     Attributes:
-        primary: where the files belong. Made when first written to.
-        fallback: where they go meanwhile: only for this user (0700), only on this node. None: there is none.
-        trouble: what was last wrong with `primary`, one sentence; empty when it answers.
+        primary: the directory of the files. Created at the first write.
+        fallback: directory for this user only (0700), on this node only, used while `primary` fails; may be None.
+        error: the last error of `primary`, one sentence; empty while there is none.
     """
 
     def __init__(
@@ -65,16 +66,16 @@ class FallbackDirectory:
         directory_mode: int = 0o700,
         file_mode: int = 0o600,
         gid: int | None = None,
-        away: str = "",
+        unavailable: str = "",
     ) -> None:
-        """`gid`: the group that a new directory is given to, None leaves it to the system.
+        """`gid`: group of new directories; None: the system's default.
 
-        `away`: why `primary` must not even be touched, because it hangs; empty: it may.
+        `unavailable`: why `primary` must not be accessed, because access hangs; empty if `primary` may be accessed.
         """
         self.primary = primary
         self.fallback = fallback
-        self.trouble = away
-        self._away = away
+        self.error = unavailable
+        self._unavailable = unavailable
         self._directory_mode = directory_mode
         self._file_mode = file_mode
         self._gid = gid
@@ -82,11 +83,11 @@ class FallbackDirectory:
 
     @property
     def is_unavailable(self) -> bool:
-        """Return whether `primary` must not even be touched."""
-        return bool(self._away)
+        """Return whether `primary` must not be accessed."""
+        return bool(self._unavailable)
 
-    def beside(self, name: str) -> FallbackDirectory:
-        """The directory of that name next to this one, with the same modes, and its fallback next to this one's."""
+    def sibling(self, name: str) -> FallbackDirectory:
+        """Return the directory `name` next to this one, with the same modes and a fallback of that name."""
         fallback = self.fallback.with_name(name) if self.fallback is not None else None
         return FallbackDirectory(
             self.primary.with_name(name),
@@ -94,32 +95,32 @@ class FallbackDirectory:
             directory_mode=self._directory_mode,
             file_mode=self._file_mode,
             gid=self._gid,
-            away=self._away,
+            unavailable=self._unavailable,
         )
 
     def names(self) -> tuple[str, ...]:
-        """The names of the files there are, sorted. A directory that is not there yet has none.
+        """Return the names of the files, sorted. A directory that does not exist has no files.
 
-        A directory that cannot be read is `trouble`, and the fallback's files are all that is known.
+        If `primary` cannot be read, set `error` and return the files of the fallback.
         """
-        own = set(() if self._away else self._names(self.primary, is_home=True))
+        own = set(() if self._unavailable else self._names(self.primary, is_primary=True))
         fallback = self._names(self.fallback) if self.fallback is not None else ()
         gone = {name.removeprefix(_GONE) for name in fallback if name.startswith(_GONE)}
         return tuple(sorted(name for name in (own - gone) | set(fallback) if not name.startswith(".")))
 
     def read(self, name: str) -> bytes | None:
-        """A file's content, or None when it is not there.
+        """Return the content of a file, or None if the file does not exist.
 
-        Raise StateDirectoryError if it cannot be read: NotRegularFile where it is a directory, a FIFO, a link.
+        Raise StateDirectoryError if the file cannot be read: NotRegularFile for a directory, a FIFO, a link.
         """
         if self.fallback is not None:
             with suppress(StateDirectoryError):
                 found = read_regular(self.fallback / name, LIMIT_BYTES)
                 if found is not None and found[1].st_uid == os.getuid():
                     return found[0]
-            if self._lies(self.fallback / (_GONE + name)):
+            if self._exists(self.fallback / (_GONE + name)):
                 return None
-        if self._away:
+        if self._unavailable:
             return None
         try:
             found = read_regular(self.primary / name, LIMIT_BYTES)
@@ -130,17 +131,17 @@ class FallbackDirectory:
         return found[0] if found is not None else None
 
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
-        """Write a file, whole or not at all, to the first of the two directories that takes it.
+        """Write a file atomically to `primary`, or to the fallback if that fails.
 
-        Without `durable` a power cut may leave it empty. Raise StateDirectoryError if neither takes it.
+        Without `durable`, a power failure may leave the file empty. Raise StateDirectoryError if both writes fail.
         """
         try:
-            self._write_home(name, content, durable)
+            self._write_primary(name, content, durable)
         except StateDirectoryError as error:
-            self.trouble = error.message
+            self.error = error.message
             if self.fallback is None:
                 raise
-            self._write_spare(name, content, durable)
+            self._write_fallback(name, content, durable)
             _remove(self.fallback / (_GONE + name))
             return
         if self.fallback is not None:
@@ -148,35 +149,35 @@ class FallbackDirectory:
             _remove(self.fallback / (_GONE + name))
 
     def remove(self, name: str) -> None:
-        """Remove a file; one that is not there is no error.
+        """Remove a file, if it exists.
 
-        A disk that will not let go of it gets a note in the fallback directory, so that it is not seen again from this
-        node. Raise StateDirectoryError if that cannot be written either.
+        If the disk refuses the removal, write a marker to the fallback directory, which hides the file on this node.
+        Raise StateDirectoryError if the marker cannot be written either.
         """
         if self.fallback is not None:
             _remove(self.fallback / name)
         try:
-            if self._away:
+            if self._unavailable:
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             os.unlink(self.primary / name)  # noqa: PTH108 - one system call, named as the manual names it
         except (FileNotFoundError, NotADirectoryError):
             pass
         except OSError as error:
             explained = explain_os_error(error, "remove", self.primary / name)
-            self.trouble = explained.message
+            self.error = explained.message
             if self.fallback is None:
                 raise explained from error
-            self._write_spare(_GONE + name, b"", durable=False)
+            self._write_fallback(_GONE + name, b"", durable=False)
             return
         if self.fallback is not None:
             _remove(self.fallback / (_GONE + name))
 
     def quarantine(self, name: str) -> str:
-        """Rename a file that makes no sense to `.damaged-NAME-...`, beside where it lay, and return that path."""
+        """Rename a damaged file to `.damaged-NAME-...` in the same directory, and return the new path."""
         aside = f".damaged-{name}-{os.urandom(3).hex()}"
         where = ""
         for place in (self.fallback, self.primary):
-            if place is None or (place == self.primary and self._away):
+            if place is None or (place == self.primary and self._unavailable):
                 continue
             try:
                 os.rename(place / name, place / aside)  # noqa: PTH104
@@ -184,21 +185,21 @@ class FallbackDirectory:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                self.trouble = explain_os_error(error, "set aside", place / name).message
+                self.error = explain_os_error(error, "rename", place / name).message
                 if self.fallback is not None:
                     with suppress(StateDirectoryError):
-                        self._write_spare(_GONE + name, b"", durable=False)
+                        self._write_fallback(_GONE + name, b"", durable=False)
         return where or str(self.primary / name)
 
     def flush_fallback(self) -> int:
-        """Move the files of the fallback directory to the primary one, as far as possible; return how many moved."""
-        if self.fallback is None or self._away:
+        """Move as many files as possible from the fallback directory to `primary`; return their number."""
+        if self.fallback is None or self._unavailable:
             return 0
         moved = 0
         names = self._names(self.fallback)
         for name in names:
             if name.startswith(_GONE):
-                # A file of that name was written since.
+                # Keep the file if it was written again since.
                 if (removed := name.removeprefix(_GONE)) not in names:
                     with suppress(StateDirectoryError):
                         self.remove(removed)
@@ -208,32 +209,32 @@ class FallbackDirectory:
             try:
                 content = self.read(name)
                 if content is not None:
-                    self._write_home(name, content, durable=True)
+                    self._write_primary(name, content, durable=True)
                     _remove(self.fallback / name)
                     _remove(self.fallback / (_GONE + name))
                     moved += 1
             except StateDirectoryError as error:
-                self.trouble = error.message
-                break  # the next would not fare better
+                self.error = error.message
+                break  # the next write would fail too
         return moved
 
-    def _write_home(self, name: str, content: bytes, durable: bool) -> None:
+    def _write_primary(self, name: str, content: bytes, durable: bool) -> None:
         self._make()
         try:
             write_atomic(self.primary / name, content, mode=self._file_mode, durable=durable, sweep=durable)
         except StateDirectoryError as error:
             if not isinstance(error.__cause__, FileNotFoundError):
                 raise
-            self._is_made = False  # it vanished meanwhile
+            self._is_made = False  # removed meanwhile
             self._make()
             write_atomic(self.primary / name, content, mode=self._file_mode, durable=durable, sweep=durable)
 
     def _make(self) -> None:
-        if self._away:
-            raise StateDirectoryError(self._away, transient=True)
+        if self._unavailable:
+            raise StateDirectoryError(self._unavailable, transient=True)
         if self._is_made:
             return
-        # The one above first: a colleague of the group must be able to make the next directory in it.
+        # The parent first: other users of the group must be able to create directories in the parent.
         for directory in (self.primary.parent, self.primary):
             for made in make_directory(directory, mode=self._directory_mode):
                 if self._gid is not None:
@@ -242,32 +243,32 @@ class FallbackDirectory:
                         made.chmod(self._directory_mode if made == directory else self._directory_mode & ~0o022)
         self._is_made = True
 
-    def _write_spare(self, name: str, content: bytes, durable: bool) -> None:
+    def _write_fallback(self, name: str, content: bytes, durable: bool) -> None:
         assert self.fallback is not None
         if own_directory(self.fallback) is None or not _is_safe(self.fallback.parent):
             raise StateDirectoryError(
-                f"{self.trouble}, and the fallback directory {self.fallback} cannot be used either",
-                hint=f"it must belong to you alone: look at `namei -l {self.fallback}`",
+                f"{self.error}, and the fallback directory {self.fallback} cannot be used either",
+                hint=f"it must belong to you alone: check `namei -l {self.fallback}`",
             )
         write_atomic(self.fallback / name, content, mode=0o600, durable=durable, sweep=durable)
 
-    def _names(self, directory: Path, *, is_home: bool = False) -> tuple[str, ...]:
+    def _names(self, directory: Path, *, is_primary: bool = False) -> tuple[str, ...]:
         try:
-            if not is_home and directory.lstat().st_uid != os.getuid():
+            if not is_primary and directory.lstat().st_uid != os.getuid():
                 return ()
             names = tuple(os.listdir(directory))  # noqa: PTH208 - a name each, no objects
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError as error:
-            if is_home:
-                self.trouble = explain_os_error(error, "read", directory).message
+            if is_primary:
+                self.error = explain_os_error(error, "read", directory).message
             return ()
         if any(name.startswith(".") and name.endswith(".tmp") for name in names):
             remove_stale(directory, time.time(), older_than_s=ABANDONED_S)
         return names
 
     @staticmethod
-    def _lies(path: Path) -> bool:
+    def _exists(path: Path) -> bool:
         try:
             return path.lstat().st_uid == os.getuid()
         except OSError:
@@ -275,7 +276,7 @@ class FallbackDirectory:
 
 
 def _is_safe(directory: Path) -> bool:
-    """Return whether nobody else can replace a directory in here by another: in /tmp, anybody may have been first."""
+    """Return whether no other user can replace a subdirectory: in /tmp, another user may have created the directory."""
     for level in (directory, *directory.parents):
         try:
             info = level.lstat()

@@ -1,4 +1,4 @@
-"""Files of base/files.py for people: errors become sentences with what to try; journals of JSON lines; directories."""
+"""File operations of base/files.py with errors for users; journals of JSON lines; directories."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from resilience.base import files
 from resilience.errors import ResilError, StateDirectoryError
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
-"""Neither the disk nor the quota has room: for data, or for one more name."""
+"""The disk or the quota is full, for data or for inodes."""
 
 
 def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryError:
-    """Given what the kernel said, return it as a sentence with what to try. For instance, EDQUOT names the quota."""
+    """Return an OSError as StateDirectoryError with a hint. For instance, the hint for EDQUOT names the quota."""
     number = error.errno or 0
     if number in FULL:
         hint = "the disk or your quota is full: free some space (and inodes), or choose another state_dir"
     elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "choose another state_dir in resil.toml, or ask for write permission"
     elif number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT):
-        hint = "the file system is not well; try again, or from another node"
+        hint = "the file system is faulty; retry, or try another node"
     else:
         hint = ""
     transient = number in FULL or number in (errno.ESTALE, errno.EIO, errno.ETIMEDOUT)
@@ -35,17 +35,17 @@ def explain_os_error(error: OSError, action: str, path: Path) -> StateDirectoryE
 
 
 def short_digest(raw: bytes) -> str:
-    """Given any bytes, return sixteen characters for the name of a file. For names only, where nobody means harm:
-    hashlib loads OpenSSL, which takes a quarter of the time of a bare interpreter, at every start."""
+    """Return a digest of sixteen characters for file names. Not cryptographic: the import of hashlib loads OpenSSL,
+    which takes a quarter of the start-up time of the interpreter."""
     return f"{crc32(raw):08x}{crc32(raw[::-1]):08x}"
 
 
 def make_directory(path: Path, *, mode: int) -> tuple[Path, ...]:
-    """Create a directory with exactly `mode`, whatever the umask, and its parents; return those created, outermost
-    first.
+    """Create a directory and its missing parents with exactly `mode`, regardless of the umask; return the created
+    directories, outermost first.
 
-    Parents that are missing get the mode too, but nobody besides the owner may write there. What exists already is
-    left as it is. Raise StateDirectoryError if it cannot be created.
+    Missing parents also get `mode`, without write permission for group and others. Existing directories are not
+    changed. Raise StateDirectoryError if the directory cannot be created.
     """
     created: list[Path] = []
     try:
@@ -55,9 +55,9 @@ def make_directory(path: Path, *, mode: int) -> tuple[Path, ...]:
             if directory.is_dir():
                 continue
             try:
-                directory.mkdir(mode=0o700)  # never open wider than asked, not even for a moment
+                directory.mkdir(mode=0o700)  # never more permissive than `mode`, not even briefly
             except FileExistsError:
-                if directory.is_dir():  # another job was quicker
+                if directory.is_dir():  # created by another job meanwhile
                     continue
                 raise
             directory.chmod(mode if directory == path else mode & ~0o022)
@@ -68,7 +68,7 @@ def make_directory(path: Path, *, mode: int) -> tuple[Path, ...]:
 
 
 def own_directory(path: Path) -> Path | None:
-    """A directory that only this user can write in, made when missing; None if there can be none."""
+    """Return a directory that only this user can write to, created if missing; None if that is not possible."""
     try:
         make_directory(path, mode=0o700)
         info = path.lstat()
@@ -81,15 +81,16 @@ def own_directory(path: Path) -> Path | None:
 def write_atomic(
     path: Path, content: str | bytes, *, mode: int = 0o600, durable: bool = True, sweep: bool = True
 ) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one, and never a part.
+    """Write a file so that a crash at any moment leaves the old or the new content, never a part.
 
-    See `replace_file` in base/files.py. Raise StateDirectoryError if it cannot be written; no temporary file is left
-    then. `sweep` also removes those that killed writers of the same file left, after STALE_S; it reads the directory.
+    See `replace_file` in base/files.py. Raise StateDirectoryError if the file cannot be written; no temporary file
+    remains then. `sweep` also removes temporary files of killed writers of the same file, after STALE_S; this lists the
+    directory.
     """
     try:
         files.replace_file(path, content, mode=mode, durable=durable)
         if sweep:
-            # Compared with the file server's time, not ours.
+            # Compared with the time of the file server, not of this node.
             files.remove_stale(path.parent, path.stat().st_mtime, of=path.name)
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
@@ -98,7 +99,7 @@ def write_atomic(
 def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, sync: bool = True) -> None:
     """Append one JSON line with a single write, so that lines of several writers never mix on a local file system.
 
-    A part of a line that a crash left behind is closed off first. Raise StateDirectoryError if it cannot be written.
+    A partial line left by a crash is terminated first. Raise StateDirectoryError if the file cannot be written.
     """
     try:
         files.append(path, _json_line(record), mode=mode, sync=sync)
@@ -107,7 +108,7 @@ def append_line(path: Path, record: Mapping[str, Any], *, mode: int = 0o600, syn
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON lines of a journal. A damaged line is passed over: one crash must not blind us to the rest."""
+    """Yield the JSON lines of a journal. Damaged lines are skipped, so that a crash does not hide the other lines."""
     try:
         with open(path, encoding="utf-8", errors="replace", opener=open_without_waiting) as file:
             yield from parse_lines(file)
@@ -118,7 +119,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """Given the lines of a journal, yield those that are JSON objects."""
+    """Yield the lines of a journal that are JSON objects."""
     for line in lines:
         try:
             record = json.loads(line)
@@ -129,13 +130,14 @@ def parse_lines(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
 
 
 class NotRegularFile(StateDirectoryError):
-    """A link, a FIFO, a directory or a device lies in a file's place: nothing that reading again could mend."""
+    """The path is a link, a FIFO, a directory or a device; a retry does not help."""
 
 
 def read_regular(path: Path, limit_bytes: int = files.LIMIT_BYTES) -> tuple[bytes, os.stat_result] | None:
-    """Read a small file only if it is a regular one; return its content and status, or None when it is not there.
+    """Return the content and status of a small regular file, or None if the file does not exist.
 
-    See base/files.py. Raise NotRegularFile if it is something else, StateDirectoryError if it cannot be read.
+    See base/files.py. Raise NotRegularFile if the path is not a regular file, StateDirectoryError if the file cannot be
+    read.
     """
     try:
         return files.read_regular(path, limit_bytes=limit_bytes)
@@ -147,7 +149,7 @@ def read_regular(path: Path, limit_bytes: int = files.LIMIT_BYTES) -> tuple[byte
 
 
 def _json_line(record: Mapping[str, Any]) -> bytes:
-    """One line of JSON that `cat` shows as people write; bytes that are no text (a file's name) become escapes."""
+    """Return a line of readable JSON; bytes that are not UTF-8 (from a file name) are escaped."""
     try:
         return json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
@@ -155,7 +157,7 @@ def _json_line(record: Mapping[str, Any]) -> bytes:
 
 
 def open_without_waiting(path: str, flags: int) -> int:
-    """Open, but never wait for the other end of a FIFO that lies in a file's place."""
+    """Open a file without blocking if the path is a FIFO."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
@@ -163,15 +165,15 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def shipped_directory(kind: str) -> Path:
-    """Given `slurm_templates` or `cron`, return the directory, in a clone, an editable install and a wheel alike.
+    """Return the directory `slurm_templates` or `cron` of a clone, an editable install or a wheel.
 
-    A wheel holds them below the package (`_shipped`, see pyproject.toml); a clone beside it. Raise ResilError if the
-    installation lacks them.
+    In a wheel the directories are inside the package (`_shipped`, see pyproject.toml), in a clone next to the package.
+    Raise ResilError if the installation lacks the directory.
     """
     for directory in (_PACKAGE / "_shipped" / kind, _PACKAGE.parent / kind):
         if directory.is_dir():
             return directory
     raise ResilError(
-        f"this installation of resil lacks its {kind} directory (looked beside and below {_PACKAGE})",
-        hint="install it again: pip install --force-reinstall resil",
+        f"this installation of resil lacks its {kind} directory (searched next to and inside {_PACKAGE})",
+        hint="reinstall: pip install --force-reinstall resil",
     )

@@ -1,4 +1,4 @@
-"""The door to web servers: one request, one deadline, no redirects, certificates checked, no secret in errors."""
+"""HTTP requests with one deadline, verified certificates, no redirects, and no secrets in errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from resilience.messages import cut
 from resilience.system.redaction import redact
 from resilience.system.time_limit import CONNECT_S, TimeLimit
 
-if TYPE_CHECKING:  # requests costs 100 ms, and only those pay who send something
+if TYPE_CHECKING:  # requests takes 100 ms to import
     from requests import Response, Session
 
 READ_S = 10.0
-"""How long a server may be silent."""
+"""Timeout between two reads."""
 
 BODY_LIMIT_BYTES = 64 * 1024
-"""So much of an answer is read: it is only looked at to say what went wrong."""
+"""Maximum size of a response body, which is only used in error messages."""
 
 RETRY_AFTER_LIMIT_S = 300.0
-"""A server that asks for more is asked again after this: an alert that waits for a day is lost."""
+"""Upper limit of Retry-After: an alert that waits for a day is lost."""
 
 _LOOPBACK = re.compile(r"localhost|127(\.\d{1,3}){3}|::1")
 _TRANSIENT = {408, 425, 429}
@@ -32,12 +32,12 @@ _TRANSIENT = {408, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a server.
+    """The response of a server.
 
     Attributes:
-        status: HTTP's number.
+        status: HTTP status code.
         headers: names in lower case.
-        body: at most BODY_LIMIT_BYTES, decoded; what is not UTF-8 is replaced.
+        body: at most BODY_LIMIT_BYTES, decoded; invalid UTF-8 is replaced.
     """
 
     status: int
@@ -46,19 +46,19 @@ class Answer:
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long it asks to wait: `Retry-After` in seconds or as a date, capped. None when it does not say."""
+        """Return the delay of the header `Retry-After` (seconds or a date), capped; None without the header."""
         return retry_after_s(self.headers.get("retry-after", ""), self.headers.get("date", ""))
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a name or address can only mean this machine."""
+    """Return whether a host name or address is the loopback interface."""
     return _LOOPBACK.fullmatch(host.strip("[]").lower()) is not None
 
 
 def check_url(url: str, what: str, *, allow_http: bool = False) -> None:
-    """Raise SettingsError unless it is an https address of a host. Plain http is for loopback, or when it is allowed.
+    """Raise SettingsError unless `url` is an https address. Plain http requires `allow_http` or a loopback host.
 
-    The error names the host at most: the rest may be a secret.
+    The error contains at most the host, because the rest may be a secret.
     """
     try:
         parts = urlsplit(url)
@@ -66,18 +66,18 @@ def check_url(url: str, what: str, *, allow_http: bool = False) -> None:
     except ValueError:
         host, parts, port = "", urlsplit(""), None
     if parts.scheme not in ("https", "http") or not host or port == 0 or not url.isprintable() or " " in url:
-        raise SettingsError(f"{what} is no web address", hint="it begins with https:// and has no blanks")
+        raise SettingsError(f"{what} is not a web address", hint="an address starts with https://, without blanks")
     if parts.scheme == "http" and not allow_http and not is_loopback(host):
         raise SettingsError(
-            f"{what} is plain http to {host}: everybody on the way could read it",
-            hint="use https, or say allow_http = true if that network is your own",
+            f"{what} is plain http to {host}: the message would not be encrypted",
+            hint="use https, or set allow_http = true for a trusted network",
         )
 
 
 def retry_after_s(value: str, date: str = "") -> float | None:
-    """Given the header, return seconds from 0 to RETRY_AFTER_LIMIT_S, None if it says nothing that can be understood.
+    """Return the value of Retry-After in seconds, from 0 to RETRY_AFTER_LIMIT_S; None if invalid.
 
-    For instance, `"120"` gives 120.0 (RFC 9110, 10.2.3). A date is measured against the server's own `Date`.
+    For instance, `"120"` gives 120.0 (RFC 9110, 10.2.3). A date is relative to the server's own `Date`.
     """
     value = value.strip()
     if re.fullmatch(r"\d{1,18}(\.\d+)?", value):
@@ -104,10 +104,10 @@ def request(
     ca_file: str = "",
     secrets: Sequence[str] = (),
 ) -> Answer:
-    """Send one request and return the answer, whatever its status.
+    """Send a request and return the response, whatever its status.
 
-    The proxy and the certificate authorities are those of `environ`. Raise DeliveryError, without any part of the
-    address but its host, if no answer came within `timeout_s`; SettingsError if `ca_file` cannot be read.
+    The proxy and the certificate authorities are those of `environ`. Raise DeliveryError if there is no response within
+    `timeout_s`, with no part of the address except the host; SettingsError if `ca_file` cannot be read.
     """
     import requests
 
@@ -115,7 +115,7 @@ def request(
     authorities = str(readable_ca_file(ca_file)) if ca_file else ""
     failure: DeliveryError
     with TimeLimit(timeout_s) as limit, requests.Session() as session:
-        session.trust_env = False  # it would add passwords from ~/.netrc
+        session.trust_env = False  # would add passwords from ~/.netrc
         _connect_through(session, limit)
         try:
             response = session.request(
@@ -130,17 +130,17 @@ def request(
                 proxies=proxies_for(url, environ),
             )
             with response:
-                if limit.is_over:  # cut off at the deadline, a head without an end looks like a whole one
+                if limit.is_over:  # a head truncated at the deadline looks complete
                     raise TimeoutError
                 return _answer(response)
         except Exception as error:
             failure = _explain(error, host, limit, [url, *secrets])
-    # Raised out here, so that it carries no other exception along: those have the address in their texts.
+    # Raised outside of `except`, because the context would contain exceptions with the address in their texts.
     raise failure
 
 
 def readable_ca_file(ca_file: str) -> Path:
-    """The file of certificate authorities that settings name. Raise SettingsError if it cannot be read."""
+    """Return the path of the file of certificate authorities. Raise SettingsError if the file cannot be read."""
     path = Path(ca_file).expanduser()
     try:
         path.open("rb").close()
@@ -150,7 +150,7 @@ def readable_ca_file(ca_file: str) -> Path:
 
 
 def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryError | None:
-    """The error that an answer amounts to, None for a good one. `what` names the server."""
+    """Return the error for a response, or None for a success. `what` names the server."""
     status = answer.status
     if 200 <= status < 300:
         return None
@@ -159,27 +159,27 @@ def refusal(answer: Answer, what: str, secrets: Sequence[str] = ()) -> DeliveryE
     transient = status in _TRANSIENT or status >= 500
     hint = ""
     if 300 <= status < 400:
-        hint = "redirects are not followed: write the address that it leads to"
+        hint = "redirects are not followed: set the target address"
     elif status in (401, 403):
-        hint = "is the secret right, and still valid?"
+        hint = "is the secret correct, and still valid?"
     elif status in (404, 410):
-        hint = "is the address right? It may have been revoked"
+        hint = "is the address correct? It may have been revoked"
     elif status == 413:
         hint = "the message is too large for this server"
     return DeliveryError(message, hint=hint, transient=transient, retry_after_s=answer.retry_after_s)
 
 
 def quoted(body: str, secrets: Sequence[str] = ()) -> str:
-    """The body of an answer without secrets, cut to one line. Redacted first: half of a secret is a secret too."""
+    """Return a response body as one short line, redacted before truncation, which could split a secret."""
     shown = redact(body[:BODY_LIMIT_BYTES], secrets)[:2000]
     line = " ".join("".join(c if c.isprintable() else " " for c in shown).split())
     return cut(line, 200)
 
 
 def proxies_for(url: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The proxy for an address, by the usual variables: `https_proxy`, `all_proxy`, `no_proxy`; lower case wins.
+    """Return the proxy for an address from `https_proxy`, `all_proxy` and `no_proxy`; lower case takes precedence.
 
-    As in curl(1), `HTTP_PROXY` in capitals is not asked: a web server's CGI programs get it from strangers.
+    As in curl(1), `HTTP_PROXY` in capitals is ignored: CGI programs receive it from unauthenticated clients.
     """
     from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
 
@@ -194,7 +194,7 @@ def proxies_for(url: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _connect_through(session: Session, limit: TimeLimit) -> None:
-    """Let all connections of a session be made by the time limit, those to a proxy as well."""
+    """Apply the time limit to all connections of a session, including those to a proxy."""
     from requests.adapters import HTTPAdapter
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -233,7 +233,7 @@ def _connect_through(session: Session, limit: TimeLimit) -> None:
 
 def _answer(response: Response) -> Answer:
     body = bytearray()
-    # A body that never ends, or ends early, or is packed badly, changes nothing: the status has been said.
+    # An endless, truncated or badly encoded body does not matter, because the status is known.
     try:
         for chunk in response.iter_content(8192):
             body += chunk
@@ -246,24 +246,24 @@ def _answer(response: Response) -> Answer:
 
 
 def _explain(error: Exception, host: str, limit: TimeLimit, secrets: Sequence[str]) -> DeliveryError:
-    """One sentence for what requests and urllib3 wrap three times over."""
+    """Return the innermost cause of an exception of requests and urllib3 as one sentence."""
     if limit.is_over:
         return DeliveryError(f"{host} did not answer within {round(limit.seconds, 1):g} s")
     kinds, innermost = _causes(error)
     said = quoted(str(innermost), secrets)
     if "SSLError" in kinds or "SSLCertVerificationError" in kinds:
-        hint = "ca_file names the authorities to trust; checking cannot be switched off"
-        return DeliveryError(f"the certificate of {host} was not accepted: {said}", hint=hint)
+        hint = "set ca_file to the authorities to trust; verification cannot be disabled"
+        return DeliveryError(f"the certificate of {host} was rejected: {said}", hint=hint)
     if "gaierror" in kinds or "NameResolutionError" in kinds:
-        return DeliveryError(f"the name {host} is not known here", hint="does this node reach the network?")
+        return DeliveryError(f"the host name {host} cannot be resolved", hint="does this node have network access?")
     if "ProxyError" in kinds:
-        return DeliveryError(f"the proxy did not let us through to {host}: {said}")
+        return DeliveryError(f"the proxy refused the connection to {host}: {said}")
     if "ConnectionRefusedError" in kinds:
         return DeliveryError(f"nothing listens at {host}: connection refused")
     if "TimeoutError" in kinds or "ReadTimeout" in kinds or "ConnectTimeout" in kinds:
         return DeliveryError(f"{host} did not answer in time")
     if kinds & {"InvalidURL", "InvalidSchema", "MissingSchema", "LocationParseError", "InvalidHeader", "UnicodeError"}:
-        return DeliveryError(f"the request to {host} cannot be written down: {said}", transient=False)
+        return DeliveryError(f"the request to {host} is invalid: {said}", transient=False)
     if isinstance(innermost, OSError) and innermost.errno is None and "CA" in said and "path" in said:
         return DeliveryError(
             f"the file of certificate authorities cannot be used: {said}", hint="see REQUESTS_CA_BUNDLE, SSL_CERT_FILE"
@@ -272,7 +272,7 @@ def _explain(error: Exception, host: str, limit: TimeLimit, secrets: Sequence[st
 
 
 def _causes(error: BaseException) -> tuple[set[str], BaseException]:
-    """The names of all exceptions that one was made of, with their base classes, and the innermost."""
+    """Return the class names of an exception's causes, with their base classes, and the innermost cause."""
     kinds: set[str] = set()
     current: BaseException | None = error
     innermost, seen = error, set[int]()

@@ -1,4 +1,4 @@
-"""The machine as one frozen value: whoever needs a clock, a runner of programs or the environment is handed this."""
+"""The interface to the operating system as one frozen value: clock, program runner, environment, host."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ if TYPE_CHECKING:
 
 
 class SystemClock:
-    """The machine's clocks: wall time for people and files, monotonic time for deadlines."""
+    """The clocks of the host: wall time for users and files, monotonic time for deadlines."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that only go forward, whatever happens to the wall clock."""
+        """Return monotonic seconds, independent of the wall clock."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait. A negative duration returns at once."""
+        """Sleep. Return at once for a negative duration."""
         time.sleep(max(0.0, seconds))
 
 
 def iso_time(seconds: float) -> str:
-    """Given seconds since the epoch, return local ISO time with its offset: `2026-11-20T10:15:00+01:00`."""
-    from datetime import UTC, datetime  # 5 ms that most commands need not pay
+    """Return local ISO time with offset: `2026-11-20T10:15:00+01:00`."""
+    from datetime import UTC, datetime  # takes 5 ms, and most commands do not need it
 
     return datetime.fromtimestamp(seconds, tz=UTC).astimezone().isoformat(timespec="seconds")
 
 
 class Clock(Protocol):
-    """Tells the time and waits."""
+    """Interface of a clock."""
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only go forward."""
+        """Return monotonic seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Sleep."""
         ...
 
 
 class Runner(Protocol):
-    """Runs programs with a deadline."""
+    """Interface of a program runner with deadlines."""
 
     def run(
         self,
@@ -67,16 +67,16 @@ class Runner(Protocol):
         cwd: str | None = None,
         stdin: str = "",
     ) -> Completed:
-        """Run to the end. Raise a ProbeError if the program could not be run or did not end in time."""
+        """Run a program to its end. Raise ProbeError if the program cannot be run or exceeds its deadline."""
         ...
 
     def stream(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Iterator[str]:
-        """Yield the lines of its standard output. Raise CommandFailed at the end if it failed."""
+        """Yield the lines of a program's standard output. Raise CommandFailed at the end if the program failed."""
         ...
 
 
 class Host(NamedTuple):
-    """This machine and the person on it."""
+    """The host and its current user."""
 
     name: str
     user: str
@@ -85,8 +85,8 @@ class Host(NamedTuple):
 
     @classmethod
     def current(cls) -> Host:
-        """Look at this machine. The name is the account's, whatever $USER claims; an account without one (a
-        container's bare uid) is named by its number, and without a home, its home is `/`."""
+        """Return this host and user. The user name is from the account database, not from $USER; an account without a
+        name (in a container) is named by its uid, and without a home directory, the home is `/`."""
         uid = os.getuid()
         try:
             user = pwd.getpwuid(uid).pw_name
@@ -100,7 +100,7 @@ class Host(NamedTuple):
 
 
 def is_account(name: str) -> bool:
-    """Return whether this machine knows a login name: a journal may name people who have left."""
+    """Return whether this host has an account of this name: a journal may contain users who have left."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -112,11 +112,11 @@ def _current_directory() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the current directory does not exist any more", hint="cd to one that does") from None
+        raise UsageError("the current directory does not exist any more", hint="cd to an existing directory") from None
 
 
 class RunnerOnDemand:
-    """Runs programs, and loads what that takes only when one is run: `resil status` mostly runs none."""
+    """Runs programs; imports ProcessRunner at the first call, because `resil status` usually runs no program."""
 
     def run(
         self,
@@ -143,7 +143,7 @@ def _process_runner() -> ProcessRunner:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The ports to the machine."""
+    """The interface to the operating system."""
 
     clock: Clock = field(default_factory=SystemClock)
     runner: Runner = field(default_factory=RunnerOnDemand)
@@ -153,10 +153,10 @@ class System:
 
     @property
     def config_home(self) -> Path:
-        """Where the person's own settings lie (https://specifications.freedesktop.org/basedir-spec)."""
+        """Return the directory of the user's settings (https://specifications.freedesktop.org/basedir-spec)."""
         return Path(self.environ.get("XDG_CONFIG_HOME") or self.host.home / ".config")
 
     @property
     def cache_home(self) -> Path:
-        """Where what can be made again lies."""
+        """Return the directory of the user's caches."""
         return Path(self.environ.get("XDG_CACHE_HOME") or self.host.home / ".cache")

@@ -1,9 +1,9 @@
-"""Runs other programs with deadlines that are real ones.
+"""Runs programs with enforced deadlines.
 
-`subprocess.run(timeout=)` is not a deadline: after the timeout it waits for the child, and a child in
-uninterruptible sleep (a hung file system) never ends. Here the child is killed with its process group, given half
-a second, and then abandoned; the call returns. Starting it has the same deadline: the program, or the directory to
-start it in, may lie on the hung file system.
+`subprocess.run(timeout=)` is not a deadline: after the timeout the call waits for the child, and a child in
+uninterruptible sleep (a hung file system) never ends. Here the child is killed with its process group and, if still
+there after half a second, abandoned. The start has the same deadline, because the program or its working directory may
+be on the hung file system.
 """
 
 from __future__ import annotations
@@ -24,54 +24,54 @@ from typing import IO
 from resilience.base.background import BackgroundCall
 from resilience.errors import EX_TEMPFAIL, DeliveryError, ProbeError
 
-# vfork suspends this thread, with the interpreter's lock in its hand, until the child has exec'ed: a program or a
-# directory on a hung mount would freeze the whole process, deadlines and all. fork costs a fraction of a millisecond
-# more. The switch is documented:
+# vfork suspends this thread, which holds the interpreter lock, until the child has called exec: a program or a
+# directory on a hung mount would block the whole process, including deadlines. fork takes a fraction of a millisecond
+# longer. The setting is documented:
 # https://docs.python.org/3/library/subprocess.html#disabling-use-of-vfork-or-posix-spawn
 setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - a plain assignment is refused by type checkers
 
 REAP_GRACE_S = 0.5
-"""How long a killed child may take to be reaped before it is abandoned."""
+"""Time to reap a killed child before the child is abandoned."""
 
 PIPE_GRACE_S = 0.5
-"""How long to wait for the end of the output once the program has ended: something that it left in the background
-may hold the pipe for ever."""
+"""Time to wait for the end of the output after the program has ended: a background process may keep the pipe
+open."""
 
 OUTPUT_LIMIT_BYTES = 512 * 2**20
-"""More output than this is not an answer: a queue of a million jobs is about 200 MB."""
+"""Maximum size of the output: a queue of a million jobs is about 200 MB."""
 
 LINE_LIMIT_BYTES = 64 * 2**20
-"""No line of an answer is longer."""
+"""Maximum length of a line."""
 
 _CHUNK_BYTES = 2**18
 _ERRORS_LIMIT_BYTES = 2**20
 _POLL_S = 0.1
 _TRANSIENT = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ETXTBSY}
 _abandoned: list[subprocess.Popen[bytes]] = []
-"""Children that could not be killed; reaped when they have ended, so that no zombie stays for long."""
+"""Children that could not be killed; reaped when they have ended."""
 
 
 class ProgramMissing(ProbeError):
-    """There is no such program on this machine."""
+    """The program does not exist on this host."""
 
 
 class DeadlineExceeded(ProbeError):
-    """The program did not end in time and was killed, or abandoned where it could not be."""
+    """The program exceeded its deadline and was killed or abandoned."""
 
 
 class OutputTooLarge(ProbeError):
-    """The program wrote more than any answer could be."""
+    """The program wrote more than OUTPUT_LIMIT_BYTES."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-        argv: what was run.
-        returncode: its exit code; minus the signal number when a signal ended it.
-        stdout: decoded as UTF-8, bytes that are not UTF-8 kept as surrogates.
-        stderr: the same.
+        argv: the command.
+        returncode: exit code; the negative signal number if a signal ended the program.
+        stdout: decoded as UTF-8; invalid bytes become surrogates.
+        stderr: likewise.
     """
 
     argv: tuple[str, ...]
@@ -81,7 +81,7 @@ class Completed:
 
 
 class ProcessRunner:
-    """Runs programs found on PATH, each argument as it is, never through a shell."""
+    """Runs programs on PATH, without a shell."""
 
     def run(
         self,
@@ -92,11 +92,11 @@ class ProcessRunner:
         cwd: str | None = None,
         stdin: str = "",
     ) -> Completed:
-        """Run a program to its end and return how it ended.
+        """Run a program to its end and return its result.
 
-        The environment is `env` when given, else this process's own. Raise ProgramMissing if there is no such
-        program, DeadlineExceeded if it did not end within `timeout_s` seconds, OutputTooLarge if it would not stop
-        writing. What the program left running in the background is not waited for, and lives on.
+        The environment is `env`, by default that of this process. Raise ProgramMissing if the program does not exist,
+        DeadlineExceeded after `timeout_s` seconds, OutputTooLarge if the output exceeds OUTPUT_LIMIT_BYTES. Background
+        processes of the program keep running.
         """
         deadline = time.monotonic() + timeout_s
         process = _start(argv, env, cwd, deadline, stdin=stdin.encode("utf-8", "surrogateescape"))
@@ -115,10 +115,10 @@ class ProcessRunner:
         return Completed(tuple(argv), process.returncode, _text(stdout), _text(stderr))
 
     def stream(self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Iterator[str]:
-        """Run a program and yield its standard output line by line, without keeping it.
+        """Run a program and yield the lines of its standard output, without newlines.
 
-        The lines keep no newline. When the program fails, raise CommandFailed after the last line; so a caller that
-        has seen the iterator end normally knows that the answer is whole. Raise as `run` does besides.
+        If the program fails, raise CommandFailed after the last line: if the iterator ends normally, the output is
+        complete. Otherwise raise as `run`.
         """
         deadline = time.monotonic() + timeout_s
         process = _start(argv, env, None, deadline)
@@ -128,7 +128,7 @@ class ProcessRunner:
                 if not is_output:
                     errors += chunk[: _ERRORS_LIMIT_BYTES - len(errors)]
                     continue
-                # Whole lines are decoded a chunk at a time: a queue of 100,000 rows comes a third faster that way.
+                # Complete lines are decoded per chunk, which is a third faster for a queue of 100,000 rows.
                 whole, line_end, after = chunk.rpartition(b"\n")
                 if line_end:
                     yield from _text(rest + whole).split("\n")
@@ -149,7 +149,7 @@ class ProcessRunner:
 
 
 class CommandFailed(ProbeError):
-    """A streamed program ended with an error code or wrote to its standard error.
+    """A streamed program failed or wrote to its standard error.
 
     Attributes:
         completed: its exit code and standard error.
@@ -169,10 +169,10 @@ def _deadline_exceeded(argv: Sequence[str], timeout_s: float) -> DeadlineExceede
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> bool:
-    """Wait for a program that has closed its output; return whether it ended in time.
+    """Wait for a program that has closed its output; return whether the program ended in time.
 
-    Popen.wait with a time-out looks every few milliseconds, which doubles the time of a quick program; a pidfd
-    (Linux 5.3, pidfd_open(2)) tells at once.
+    Popen.wait with a timeout polls, which doubles the time of a fast program; a pidfd (Linux 5.3, pidfd_open(2)) is
+    signalled at once.
     """
     left = max(0.01, deadline - time.monotonic())
     with contextlib.suppress(OSError, AttributeError):
@@ -201,16 +201,16 @@ def _start(
                 stderr=subprocess.PIPE,
                 env=None if env is None else dict(env),
                 cwd=cwd,
-                # A process group of its own: the deadline must reach what the program started as well.
+                # A process group of its own, so that the deadline also ends child processes.
                 start_new_session=True,
             )
 
     try:
-        # The kernel lets fork and exec wait as long as it likes for the program's file and for the directory; a thread
-        # that waits there can be left behind, and does not keep this process from ending.
+        # fork and exec may block on the program's file or the working directory. A thread that blocks there can be
+        # abandoned, and does not prevent this process from exiting.
         return BackgroundCall(start, "resil-launch", late=_end).result(timeout_s)
     except TimeoutError as error:
-        if error.errno:  # a file server's
+        if error.errno:  # from a file server
             raise _cannot_start(argv[0], cwd, error) from error
         raise DeadlineExceeded(f"{argv[0]} could not be started within {timeout_s:.3g} s", transient=True) from None
     except OSError as error:
@@ -221,11 +221,11 @@ def _start(
 
 
 def _whole(content: bytes) -> IO[bytes]:
-    """A file in memory, no pipe: should we be killed now, `crontab -` must not take half a table for the whole."""
+    """Return a file in memory. With a pipe, `crontab -` might install half a table if this process is killed."""
     file: IO[bytes]
     try:
         file = open(os.memfd_create("stdin"), "wb+")  # noqa: SIM115 - whoever starts the program closes it
-    except (AttributeError, OSError):  # an old C library, a policy against them
+    except (AttributeError, OSError):  # an old C library, or forbidden by a policy
         import tempfile
 
         file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -240,19 +240,19 @@ def _cannot_start(program: str, cwd: str | None, error: OSError) -> ProbeError:
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return ProgramMissing(f"cannot run {program}: {error.strerror}", hint=f"is {program} on PATH?")
     if isinstance(error, PermissionError) or error.errno == errno.ENOEXEC:
-        return ProgramMissing(f"cannot run {program}: {error.strerror}", hint="is it a program, and executable?")
+        return ProgramMissing(f"cannot run {program}: {error.strerror}", hint="is it an executable program?")
     return ProbeError(f"cannot run {program}: {error.strerror}", transient=error.errno in _TRANSIENT)
 
 
 def _exchange(process: subprocess.Popen[bytes], deadline: float) -> Iterator[tuple[bool, bytes]]:
-    """Yield (is standard output, bytes) of what comes back, both as they flow.
+    """Yield (is standard output, bytes) of the program's output.
 
-    Ends when all streams are closed, or when the program has ended and nothing more came for PIPE_GRACE_S. Raise
+    Stop when both streams are closed, or PIPE_GRACE_S after the program has ended and written nothing more. Raise
     _OutOfTime at the deadline.
     """
     assert process.stdout is not None and process.stderr is not None
     grace_end: float | None = None
-    with contextlib.suppress(OSError):  # a larger pipe, for a large queue; a limit of the user's is no failure
+    with contextlib.suppress(OSError):  # a larger pipe for large queues, if the user's limits allow it
         fcntl.fcntl(process.stdout.fileno(), fcntl.F_SETPIPE_SZ, _CHUNK_BYTES)
     with selectors.DefaultSelector() as selector:
         for stream in (process.stdout, process.stderr):
@@ -261,7 +261,7 @@ def _exchange(process: subprocess.Popen[bytes], deadline: float) -> Iterator[tup
             now = time.monotonic()
             if now >= deadline:
                 raise _OutOfTime
-            # Asked before the pipes are: whatever an ended program wrote lies in them already.
+            # Checked before the pipes, which then contain all output of an ended program.
             if grace_end is None and process.poll() is not None:
                 grace_end = now + PIPE_GRACE_S
             ready = selector.select(min(deadline - now, _POLL_S))
@@ -275,7 +275,7 @@ def _exchange(process: subprocess.Popen[bytes], deadline: float) -> Iterator[tup
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Make sure the child and its group are gone, or abandoned; close the pipes."""
+    """Kill the child and its group if still running, close the pipes, and abandon a child that cannot be killed."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -300,7 +300,7 @@ def _text(raw: bytes | bytearray) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-# ---- programs that take a message on standard input -----------------------------------------------------------------
+# ---- programs that receive a message on standard input --------------------------------------------------------------
 
 EX_PERMANENT = {
     64: "usage",
@@ -312,45 +312,45 @@ EX_PERMANENT = {
     77: "no permission",
     78: "configuration",
 }
-"""Exit codes by which a program says that trying again is of no use (sysexits.h). Any other may be a momentary failure:
-a shell script ends with 1 whatever went wrong, and an alert must not be lost by that."""
+"""Exit codes of permanent failures (sysexits.h), which are not retried. Any other code may be a transient failure:
+shell scripts exit with 1 for any error, and an alert must not be lost."""
 
 _LAST_CHARACTERS = 100_000
-"""Characters at the end of what a program wrote."""
+"""Number of characters at the end of the output that are searched for a message."""
 
 
 def run_with_input(
     argv: Sequence[str], text: str, run: Callable[..., Completed], *, timeout_s: float, environment: Mapping[str, str]
 ) -> Completed:
-    """Run a program with a text on its standard input; return how it ended, which is well.
+    """Run a program with a text on its standard input, and return the result of a successful run.
 
-    `run`: that of the system's runner. Raise DeliveryError: transient unless the program said by its exit code that
-    trying again is of no use.
+    `run`: the method of the system's runner. Raise DeliveryError on failure: transient unless the exit code means a
+    permanent failure.
     """
     program = argv[0]
     try:
         done = run(list(argv), timeout_s=timeout_s, env=environment, stdin=text)
-    except ProgramMissing as error:  # another node may have it
+    except ProgramMissing as error:  # another node may have the program
         raise DeliveryError(error.message, hint=error.hint) from None
     except DeadlineExceeded as error:
-        raise DeliveryError(error.message, hint="it was killed; it may have done its work before") from None
+        raise DeliveryError(error.message, hint="the program was killed; it may have completed before") from None
     except ProbeError as error:
         raise DeliveryError(error.message, hint=error.hint, transient=error.transient) from None
     if done.returncode == 0:
         return done
     said = said_by(done)
     how = f"was ended by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
-    meaning = EX_PERMANENT.get(done.returncode) or ("try again later" if done.returncode == EX_TEMPFAIL else "")
+    meaning = EX_PERMANENT.get(done.returncode) or ("temporary failure" if done.returncode == EX_TEMPFAIL else "")
     message = f"{program} {how}{f' ({meaning})' if meaning else ''}{f': {said}' if said else ''}"
     raise DeliveryError(message, transient=done.returncode not in EX_PERMANENT)
 
 
 def said_by(done: Completed) -> str:
-    """The last line that a program wrote, its errors first, without secrets; at most 200 characters."""
-    from resilience.system.redaction import redact  # its regular expressions cost a millisecond
+    """Return the last line of a program's standard error, else of its output, redacted; at most 200 characters."""
+    from resilience.system.redaction import redact  # takes a millisecond to import
 
     for text in (done.stderr, done.stdout):
-        # Redacted before it is cut: half a secret is one too.
+        # Redacted before truncation, which could split a secret.
         lines = [line for line in redact(text[-_LAST_CHARACTERS:]).splitlines() if line.strip()]
         if lines:
             return "".join(c if c.isprintable() else "?" for c in lines[-1].strip())[:200]

@@ -1,7 +1,7 @@
-"""Keeps secrets out of what people and logs read: replaces them, and what they are made of, by REDACTED.
+"""Replaces secrets, and parts of secrets, by REDACTED in messages and logs.
 
 `requests`, `urllib3`, `smtplib` and `slack_sdk` put addresses and servers' replies into exceptions and log records. The
-host of an address is kept: it is what a person needs to know (as Alertmanager does, config/common: `RedactedURL`).
+host of an address is kept, because users need it (as in Alertmanager, config/common: `RedactedURL`).
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
-if TYPE_CHECKING:  # 6 ms, and only who holds a secret needs it
+if TYPE_CHECKING:  # takes 6 ms to import
     from logging import LogRecord
 
 REDACTED = "REDACTED"
 
 MIN_LENGTH = 4
-"""A shorter text is no secret: replacing it would garble every message."""
+"""Minimum length of a secret: replacing shorter texts would garble messages."""
 
 _USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
-"""`https://name:password@host`: never shown, whoever wrote it."""
+"""The credentials in `https://name:password@host`."""
 
 _LOOKS_RANDOM = re.compile(r"(?=.*(?:[0-9]|[a-z].*[A-Z]|[A-Z].*[a-z])).{8,}|.{20,}")
-"""Which parts of an address give it away: `services` and `webhooks` do not, and must not be garbled everywhere."""
+"""Parts of an address that are secret: not `services` and `webhooks`, which are common words."""
 
 _known: dict[str, str] = {}
-"""All texts that give away a secret read in this process, each with its replacement; longest first."""
+"""The texts that reveal a secret read in this process, with their replacements."""
 
 _is_installed = False
 
 
 def needles(secret: str) -> dict[str, str]:
-    """The texts that give a secret away, each with its replacement.
+    """Return the texts that reveal a secret, with their replacements.
 
-    An address gives its path, and the long parts of it, as well; any secret its percent-encoded and base64 forms.
+    For an address also its path and the long parts of the path; for any secret its percent-encoded and base64 forms.
     """
     found = {secret: REDACTED, base64.b64encode(secret.encode("utf-8", "replace")).decode(): REDACTED}
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", secret):
@@ -61,8 +61,9 @@ def needles(secret: str) -> dict[str, str]:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Given a text, return it without these secrets, without those read in this process, and without anybody's password
-    in an address. For instance, `https://hooks.slack.com/services/T0/B0/xyz` gives `https://hooks.slack.com/REDACTED`.
+    """Return a text without `secrets`, without the secrets read in this process, and without passwords in addresses.
+
+    For instance, `https://hooks.slack.com/services/T0/B0/xyz` gives `https://hooks.slack.com/REDACTED`.
     """
     table = all_needles(secrets)
     for needle in sorted(table, key=len, reverse=True):
@@ -72,7 +73,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def all_needles(secrets: Iterable[str] = ()) -> dict[str, str]:
-    """The texts that give away these secrets, and those read in this process: as `needles`."""
+    """Return the texts that reveal `secrets` or the secrets read in this process, as `needles`."""
     table = dict(_known)
     for secret in secrets:
         table |= needles(secret)
@@ -80,17 +81,17 @@ def all_needles(secrets: Iterable[str] = ()) -> dict[str, str]:
 
 
 def remember(secret: str) -> None:
-    """From now on, nothing that this process logs shows this secret."""
+    """Redact this secret in all further log records of this process."""
     global _known
     _known = _known | needles(secret)
     _guard_logs()
 
 
 def _guard_logs() -> None:
-    """Redact log records as they are made.
+    """Redact log records at creation.
 
-    A filter on a logger does not see what its children log, and urllib3, slack_sdk and apprise log through children;
-    one on a handler does not see the handlers that come later. All records pass through the factory.
+    A filter of a logger does not apply to records of child loggers, as used by urllib3, slack_sdk and apprise; a filter
+    of a handler does not apply to handlers added later. All records pass through the record factory.
     """
     global _is_installed
     if _is_installed:
@@ -103,7 +104,7 @@ def _guard_logs() -> None:
         record = make(*arguments, **keywords)
         try:
             _redact_record(record)
-        except Exception:  # logging must never hurt the program
+        except Exception:  # logging must never break the program
             record.msg, record.args, record.exc_info, record.exc_text = REDACTED, (), None, None
         return record
 

@@ -1,6 +1,6 @@
-"""Reads secrets from where settings say that they lie: a file that only its owner can read, or an environment variable.
+"""Reads secrets from a file that only its owner can read, or from an environment variable, as set in resil.toml.
 
-A secret itself never stands in resil.toml. A plugin's settings have `x_file` and `x_variable` for each secret `x`.
+resil.toml never contains a secret itself. A plugin's settings have `x_file` and `x_variable` for each secret `x`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from resilience.system.ports import System
 from resilience.system.redaction import MIN_LENGTH, REDACTED
 
 LIMIT_BYTES = 16 * 1024
-"""No token, password or address is longer; a log file named by mistake is."""
+"""Maximum size of a secret's file, which detects a log file named by mistake."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _IS_A_SECRET = re.compile(r"(?i)\s*(?:[a-z][a-z0-9+.-]*://|xox[a-z]-|xapp-|bearer\s|basic\s|ghp_|sk-|eyJ)")
-"""How addresses and tokens begin: found in `x_file`, they were meant to lie in that file."""
+"""Prefixes of addresses and tokens: in `x_file` they are a mistake."""
 
-_MOMENTARY = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE}
+_TRANSIENT = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE}
 
 
 class Secret:
-    """A text that shows itself only to who asks for it by name."""
+    """A secret text that is not shown by str(), repr() and format()."""
 
     __slots__ = ("_text",)
 
@@ -39,7 +39,7 @@ class Secret:
         redaction.remember(text)
 
     def reveal(self) -> str:
-        """The secret itself: for the one call that needs it, never for a message."""
+        """Return the secret, for the call that needs it; never use it in messages."""
         return self._text
 
     def __repr__(self) -> str:
@@ -57,15 +57,15 @@ class Secret:
     __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> str:
-        raise TypeError("a secret is not written down")
+        raise TypeError("a secret cannot be pickled")
 
 
 def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
-    """Return whether settings say where the secret `name` lies. Looks at nothing.
+    """Return whether settings name a source of the secret `name`. The source is not read.
 
-    Raise SettingsError if they name no place (and one is required), two places, or the secret itself.
+    Raise SettingsError if the settings name no source although one is required, two sources, or the secret itself.
     """
-    file, variable = _places(settings, name)
+    file, variable = _sources(settings, name)
     if file and variable:
         raise SettingsError(
             f"both {name}_file and {name}_variable are given", hint="keep the one that holds the secret"
@@ -78,12 +78,12 @@ def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
             )
         if not file.startswith(("/", "~/")):
             raise SettingsError(
-                f"{name}_file = {file!r} must be a whole path: cron and other nodes have another current directory",
+                f"{name}_file = {file!r} must be an absolute path: cron and other nodes have another current directory",
                 hint=f'{name}_file = "~/.config/resil/{name}"',
             )
     if variable and not _VARIABLE.fullmatch(variable):
         raise SettingsError(
-            f"{name}_variable must be the name of an environment variable, not what it holds",
+            f"{name}_variable must be the name of an environment variable, not its value",
             hint=f'{name}_variable = "RESIL_{name.upper()}"',
         )
     if required and not (file or variable):
@@ -95,23 +95,23 @@ def check_secret(settings: Any, name: str, *, required: bool = True) -> bool:
 
 
 def read_secret(settings: Any, name: str, system: System) -> Secret | None:
-    """The secret `name`, or None where settings name no place for it.
+    """Return the secret `name`, or None if settings name no source.
 
-    Raise SettingsError if it must not be used (a file that others can read, a variable that is empty), DeliveryError if
-    the file system does not answer well now. No error shows anything of its content.
+    Raise SettingsError if the source is invalid (a file that others can read, an empty variable), DeliveryError for a
+    transient error of the file system. No error contains any part of the secret.
     """
     lines = _read_lines(settings, name, system, is_one=True)
     return lines[0] if lines else None
 
 
 def read_secret_lines(settings: Any, name: str, system: System) -> tuple[Secret, ...]:
-    """As `read_secret`, for a file that holds a secret on each line; empty lines and comments (#) are passed over."""
+    """As `read_secret`, for a file with one secret per line; empty lines and comments (#) are ignored."""
     return _read_lines(settings, name, system, is_one=False)
 
 
 def _read_lines(settings: Any, name: str, system: System, *, is_one: bool) -> tuple[Secret, ...]:
     check_secret(settings, name, required=False)
-    file, variable = _places(settings, name)
+    file, variable = _sources(settings, name)
     if file:
         path = system.host.home / file[2:] if file.startswith("~/") else Path(file)
         place, text = str(path), _read(path)
@@ -128,32 +128,34 @@ def _read_lines(settings: Any, name: str, system: System, *, is_one: bool) -> tu
     if not lines:
         raise _refused(place, "is empty", "write the secret into it")
     if is_one and len(lines) > 1:
-        raise _refused(place, "has more than one line", "keep the line that is the secret")
+        raise _refused(place, "has more than one line", "keep only the line with the secret")
     for line in lines:
         if any(not c.isprintable() for c in line):
-            raise _refused(place, "has bytes that no secret has", "write it anew: plain text, one line")
+            raise _refused(place, "contains non-printable characters", "rewrite it: plain text, one line")
         if len(line) < MIN_LENGTH:
-            raise _refused(place, f"is shorter than {MIN_LENGTH} characters", "is the whole secret in it?")
+            raise _refused(place, f"is shorter than {MIN_LENGTH} characters", "does it contain the complete secret?")
     return tuple(Secret(line) for line in lines)
 
 
 def scrubbed_environment(environ: Mapping[str, str], keep: tuple[str, ...] = ()) -> dict[str, str]:
-    """The environment for a program that we start: what every program needs, and the variables named in `keep`.
+    """Return the environment for a child program: common variables, and the variables named in `keep`.
 
-    An environment may hold secrets under any name; so it is said what may pass, not what may not.
+    An allow list, because an environment may contain secrets under any name.
     """
-    return {name: value for name, value in environ.items() if name in _PASSED or name.startswith("LC_") or name in keep}
+    return {
+        name: value for name, value in environ.items() if name in _ALLOWED or name.startswith("LC_") or name in keep
+    }
 
 
-_PASSED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"}
+_ALLOWED = {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"}
 
 
-def _places(settings: Any, name: str) -> tuple[str, str]:
+def _sources(settings: Any, name: str) -> tuple[str, str]:
     return getattr(settings, f"{name}_file", ""), getattr(settings, f"{name}_variable", "")
 
 
 def _read(path: Path) -> str:
-    """The text of a secret's file, looked at through one descriptor: what was judged is what is read."""
+    """Return the content of a secret's file. All checks and reads use one descriptor, to exclude races."""
     try:
         found = read_regular(path, limit_bytes=LIMIT_BYTES)
         if found is None:
@@ -162,7 +164,7 @@ def _read(path: Path) -> str:
         if error.errno == errno.ELOOP:
             raise _refused(path, "is a symbolic link", "name the file itself") from None
         if error.errno in NOT_REGULAR:
-            raise _refused(path, "is no regular file", "name a file that holds the secret and nothing else") from None
+            raise _refused(path, "is not a regular file", "name a file that contains only the secret") from None
         raise _unreadable(path, error) from None
     content, info = found
     if info.st_uid not in (os.geteuid(), 0):
@@ -171,15 +173,15 @@ def _read(path: Path) -> str:
         mode = stat.S_IMODE(info.st_mode)
         raise _refused(path, f"has mode {mode:04o}, and a secret must have 0600", f"chmod 600 {path}")
     if info.st_size > LIMIT_BYTES:
-        raise _refused(path, f"has {info.st_size} bytes: that is no secret", "is it the right file?")
+        raise _refused(path, f"has {info.st_size} bytes, too many for a secret", "is it the right file?")
     return content.decode("utf-8", "surrogateescape")
 
 
 def _unreadable(path: Path, error: OSError) -> ResilError:
     why = os.strerror(error.errno) if error.errno else "it cannot be read"
     said = f"cannot read the secret file {path}: {why}"
-    if error.errno in _MOMENTARY:
-        return DeliveryError(said, hint="the file system is not well; it is tried again")
+    if error.errno in _TRANSIENT:
+        return DeliveryError(said, hint="the file system is faulty; the delivery will be retried")
     return SettingsError(said, hint=f"ls -l {path}")
 
 

@@ -1,9 +1,9 @@
-"""Remembers on this node which looks hang, so that no tick and no other process starts a second one.
+"""Records hung probes of this node, so that no tick and no other process starts another probe of the same target.
 
-A look at a hung file system cannot always be ended (system/child.py). What is left of it is remembered in a small file
-in /tmp or in memory, never on a file system that is looked at: what it looks at, since when it hangs, and the
-processes, by number and start, with the boot and the namespace that these numbers belong to. As long as one of them is
-there, the next look is refused at once; when all have ended, the mount has most probably come back: it is looked at.
+A probe of a hung file system cannot always be ended (system/child.py). The record is a small file in /tmp or in memory,
+never on a probed file system: the target, the start of the hang, and the processes by pid and start time, with their
+boot and pid namespace. While one of the processes exists, the next probe fails at once; when all have ended, the mount
+has most probably recovered, and is probed again.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from resilience.system.ports import Clock, System
 
 FRESH_S = 3600.0
-"""A place that did not answer longer ago than this, and left no process waiting, may have answered since: forgotten."""
+"""Age at which a record without processes expires, because the target may have recovered."""
 
 KEPT_S = 86400.0
-"""A record that is older, and whose processes have all ended, is removed by whoever writes the next."""
+"""Age at which a record without processes is removed when another record is written."""
 
 
 class Look(NamedTuple):
-    """One look that may hang.
+    """A probe that may hang.
 
     Attributes:
-        place: what is looked at, the same text in every tick and every process of this user on this node.
-        work: looks, in a child; see run_apart for what it may return.
-        deadline_s: how long it may take.
+        place: the target, the same text in every tick and every process of this user on this node.
+        work: the function that probes, called in a child; see run_apart for its return value.
+        deadline_s: timeout of the probe.
     """
 
     place: str
@@ -47,11 +47,11 @@ class Look(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """The record of a place that did not answer.
+    """The record of a target that did not respond.
 
     Attributes:
-        since: when the first look began that got no answer, seconds since the epoch.
-        pids: the processes that still wait there; empty when all could be killed.
+        since: start of the first probe without response, seconds since the epoch.
+        pids: the processes still blocked; empty if all were killed.
     """
 
     since: float
@@ -59,19 +59,19 @@ class Stuck(NamedTuple):
 
 
 class StuckMemory:
-    """The places of this node that do not answer. Damaged, foreign and outlived records are as if they were not there.
+    """The targets on this node that do not respond. Damaged, foreign and expired records are ignored.
 
-    Where nothing can be remembered (no directory of our own), every look is a first one.
+    If records cannot be written (no private directory), every probe is treated as the first.
     """
 
     def __init__(self, directories: Sequence[Path]) -> None:
-        """`directories`: the first that can be used is written to; all are read."""
+        """`directories`: records are written to the first usable directory, and read from all."""
         self._directories = tuple(directories)
         self._names: dict[str, list[Path]] | None = None
 
     @classmethod
     def of(cls, system: System) -> StuckMemory:
-        """The memory of this node: /tmp first, because cron has no $XDG_RUNTIME_DIR, and both must see the same."""
+        """Return the records of this node. /tmp comes first, because cron has no $XDG_RUNTIME_DIR."""
         own = f"resil-{system.host.uid}"
         directories = [Path("/tmp", own, "stuck"), Path("/dev/shm", own, "stuck")]
         if runtime := system.environ.get("XDG_RUNTIME_DIR"):
@@ -79,7 +79,7 @@ class StuckMemory:
         return cls(directories)
 
     def find(self, place: str, now: float) -> Stuck | None:
-        """The record of a place; None after a reboot, or when no probe ran for long."""
+        """Return the record of a target, or None; records expire after a reboot, or if no probe ran recently."""
         found = [record for path in self._named(place) if (record := _read(path, place, now)) is not None]
         if not found:
             return None
@@ -87,24 +87,24 @@ class StuckMemory:
         return Stuck(min(record.since for record in found), pids)
 
     def note(self, place: str, stuck: Stuck, now: float) -> None:
-        """Remember that a place did not answer just now."""
+        """Record that a target did not respond."""
         began = {str(pid): ticks for pid in stuck.pids if (ticks := start_ticks(pid)) is not None}
         record: dict[str, Any] = {"place": place, "since": stuck.since, "seen": now, "processes": began, **_numbers()}
         for directory in self._directories:
             if own_directory(directory.parent) is None or own_directory(directory) is None:
                 continue
             path = directory / _name(place)
-            if (other := _read(path, place, now)) is not None:  # another process hangs there as well
+            if (other := _read(path, place, now)) is not None:  # another process is blocked there as well
                 began = {str(pid): start_ticks(pid) or 0 for pid in other.pids} | began
                 record |= {"since": min(other.since, stuck.since), "processes": began}
             with contextlib.suppress(StateDirectoryError):
                 write_atomic(path, json.dumps(record), durable=False)
                 self._all().setdefault(path.name, []).append(path)
-                _sweep(directory, now)
+                _remove_expired(directory, now)
                 return
 
     def forget(self, place: str) -> None:
-        """It answers again."""
+        """Remove the record of a target that responds again."""
         for path in self._named(place):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -115,14 +115,14 @@ class StuckMemory:
         return names.get(_name(place), []) if names else []
 
     def _all(self) -> dict[str, list[Path]]:
-        """The records there are. Mostly none, and then no place costs more than a look into this."""
+        """Return the paths of all records by name. Usually there are none, and `find` is then cheap."""
         if self._names is None:
             self._names = {}
             for directory in self._directories:
                 try:
                     info = directory.lstat()
                     if info.st_uid != os.getuid() or info.st_mode & 0o022:
-                        continue  # somebody else's, who would have us believe that all is stuck
+                        continue  # of another user, who could fake records
                     names = os.listdir(directory)  # noqa: PTH208 - names only
                 except OSError:
                     continue
@@ -132,9 +132,9 @@ class StuckMemory:
 
 
 def look_apart(looks: Mapping[KeyT, Look], memory: StuckMemory, clock: Clock) -> Iterator[tuple[KeyT, Answer]]:
-    """As run_apart, and a place where an earlier look still hangs is not looked at again: that is said at once.
+    """As run_apart, but fail at once for a target where an earlier probe still hangs.
 
-    The answers of places that did not answer before either say since when.
+    Errors of targets that did not respond before either contain the start of the hang.
     """
     began = clock.now()
     before = {key: memory.find(look.place, began) for key, look in looks.items()}
@@ -178,17 +178,17 @@ def _since(moment: float, now: float) -> str:
 
 
 def _name(place: str) -> str:
-    """The name of its record. Two places of one name are told apart by what stands in it."""
+    """Return the name of the target's record. Records contain the target, which resolves collisions."""
     return short_digest(place.encode("utf-8", "surrogateescape"))
 
 
 def _numbers() -> dict[str, str]:
-    """The boot and the namespace that process numbers belong to."""
+    """Return the boot id and pid namespace of this node's pids."""
     return dict(zip(("boot", "namespace"), pid_space(), strict=True))
 
 
-def _sweep(directory: Path, now: float) -> None:
-    """Remove what nobody asks for any more: places that were looked at once, from a directory that is gone."""
+def _remove_expired(directory: Path, now: float) -> None:
+    """Remove expired records: targets that are not probed any more."""
     for path in directory.iterdir():
         with contextlib.suppress(OSError, StateDirectoryError, ValueError, KeyError, TypeError):
             if now - path.stat().st_mtime < KEPT_S or (found := read_regular(path)) is None:

@@ -1,7 +1,7 @@
-"""One deadline over a whole conversation with a server: name look-up, connecting, TLS, and every byte after that.
+"""One deadline for a whole exchange with a server: name resolution, connection, TLS and transfer.
 
-A socket's timeout is for one read: a server that drips a byte a second never meets it. Here a timer shuts the sockets
-down when the time is over, which ends whatever waits on them.
+A socket's timeout applies to one read: a server that sends a byte per second never exceeds it. Here a timer shuts down
+the sockets at the deadline, which ends all blocked calls.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from resilience.base.background import BackgroundCall
 T = TypeVar("T")
 
 CONNECT_S = 3.05
-"""How long one address may take to accept: a little over TCP's first retransmission, after 3 s (RFC 6298, 2.1; and
+"""Timeout of a connection to one address: a little over TCP's first retransmission, after 3 s (RFC 6298, 2.1; and
 https://requests.readthedocs.io/en/latest/user/advanced/#timeouts)."""
 
 
 class TimeLimit:
-    """A context: sockets connected through it are shut down at the deadline.
+    """A context manager that shuts down its sockets at the deadline.
 
     Attributes:
-        seconds: how long the conversation may take.
-        is_over: whether the time was over before the conversation was.
+        seconds: time limit of the exchange.
+        is_over: whether the deadline passed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -51,13 +51,13 @@ class TimeLimit:
             self._sockets.clear()
 
     def left_s(self) -> float:
-        """Seconds that are left; 0 when it is over."""
+        """Return the seconds left; 0 after the deadline."""
         return max(0.0, self._deadline - time.monotonic())
 
     def connect(self, host: str, port: int) -> socket.socket:
-        """A connected socket, to the first of the host's addresses that accepts.
+        """Return a socket connected to the first of the host's addresses that accepts.
 
-        Raise OSError: socket.gaierror when the name is not known, TimeoutError when the time is over.
+        Raise OSError: socket.gaierror if the name cannot be resolved, TimeoutError after the deadline.
         """
         addresses = within(self.left_s(), lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         problem: OSError = OSError(f"{host} has no address")
@@ -76,7 +76,7 @@ class TimeLimit:
             self._watch(connection)
             connection.settimeout(max(0.001, min(CONNECT_S, self.left_s())))
             connection.connect(address)
-            # A little more than is left: it is the timer that ends it, and says so.
+            # Slightly more than the time left, so that the timer ends the connection and sets `is_over`.
             connection.settimeout(self.left_s() + 1)
         except BaseException:
             connection.close()
@@ -84,10 +84,10 @@ class TimeLimit:
         return connection
 
     def _watch(self, connection: socket.socket) -> None:
-        # A copy: TLS takes the descriptor away from the socket that it wraps, and shutting down works on any copy.
+        # A duplicate, because TLS detaches the wrapped socket; shutdown works on any duplicate.
         with self._lock:
             if self.is_over:
-                raise TimeoutError("the time is over")
+                raise TimeoutError("the deadline has passed")
             self._sockets.append(connection.dup())
 
     def _end(self) -> None:
@@ -99,9 +99,9 @@ class TimeLimit:
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """Return what a function returns, or raise what it raises; TimeoutError when it takes longer than that.
+    """Call a function and return its value; raise TimeoutError after `seconds`.
 
-    It runs in a thread that is left behind then: for what waits on the network and cannot be ended (the C library's
-    name look-up has no deadline). It must not touch a file system that may hang.
+    The function runs in a thread, which is abandoned at the timeout. For network calls that cannot be interrupted (the
+    C library's name resolution has no timeout); the function must not access a file system that may hang.
     """
     return BackgroundCall(work, "resil-within").result(seconds)

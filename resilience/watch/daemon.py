@@ -1,11 +1,12 @@
-"""When `resil watch --every` probes again: at whole multiples of the interval, so that all nodes tick together.
+"""The schedule of `resil watch --every`: ticks at multiples of the interval, and the timeouts of logs in between.
 
-Between ticks a silent log is noticed as soon as it has been silent for its timeout. No poll: each log is read once, at
-its last write plus its timeout. Mostly it was written meanwhile, and that only moves the deadline: one stat per log and
-timeout. When it was not, its watchdog probes and judges.
+All nodes tick at the same moments. Between ticks, a log that exceeds its timeout is checked at once, without polling:
+one stat at the last write plus the timeout. If the log was written to since, the deadline moves; otherwise its watchdog
+probes and judges.
 
-A child process per file system does that, because a stat may never return (system/child.py). A child that hangs is left
-behind, and its file system is not followed until it has ended; the ticks continue and report STUCK.
+One child process per file system makes these stat calls, because a stat may never return (system/child.py). A child
+that hangs is abandoned, and its file system is not followed until the child has exited; the ticks continue and report
+STUCK.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 
 NAP_S = 30.0
-"""No sleep is longer: a suspended laptop or a clock that was set is noticed after this."""
+"""The longest sleep, so that a suspended machine or a clock change is noticed."""
 LEAST_S = 0.05
-"""Two reads of one log are never closer than this, whatever its times are."""
+"""The least time between two stat calls for one log, whatever its times are."""
 GATHER_S = 0.02
-"""Logs that are overdue together are reported together."""
+"""Logs that become overdue within this time are reported together."""
 WAKE_S = 30.0
 
 
@@ -40,9 +41,9 @@ class FollowedLog:
     """One subject of the log watchdog.
 
     Attributes:
-        subject: its name; `paths` are its logs, of which one that is written to is enough.
-        since: when it last made progress, in seconds since the epoch.
-        timeout_s: how long it may be silent.
+        subject: its name. A write to any of `paths` counts.
+        since: when the subject last made progress, in seconds since the epoch.
+        timeout_s: how long the logs may go without a write.
     """
 
     subject: str
@@ -64,9 +65,9 @@ def ticks(
 ) -> Iterator[tuple[str, ...]]:
     """Yield an empty tuple for each tick, and between ticks the subjects that have just become overdue.
 
-    The first tick is now, the others at each multiple of `every_s` by the wall clock, `count` in all (0: for ever). A
-    tick that is due while the last one is still under way is left out. When the clock is set, no wait becomes longer
-    than it was to be at first. `logs` returns the logs to follow next, after each tick and each overdue log.
+    The first tick is now, the others are at multiples of `every_s` by the wall clock, `count` in all (0: unlimited). A
+    tick that becomes due during the previous one is skipped. A clock change never lengthens the current wait. `logs`
+    returns the logs to follow next; it is called after each tick and after each overdue log.
     """
     done = 0
     while True:
@@ -85,12 +86,12 @@ def ticks(
 
 
 def next_tick(now: float, every_s: float) -> float:
-    """Given the time, return the next multiple of the interval. For instance, 60 s at 12:00:31 give 12:01. Pure."""
+    """Return the next multiple of the interval after `now`. For instance, 60 s at 12:00:31 give 12:01. Pure."""
     return (now // every_s + 1) * every_s
 
 
 class DueLogs:
-    """The logs to follow: those of every watchdog whose `deadline` says by when they must make progress."""
+    """The logs to follow: those of every watchdog that has a `deadline`, the time by which they must make progress."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -98,7 +99,7 @@ class DueLogs:
         self._owners: dict[str, str] = {}
 
     def note(self, watchdog: Watchdog, readings: Mapping[str, Timed[Any]]) -> None:
-        """Note a watchdog's newest readings."""
+        """Store a watchdog's newest readings."""
         if hasattr(watchdog.check, "deadline"):
             self._seen[watchdog.name] = watchdog, readings
 
@@ -110,7 +111,7 @@ class DueLogs:
             for subject, timed in readings.items():
                 try:
                     due = watchdog.check.deadline(timed.reading, watchdog.settings, now)  # type: ignore[attr-defined]
-                except Exception:  # a bug of one watchdog: the ticks probe anyway
+                except Exception:  # a bug in one watchdog; the ticks still probe
                     continue
                 if due is not None:
                     name = f"{watchdog.name} {subject}"
@@ -119,7 +120,7 @@ class DueLogs:
         return found
 
     def owners(self, subjects: Iterable[str]) -> set[str]:
-        """The watchdogs whose logs these are, by name."""
+        """Return the names of the watchdogs that these logs belong to."""
         return {self._owners[subject] for subject in subjects if subject in self._owners}
 
 
@@ -127,7 +128,7 @@ class LogDeadlines:
     """The deadlines of some logs.
 
     Attributes:
-        stats: how many stat calls were made so far.
+        stats: the number of stat calls made so far.
     """
 
     def __init__(self, logs: Iterable[FollowedLog]) -> None:
@@ -139,18 +140,18 @@ class LogDeadlines:
             self._deadlines.set(log.subject, log.since + log.timeout_s)
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the next log is due; None when none ever is."""
+        """Return the seconds until the next log is due; None if no log is followed."""
         due = self._deadlines.next()
         return None if due is None else max(0.0, due - now)
 
     def overdue(self, now: float) -> list[str]:
-        """Stat the logs that are due, and return the subjects that have written nothing; each is returned once."""
+        """Stat the logs that are due, and return the subjects without a write since; each is returned once."""
         found = []
         for subject in self._deadlines.pop_due(now):
             log = self._logs[subject]
             written = max(map(self._mtime, log.paths), default=0.0)
             read_at, self._read_at[subject] = self._read_at[subject], now
-            # A file server's clock may be ahead of ours; when it is behind, the next tick corrects it.
+            # The file server's clock may be ahead of ours. If it is behind, the next tick corrects the deadline.
             written = min(written, now)
             if written > read_at or written + log.timeout_s > now:
                 self._deadlines.set(subject, max(written + log.timeout_s, now + LEAST_S))
@@ -167,13 +168,13 @@ class LogDeadlines:
 
 
 class LogFollower:
-    """Follows logs from a daemon: `follow` after each tick, then `wait` until the next one."""
+    """Follows logs for the daemon: `follow` after each tick, then `wait` until the next one."""
 
     def __init__(self) -> None:
         self._children: dict[str, _Child] = {}
 
     def follow(self, logs: Sequence[FollowedLog]) -> None:
-        """Follow these from now on, and no others."""
+        """Follow these logs from now on instead of the earlier ones."""
         self.stop()
         mounts = current_mounts()
         groups: dict[str, list[FollowedLog]] = {}
@@ -181,11 +182,11 @@ class LogFollower:
             mount = mount_of(Path(log.paths[0] if log.paths else "/"), mounts)
             groups.setdefault(mount.point if mount is not None else "/", []).append(log)
         for place, group in groups.items():
-            if place not in self._children:  # else an earlier one still hangs there
+            if place not in self._children:  # otherwise an earlier child still hangs there
                 self._children[place] = _start(group)
 
     def wait(self, seconds: float) -> tuple[str, ...]:
-        """Wait that long, and return; return sooner, with the overdue subjects, when there are any."""
+        """Wait for that long; return early, with the overdue subjects, if there are any."""
         pipes = {child.pipe: child for child in self._children.values() if child.pipe >= 0}
         end = time.monotonic() + max(0.0, seconds)
         found: list[str] = []
@@ -205,21 +206,21 @@ class LogFollower:
         return tuple(found)
 
     def stop(self) -> None:
-        """Follow no log any more."""
+        """Stop following logs."""
         for child in self._children.values():
             child.end()
         self._children = {place: child for place, child in self._children.items() if not child.is_gone()}
 
 
 class _Child:
-    def __init__(self, pid: int, pipe: int, life: int) -> None:
+    def __init__(self, pid: int, pipe: int, lifeline: int) -> None:
         self.pid = pid
         self.pipe = pipe
-        self._life = life
+        self._lifeline = lifeline
         self._rest = b""
 
     def read(self) -> list[str] | None:
-        """The subjects that this child has reported; None when the child has ended."""
+        """Return the subjects that this child has reported; None if the child has exited."""
         chunk = os.read(self.pipe, 65536)
         if not chunk:
             self._close()
@@ -233,7 +234,7 @@ class _Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def is_gone(self) -> bool:
-        """Whether the child has ended; a moment is given to it."""
+        """Return whether the child has exited, waiting up to 0.1 s."""
         for _ in range(50):
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
@@ -243,28 +244,28 @@ class _Child:
         return False
 
     def _close(self) -> None:
-        for descriptor in {self.pipe, self._life} - {-1}:
+        for descriptor in {self.pipe, self._lifeline} - {-1}:
             os.close(descriptor)
-        self.pipe = self._life = -1
+        self.pipe = self._lifeline = -1
 
 
 def _start(logs: Sequence[FollowedLog]) -> _Child:
     reading, writing = os.pipe2(os.O_CLOEXEC)
-    alive, life = os.pipe2(os.O_CLOEXEC)
+    alive, lifeline = os.pipe2(os.O_CLOEXEC)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP, signal.SIGINT})
     pid = os.fork()
     if pid == 0:
-        _run_child(logs, writing, alive, (reading, life), blocked)
+        _run_child(logs, writing, alive, (reading, lifeline), blocked)
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.close(writing)
     os.close(alive)
-    return _Child(pid, reading, life)
+    return _Child(pid, reading, lifeline)
 
 
 def _run_child(
     logs: Sequence[FollowedLog], pipe: int, alive: int, others: Sequence[int], blocked: Iterable[signal.Signals | int]
 ) -> NoReturn:
-    """The child's whole life. It ends with the daemon, which holds the other end of `alive`."""
+    """Run the child. The child exits when the daemon does, which holds the other end of the pipe `alive`."""
     try:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -277,7 +278,7 @@ def _run_child(
 
 
 def serve(deadlines: LogDeadlines, report: Callable[[str], object], alive: int) -> None:
-    """Report each subject when it is overdue, until none is left, or the other end of the pipe `alive` is closed."""
+    """Report each subject when it becomes overdue, until none is left or the other end of `alive` is closed."""
     while (wait_s := deadlines.wait_s(time.time())) is not None:
         if select.select([alive], [], [], min(wait_s, WAKE_S))[0]:
             return

@@ -1,4 +1,4 @@
-"""The options of `resil watch NAME`: made of the fields of the plugin's Settings, their help of its docstring. Pure."""
+"""The options of `resil watch NAME`: one for each field of the plugin's Settings, documented by its docstring. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Option:
 
     Attributes:
         field: the field of Settings.
-        flag: as it is typed: `--warn-percent`. A duration and a size are typed without their unit, `--grace 10m`.
+        flag: `--warn-percent`. Durations and sizes have no unit in their flag: `--grace 10m`.
         kind: `switch` (--x/--no-x), `text`, `list` (may be repeated) or `table` (KEY=VALUE, may be repeated).
-        metavar: what its value is, for the help.
-        help: what it does.
-        default: as a person reads it; empty where there is none.
+        metavar: the placeholder of the value in the help.
+        help: the help text.
+        default: the default, formatted for the help; empty without one.
     """
 
     field: str
@@ -39,14 +39,14 @@ class Option:
 
 
 def options_of(owner: type) -> tuple[Option, ...]:
-    """Given a plugin's Settings, return its options, in the order of the fields.
+    """Return the options for a plugin's Settings, in the order of the fields.
 
-    Raise UsageError if it is no dataclass, or a field has no default: a watchdog works without configuration.
+    Raise UsageError if Settings is not a dataclass or a field has no default: a watchdog works without configuration.
     """
     try:
         its_fields, types_of = fields(owner), typing.get_type_hints(owner)
     except TypeError as error:
-        raise UsageError(f"{owner.__name__} is no dataclass: {error}") from None
+        raise UsageError(f"{owner.__name__} is not a dataclass: {error}") from None
     helps = parse_attributes(owner.__doc__ or "")
     options = []
     for field in its_fields:
@@ -57,19 +57,24 @@ def options_of(owner: type) -> tuple[Option, ...]:
         metavar = "KEY=VALUE" if kind == "table" else _metavar(field.name, types_of[field.name])
         options.append(
             Option(
-                field.name, flag_of(field.name), kind, metavar, helps.get(field.name, ""), _shown(field.name, default)
+                field.name,
+                flag_of(field.name),
+                kind,
+                metavar,
+                helps.get(field.name, ""),
+                _format_default(field.name, default),
             )
         )
     return tuple(options)
 
 
 def flag_of(field: str) -> str:
-    """Given a field, return its option. For instance, `max_pending_s` is `--max-pending`."""
-    return "--" + shorter(field.replace("_", "-"))
+    """Return the flag for a field. For instance, `max_pending_s` is `--max-pending`."""
+    return "--" + without_unit(field.replace("_", "-"))
 
 
-def shorter(name: str) -> str:
-    """Given an option as it may be typed, return it without its unit: both ways are understood."""
+def without_unit(name: str) -> str:
+    """Return an option name without its unit: `--grace-s` is accepted as `--grace`."""
     name = name.replace("_", "-")
     for unit in ("-s", "-bytes"):
         if name.endswith(unit) and len(name) > len(unit):
@@ -78,7 +83,7 @@ def shorter(name: str) -> str:
 
 
 def parse_attributes(docstring: str) -> dict[str, str]:
-    """Given a docstring with a section `Attributes:`, return what it says of each, on one line."""
+    """Return the texts of a docstring's section `Attributes:` by field, each as one line."""
     _, found, section = docstring.partition("Attributes:\n")
     helps: dict[str, str] = {}
     names: list[str] = []
@@ -101,21 +106,20 @@ def parse_attributes(docstring: str) -> dict[str, str]:
 
 
 def parse_pairs(option: Option, texts: Sequence[str]) -> dict[str, str]:
-    """Given `KEY=VALUE` texts, return the table. Raise UsageError if one is none."""
+    """Return `KEY=VALUE` texts as a table. Raise UsageError if one has another form."""
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"{option.flag} {text!r} is no KEY=VALUE", hint=f"{option.flag} {option.field}=...")
+            raise UsageError(f"{option.flag} {text!r} is not KEY=VALUE", hint=f"{option.flag} {option.field}=...")
         pairs[key] = value
     return pairs
 
 
-def from_here(overrides: Mapping[str, object], fields: Sequence[str], here: Path) -> dict[str, object]:
-    """Given what was typed, return it with relative paths in `fields` as from the current directory, where shells
-    count.
+def absolute_paths(overrides: Mapping[str, object], fields: Sequence[str], here: Path) -> dict[str, object]:
+    """Return the overrides with the relative paths in `fields` made absolute, from the current directory `here`.
 
-    `~`, `$VARIABLE` and what is empty are left as they are: the plugin knows.
+    Empty texts and those with `~` or `$VARIABLE` are left to the plugin.
     """
 
     def whole(text: str) -> str:
@@ -129,8 +133,8 @@ def from_here(overrides: Mapping[str, object], fields: Sequence[str], here: Path
     return found
 
 
-def _kind(wanted: Any) -> str:
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+def _kind(annotation: Any) -> str:
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     if bool in options:
         return "switch"
     origins = {typing.get_origin(option) for option in options}
@@ -139,15 +143,15 @@ def _kind(wanted: Any) -> str:
     return "list" if tuple in origins else "text"
 
 
-def _metavar(field: str, wanted: Any) -> str:
+def _metavar(field: str, annotation: Any) -> str:
     for unit, metavar in _METAVARS.items():
         if field.endswith(unit):
             return metavar
-    options = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    options = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     return "NUMBER" if int in options or float in options else "TEXT"
 
 
-def _shown(field: str, default: Any) -> str:
+def _format_default(field: str, default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
     if isinstance(default, int | float):

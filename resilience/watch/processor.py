@@ -1,8 +1,8 @@
-"""Bounds on what a probe computes: a regular expression of a user may not search for ever; no garbage collection.
+"""Limits the CPU time of user-supplied regular expressions, and disables garbage collection during large scans.
 
-`(a+)+b` would search for ages, and no message would say why. Only a signal ends Python's matcher, which looks for
-signals as it backtracks. The timer is ITIMER_VIRTUAL (setitimer(2)): it counts what this process computes, not what it
-waits, so a busy machine does no harm.
+A pattern such as `(a+)+b` can backtrack for hours. Only a signal interrupts Python's matcher, which checks for signals
+as it backtracks. The timer is ITIMER_VIRTUAL (setitimer(2)): it counts the CPU time of this process only, so a busy
+machine does not use it up.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 
-BACKTRACKS = "it backtracks: avoid a repetition within a repetition, such as (a+)+"
-"""The advice for a regular expression that was too slow."""
+BACKTRACKS = "catastrophic backtracking: avoid nested repetition such as (a+)+"
+"""The hint for a regular expression that is too slow."""
 
 
 @contextlib.contextmanager
 def cpu_limit(
     seconds: float, error: Callable[[], Exception], *, is_armed: bool = True
 ) -> Iterator[Callable[[], object]]:
-    """Raise `error` inside when it has computed for that long; yield a function that starts the time anew.
+    """Raise `error` inside the block after that much CPU time; yield a function that restarts the timer.
 
-    Unless `is_armed` the time does not begin before that function is called. A thread that is not the main one gets no
-    signals, so there is no limit: a probe has its deadline besides.
+    Unless `is_armed`, the timer starts with the first call of that function. Only the main thread receives signals; in
+    other threads there is no limit but the deadline of the probe.
     """
 
     def stop(*_: object) -> None:
@@ -47,13 +47,13 @@ def cpu_limit(
 
 
 def cpu_left_s() -> float:
-    """How much of the time of the limit in force is left; 0.0 when there is none."""
+    """Return the CPU time left of the current limit; 0.0 without one."""
     return signal.getitimer(signal.ITIMER_VIRTUAL)[0]
 
 
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
-    """Without the collector of cycles, which finds none here and looks through millions of records for them."""
+    """Disable the cyclic garbage collector, which would traverse millions of records and find no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

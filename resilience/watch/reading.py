@@ -1,4 +1,4 @@
-"""The values that watchdogs share: targets, readings with their times, and how many are remembered. Pure."""
+"""Values that all watchdogs use: targets, timed readings, and how many readings to remember. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ReadingT = TypeVar("ReadingT")
 
 
 class Target(NamedTuple):
-    """One place that is probed by itself, in a child process with a deadline of its own.
+    """One target: probed in a child process of its own, with its own deadline.
 
     Attributes:
-        name: a mount point, a directory of logs, the queue of a cluster; also the name that is reported as stuck.
-        subjects: the subjects of its findings, when they are known before probing; a target that gives no answer
-            makes one UNKNOWN finding for each. Empty: the target itself.
-        deadline_s: how long the probe may take; None takes the setting's.
+        name: a mount point, a directory of logs, the queue of a cluster; reported if the probe hangs.
+        subjects: the subjects of its findings, if known before probing; a probe that times out or fails gives an
+            UNKNOWN finding for each. Empty: the target itself.
+        deadline_s: the deadline of the probe; None: [watch] deadline_s.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Timed(NamedTuple, Generic[ReadingT]):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How many readings of each subject are remembered from tick to tick, for `judge`.
+    """How many readings of each subject are remembered between ticks, for `judge`.
 
     Attributes:
-        count: at most so many, the newest included. 1 remembers only what the next probe needs.
-        spacing_s: readings closer together than this replace one another, so that a tick each minute does not push
-            out yesterday's readings.
+        count: at most this many, the newest included. 1: only what the next probe needs.
+        spacing_s: readings closer together than this replace one another, so that ticks every minute do not push out
+            yesterday's readings.
     """
 
     count: int = 1
@@ -52,16 +52,16 @@ NO_MEMORY = Memory(count=0)
 def remember(
     series: Sequence[Timed[ReadingT]], new: Sequence[Timed[ReadingT]], memory: Memory
 ) -> tuple[Timed[ReadingT], ...]:
-    """Given what is remembered of a subject and what was seen since, return what to remember, oldest first.
+    """Given the remembered and the new readings of a subject, return the readings to remember, oldest first.
 
-    The newest is always kept. The one before it gives way as long as it is closer than `spacing_s` to the one before
-    itself: a tick each minute with a spacing of an hour leaves a reading for each hour, and the newest. Two of the same
-    moment are the same. For instance, spacing 60 and readings at 0, 20, 40, 60, 80 leave those at 0, 60, 80.
+    The newest is always kept. The one before it is dropped if it is closer than `spacing_s` to its predecessor: ticks
+    every minute with a spacing of an hour leave one reading per hour, and the newest. Of two readings with the same
+    time, the later one is kept. For instance, spacing 60 and readings at 0, 20, 40, 60, 80 leave those at 0, 60, 80.
     """
     kept: list[Timed[ReadingT]] = []
     for timed in sorted((*series, *new), key=lambda timed: timed.time):
-        gives_way = len(kept) > 1 and kept[-1].time - kept[-2].time < memory.spacing_s
-        if kept and (gives_way or kept[-1].time == timed.time):
+        is_too_close = len(kept) > 1 and kept[-1].time - kept[-2].time < memory.spacing_s
+        if kept and (is_too_close or kept[-1].time == timed.time):
             kept.pop()
         kept.append(timed)
     return tuple(kept[-memory.count :]) if memory.count > 0 else ()

@@ -1,12 +1,12 @@
-"""Readings that watchdogs remember from tick to tick: one JSON file for each, in the state directory if it answers.
+"""Stores the readings of each watchdog between ticks: one JSON file per watchdog in the state directory.
 
-Two hosts may save at the same time. So what is saved is merged with what lies there by then, the newest of each subject
-winning, and written whole; a reading that is lost between two of them costs nothing but that reading.
+Two hosts may save at the same time: each save merges its readings with those in the file, the newest of each subject
+winning, and rewrites the file. A race can lose one tick's readings at most.
 
-The state directory may be the very disk that hangs, so each access is made by a child with a deadline. Where the state
-directory does not respond or refuses the write, a fallback directory on this node is used
-(system/fallback_directory.py: fallback_path); where neither responds, the readings of this tick stand alone, and
-`--explain` says so.
+The state directory may be on the file system that hangs, so a child with a deadline makes each access. If the state
+directory does not respond or refuses the write, the store uses a fallback directory on this node
+(system/fallback_directory.py: fallback_path). If neither responds, the tick has no earlier readings, and `--explain`
+reports the error.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ Series = Mapping[str, Sequence[Timed[Any]]]
 """The readings of each subject, oldest first; each reading is a record."""
 
 KEPT_S = 30 * 86400.0
-"""A subject that nobody has seen for so long is forgotten: its job has ended, its directory is gone."""
+"""The retention of a subject that is no longer probed: its job has ended, its directory is gone."""
 
 AHEAD_S = 3600.0
-"""A reading from further in the future than clocks differ is damage, and would be the newest for ever."""
+"""Readings further in the future than clocks differ are dropped: they would stay the newest forever."""
 
 LIMIT_BYTES = 256 * 2**20
-"""No memory is larger."""
+"""The most that is read of one file."""
 
 _SCHEMA = "resil/1"
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
-"""json.dumps makes a new encoder each time it is asked for separators."""
+"""json.dumps creates a new encoder per call when separators are given."""
 
 
 class Remembered(NamedTuple):
-    """What a file of readings says.
+    """The content of a file of readings.
 
     Attributes:
         series: readings as records.
-        error: one sentence on what was wrong with it, or empty.
+        error: why the file could not be read, or empty.
     """
 
     series: Series
@@ -58,11 +58,11 @@ class Remembered(NamedTuple):
 
 
 class ReadingFile(NamedTuple):
-    """The file that remembers one watchdog's readings.
+    """The file with one watchdog's readings.
 
     Attributes:
-        path: where it lies; the directory is made when it is first written.
-        directory_mode, file_mode: for directories and files that are made.
+        path: its path; the first save creates the directory.
+        directory_mode, file_mode: the modes of new directories and files.
         gid: the group of a new directory, or None.
     """
 
@@ -72,25 +72,25 @@ class ReadingFile(NamedTuple):
     gid: int | None = None
 
     def load(self, now: float) -> Remembered:
-        """Read it; a damaged file is set aside and said. Raise StateDirectoryError if it cannot be read."""
+        """Return the content; quarantine a damaged file. Raise StateDirectoryError if it cannot be read."""
         raw = _read(self.path)
         if raw is None:
             return Remembered({})
         try:
             return Remembered(parse_readings(raw, now))
         except ValueError as error:
-            aside = self.path.with_name(f"{self.path.name}.damaged-{int(now)}")
+            quarantine = self.path.with_name(f"{self.path.name}.damaged-{int(now)}")
             try:
-                self.path.replace(aside)
-                said = f"set aside as {aside.name}"
+                self.path.replace(quarantine)
+                action = f"renamed to {quarantine.name}"
             except OSError as problem:
-                said = f"and could not be set aside: {problem.strerror}"
-            return Remembered({}, f"{self.path} was damaged ({error}), {said}; it begins afresh")
+                action = f"could not be renamed: {problem.strerror}"
+            return Remembered({}, f"{self.path} was damaged ({error}), {action}; starting without earlier readings")
 
     def save(self, new: Series, memory: Memory, now: float) -> str:
-        """Add readings to it; return what was wrong with what lay there, or nothing.
+        """Merge readings into the file; return the error of reading its earlier content, or an empty text.
 
-        Raise StateDirectoryError if it cannot be written.
+        Raise StateDirectoryError if the file cannot be written.
         """
         before = self.load(now)
         merged = merge(before.series, new, memory, now)
@@ -105,12 +105,12 @@ class ReadingFile(NamedTuple):
 
 
 def merge(before: Series, new: Series, memory: Memory, now: float) -> Series:
-    """Given two memories of the same watchdog, return one: every subject of both that is not long gone. Pure."""
+    """Merge two stores of the same watchdog, dropping subjects older than KEPT_S. Pure."""
     merged: dict[str, Sequence[Timed[Any]]] = {}
     for subject in {**before, **new}:
         older, newer = before.get(subject, ()), new.get(subject, ())
         series: Sequence[Timed[Any]]
-        if memory.count == 1 and len(older) < 2 and len(newer) < 2:  # ten thousand logs: the newest is all there is
+        if memory.count == 1 and len(older) < 2 and len(newer) < 2:  # fast path for ten thousand logs
             series = tuple(sorted((*older, *newer), key=lambda one: one.time)[-1:])
         else:
             series = remember(older, newer, memory)
@@ -120,27 +120,27 @@ def merge(before: Series, new: Series, memory: Memory, now: float) -> Series:
 
 
 def parse_readings(raw: bytes, now: float) -> Series:
-    """Given the file's content, return the readings in it. Raise ValueError if it is no such file. Pure."""
+    """Return the readings in a file's content. Raise ValueError if it is damaged. Pure."""
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise ValueError("no JSON" if raw else "it is empty") from error
+        raise ValueError("not JSON" if raw else "empty") from error
     if not isinstance(document, dict) or not isinstance(document.get("subjects"), dict):
-        raise ValueError("no readings in it")
+        raise ValueError("not a file of readings")
     series = {}
     for subject, rows in document["subjects"].items():
         try:
             timed = [Timed(float(time), record) for time, record in rows]
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the readings of {subject!r} are none") from error
+            raise ValueError(f"invalid readings of {subject!r}") from error
         if not all(isinstance(one.reading, dict) for one in timed):
-            raise ValueError(f"the readings of {subject!r} are none")
+            raise ValueError(f"invalid readings of {subject!r}")
         series[subject] = [one for one in timed if one.time < now + AHEAD_S]
     return series
 
 
 def compose_readings(series: Series) -> str:
-    """The file's content: one line for each subject, for people who look. Pure."""
+    """Return the file's content, with one line per subject to be readable. Pure."""
     lines = (
         f"{_ENCODE(subject)}: {_ENCODE([[one.time, one.reading] for one in rows])}" for subject, rows in series.items()
     )
@@ -149,7 +149,7 @@ def compose_readings(series: Series) -> str:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a regular file, or None where there is none."""
+    """Return the content of a regular file, or None if the file does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -165,16 +165,16 @@ def _read(path: Path) -> bytes | None:
             raise explain_os_error(error, "read", path) from error
 
 
-FOLDER = ".watch"
+DIRECTORY = ".watch"
 
 
 class ReadingStore(NamedTuple):
-    """The memory of one project's watchdogs.
+    """The remembered readings of one project's watchdogs.
 
     Attributes:
-        context: whose.
-        stuck: what is known to hang on this node.
-        deadline_s: how long the state directory may take.
+        context: the project's context.
+        stuck: the places known to hang on this node.
+        deadline_s: the deadline of each access to the state directory.
     """
 
     context: Context
@@ -182,17 +182,18 @@ class ReadingStore(NamedTuple):
     deadline_s: float
 
     def load(self, requested: Mapping[str, Memory]) -> dict[str, Remembered]:
-        """What is remembered, by the name of the watchdog. What could not be looked at is empty and says why."""
+        """Return the remembered readings by watchdog; empty, with the error, where they could not be read."""
         if not requested:
             return {}
 
-        def everywhere() -> dict[str, Any]:
-            return self._load((self._home(), self._spare()) if self._may_be_spare() else (self._home(),), requested)
+        def from_all() -> dict[str, Any]:
+            fallback = (self._fallback(),) if self._may_have_fallback() else ()
+            return self._load((self._primary(), *fallback), requested)
 
-        def here() -> dict[str, Any]:
-            return self._load((self._spare(),), requested)
+        def from_fallback() -> dict[str, Any]:
+            return self._load((self._fallback(),), requested)
 
-        found, error = self._first_answer("remembered readings", everywhere, here)
+        found, error = self._first_success("remembered readings", from_all, from_fallback)
         return {
             name: Remembered(_timed(found[name][0]), "; ".join(filter(None, (error, found[name][1]))))
             if found is not None
@@ -201,22 +202,22 @@ class ReadingStore(NamedTuple):
         }
 
     def save(self, new: Mapping[str, tuple[Series, Memory]]) -> str:
-        """Remember the readings of this tick; return what was wrong with the state directory, or nothing."""
+        """Store the readings of this tick; return the errors of the state directory, or an empty text."""
         new = {name: given for name, given in new.items() if given[0]}
         if not new:
             return ""
 
-        def at_home() -> list[str]:
-            return self._save(self._home(), new, and_else=True)
+        def to_primary() -> list[str]:
+            return self._save(self._primary(), new, or_fallback=True)
 
-        def here() -> list[str]:
-            return self._save(self._spare(), new)
+        def to_fallback() -> list[str]:
+            return self._save(self._fallback(), new)
 
-        notes, error = self._first_answer("readings", at_home, here)
+        notes, error = self._first_success("readings", to_primary, to_fallback)
         return "; ".join(dict.fromkeys(filter(None, (error, *(notes or ())))))
 
-    def _first_answer(self, what: str, *works: Callable[[], Any]) -> tuple[Any, str]:
-        """What the first of these works returns that does not fail, and what was wrong with those before it."""
+    def _first_success(self, what: str, *works: Callable[[], Any]) -> tuple[Any, str]:
+        """Return the result of the first work that succeeds, and the errors of those before it."""
         errors: list[str] = []
         for number, work in enumerate(works):
             place = f"{what} of {self.context.state_dir}{' (fallback)' if number else ''}"
@@ -227,26 +228,26 @@ class ReadingStore(NamedTuple):
                 errors.append(f"{place}: {answer.error.message}")
         return None, "; ".join(errors)
 
-    def _home(self) -> Path:
-        """Where they belong; looks at the disk, so for a child only."""
+    def _primary(self) -> Path:
+        """Return the primary directory. Accesses the disk, so call only in a child."""
         context = self.context
         if context.has_settings or context.state_dir.is_dir():
-            return context.state_dir / FOLDER
-        # Nobody has decided to keep anything here; do not leave a directory in every place that somebody looks from.
+            return context.state_dir / DIRECTORY
+        # This directory is no project yet: do not create a state directory wherever `resil watch` is run.
         project = f"{context.project.name or 'root'}-{crc32(os.fsencode(context.project)):08x}"
         return context.system.cache_home / "resil" / "watch" / project
 
-    def _spare(self) -> Path:
+    def _fallback(self) -> Path:
         from resilience.system.fallback_directory import fallback_path
 
-        return fallback_path(self.context.system, self.context.state_dir / FOLDER)
+        return fallback_path(self.context.system, self.context.state_dir / DIRECTORY)
 
-    def _may_be_spare(self) -> bool:
-        """Whether anything of ours was ever put aside on this node: mostly not, and then a name need not be hashed."""
+    def _may_have_fallback(self) -> bool:
+        """Return whether this node may have fallback files. Usually not, which saves hashing the name."""
         places = [f"/tmp/resil-{self.context.system.host.uid}"]
         if base := self.context.system.environ.get("XDG_STATE_HOME"):
             places.append(f"{base}/resil")
-        return any(name.startswith(FOLDER.strip(".")) for place in places for name in _names(place))
+        return any(name.startswith(DIRECTORY.strip(".")) for place in places for name in _names(place))
 
     def _load(self, directories: Iterable[Path], requested: Mapping[str, Memory]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -265,26 +266,28 @@ class ReadingStore(NamedTuple):
             found[name] = (_plain(merged), "; ".join(filter(None, errors)))
         return found
 
-    def _save(self, directory: Path, new: Mapping[str, tuple[Series, Memory]], *, and_else: bool = False) -> list[str]:
-        """Write into a directory; where that takes nothing `and_else` the fallback does."""
+    def _save(
+        self, directory: Path, new: Mapping[str, tuple[Series, Memory]], *, or_fallback: bool = False
+    ) -> list[str]:
+        """Write to a directory; with `or_fallback`, write to the fallback directory what the first refuses."""
         now, notes = self.context.system.clock.now(), []
-        if not and_else and (own_directory(directory.parent) is None or own_directory(directory) is None):
-            raise StateDirectoryError(f"cannot write {directory}: it cannot be made a directory of our own")
-        moves = and_else and self._may_be_spare()
+        if not or_fallback and (own_directory(directory.parent) is None or own_directory(directory) is None):
+            raise StateDirectoryError(f"cannot write {directory}: it cannot be created or belongs to another user")
+        moves = or_fallback and self._may_have_fallback()
         for name, (series, memory) in new.items():
-            beside = self._file(self._spare(), name) if moves else None
+            fallback = self._file(self._fallback(), name) if moves else None
             try:
-                if beside is not None:
-                    with suppress(StateDirectoryError):  # what was kept there meanwhile moves home
-                        series = merge(beside.load(now).series, series, memory, now)
+                if fallback is not None:
+                    with suppress(StateDirectoryError):  # move fallback readings back
+                        series = merge(fallback.load(now).series, series, memory, now)
                 notes.append(self._file(directory, name).save(series, memory, now))
-                if beside is not None:
+                if fallback is not None:
                     with suppress(OSError):
-                        beside.path.unlink(missing_ok=True)
+                        fallback.path.unlink(missing_ok=True)
             except ResilError as error:
                 notes.append(error.message)
-                if and_else:
-                    notes += self._save(self._spare(), {name: (series, memory)})
+                if or_fallback:
+                    notes += self._save(self._fallback(), {name: (series, memory)})
         return notes
 
     def _file(self, directory: Path, name: str) -> ReadingFile:
@@ -297,7 +300,7 @@ class ReadingStore(NamedTuple):
         try:
             gid = grp.getgrnam(group).gr_gid
         except KeyError:
-            return ReadingFile(path)  # submitting says that there is no such group
+            return ReadingFile(path)  # `resil submit` reports an unknown group
         return ReadingFile(path, 0o2770, 0o660, gid)
 
 

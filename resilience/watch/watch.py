@@ -1,10 +1,10 @@
-"""`resil watch`: probe once with every watchdog, all targets side by side, and report the findings.
+"""`resil watch`: probe all targets of all watchdogs in parallel, judge the readings, and report the findings.
 
-A tick takes as long as its longest deadline, not their sum. A target, watchdog or memory that fails, hangs or lies
-becomes a finding of that one watchdog, and keeps no other from probing.
+A tick takes as long as its longest deadline, not their sum. A failure, timeout or bug in one watchdog or its remembered
+readings becomes a finding of that watchdog and does not affect the others.
 
-Probe and judge run in a child process. Judging is pure, and still belongs there: a pattern that backtracks for ever, or
-a bug, must not reach the other watchdogs.
+Probe and judge both run in a child process. Judging is pure but can still fail: a regular expression that backtracks
+without end, or a bug, must not affect the other watchdogs.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from resilience.alerts.notify import Notes
 
 STUCK = "stuck"
-"""The fault of a probe that got no answer in time, now and in every tick until one comes: that is one incident."""
+"""The fault of a probe that timed out. The same in every tick until the probe succeeds, so that it is one incident."""
 LONGEST_S = 366 * 86400.0
 ALERTING_S = 60.0
-"""The deadline for deciding whom to notify and sending it. Messages not sent by then stay in the outbox."""
+"""The deadline for routing and sending notifications. Messages not sent by then stay in the outbox."""
 
 OnReadings = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
-"""Is called with the newest readings of a watchdog, by subject."""
+"""Callback for the newest readings of a watchdog, by subject."""
 
 
-class _Round:
-    """One watchdog in one tick, and its findings so far."""
+class _Tick:
+    """The state of one watchdog during one tick."""
 
     def __init__(self, watchdog: Watchdog) -> None:
         self.watchdog = watchdog
         self.targets: tuple[Target, ...] = ()
         self.findings: list[Finding] = []
-        self.answers: dict[int, list[Finding]] = {}  # by target: which answers first must not change the order
+        self.answers: dict[int, list[Finding]] = {}  # by target index: findings keep the order of the targets
         self.new: dict[str, tuple[Timed[Any], ...]] = {}
         self.remembered = Remembered({})
         self.took_s = 0.0
@@ -57,10 +57,10 @@ class _Round:
 
 
 def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadings | None = None) -> Iterator[Report]:
-    """Probe once with each watchdog, all targets at the same time, and yield their reports, in their order.
+    """Probe all targets of the watchdogs in parallel, and yield one report per watchdog, in the given order.
 
-    `on_readings` is called with the readings: a daemon waits for the deadlines in them. Raise UsageError if the
-    project's own settings cannot be used; everything else is a finding.
+    `on_readings` receives the new readings; the daemon schedules the deadlines in them. Raise UsageError if the
+    project's own settings are invalid; every other error is a finding.
     """
     system = project.system
     context = context_of(project)
@@ -68,39 +68,39 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
     shared = project.loaded.settings.watch
     for key in ("deadline_s", "state_deadline_s"):
         if not 0 < getattr(shared, key) <= LONGEST_S:
-            why = "leaves no time to look" if getattr(shared, key) <= 0 else "is longer than a year"
+            why = "must be more than 0" if getattr(shared, key) <= 0 else "is longer than a year"
             raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
     store = ReadingStore(context, stuck, shared.state_deadline_s)
     began, started = system.clock.now(), system.clock.monotonic()
-    rounds = [_begin(watchdog, context) for watchdog in watchdogs]
-    remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in rounds if r.targets and r.remembers})
+    ticks = [_start(watchdog, context) for watchdog in watchdogs]
+    remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in ticks if r.targets and r.remembers})
     probes: dict[tuple[int, int], Look] = {}
-    for number, one in enumerate(rounds):
+    for number, one in enumerate(ticks):
         one.remembered = remembered.get(one.watchdog.name, one.remembered)
         before = newest(one.watchdog, one.remembered.series)
         for index, given in enumerate(one.targets):
-            # A probe that asks several programs shares its time out among them.
+            # The probe needs its deadline too: it divides the time among the programs that it runs.
             deadline_s = given.deadline_s or shared.deadline_s
             target = given._replace(deadline_s=deadline_s)
             work = partial(_probe_and_judge, one.watchdog, target, context, before, one.remembered.series)
             probes[number, index] = Look(_place(one.watchdog, target, context), work, deadline_s)
     for (number, index), answer in look_apart(probes, stuck, system.clock):
-        one = rounds[number]
+        one = ticks[number]
         one.took_s = system.clock.monotonic() - started
         one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
         if answer.error is None:
             one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
-    saved = store.save({r.watchdog.name: (r.new, r.watchdog.check.memory) for r in rounds if r.remembers})
+    saved = store.save({r.watchdog.name: (r.new, r.watchdog.check.memory) for r in ticks if r.remembers})
     if project.unread is not None:
         yield Report(check="settings", findings=(unknown("settings", project.unread),), time=began)
-    for one in rounds:
+    for one in ticks:
         if on_readings is not None:
             on_readings(one.watchdog, newest(one.watchdog, one.new))
         yield _report(one, began, saved)
 
 
 def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog], list[Report]]:
-    """The watchdogs of these names, and a report for each that cannot be used: it does not keep the others back."""
+    """Return the watchdogs with these names, and an UNKNOWN report for each one that cannot be loaded."""
     watchdogs, broken = [], []
     for name in names:
         try:
@@ -121,7 +121,7 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
     def alert() -> tuple[str, ...]:
         from resilience.alerts.notify import notify
 
-        return tuple(map(str, notify(project, [with_itself(report) for report in reports], notes=notes)))
+        return tuple(map(str, notify(project, [with_own_finding(report) for report in reports], notes=notes)))
 
     look = Look(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
     ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.system), project.system.clock)
@@ -131,16 +131,16 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
     return (f"alerts may not have been sent: {answer.error.message}", *printed)
 
 
-def with_itself(report: Report) -> Report:
-    """A report with a finding about the watchdog itself, so that the end of a fault of its own is known. Pure."""
+def with_own_finding(report: Report) -> Report:
+    """Return the report with a finding about the watchdog itself, so that its own faults are resolved. Pure."""
     if any(finding.subject == report.check for finding in report.findings):
         return report
-    itself = Finding(subject=report.check, verdict=Verdict.OK, summary="it looked")
+    itself = Finding(subject=report.check, verdict=Verdict.OK, summary="the check ran")
     return replace(report, findings=(*report.findings, itself))
 
 
 def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
-    """The last reading of each subject, for `probe`. One of another version is as if it were not there."""
+    """Return the last reading of each subject, for `probe`. Skips readings written by an incompatible version."""
     found: dict[str, Timed[Any]] = {}
     for subject, rows in series.items():
         try:
@@ -150,20 +150,20 @@ def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
     return found
 
 
-def _begin(watchdog: Watchdog, context: Context) -> _Round:
-    one = _Round(watchdog)
+def _start(watchdog: Watchdog, context: Context) -> _Tick:
+    one = _Tick(watchdog)
     try:
         one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
     except ResilError as error:
         one.findings.append(unknown(watchdog.name, error))
-    except Exception as error:  # a bug of the watchdog, before it probes
-        summary = f"it failed: {type(error).__name__}: {error}"
+    except Exception as error:  # a bug in the watchdog
+        summary = f"the check failed: {type(error).__name__}: {error}"
         one.findings.append(_unknown(watchdog.name, "bug", summary, _bug(watchdog)))
     return one
 
 
 def _place(watchdog: Watchdog, target: Target, context: Context) -> str:
-    """The name of what may hang, the same in every process of this node: a path is shared, other names a project's."""
+    """Return the key under which a hang is recorded on this node: a path as such, other names with the project."""
     whose = "" if target.name.startswith("/") else f" {context.state_dir}"
     return f"{watchdog.kind} {target.name}{whose}"
 
@@ -171,7 +171,7 @@ def _place(watchdog: Watchdog, target: Target, context: Context) -> str:
 def _probe_and_judge(
     watchdog: Watchdog, target: Target, context: Context, before: Mapping[str, Timed[Any]], series: Series
 ) -> dict[str, Any]:
-    """The work of a child: {subject: (time, record of the reading, findings)}, all plain."""
+    """Return {subject: (time, reading, findings)} as plain data. Runs in the child process."""
     answers = {}
     for subject, reading in watchdog.check.probe(target, watchdog.settings, context, before).items():
         now = context.system.clock.now()
@@ -184,38 +184,38 @@ def _probe_and_judge(
 def _judge(
     watchdog: Watchdog, subject: str, taken: Timed[Any], rows: Sequence[Timed[Any]], now: float
 ) -> list[Finding]:
-    """A watchdog's findings about a subject. A judge that fails is UNKNOWN; one that returns nothing is OK."""
+    """Return the findings about a subject: UNKNOWN if `judge` fails, OK if `judge` returns none."""
     check, note = watchdog.check, ""
     series: tuple[Timed[Any], ...] = (taken,)
-    if rows and check.memory.count > 1:  # else the newest is all that is needed
+    if rows and check.memory.count > 1:  # otherwise `judge` needs only the newest
         try:
             older: list[Timed[Any]] = [
                 Timed(row.time, from_record(check.Reading, row.reading)) for row in rows if row.time < now
             ]
             series = remember(older, series, check.memory) or series
         except (TypeError, ValueError):
-            note = "what was remembered is of another version, and was not used"
+            note = "remembered readings ignored: written by an incompatible version"
     try:
         try:
             findings = list(check.judge(subject, series, watchdog.settings, now))
         except Exception:
             if len(series) == 1:
                 raise
-            # What is remembered may be damaged in a way that only shows here; then the judge must not fail for ever.
+            # Damaged remembered readings must not make every later tick fail too.
             findings = list(check.judge(subject, (taken,), watchdog.settings, now))
-            note = "what was remembered could not be judged, and was not used"
+            note = "remembered readings ignored: the check could not judge them"
     except ResilError as error:
         return [unknown(subject, error, fault="judge")]
     except Exception as error:
-        summary = f"the judgement failed: {type(error).__name__}: {error}"
+        summary = f"judging the reading failed: {type(error).__name__}: {error}"
         return [_unknown(subject, "judge", summary, _bug(watchdog))]
     if note:
         findings = [replace(finding, looked=(*finding.looked, note)) for finding in findings]
-    return findings or [Finding(subject=subject, verdict=Verdict.OK, summary="nothing is wrong")]
+    return findings or [Finding(subject=subject, verdict=Verdict.OK, summary="no problem found")]
 
 
 def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Finding]:
-    """Given the answer of a probe, return its findings: at least one for each subject of the target."""
+    """Given the result of a probe, return its findings: at least one for each subject of the target."""
     if answer.error is not None:
         error = answer.error
         if error.hint == "this is a bug of the look":
@@ -224,14 +224,16 @@ def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Find
         return [unknown(subject, error, fault) for subject in target.subjects or (target.name,)]
     findings = [from_record(Finding, packed) for _, _, packed_all in answer.value.values() for packed in packed_all]
     missing = [subject for subject in target.subjects if subject not in answer.value]
-    return findings + [_unknown(subject, "probe", "the probe returned no reading of it") for subject in missing]
+    return findings + [
+        _unknown(subject, "probe", "the probe returned no reading for this subject") for subject in missing
+    ]
 
 
 def unknown(subject: str, error: ResilError, fault: str = "") -> Finding:
-    """The finding where there was no answer. `fault` is stable from tick to tick; figures stand in the summary."""
+    """Return the UNKNOWN finding for an error. `fault` is the same in every tick; figures belong in the summary."""
     fault = fault or ("settings" if isinstance(error, UsageError) else "probe")
     found = _unknown(subject, fault, error.message, error.hint)
-    return replace(found, looked=("the probe failed, which is UNKNOWN: neither OK nor broken",))
+    return replace(found, looked=("the probe failed, so the state is UNKNOWN: neither OK nor CRITICAL",))
 
 
 def _unknown(subject: str, fault: str, summary: str, advice: str = "") -> Finding:
@@ -239,11 +241,11 @@ def _unknown(subject: str, fault: str, summary: str, advice: str = "") -> Findin
 
 
 def _bug(watchdog: Watchdog) -> str:
-    return f"this is a bug of the watchdog {watchdog.kind}; RESIL_TRACEBACK=1 shows where"
+    return f"this is a bug in the watchdog {watchdog.kind}; RESIL_TRACEBACK=1 shows where"
 
 
 def pack(finding: Finding) -> dict[str, Any]:
-    """A finding as plain data. Raise TypeError or ValueError if a part of it has the wrong type."""
+    """Return a finding as plain data. Raise TypeError or ValueError if a field has the wrong type."""
     figures = (
         Figure(str(f.label), float(f.value), str(f.unit), *(None if level is None else float(level) for level in f[3:]))
         for f in finding.figures
@@ -253,9 +255,9 @@ def pack(finding: Finding) -> dict[str, Any]:
     return to_record(Finding(verdict=Verdict(finding.verdict), figures=tuple(figures), **texts, **lines))  # type: ignore[arg-type]
 
 
-def _report(one: _Round, began: float, saved: str) -> Report:
+def _report(one: _Tick, began: float, saved: str) -> Report:
     answers = [finding for index in sorted(one.answers) for finding in one.answers[index]]
-    findings = [*one.findings, *answers] or [_nothing(one.watchdog)]
+    findings = [*one.findings, *answers] or [_no_targets(one.watchdog)]
     notes = [f"memory: {text}" for text in (one.remembered.error, saved if one.new and one.remembers else "")]
     if notes := list(dict.fromkeys(note for note in notes if note != "memory: ")):
         findings = [replace(finding, looked=(*finding.looked, *notes)) for finding in findings]
@@ -263,9 +265,9 @@ def _report(one: _Round, began: float, saved: str) -> Report:
     return Report(check=one.watchdog.name, findings=tuple(findings), time=began, took_s=one.took_s)
 
 
-def _nothing(watchdog: Watchdog) -> Finding:
-    """No target is UNKNOWN for a watchdog that was requested, and OK for one that only exists."""
+def _no_targets(watchdog: Watchdog) -> Finding:
+    """Return the finding for a watchdog without targets: UNKNOWN if requested by name, else OK."""
     if not watchdog.is_requested:
-        return Finding(subject=watchdog.name, verdict=Verdict.OK, summary="nothing to look at")
-    advice = getattr(watchdog.check, "on_nothing", "") or f"name something: {watchdog.check.example}"
-    return _unknown(watchdog.name, "nothing", "there is nothing to look at", advice)
+        return Finding(subject=watchdog.name, verdict=Verdict.OK, summary="nothing to check")
+    advice = getattr(watchdog.check, "on_nothing", "") or f"name a target: {watchdog.check.example}"
+    return _unknown(watchdog.name, "nothing", "nothing to check", advice)

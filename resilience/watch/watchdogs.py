@@ -1,6 +1,6 @@
-"""The project of `resil watch` and its watchdogs: the plugins, and those that tables of resil.toml make of them.
+"""The project of `resil watch` and its watchdogs: the plugins, and the [watch.NAME] tables that configure them.
 
-Settings are read by a child with a deadline: they may lie on the very file system that hangs.
+A child process with a deadline reads the settings, because resil.toml may be on the file system that hangs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
 from resilience.settings.convert import plugin_settings
 from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
+from resilience.system.child import Answer
 from resilience.system.ports import System
 from resilience.system.stuck import Look, StuckMemory, look_apart
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
-"""How long the directories of $PATH may take."""
+"""The deadline for searching $PATH."""
 
 
 @cache
 def checks() -> Family:
-    """The plugins there are."""
+    """Return the plugin family of watchdogs."""
     return Family("checks", "CHECK")
 
 
@@ -36,10 +37,10 @@ class Watchdog(NamedTuple):
     """One check with its settings.
 
     Attributes:
-        name: the name of its table in resil.toml, and after `resil watch`.
-        kind: the plugin's name; the same, unless the table says otherwise.
-        is_requested: whether it was requested by name, in resil.toml or on the command line. One that only exists may
-            have no target.
+        name: the name in `resil watch NAME` and [watch.NAME].
+        kind: the plugin's name; the same unless the table sets `kind`.
+        is_requested: whether resil.toml or the command line names this watchdog. One that is only installed may have
+            no targets.
     """
 
     name: str
@@ -53,9 +54,9 @@ class Listed(NamedTuple):
     """One row of `resil watch --list`.
 
     Attributes:
-        summary: what it looks at; what is wrong with it when it cannot be loaded.
-        place: where its settings stand, or empty: the defaults.
-        in_all: whether `resil watch --all` runs it.
+        summary: what the watchdog checks, or the error if it cannot be loaded.
+        place: the origin of the settings; empty: the defaults apply.
+        in_all: whether `resil watch --all` includes this watchdog.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Listed(NamedTuple):
 
 
 def context_of(project: Project) -> Context:
-    """Where the checks of a project stand."""
+    """Return the context in which the checks of a project run."""
     loaded = project.loaded
     return Context(
         system=project.system,
@@ -81,7 +82,7 @@ def context_of(project: Project) -> Context:
 
 
 def _scheduler_of(project: Project) -> Callable[..., Scheduler]:
-    """As `project.scheduler`, and which one new jobs go to is found out apart: a directory of $PATH may hang."""
+    """Return `project.scheduler`, with the default scheduler detected in a child: a directory on $PATH may hang."""
     known: list[str] = []
 
     def scheduler(name: str = "", *, cluster: str = "") -> Scheduler:
@@ -95,37 +96,34 @@ def _scheduler_of(project: Project) -> Callable[..., Scheduler]:
 def _scheduler_name(project: Project) -> str:
     if project.loaded.settings.scheduler.name != "auto":
         return project.scheduler_name()
-    from resilience.system.stuck import Look, StuckMemory, look_apart
-
-    system = project.system
-    look = Look(f"programs on PATH {system.environ.get('PATH', '')}", project.scheduler_name, SEARCH_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
+    path = project.system.environ.get("PATH", "")
+    answer = _in_child(project.system, f"programs on PATH {path}", project.scheduler_name, SEARCH_S)
     if answer.error is not None:
         raise type(answer.error)(
-            f"cannot tell whether sbatch is installed: {answer.error.message}",
-            hint='a directory of PATH hangs; set [scheduler] name = "slurm"',
+            f"cannot search PATH for sbatch: {answer.error.message}",
+            hint='a directory on PATH may hang; set [scheduler] name = "slurm"',
         )
     return str(answer.value)
 
 
 def kind_of(project: Project, name: str) -> str:
-    """The plugin of a watchdog. Raise UsageError if nothing is called so, naming the nearest."""
+    """Return the plugin of a watchdog. Raise UsageError, suggesting the nearest name, if there is none."""
     table = project.loaded.settings.watches.get(name)
     if table is not None:
         return table.kind
     if name not in checks().names():
         from resilience.messages import suggest
 
-        raise UsageError(f"no watchdog is called {name!r}", hint=suggest(name, every_name(project)))
+        raise UsageError(f"there is no watchdog {name!r}", hint=suggest(name, every_name(project)))
     return name
 
 
 def load_watchdog(
     project: Project, name: str, overrides: Mapping[str, object] | None = None, *, is_requested: bool = True
 ) -> Watchdog:
-    """One watchdog with its settings, `overrides` (the command line's) winning.
+    """Return one watchdog with its settings; `overrides` (from the command line) take precedence.
 
-    Raise UsageError if there is none of that name, SettingsError if its settings cannot be used.
+    Raise UsageError if there is no such watchdog, SettingsError if its settings are invalid.
     """
     kind = kind_of(project, name)
     check = checks().load(kind)
@@ -137,22 +135,22 @@ def load_watchdog(
 
 
 def every_name(project: Project) -> tuple[str, ...]:
-    """Every plugin and every table of one's own."""
+    """Return the names of all plugins and all [watch.NAME] tables."""
     return tuple(dict.fromkeys((*checks().names(), *project.loaded.settings.watches)))
 
 
 def watchdog_names(project: Project) -> tuple[str, ...]:
-    """What `resil watch --all` runs: the setting's, or every plugin and every table of one's own."""
+    """Return the watchdogs of `resil watch --all`: those in [watch] checks, or all."""
     return tuple(dict.fromkeys(project.loaded.settings.watch.checks)) or every_name(project)
 
 
 def is_requested(project: Project, name: str) -> bool:
-    """Whether the settings speak of it, so that it must have something to look at."""
+    """Return whether the settings name this watchdog, so that having no target is UNKNOWN."""
     return name in project.loaded.settings.watches or name in project.loaded.settings.watch.checks
 
 
 def listed(project: Project) -> tuple[Listed, ...]:
-    """Every watchdog, those that cannot be used included."""
+    """Return every watchdog, including those that cannot be loaded."""
     names = watchdog_names(project)
     rows = []
     for name in dict.fromkeys((*every_name(project), *names)):
@@ -173,21 +171,20 @@ def _place(project: Project, name: str) -> str:
 
 
 START_S = 5.0
-"""How long resil.toml may take to be found and read. It cannot be a setting."""
+"""The deadline for finding and reading resil.toml, which therefore cannot set it."""
 
 
 def read_source(system: System, path: Path | None = None) -> Source:
-    """The settings file, read by a child with a deadline.
+    """Return the settings file, read in a child with a deadline.
 
-    Raise SettingsError if it cannot be read, ProbeError if the file system does not answer.
+    Raise SettingsError if it cannot be read, ProbeError if the file system does not respond.
     """
 
     def read() -> tuple[bytes | None, bytes]:
         source = find_source(system, path)
         return (os.fsencode(source.path) if source.path is not None else None), source.content
 
-    look = Look(f"settings of {path or system.cwd}", read, START_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
+    answer = _in_child(system, f"settings of {path or system.cwd}", read, START_S)
     if answer.error is not None:
         raise type(answer.error)(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
     path, content = answer.value
@@ -201,10 +198,10 @@ def open_in_child(
     overrides: Mapping[str, str] | None = None,
     source: Source | None = None,
 ) -> Project:
-    """Open the project in a child with a deadline, so that a disk that hangs cannot block this process.
+    """Open the project, reading its settings in a child, so that a hung file system cannot block this process.
 
-    Where the home directory hangs, the user's own settings are left out, and the project says so (`unread`). Raise as
-    `read_source`.
+    If the home directory hangs, the user's own settings are skipped and `unread` of the project has the error.
+    Raise as `read_source`.
     """
     unread = None
     if source is None:
@@ -213,15 +210,14 @@ def open_in_child(
         except ProbeError as error:
             source = _read_without_own(system, path, error)
             own = system.config_home / "resil" / "config.toml"
-            unread = ProbeError(f"{own} cannot be read, and the defaults count: {error.message}", hint=error.hint)
-    return Project(system, load(system, wanted=path, overrides=overrides, source=source), unread=unread)
+            unread = ProbeError(f"cannot read {own}, defaults apply: {error.message}", hint=error.hint)
+    return Project(system, load(system, named=path, overrides=overrides, source=source), unread=unread)
 
 
 def _read_without_own(system: System, path: Path | None, error: ProbeError) -> Source:
-    """The settings file of the current directory or of one above, or none. Raise `error` if those hang or one was
-    named.
+    """Return an empty source if no directory from the current one upwards has a settings file.
 
-    A file that was named is the only one that counts.
+    Raise `error` if one has, if one of them hangs, or if the settings file was named explicitly.
     """
     if path or system.environ.get(CONFIG_VARIABLE):
         raise error
@@ -229,8 +225,13 @@ def _read_without_own(system: System, path: Path | None, error: ProbeError) -> S
     def is_there() -> bool:
         return any((directory / FILE_NAME).exists() for directory in (system.cwd, *system.cwd.parents))
 
-    look = Look(f"settings above {system.cwd}", is_there, START_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
+    answer = _in_child(system, f"settings above {system.cwd}", is_there, START_S)
     if answer.error is not None or answer.value:
         raise error
     return Source()
+
+
+def _in_child(system: System, place: str, work: Callable[[], Any], deadline_s: float) -> Answer:
+    """Return the result of `work`, run in a child with a deadline; `place` is reported if the child hangs."""
+    ((_, answer),) = look_apart({0: Look(place, work, deadline_s)}, StuckMemory.of(system), system.clock)
+    return answer

@@ -310,7 +310,7 @@ def test_incidents_survive_a_disk_that_becomes_read_only(tmp_path: Path) -> None
 
 
 def test_an_unreadable_state_is_reported(tmp_path: Path) -> None:
-    ledger = Ledger(FallbackDirectory(tmp_path / "i", tmp_path / "spare" / "i", away="it does not answer"))
+    ledger = Ledger(FallbackDirectory(tmp_path / "i", tmp_path / "spare" / "i", unavailable="it does not answer"))
     assert ledger.incidents() == ()
     assert "it does not answer" in ledger.errors[0]
 

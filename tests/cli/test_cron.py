@@ -16,7 +16,7 @@ import pytest
 from resilience.cli import cron as cron_command
 from resilience.cli.cron import complete_entries
 from resilience.cli.output import plain
-from resilience.cli.run_cron import _say_what_follows
+from resilience.cli.run_cron import _print_consequence
 from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
@@ -85,7 +85,7 @@ def test_the_life_of_a_scheduler(desk: Desk) -> None:
     desk.drop("backup")
     said = desk.cron("install").out
     assert "wrote a line" in said and "resil cron status" in said
-    assert "nothing was to be done" in desk.cron("install").out, "again does nothing"
+    assert "no change: already installed" in desk.cron("install").out, "again does nothing"
     waiting = desk.cron("status").out
     assert "waiting" in waiting and "first tick" in waiting
     desk.beat()
@@ -102,14 +102,14 @@ def test_the_life_of_a_scheduler(desk: Desk) -> None:
     assert "took the line out" in stopped and "resil cron install" in stopped
     status = desk.cron("status", code=1).out
     assert "stopped: by " in status and "maintenance" in status and "resil cron install" in status
-    assert "would come next" in status
+    assert "next, once the scheduler runs" in status
     for words in (("tick",), ("run", "--once"), ("tick", "--dry-run")):
         said = desk.cron(*words).out
         assert said.count("stopped by") == 1 and "maintenance" in said
 
     again = desk.cron("install").out
-    assert "goes on now" in again and (desk.directory / "line").exists()
-    assert "would take out fake" in desk.cron("uninstall", "--dry-run").out and (desk.directory / "line").exists()
+    assert "resumed" in again and (desk.directory / "line").exists()
+    assert "would uninstall fake" in desk.cron("uninstall", "--dry-run").out and (desk.directory / "line").exists()
     gone = desk.cron("uninstall").out
     assert "took the line out" in gone and "uninstalled" in gone
     assert "nothing is installed" in desk.cron("uninstall").out
@@ -134,7 +134,7 @@ def test_a_late_scheduler_is_late_and_says_by_how_much(desk: Desk) -> None:
     (desk.project.state.path / "driver.json").write_text(text.replace(str(before.time), str(before.time - 90000)))
     desk.beat(ago_s=600)
     said = desk.cron("status", code=1).out
-    assert re.search(r"late: the last tick was 10 min.*, the next one is overdue by 9 min", said) and "try: " in said
+    assert re.search(r"late: last tick 10 min.*, next tick overdue by 9 min", said) and "try: " in said
 
 
 def test_the_status_is_json_for_programs(desk: Desk) -> None:
@@ -166,7 +166,7 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
     from resilience.doctor import cron as cron_doctor
 
     for module in (cron_doctor, cron_status):
-        monkeypatch.setattr(module, "LOOK_S", 0.5)
+        monkeypatch.setattr(module, "READ_S", 0.5)
     with hung_directory(desk.directory.parent / "hung") as directory:
         settings = SETTINGS + '[cron]\nbackend = "fake"\n'
         if what == "state_dir":
@@ -215,7 +215,7 @@ def test_the_list_has_schedule_next_run_kind_timeout_options_and_place(desk: Des
     assert " submit " in lines["cron.hourly/eval.slurm"]
     assert "at 02:30 on Monday" in lines["crontab/tea"] and "ok=0-3" in lines["crontab/tea"]
     assert "cron/crontab:1" in lines["crontab/tea"] and "geheim99" not in said
-    assert "1 thing in the cron directory does not run" in said and "resil cron doctor" in said
+    assert "1 item in the cron directory cannot run" in said and "resil cron doctor" in said
     document = desk.cron("list", "--json").json
     assert {entry["name"] for entry in document["entries"]} == {"cron.hourly/backup", "cron.hourly/eval.slurm",
                                                                 "crontab/tea"}  # fmt: skip
@@ -258,13 +258,13 @@ def test_an_unknown_name_is_answered_with_the_nearest(desk: Desk) -> None:
     desk.drop("backup")
     for command in ("history", "logs", "remove"):
         said = desk.cron(command, "bakup", code=2)
-        assert "no entry 'bakup'" in said.err and "did you mean cron.hourly/backup?" in said.err
+        assert "unknown entry 'bakup'" in said.err and "did you mean cron.hourly/backup?" in said.err
 
 
 def test_a_history_without_runs_says_when_there_will_be_some(desk: Desk) -> None:
     desk.drop("backup")
     assert "has not run yet" in desk.cron("history", "backup").out
-    assert "nothing has run yet" in desk.cron("history").out
+    assert "no entry has run yet" in desk.cron("history").out
     assert "has not run yet" in desk.cron("logs", "backup", code=2).err
 
 
@@ -280,8 +280,8 @@ def test_logs_are_the_words_of_a_run_without_what_steers_a_terminal(desk: Desk) 
     assert desk.cron("logs", "backup", "--last", "2").out == "first\nsecond\n"
     assert desk.cron("logs", "backup", "--path").out.strip() == str(directory / "1.txt")
     assert desk.cron("logs", "backup", "-f").out == "second\n", "it has ended"
-    assert "which runs are meant" in desk.cron("logs", "backup", "--last", "2", "--slot", "18:00", code=2).err
-    assert "whose logs" in desk.cron("logs", code=2).err
+    assert "cannot be given together" in desk.cron("logs", "backup", "--last", "2", "--slot", "18:00", code=2).err
+    assert "no entry was named" in desk.cron("logs", code=2).err
 
 
 # ---- add and remove
@@ -292,7 +292,7 @@ def test_what_was_added_is_listed_runs_and_is_removed(desk: Desk) -> None:
     assert "wrote " in said.out and "next runs of cron.minutely/say: " in said.out
     assert said.out.count(", in ") == 3 and "resil cron remove cron.minutely/say" in said.out
     assert "cron.minutely/say" in desk.cron("list").out
-    assert "is there already" in desk.cron("add", "say", "--minutely", "--", "true", code=2).err
+    assert "already exists" in desk.cron("add", "say", "--minutely", "--", "true", code=2).err
     gone = desk.cron("remove", "say").out
     assert gone.startswith("removed ") and "nothing is scheduled" in desk.cron("list").out
 
@@ -370,7 +370,7 @@ def test_prune_says_how_much_went(desk: Desk) -> None:
     document = desk.cron("prune", "--json").json
     assert document["removed"][0]["files"] == 5 and document["removed"][0]["bytes"] >= 25000
     assert len(list(directory.iterdir())) == 20
-    assert "nothing is kept for too long" in desk.cron("prune").out
+    assert "nothing has expired" in desk.cron("prune").out
 
 
 # ---- tick
@@ -384,7 +384,7 @@ def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
     seen = project.state.seen()
     from resilience.cron.state_directory import Seen
 
-    project.state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
+    project.state.write_seen({key: Seen(slot - 90, value.schedule) for key, value in seen.items()})
     dry = desk.cron("tick", "--dry-run").out
     assert "cron.minutely/say" in dry and "would run" in dry
     said = desk.cron("tick").out
@@ -449,8 +449,8 @@ def test_a_moment_says_how_far_it_is() -> None:
     ("faults", "text"),
     [
         (0, ""),
-        (1, "1 thing in the cron directory does not run, most probably by mistake: resil cron doctor\n"),
-        (3, "3 things in the cron directory do not run, most probably by mistake: resil cron doctor\n"),
+        (1, "1 item in the cron directory cannot run, probably by mistake: resil cron doctor\n"),
+        (3, "3 items in the cron directory cannot run, probably by mistake: resil cron doctor\n"),
     ],
 )
 def test_only_what_is_ignored_by_mistake_is_counted(capsys: pytest.CaptureFixture[str], faults: int, text: str) -> None:
@@ -461,7 +461,7 @@ def test_only_what_is_ignored_by_mistake_is_counted(capsys: pytest.CaptureFixtur
 def full_status() -> CronStatus:
     return CronStatus(
         now=NOW,
-        judgement=Judgement(Health.LATE, "the last tick was 10 min ago", "resil cron doctor"),
+        judgement=Judgement(Health.LATE, "last tick 10 min ago", "resil cron doctor"),
         installation=Installation(driver="slurm", token="secret-token", time=NOW - 9000, by="ada", host="login1",
                                   project="/p", python="/py", mode="daemon",
                                   facts={"why": "no crontab here", "$PATH": "/bin"}),
@@ -478,9 +478,9 @@ def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[st
     show_status(full_status())
     said = capsys.readouterr().out
     for text in (
-        "cron  late: the last tick was 10 min ago", "try: resil cron doctor", "slurm (daemon), installed by ada",
+        "cron  late: last tick 10 min ago", "try: resil cron doctor", "slurm (daemon), installed by ada",
         "no crontab here", "UNKNOWN: squeue did?[2J not answer", "next tick: ", "last tick: 10 min ago, by slurm on n1",
-        "job 88", ": 1 tick\n", "trouble in that tick: the disk is full", "late by 2 s",
+        "job 88", ": 1 tick\n", "error in that tick: the disk is full", "late by 2 s",
         "the last 40 runs began 1.2 s after the slot, jitter included (median; 1 min 15 s at p95)",
         "a history cannot be read",
     ):  # fmt: skip
@@ -515,6 +515,6 @@ def cron(tmp_path: Path) -> CronProject:
 def test_only_ctrl_c_is_meant(
     cron: CronProject, number: int, is_missed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _say_what_follows(cron, [number])
+    _print_consequence(cron, [number])
     assert bool(late_notice(cron.project)) is is_missed
     assert ("resil cron stop" in capsys.readouterr().out) is is_missed

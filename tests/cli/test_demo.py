@@ -14,7 +14,7 @@ from resilience.cli import demo
 from resilience.cli.demo import write_svg
 from resilience.demo.cron import CronNight
 from resilience.demo.demo import DemoAttempt, DemoResult
-from resilience.demo.night import ToldFault
+from resilience.demo.night import NotifiedFault
 from resilience.errors import StateDirectoryError
 from tests.cli.shell import Shell
 
@@ -25,8 +25,8 @@ ATTEMPTS = (
 
 
 NIGHT = (
-    ToldFault("full disk", "3f9a1c04", ("CRITICAL: /scratch", "RESOLVED: /scratch"), 2, "ada", True),
-    ToldFault("dead queue", "77aa01bb", ("CRITICAL: gpt", "RESOLVED: gpt"), 2, "ada", True),
+    NotifiedFault("full disk", "3f9a1c04", ("CRITICAL: /scratch", "RESOLVED: /scratch"), 2, "ada", True),
+    NotifiedFault("dead queue", "77aa01bb", ("CRITICAL: gpt", "RESOLVED: gpt"), 2, "ada", True),
 )
 
 
@@ -36,15 +36,15 @@ CRON = CronNight(killed="3", successor="4", mail="CRITICAL: /disk", told_s=2.1, 
 def plays(
     monkeypatch: pytest.MonkeyPatch,
     loss: float = 1.5,
-    night: tuple[ToldFault, ...] = NIGHT,
+    night: tuple[NotifiedFault, ...] = NIGHT,
     cron: CronNight | None = CRON,
 ) -> dict[str, Any]:
     """Let the demo end with this loss, this night and this cron; what it was asked for is in the answer."""
     asked: dict[str, Any] = {}
 
-    def run_demo(project: Any, *, tell: Callable[[float, str], None], **options: Any) -> DemoResult:
+    def run_demo(project: Any, *, report: Callable[[float, str], None], **options: Any) -> DemoResult:
         asked.update(options, scheduler=project.scheduler_name())
-        tell(1.0, "attempt 1 ended at step 90: crashed")
+        report(1.0, "attempt 1 ended at step 90: crashed")
         return DemoResult(ATTEMPTS, 1, 7, 0.5, loss, 1.5, 20.0, Path("/kept"), night, cron)
 
     monkeypatch.setattr(demo, "run_demo", run_demo)
@@ -60,16 +60,15 @@ def test_the_table_tells_each_attempt_and_that_nothing_was_changed(
     assert "   1.0 s  attempt 1 ended at step 90: crashed" in said.out
     assert "2        7_2  80-400  10      3 s     0     finished" in said.out
     assert (
-        "2 attempts, 10 steps redone, 1 turned away by the kill switch, 7 of 10 jobs not needed, 20 s in all"
-        in said.out
+        "2 attempts, 10 steps redone, 1 rejected by the kill switch, 7 of 10 jobs not needed, 20 s in all" in said.out
     )
-    assert "final loss 1.5; left alone 1.5: exactly the same" in said.out
+    assert "final loss 1.5; uninterrupted 1.5: exactly the same" in said.out
 
 
 def test_an_end_that_differs_is_a_failure(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     plays(monkeypatch, loss=1.6)
     said = shell.resil("demo", "--json")
-    assert said.code == 1 and "did not end where" in said.err
+    assert said.code == 1 and "did not reach the loss" in said.err
     assert said.json["exact"] is False
 
 
@@ -77,32 +76,34 @@ def test_the_night_is_a_table_of_who_was_told(shell: Shell, monkeypatch: pytest.
     plays(monkeypatch)
     said = shell.resil("demo")
     assert said.code == 0
-    assert "full disk   3f9a1c04  2      2      ada          yes" in said.out
-    assert "2 faults, each told once when it came and once when it went" in said.out
+    assert "full disk   3f9a1c04  2      2      ada              yes" in said.out
+    assert "2 faults, each notified once when it started and once when it was resolved" in said.out
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        ToldFault("full disk", "3f9a1c04", ("CRITICAL",) * 3, 3, "ada", True),
-        ToldFault("full disk", "3f9a1c04", ("CRITICAL", "RESOLVED"), 1, "ada", True),
-        ToldFault("full disk", "3f9a1c04", ("CRITICAL", "CRITICAL"), 2, "ada", False),
+        NotifiedFault("full disk", "3f9a1c04", ("CRITICAL",) * 3, 3, "ada", True),
+        NotifiedFault("full disk", "3f9a1c04", ("CRITICAL", "RESOLVED"), 1, "ada", True),
+        NotifiedFault("full disk", "3f9a1c04", ("CRITICAL", "CRITICAL"), 2, "ada", False),
     ],
     ids=["too often", "not by Slack", "its end not"],
 )
 def test_a_fault_that_is_not_told_as_it_must_be_is_a_failure(
-    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: ToldFault
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, fault: NotifiedFault
 ) -> None:
     plays(monkeypatch, night=(fault,))
     said = shell.resil("demo")
-    assert said.code == 1 and "NOT told" in said.out and "did not hear once" in said.err
+    assert said.code == 1 and "NOT notified" in said.out and "not notified exactly once" in said.err
 
 
 def test_the_scheduler_that_outlived_its_node_is_a_line(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     plays(monkeypatch)
     said = shell.resil("demo")
     assert said.code == 0
-    assert "died with job 3, job 4 went on: 5 slots, each run once, and the full disk told after 2.1 s" in said.out
+    assert (
+        "died with job 3, job 4 took over: 5 slots, each run once, and the full disk notified after 2.1 s" in said.out
+    )
     plays(monkeypatch, night=(), cron=None)
     assert shell.resil("demo", "--scheduler", "slurm").code == 0, "on a cluster neither act two nor three is played"
 
@@ -115,7 +116,7 @@ def test_a_scheduler_that_is_not_as_it_must_be_is_a_failure(
 ) -> None:
     plays(monkeypatch, cron=replace(CRON, **changed))
     said = shell.resil("demo", "--json")
-    assert said.code == 1 and "did not outlive its node" in said.err
+    assert said.code == 1 and "did not survive the loss of its node" in said.err
     assert said.json["cron"] == asdict(replace(CRON, **changed))
 
 

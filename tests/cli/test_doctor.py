@@ -11,8 +11,8 @@ from tests.fakes import DOWN
 def test_each_finding_is_a_line_with_its_advice_below(shell: Shell) -> None:
     said = shell.resil("doctor")
     assert said.code == 0
-    assert said.out.splitlines()[0].split() == ["VERDICT", "TOPIC", "FOUND"]
-    assert "SLURM 24.11 answers" in said.out and "-> " in said.out
+    assert said.out.splitlines()[0].split() == ["VERDICT", "TOPIC", "FINDING"]
+    assert "SLURM 24.11 responds" in said.out and "-> " in said.out
 
 
 def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:
@@ -31,7 +31,7 @@ def test_a_scheduler_that_is_not_there_is_critical(shell: Shell) -> None:
 
 
 def test_good_settings_are_called_good(shell: Shell) -> None:
-    assert shell.resil("config", "check").out == f"{shell.directory / 'resil.toml'}: good\n"
+    assert shell.resil("config", "check").out == f"{shell.directory / 'resil.toml'}: valid\n"
     (shell.directory / "resil.toml").unlink()
     assert "there is no resil.toml" in shell.resil("config", "check").out
 

@@ -19,7 +19,7 @@ def test_help_lists_every_command_with_its_line_by_section(shell: Shell, flag: s
     for name, command in COMMANDS.items():
         assert f"  {name} " in said.out and command.summary in said.out
         assert f"{command.section}:" in said.out
-    assert "A first look: resil demo" in said.out
+    assert "Get started: resil demo" in said.out
 
 
 def test_without_a_command_the_help_is_shown(shell: Shell) -> None:

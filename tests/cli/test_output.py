@@ -110,10 +110,10 @@ def test_how_many_there_are_is_said_on_standard_error(
     directory.mkdir(parents=True)
     for number in range(2):
         (directory / f"a{number}.email").write_text("{}")
-    warn_of_dead_letters(project, apart=apart)
+    warn_of_dead_letters(project, in_child=apart)
     assert capsys.readouterr() == (
         "",
-        "resil: there are 2 alerts that their channels will never take: see resil alert\n",
+        "resil: 2 alerts could not be delivered: see resil alert\n",
     )
 
 

@@ -32,7 +32,7 @@ QUEUED = [
     ((), "queued run gpt: job 101"),
     (("--array", "1"), "queued run gpt: array 101 of 1 job"),
     (("--array", "1-10%2"), "queued run gpt: array 101 of 10 jobs"),
-    (("--chain", "3"), "queued run gpt: 3 jobs, each behind the one before: 101, 102, 103"),
+    (("--chain", "3"), "queued run gpt: 3 jobs, each behind the previous one: 101, 102, 103"),
 ]
 
 
@@ -182,7 +182,7 @@ def test_a_run_without_a_log_fails_and_says_where_to_look(shell: Shell) -> None:
     assert said.code == 1 and "has written no log yet" in said.err and "resil status gpt" in said.err
 
 
-@pytest.mark.parametrize(("scope", "queued"), [("job", "end in seconds"), ("all", "are cancelled as the first")])
+@pytest.mark.parametrize(("scope", "queued"), [("job", "end within seconds"), ("all", "are cancelled when the first")])
 def test_the_switch_is_set_with_its_reason_and_reach(shell: Shell, scope: str, queued: str) -> None:
     shell.resil("submit")
     said = shell.resil("kill", "--why", "loss is NaN", "--scope", scope)
@@ -196,7 +196,7 @@ def test_the_switch_is_set_with_its_reason_and_reach(shell: Shell, scope: str, q
 def test_a_run_of_an_own_script_is_told_apart(shell: Shell) -> None:
     (shell.directory / "mine.sh").write_text("#!/bin/bash\n")
     shell.resil("submit", "mine.sh")
-    assert "queued with a script of its own" in shell.resil("kill").out
+    assert "queued with its own script" in shell.resil("kill").out
 
 
 def test_a_run_that_is_not_there_gets_no_switch(shell: Shell) -> None:
@@ -219,7 +219,7 @@ def test_a_scheduler_that_does_not_answer_keeps_nobody_from_throwing(shell: Shel
     shell.resil("submit")
     shell.fake.trouble = DOWN
     said = shell.resil("kill")
-    assert said.code == 0 and "the scheduler did not say what runs" in said.out
+    assert said.code == 0 and "the scheduler did not report which jobs run" in said.out
     assert (shell.run_dir / "switches" / "kill").exists()
 
 
@@ -228,7 +228,7 @@ def test_a_run_whose_files_cannot_be_read_is_killed_all_the_same(shell: Shell) -
     (shell.run_dir / "submissions.jsonl").unlink()
     (shell.run_dir / "submissions.jsonl").mkdir()
     said = shell.resil("kill")
-    assert said.code == 0 and "its effect could not be looked up: " in said.out and "resil cancel gpt" in said.out
+    assert said.code == 0 and "its effect could not be determined: " in said.out and "resil cancel gpt" in said.out
 
 
 @needs_root
@@ -240,7 +240,7 @@ def test_on_a_full_disk_it_works_and_says_what_is_missing(shell: Shell) -> None:
         said = shell.resil("kill", "--why", "loss is NaN", "--scope", "all")
         assert said.code == 0 and (disk / "gpt" / "switches" / "kill").read_bytes() == b""
         assert "the disk is full, so the switch is an empty file" in said.out
-        assert "end in seconds as they start" in said.out, "an empty one has no scope"
+        assert "end within seconds of their start" in said.out, "an empty one has no scope"
 
 
 @needs_root

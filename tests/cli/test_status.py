@@ -25,7 +25,7 @@ HOSTILE = "x\x1b[2J\x9b\r\u202e"
 def test_without_a_run_the_first_steps_are_told(shell: Shell) -> None:
     said = shell.resil("status")
     assert said.code == 0
-    assert "no run was submitted from here yet" in said.out and "resil submit --array 10" in said.out
+    assert "no run has been submitted here yet" in said.out and "resil submit --array 10" in said.out
 
 
 def test_a_running_array_is_a_headline_a_row_and_what_is_next(shell: Shell) -> None:
@@ -65,13 +65,13 @@ def test_the_newest_durable_save_and_what_came_of_the_one_after_it(shell: Shell)
     lines = [json.dumps({"event": name, "time": now - ago, "step": step}) for name, ago, step in events]
     (journal / "100.0.jsonl").write_text("\n".join(lines) + "\n")
     said = shell.resil("status").out.splitlines()
-    assert "  saved: step 40, 11 min ago; that of step 50 failed" in said
+    assert "  saved: step 40, 11 min ago; save of step 50 failed" in said
     assert "  attempt 1 exited with code 1, 10 min ago: no space [2J left" in said
 
     write_attempt(shell, 2)
     (journal / "101.0.jsonl").write_text(json.dumps({"event": "save_begin", "time": now - 200, "step": 60}) + "\n{")
     said = shell.resil("status").out.splitlines()
-    assert "  saved: step 40, 11 min ago; that of step 50 failed; that of step 60 has begun, 3 min ago" in said
+    assert "  saved: step 40, 11 min ago; save of step 50 failed; save of step 60 has begun, 3 min ago" in said
     assert not any("exited" in line for line in said), "another attempt runs"
     (told,) = json.loads(shell.resil("status", "--json").out)["runs"]
     assert (told["save"]["step"], told["save"]["pending_step"], told["attempts"][0]["why"]) == (
@@ -95,10 +95,10 @@ def test_a_save_is_in_flight_as_long_as_its_own_attempt_runs(shell: Shell) -> No
     write_attempt(shell, 1)
     gave_up = 'end = "stopped"\nexit_code = 75\ntime = 9\nwhy = "attempt 0001 is not known to be over"\n'
     write_attempt(shell, 2, end=gave_up)
-    assert "  saved: nothing yet; that of step 60 has begun, 3 min ago" in shell.resil("status").out.splitlines()
+    assert "  saved: nothing yet; save of step 60 has begun, 3 min ago" in shell.resil("status").out.splitlines()
     write_attempt(shell, 1, end='end = "exited"\nexit_code = 1\ntime = 9\n')
     write_attempt(shell, 3)
-    assert "  saved: nothing yet; that of step 60 was cut off" in shell.resil("status").out.splitlines()
+    assert "  saved: nothing yet; save of step 60 was interrupted" in shell.resil("status").out.splitlines()
 
 
 def test_ended_jobs_are_shown_only_when_asked_for_but_never_nothing(shell: Shell) -> None:
@@ -171,7 +171,9 @@ def test_a_kill_under_way_is_told_with_its_stage_beside_the_switch(shell: Shell)
     running(shell)
     (shell.run_dir / "switches" / "kill").write_text('why = "loss is NaN"\n')
     shell.journal(101, event="kill_noticed", attempt=1, time=time.time() - 12, why="bob", bound_s=95)
-    said = r"kill switch of \w+: loss is NaN; noticed 1\d s ago, SIGTERM at [-\d: ]+ unless it stops at a step"
+    said = (
+        r"kill switch of \w+: loss is NaN; noticed 1\d s ago, SIGTERM at [-\d: ]+ unless the training stops at a step"
+    )
     assert re.search(said, shell.resil("status").out)
     (run,) = shell.resil("status", "--json").json["runs"]
     assert set(run["kill"]) == {"stage", "since", "until", "why", "text"}
@@ -243,7 +245,7 @@ def test_a_submit_warns_of_a_late_scheduler_and_queues_all_the_same(shell: Shell
     late_scheduler(shell)
     said = shell.resil("submit")
     assert said.code == 0 and "queued run gpt" in said.out
-    assert "warning: the scheduler of cron (foreground) is dead" in said.err
+    assert "warning: the cron scheduler (foreground) is dead" in said.err
 
 
 def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes_a_second_to_look(
@@ -251,7 +253,7 @@ def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes
 ) -> None:
     late_scheduler(shell)
     monkeypatch.setattr(files, "read_regular", after_a_second(files.read_regular))
-    notice = "the scheduler of cron (foreground) is dead"
+    notice = "the cron scheduler (foreground) is dead"
     assert notice in shell.resil("status").out
     assert f"warning: {notice}" in shell.resil("submit").err
 

@@ -40,7 +40,7 @@ def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: p
         os.utime(file, (NOW - 2 * DAY, NOW - 2 * DAY))
     assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0
     first = capsys.readouterr()
-    assert "growth: nothing to compare with yet" in first.out
+    assert "growth: unknown until the next scan" in first.out
     assert "FASTEST" not in first.out
     write(root / "runs" / "gpt" / "checkpoint-200" / "model.safetensors", 2**21)
     os.utime(root / "runs" / "gpt" / "checkpoint-200" / "model.safetensors", (NOW - 60, NOW - 60))
@@ -48,12 +48,12 @@ def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: p
     said = capsys.readouterr()
     assert said.err == ""  # no progress bar where nobody looks
     lines = [re.split(r"\s{2,}", line.strip()) for line in said.out.splitlines()]
-    assert ["SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "FOLDER"] in lines
+    assert ["SIZE", "SHARE", "FILES", "GREW", "PER DAY", "NEWEST", "DIRECTORY"] in lines
     assert ["2.0 MiB", "56%", "1", "+2.0 MiB", "+4.0 MiB", "1 min ago", "runs/gpt/checkpoint-200"] in lines
     assert ["1.0 MiB", "28%", "1", "0 B", "0 B", "2 d ago", "runs/gpt/checkpoint-100"] in lines
     assert "checkpoints: 3.0 MiB in 2 directories" in said.out
     assert "growth: since the scan of 12 h ago" in said.out
-    assert "5 of 7 directories were as before and not read again" in said.out
+    assert "5 of 7 directories were unchanged and not read again" in said.out
     assert "read in full once a day" in said.out
 
 
@@ -79,8 +79,8 @@ def test_one_directory_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     file = write(tmp_path / "file")
     assert top(tmp_path, tmp_path / "missing", file, root) == 3
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'missing'}: could not look: it does not exist" in said
-    assert f"{file}: could not look: it is a file, not a directory" in said
+    assert f"{tmp_path / 'missing'}: could not be scanned: it does not exist" in said
+    assert f"{file}: could not be scanned: it is a file, not a directory" in said
     assert "60 files" in said
 
 
@@ -101,7 +101,8 @@ def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: p
         worker.__dict__["read_directory"] = read
     said = capsys.readouterr().out
     assert re.search(
-        r"! \d+ of \d+ directories unfinished \(the deadline\): the figures are lower bounds; run it again", said
+        r"! \d+ of \d+ directories unfinished \(the deadline\): the figures are lower bounds; run the command again",
+        said,
     )
     assert "at least" in said
     assert top(tmp_path, root) == 0
@@ -121,7 +122,7 @@ def test_directories_that_may_not_be_read_are_counted_and_named(
     with acting_as(NOBODY):
         assert show_top(project, (str(root),), limit=5, deadline_s=None, as_json=False, by="bytes") == 0
     said = capsys.readouterr().out
-    assert "! 1 directory could not be read (Permission denied), what lies in them is not counted: t2" in said
+    assert "! 1 directory could not be read (Permission denied), their contents are not counted: t2" in said
     assert "the next scan will start afresh" in said  # its memory could not be written either
 
 
@@ -141,9 +142,9 @@ def test_hostile_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.
 @pytest.mark.parametrize(
     ("progress", "wanted"),
     [
-        (Progress(25, 1000, 0), "25 directories, 1,000 looks, 3 s: /scratch"),
-        (Progress(50, 10, 100), "[############............] 50 of about 100 directories, 10 looks, 3 s: /scratch"),
-        (Progress(150, 10, 100), f"[{'#' * 24}] 150 of about 100 directories, 10 looks, 3 s: /scratch"),
+        (Progress(25, 1000, 0), "25 directories, 1,000 stat calls, 3 s: /scratch"),
+        (Progress(50, 10, 100), "[############............] 50 of about 100 directories, 10 stat calls, 3 s: /scratch"),
+        (Progress(150, 10, 100), f"[{'#' * 24}] 150 of about 100 directories, 10 stat calls, 3 s: /scratch"),
     ],
 )
 def test_the_bar_shows_how_far_it_is_where_that_is_known(progress: Progress, wanted: str) -> None:
@@ -201,7 +202,7 @@ def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is
         said = process.stdout.read().decode()
         code = process.wait(20)
     os.close(mine)
-    assert b"looks" in seen
+    assert b"stat calls" in seen
     assert code == 130
     assert "unfinished (interrupted)" in said
     assert list((tmp_path / "cache" / "resil" / "scan").glob("*.scan"))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.cli import run_watch as show_watch
-from resilience.cli.run_watch import lines, performance, rows_for_people, show_reports, to_json
+from resilience.cli.run_watch import lines, performance, show_reports, terminal_lines, to_json
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.watch import watchdogs
 from tests.cli.shell import SETTINGS, Shell
@@ -213,7 +213,7 @@ def test_one_finding_is_one_line() -> None:
 
 
 def test_nobody_who_looked_is_unknown() -> None:
-    assert lines([]) == ["RESIL UNKNOWN - no watchdog has looked"]
+    assert lines([]) == ["RESIL UNKNOWN - no watchdog ran"]
 
 
 def test_text_from_outside_neither_steers_the_terminal_nor_begins_performance_data_nor_a_line() -> None:
@@ -255,9 +255,9 @@ def test_on_a_terminal_it_is_a_table_and_the_verdicts_have_colours(monkeypatch: 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    shown = rows_for_people(REPORTS)
+    shown = terminal_lines(REPORTS)
     plain = [re.sub("\x1b\\[[0-9]*m", "", row) for row in shown]
-    assert plain[0].split() == ["VERDICT", "WATCHDOG", "SUBJECT", "WHAT"]
+    assert plain[0].split() == ["VERDICT", "WATCHDOG", "SUBJECT", "SUMMARY"]
     assert plain[1] == "CRITICAL  fs        /scratch  97% used" and "\x1b[31mCRITICAL\x1b[0m" in shown[1]
     assert plain[7].strip() == "try: resil watch fs --top /scratch"
     assert plain[7].index("try") == plain[0].index("SUBJECT")
@@ -266,8 +266,8 @@ def test_on_a_terminal_it_is_a_table_and_the_verdicts_have_colours(monkeypatch: 
 
 def test_of_ten_thousand_that_are_well_a_terminal_shows_a_few_and_says_so() -> None:
     findings = (FULL, *(finding(f"/{n}") for n in range(10_000)))
-    shown = rows_for_people([Report(check="fs", findings=findings, time=0.0)])
-    assert len(shown) < 40 and "and 9980 more that are OK" in shown[-1]
+    shown = terminal_lines([Report(check="fs", findings=findings, time=0.0)])
+    assert len(shown) < 40 and "and 9980 more OK" in shown[-1]
     assert len(lines([Report(check="fs", findings=findings, time=0.0)])) > 10_000  # a pipe gets all
 
 

@@ -250,5 +250,5 @@ def test_a_dropped_in_file_gives_a_command_options_exit_codes_and_a_table(
     assert resil(capsys, "watch", "mine", "none")[0] == 2
     code, out, _ = resil(capsys, "watch", "--all", "--no-alert")
     assert "LICENCE WARNING - few: 3 licences left" in out
-    assert "MINE UNKNOWN - mine: there is nothing to look at" in out  # somebody wrote its table
+    assert "MINE UNKNOWN - mine: nothing to check" in out  # somebody wrote its table
     assert resil(capsys, "watch", "mime")[2].endswith("try: did you mean mine?\n")

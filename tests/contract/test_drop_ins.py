@@ -147,7 +147,7 @@ def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens
         assert entry.kind is Kind.SUBMIT
         if (directory / "watch-fs").exists():
             (ignored,) = (ignored for ignored in table.ignored if ignored.place.endswith("/watch-fs"))
-            assert "watch-fs.slurm beside it is submitted instead" in ignored.reason
+            assert "watch-fs.slurm in the same directory is submitted instead" in ignored.reason
             (directory / "watch-fs").unlink()
 
 
@@ -316,7 +316,7 @@ def test_a_job_without_resil_says_what_to_do_and_fails(project: Path, tmp_path: 
     with lab(tmp_path, **plain_environment(tmp_path)) as opened:
         said = submit(opened, CRON / "slurm" / "watch-fs.slurm", project, plain_environment(tmp_path))
     assert said.startswith("FAILED") and "127" in said.splitlines()[0]
-    assert "neither RESIL_PYTHON, nor on PATH, nor in" in said and "try: submit from the project directory" in said
+    assert "neither RESIL_PYTHON, nor PATH, nor" in said and "try: submit from the project directory" in said
 
 
 def test_a_job_that_could_not_look_at_all_has_failed(project: Path, tmp_path: Path) -> None:

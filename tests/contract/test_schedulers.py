@@ -317,7 +317,7 @@ def test_nodes_to_avoid_are_avoided_or_refused_but_never_dropped(place: Place) -
     job_id = place.submit("true", hold=None)
     change = JobUpdate(exclude=place.scheduler.nodes()[0].name, time_limit_s=120)
     if place.scheduler.name == "local":
-        with pytest.raises(NotSupported, match="one machine"):
+        with pytest.raises(NotSupported, match="only this host"):
             place.scheduler.update(job_id, change)
         assert place.scheduler.job(job_id).time_limit_s == 300  # refused as a whole
     else:

@@ -187,7 +187,7 @@ def cron(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     person.ask("cron", "install")
     person.ask("cron", "tick")
     state, slot = desk.project.state, int(time.time()) // 60 * 60
-    state.note_seen({key: Seen(slot - 90, value.schedule) for key, value in state.seen().items()})
+    state.write_seen({key: Seen(slot - 90, value.schedule) for key, value in state.seen().items()})
     assert person.ask("cron", "tick", "--dry-run")["due"]
     ticked = person.ask("cron", "tick")
     assert ticked["ended"]

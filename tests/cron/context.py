@@ -12,7 +12,8 @@ from typing import Any
 
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import RunRecord
-from resilience.cron.tick import Ticked, tick
+from resilience.cron.run import tick
+from resilience.cron.ticker import TickResult
 from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.runs.project import Project
@@ -152,7 +153,7 @@ class CronContext:
         path.write_text(text)
         path.chmod(0o600)
 
-    def tick(self, at: float | None = None, **more: Any) -> Ticked:
+    def tick(self, at: float | None = None, **more: Any) -> TickResult:
         if at is not None:
             self.clock.time = at
         return tick(self.cron, driver="crontab", **more)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.add import Added, NewEntry, add
-from resilience.cron.crontab_text import read_crontab
+from resilience.cron.edit import Added, NewEntry, add, read_crontab
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Kind
 from resilience.errors import ResilError, UsageError
@@ -134,7 +133,7 @@ def test_a_line_for_a_shell_asks_for_one_and_for_itself_alone(cron: CronProject)
     assert len(entries[after.name].argv) == 1
 
 
-def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronProject) -> None:
+def test_existing_crontab_lines_stay_and_keep_their_meaning(cron: CronProject) -> None:
     before = (
         "# mine\nMAILTO=ada@example.org\nCRON_TZ=Asia/Tokyo\nSHELL=/bin/bash\n0 8 * * *  true | cat  # resil: name=tea"
     )
@@ -155,7 +154,7 @@ def test_what_stands_in_the_crontab_already_stays_and_means_the_same(cron: CronP
 
 
 @pytest.mark.parametrize("word", ["two\nlines", "a # resil: timeout=1s", "bell\x07"])
-def test_what_no_line_can_say_is_refused_and_nothing_is_written(cron: CronProject, word: str) -> None:
+def test_characters_that_no_line_can_express_are_refused(cron: CronProject, word: str) -> None:
     error = refused(cron, wanted("odd", "echo", word, schedule="@hourly"))
     assert "drop-in" in error.hint and read_crontab(cron.directory / "crontab") == b""
 
@@ -171,19 +170,19 @@ def test_a_crontab_that_is_a_link_stays_one_and_keeps_its_mode(cron: CronProject
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 
 
-def test_somebody_elses_change_in_between_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resilience.cron import add as cron_add
+def test_a_concurrent_change_is_not_lost(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    from resilience.cron import edit as cron_add
 
     cron.directory.mkdir(mode=0o755)
     (cron.directory / "crontab").write_text("# mine\n")
-    meant = cron_add._meant
+    meant = cron_add._parsed_entry
 
     def edited(*given: object) -> object:
         (cron.directory / "crontab").write_text("# mine\n# and a word more\n")
         return meant(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cron_add, "_meant", edited)
-    with pytest.raises(ResilError, match="changed meanwhile"):
+    monkeypatch.setattr(cron_add, "_parsed_entry", edited)
+    with pytest.raises(ResilError, match="changed in the meantime"):
         add(cron, wanted("probe", "true", schedule="@hourly"))
     assert (cron.directory / "crontab").read_text() == "# mine\n# and a word more\n"
 
@@ -208,15 +207,15 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("", directories=("hourly",)), "name"),
         (wanted("../x", directories=("hourly",)), "name"),
         (wanted("x" * 65, directories=("hourly",)), "name"),
-        (wanted("x"), "when"),
+        (wanted("x"), "no schedule given"),
         (wanted("x", directories=("hourly", "daily")), "more than one"),
         (wanted("x", directories=("hourly",), schedule="@daily"), "more than one"),
         (wanted("x", schedule="61 * * * *"), ""),
         (wanted("x", schedule="* * * *"), ""),
         (wanted("x", schedule="@hurly"), ""),
-        (NewEntry(name="x", command=(), directories=("hourly",)), "which command"),
-        (wanted("x", "no-such-program-anywhere", directories=("hourly",)), "no program"),
-        (wanted("x", "./not-there", directories=("hourly",)), "no program"),
+        (NewEntry(name="x", command=(), directories=("hourly",)), "no command given"),
+        (wanted("x", "no-such-program-anywhere", directories=("hourly",)), "not on your PATH"),
+        (wanted("x", "./not-there", directories=("hourly",)), "does not exist"),
         (wanted("x", directories=("hourly",), options={"overlap": "sometimes"}), "overlap"),
         (wanted("x", directories=("hourly",), options={"timeout": "soon"}), "timeout"),
         (wanted("x", directories=("hourly",), options={"timeout": "1m rerun"}), "blank"),
@@ -224,7 +223,7 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("x", "a\0b", directories=("hourly",)), "NUL"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
+def test_an_invalid_request_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
     error = refused(cron, entry)
     assert said in error.message and error.hint
     assert not cron.directory.exists(), "nothing was written"

@@ -8,7 +8,7 @@ import pytest
 
 from resilience.alerts.state import open_alert_state
 from resilience.cron.canary import CanaryAnswer, answer, ask, release, waiting
-from resilience.cron.tick import tick
+from resilience.cron.run import tick
 from resilience.errors import StateDirectoryError, UsageError
 from tests.cron.stage import Stage, until
 
@@ -35,7 +35,7 @@ def test_the_next_tick_sends_it_and_the_asker_hears_of_it(stage: Stage) -> None:
     ((channel, took_it, said, after_s),) = found.channels
     assert (channel, took_it) == ("console", True) and said and after_s >= 0
     first, last = (line for line in stage.told() if id in line)
-    assert "this is a drill" in first and "RESOLVED" in last
+    assert "test alert, requested by" in first and "RESOLVED" in last
     assert waiting(stage.cron) == ()
 
 
@@ -62,7 +62,7 @@ def test_two_canaries_in_a_row_wait_for_no_group(tmp_path: Path) -> None:
         assert answered(stage, id).is_well
 
 
-def test_a_channel_that_does_not_take_it_is_said_with_its_reason(tmp_path: Path) -> None:
+def test_a_channel_that_rejects_the_alert_is_reported_with_its_reason(tmp_path: Path) -> None:
     stage = Stage(tmp_path, channel=BROKEN, alert=BOTH)
     id = ask(stage.cron)
     release(stage.cron, id, "foreground")
@@ -72,30 +72,30 @@ def test_a_channel_that_does_not_take_it_is_said_with_its_reason(tmp_path: Path)
     assert said["console"][0] and not said["pager"][0] and said["pager"][1]
 
 
-def test_without_a_channel_nobody_can_be_asked(tmp_path: Path) -> None:
+def test_without_a_channel_a_canary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no channel"):
         ask(Stage(tmp_path, alert="").cron)
 
 
 @pytest.mark.parametrize("id", ["canary-00000000", "../../etc/passwd", "", "canary-zzzzzzzz"])
-def test_one_that_nobody_asked_for_is_refused(stage: Stage, id: str) -> None:
+def test_an_unrequested_canary_is_refused(stage: Stage, id: str) -> None:
     with pytest.raises(UsageError):
         answer(stage.cron, id)
 
 
-def test_a_damaged_one_is_said(stage: Stage) -> None:
+def test_a_damaged_one_is_reported(stage: Stage) -> None:
     id = ask(stage.cron)
     (stage.cron.state.path / "canary" / f"{id}.asked").write_text('{"asked": "x"}')
     with pytest.raises(StateDirectoryError):
         answer(stage.cron, id)
 
 
-def test_what_goes_wrong_on_the_way_is_the_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_delivery_is_the_answer(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise StateDirectoryError("the disk is full")
 
     id = ask(stage.cron)
-    monkeypatch.setattr("resilience.cron.canary._fly", fail)
+    monkeypatch.setattr("resilience.cron.canary._deliver", fail)
     release(stage.cron, id, "foreground")
     found = answered(stage, id)
     assert found.trouble == "the disk is full" and not found.is_well

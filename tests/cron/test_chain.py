@@ -10,7 +10,7 @@ from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import UsageError
 from tests.fakes import NOW
 
-TROUBLE = Kept(1, trouble="sbatch refused: QOSMaxSubmitJobPerUserLimit")
+TROUBLE = Kept(1, problem="sbatch refused: QOSMaxSubmitJobPerUserLimit")
 
 
 def test_the_batch_scripts_words_are_understood() -> None:
@@ -20,7 +20,7 @@ def test_the_batch_scripts_words_are_understood() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["--scheduler", "slurm"], ["--token", "a", "--more", "b"]])
-def test_people_who_type_it_are_told_what_to_type(words: list[str]) -> None:
+def test_a_manual_call_is_refused_with_a_hint(words: list[str]) -> None:
     with pytest.raises(UsageError) as refused:
         parse_words(words)
     assert "resil cron install" in refused.value.hint
@@ -35,21 +35,21 @@ def records(*kept: Kept, every_s: float = 300) -> list[RunRecord]:
     return written
 
 
-def test_a_trouble_is_written_once_an_hour_and_its_end_once() -> None:
+def test_an_error_is_recorded_once_an_hour_and_its_end_once() -> None:
     written = records(Kept(2), *[TROUBLE] * 13, Kept(2), Kept(2))
     assert [record.outcome for record in written] == [Outcome.REFUSED, Outcome.REFUSED, Outcome.DONE]
     assert "QOSMaxSubmit" in written[0].summary
-    assert "1 wait" in written[0].summary
+    assert "1 queued" in written[0].summary
 
 
-def test_another_trouble_is_written_at_once() -> None:
-    other = Kept(None, trouble="squeue did not answer")
+def test_a_different_error_is_recorded_at_once() -> None:
+    other = Kept(None, problem="squeue did not answer")
     assert [record.summary.rpartition(": ")[2] for record in records(TROUBLE, other, TROUBLE)] == [
         "QOSMaxSubmitJobPerUserLimit", "squeue did not answer", "QOSMaxSubmitJobPerUserLimit"
     ]  # fmt: skip
 
 
-def test_what_bash_wrote_of_a_broken_python_ends_with_the_first_job_that_works() -> None:
+def test_a_failure_recorded_by_bash_ends_with_the_first_job_that_works() -> None:
     broken = RunRecord(name="scheduler", slot=int(NOW) + 5, outcome=Outcome.FAILED, time=NOW)
     over = chain_record([broken], Kept(2), NOW, "n1", "88")
     assert over is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.crontab_text import LIMIT_BYTES, parse, read_crontab, replace_crontab
+from resilience.cron.edit import LIMIT_BYTES, parse, read_crontab, replace_crontab
 from resilience.cron.project import open_cron
 from resilience.errors import ResilError
 from tests.fakes import make_project
@@ -28,17 +28,17 @@ def test_a_crontab_that_is_not_there_is_empty_and_can_be_made(tmp_path: Path) ->
 def test_a_change_in_between_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "crontab"
     path.write_bytes(b"# theirs\n")
-    with pytest.raises(ResilError, match="changed meanwhile") as raised:
+    with pytest.raises(ResilError, match="changed in the meantime") as raised:
         replace_crontab(path, b"# mine\n", b"# mine, and more\n")
     assert raised.value.transient and path.read_bytes() == b"# theirs\n"
 
 
-def test_what_is_no_crontab_is_not_read_as_one(tmp_path: Path) -> None:
+def test_other_files_are_not_read_as_a_crontab(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "crontab")
     with pytest.raises(ResilError, match="not a regular file"):
         read_crontab(tmp_path / "crontab")
     (tmp_path / "large").write_bytes(b"#" * (LIMIT_BYTES + 1))
-    with pytest.raises(ResilError, match="larger"):
+    with pytest.raises(ResilError, match="too large"):
         read_crontab(tmp_path / "large")
 
 

@@ -17,7 +17,7 @@ from resilience.cron import digest as cron_digest
 from resilience.cron.digest import Tally, compose, day_of, is_due, parse_digest_at, send_digest
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
-from resilience.cron.tick import tick
+from resilience.cron.run import tick
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from tests.cron.stage import Stage, until
@@ -68,7 +68,7 @@ def system(tmp_path: Path) -> Iterator[System]:
         yield System(tmp_path)
 
 
-def test_one_a_day_whoever_ticks_and_however_often(system: System) -> None:
+def test_one_a_day_whatever_scheduler_ticks_and_however_often(system: System) -> None:
     start = at("2026-11-20T00:00")
     sent = [start + n * 600 for n in range(3 * 144) if system.sent_at(start + n * 600)]
     assert [datetime.fromtimestamp(one, UTC).strftime("%d %H:%M") for one in sent] == [
@@ -87,7 +87,7 @@ def test_after_an_outage_there_is_one_for_today_and_none_for_the_days_before(sys
     assert len(system.queued()) == 3
 
 
-def test_whoever_installs_at_noon_hears_tomorrow_morning(system: System) -> None:
+def test_an_installation_at_noon_gets_its_first_digest_the_next_morning(system: System) -> None:
     assert not system.sent_at(at("2026-11-20T12:00"))
     assert not system.sent_at(at("2026-11-20T23:59"))
     assert system.sent_at(at("2026-11-21T08:00"))
@@ -125,7 +125,7 @@ def test_one_that_is_due_a_minute_before_midnight_comes_after_it(tmp_path: Path)
         assert len(system.queued()) == 2
 
 
-def test_a_tick_that_was_killed_in_between_is_made_up_for(system: System) -> None:
+def test_a_tick_killed_in_between_is_completed_by_the_next(system: System) -> None:
     directory = system.cron.state.path / "digest"
     directory.mkdir(parents=True)
     taken = directory / "20261120.taken"
@@ -137,7 +137,7 @@ def test_a_tick_that_was_killed_in_between_is_made_up_for(system: System) -> Non
     assert not system.sent_at(moment + 660)
 
 
-def test_what_could_not_be_queued_is_tried_again(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_submission_is_retried(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     from resilience.alerts.outbox import Outbox
     from resilience.errors import StateDirectoryError
 
@@ -155,7 +155,7 @@ def test_what_could_not_be_queued_is_tried_again(system: System, monkeypatch: py
     assert system.sent_at(moment + 600)
 
 
-def test_who_asks_for_none_gets_none_and_pays_nothing(tmp_path: Path) -> None:
+def test_without_digests_there_is_no_cost(tmp_path: Path) -> None:
     system = System(tmp_path, digest_at="")
     beat = Heartbeat(time=1.0, expected=2.0, alive_since=0.0)
     cron_digest.count(system.cron, beat)
@@ -163,7 +163,7 @@ def test_who_asks_for_none_gets_none_and_pays_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["8", "24:00", "08:60", "morning", "08:00:00", "-1:00"])
-def test_what_is_no_time_of_day_is_refused(text: str) -> None:
+def test_an_invalid_time_of_day_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="digest_at"):
         parse_digest_at(text)
 
@@ -177,7 +177,7 @@ def test_ticks_and_their_lateness_are_counted_from_digest_to_digest(system: Syst
     assert "5 ticks" in entry.alert.title and "late at most 4 s" in entry.alert.title
 
 
-def test_it_says_what_a_person_wants_to_hear_in_the_morning() -> None:
+def test_the_digest_has_counts_failures_and_open_incidents() -> None:
     with zone("UTC"):
         now = at("2026-11-20T08:00")
         runs = [
@@ -193,7 +193,7 @@ def test_it_says_what_a_person_wants_to_hear_in_the_morning() -> None:
         )  # fmt: skip
     text = "\n".join((alert.title, *alert.body))
     assert alert.title.startswith("resil is alive: 1,440 ticks, late at most 4 s")
-    for part in ("96 runs of 9 entries: 95 well, 1 failed (watch-fs 03:15)", "3 slots skipped", "2 open incidents",
+    for part in ("96 runs of 9 entries: 95 succeeded, 1 failed (watch-fs 03:15)", "3 slots skipped", "2 open incidents",
                  "/scratch: full", "next: Fri 09:00"):  # fmt: skip
         assert part in text, part
 

@@ -56,11 +56,11 @@ def say(tmp_path: Path, cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> I
 ALIVE = 'return DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")'
 
 
-def test_what_the_driver_says_arrives_whole(say: Say) -> None:
+def test_the_drivers_answer_is_complete(say: Say) -> None:
     assert say(ALIVE) == DriverState(Liveness.ALIVE, "job 88 runs", 1800000060.0, "a hint")
 
 
-def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
+def test_a_hung_driver_is_unknown_soon_with_its_last_known_state(
     say: Say, cron: CronProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     say(ALIVE)
@@ -72,7 +72,7 @@ def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
     found = say('subprocess.run(["sleep", "1000"])')
     assert time.monotonic() - began < 30
     assert found.liveness is Liveness.UNKNOWN
-    assert found.summary == "fake gave no answer in 0.5 s; 5 min ago it was ALIVE: job 88 runs"
+    assert found.summary == "backend fake did not respond within 0.5 s; 5 min ago it was ALIVE: job 88 runs"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_driver_that_hangs_is_unknown_soon_with_what_was_known(
         ("return None", "TypeError"),
     ],
 )
-def test_what_goes_wrong_is_unknown_and_never_gone(say: Say, body: str, why: str) -> None:
+def test_an_error_is_unknown_and_never_gone(say: Say, body: str, why: str) -> None:
     say(ALIVE)
     found = say(body)
     assert found.liveness is Liveness.UNKNOWN and why in found.summary and "it was ALIVE" in found.summary
@@ -105,4 +105,4 @@ def test_a_damaged_memory_is_as_if_it_were_not_there(say: Say, cron: CronProject
     say(ALIVE)
     (memory,) = (cron.project.system.cache_home / "resil" / "cron").iterdir()
     memory.write_text("[")
-    assert say('raise RuntimeError("x")').summary == "cannot tell: RuntimeError: x"
+    assert say('raise RuntimeError("x")').summary == "the query failed: RuntimeError: x"

@@ -106,7 +106,7 @@ def test_how_late_and_how_long() -> None:
     assert took_s(run(outcome=Outcome.SUBMITTED, started=SLOT + 2.0)) is None, "how long its job takes is not known"
 
 
-def test_the_listing_has_lines_and_drop_ins_with_what_became_of_them(cron: CronProject) -> None:
+def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> None:
     cron.state.record("crontab+probe", run(name="crontab/probe"))
     found = list_entries(cron)
     rows = {row.name: row for row in found.rows}
@@ -116,7 +116,7 @@ def test_the_listing_has_lines_and_drop_ins_with_what_became_of_them(cron: CronP
     assert rows["cron.hourly/backup"].command == "" and rows["cron.hourly/backup"].words == "every hour"
 
 
-def test_what_would_run_now_is_told_without_taking_it(cron: CronProject) -> None:
+def test_due_slots_are_listed_without_claiming_them(cron: CronProject) -> None:
     assert due_now(cron) == (), "an entry that was never seen has no past"
     cron.state.take("crontab+probe", SLOT - 600, {}, NOW)
     for _ in range(2):

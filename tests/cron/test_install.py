@@ -19,7 +19,7 @@ import pytest
 
 from resilience.cron import driver_choice as cron_drivers
 from resilience.cron import environment as cron_environment
-from resilience.cron.driver_choice import Offer, choose, decide, drivers, look
+from resilience.cron.driver_choice import Offer, check_driver, choose, decide, drivers
 from resilience.cron.drivers import Availability, crontab, systemd
 from resilience.cron.install import AlreadyInstalled, install, stop, uninstall
 from resilience.cron.late import late_notice
@@ -72,7 +72,7 @@ def everything(site: Site) -> Mapping[str, bytes]:
 # ---- which one ------------------------------------------------------------------------------------------------------
 
 
-def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site: Site) -> None:
+def test_the_best_driver_is_chosen_and_the_others_have_reasons(site: Site) -> None:
     project = site.project()
     steps: list[tuple[str, Any]] = [
         ("scrontab", lambda: (site.directory / "scron_parameters").write_text("(null)")),
@@ -83,35 +83,35 @@ def test_the_best_that_the_site_has_is_taken_and_why_not_the_others_is_said(site
     ]
     for name, and_then in steps:
         choice = choose(project)
-        assert choice.name == name and choice.driver is drivers().load(name) and "the best" in choice.why
+        assert choice.name == name and choice.driver is drivers().load(name) and "best of the available" in choice.why
         better = [offer for offer in choice.offers if offer.rank < drivers().load(name).rank]
         assert all(not offer.availability.is_available and offer.availability.reason for offer in better)
         assert {offer.name for offer in choice.offers} == set(drivers().names())
         and_then()
 
 
-def test_what_was_asked_for_is_taken_and_nothing_else_is_looked_at(site: Site) -> None:
+def test_a_requested_driver_is_chosen_and_no_other_is_checked(site: Site) -> None:
     site.break_program("scrontab", 'touch "$SITE/asked"')
     choice = choose(site.project(), "systemd")
-    assert choice.name == "systemd" and choice.why.startswith("asked for") and len(choice.offers) == 1
+    assert choice.name == "systemd" and choice.why.startswith("requested") and len(choice.offers) == 1
     assert not (site.directory / "asked").exists()
 
 
-def test_what_was_asked_for_and_cannot_be_used_is_an_error_that_says_why(site: Site) -> None:
+def test_a_requested_driver_that_is_unavailable_is_an_error_with_the_reason(site: Site) -> None:
     (site.directory / "linger").rename(site.directory / "gone")
-    with pytest.raises(ResilError, match="systemd cannot make the ticks here") as caught:
+    with pytest.raises(ResilError, match="backend systemd is not available here") as caught:
         install(site.project(), "systemd")
     assert caught.value.hint or "linger" in caught.value.message
     assert directory_of(site.project()).installation() is None
 
 
-def test_a_backend_that_nobody_knows_is_a_usage_error_with_the_nearest(site: Site) -> None:
+def test_an_unknown_backend_is_a_usage_error_with_the_nearest_name(site: Site) -> None:
     with pytest.raises(UsageError, match="'crontap'") as caught:
         install(site.project(), "crontap")
     assert caught.value.hint == "did you mean crontab?"
 
 
-def test_a_driver_that_breaks_keeps_nobody_from_the_others(site: Site, tmp_path: Path) -> None:
+def test_a_driver_that_raises_does_not_hide_the_others(site: Site, tmp_path: Path) -> None:
     (tmp_path / "plugins" / "drivers" / "broken.py").write_text("import nothing_of_that_name\n")
     (tmp_path / "plugins" / "drivers" / "rude.py").write_text(
         "class Rude:\n    summary, rank = 'rude', 1\n"
@@ -125,12 +125,12 @@ def test_a_driver_that_breaks_keeps_nobody_from_the_others(site: Site, tmp_path:
     assert "nothing_of_that_name" in why["broken"] and "KeyError" in why["rude"]
 
 
-def test_with_nothing_at_all_the_reasons_are_told(site: Site) -> None:
+def test_without_any_driver_the_reasons_are_shown(site: Site) -> None:
     offers = tuple(Offer(name, 1, "", Availability(False, f"no {name}")) for name in ("a", "b"))
     with pytest.raises(ResilError, match="a: no a; b: no b") as caught:
         decide("auto", offers)
     assert "resil cron tick" in caught.value.hint
-    assert look("foreground", site.context()).availability.is_available
+    assert check_driver("foreground", site.context()).availability.is_available
 
 
 def test_the_settings_say_which_where_the_command_line_does_not(site: Site) -> None:
@@ -148,7 +148,7 @@ def test_a_dry_run_changes_nothing_at_all_and_shows_every_word(site: Site) -> No
     assert shown.lines == () and any("* * * * * /bin/sh -c" in step.text for step in shown.steps)
 
 
-def test_twice_is_once_and_it_is_said(site: Site) -> None:
+def test_installing_twice_changes_nothing_and_is_reported(site: Site) -> None:
     project = site.project()
     first = install(project, "crontab")
     assert first.lines and first.installation == directory_of(project).installation()
@@ -159,7 +159,7 @@ def test_twice_is_once_and_it_is_said(site: Site) -> None:
     assert everything(site) == after
 
 
-def test_what_changed_since_is_brought_up_to_date_under_the_same_token(site: Site) -> None:
+def test_changes_are_updated_under_the_same_token(site: Site) -> None:
     first = install(site.project(), "crontab").installation
     again = install(site.project(more={"SLURM_CONF": "/etc/other.conf"}), "crontab")
     assert again.lines and again.installation.token == first.token
@@ -168,7 +168,7 @@ def test_what_changed_since_is_brought_up_to_date_under_the_same_token(site: Sit
     assert (site.table() or b"").count(first.token.encode()) == 2
 
 
-def test_a_line_that_somebody_took_out_is_put_back(site: Site) -> None:
+def test_a_line_that_was_removed_is_restored(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     whole = site.table()
@@ -176,7 +176,7 @@ def test_a_line_that_somebody_took_out_is_put_back(site: Site) -> None:
     assert install(project).lines and site.table() == whole
 
 
-def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(site: Site) -> None:
+def test_a_kill_between_the_record_and_the_line_is_repaired_by_the_next_install(site: Site) -> None:
     project = site.project()
     made = install(project, "crontab").installation
     uninstall(project)
@@ -184,32 +184,32 @@ def test_what_a_kill_left_between_the_note_and_the_line_is_finished_by_the_next(
     assert install(project).lines and (site.table() or b"").count(made.token.encode()) == 2
 
 
-def test_another_backend_is_told_of_and_taken_out_only_when_that_is_meant(site: Site) -> None:
+def test_another_backend_is_reported_and_removed_only_with_replace(site: Site) -> None:
     project = site.project()
     old = install(project, "crontab").installation
-    with pytest.raises(AlreadyInstalled, match="you have crontab on login1") as caught:
+    with pytest.raises(AlreadyInstalled, match="you installed crontab on login1") as caught:
         install(project, "scrontab")
     assert "--backend scrontab --replace" in caught.value.hint and caught.value.exit_code == 1
     assert site.table("scrontab") is None
     shown = install(project, "scrontab", replace=True, dry_run=True)
-    assert "take out" in shown.steps[0].what and directory_of(project).installation() == old
+    assert "remove" in shown.steps[0].what and directory_of(project).installation() == old
     done = install(project, "scrontab", replace=True)
     assert site.table() == MINE and done.installation.token.encode() in (site.table("scrontab") or b"")
-    assert any("took our lines out" in note for note in done.notes)
+    assert any("removed our lines" in note for note in done.notes)
     assert directory_of(project).installation() == done.installation
 
 
-def test_who_comes_second_is_told_whose_scheduler_runs(site: Site) -> None:
+def test_a_second_install_names_the_owner_of_the_first(site: Site) -> None:
     install(site.project(), "crontab")
     before = everything(site)
-    with pytest.raises(AlreadyInstalled, match=f"{ME} has crontab on login1") as caught:
+    with pytest.raises(AlreadyInstalled, match=f"{ME} installed crontab on login1") as caught:
         install(seen_by(site.project(), user="carol"), "scrontab")
     assert "carol" not in caught.value.message and caught.value.exit_code == 1
     assert caught.value.installation.by != "carol"
     assert everything(site) == before
 
 
-def test_two_people_at_the_same_moment_give_one_scheduler(site: Site) -> None:
+def test_two_users_at_the_same_time_install_one_scheduler(site: Site) -> None:
     for _ in range(5):
         one, two = site.project(), seen_by(site.project(), user="carol")
         start, results = threading.Barrier(2), dict[str, Any]()
@@ -233,7 +233,7 @@ def test_two_people_at_the_same_moment_give_one_scheduler(site: Site) -> None:
         directory_of(one).uninstall()
 
 
-def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> None:
+def test_the_same_user_twice_at_the_same_time_has_one_line(site: Site) -> None:
     project = site.project(clock=SystemClock())  # the lock has a deadline of its own
     start = threading.Barrier(3)
     errors: list[BaseException] = []
@@ -256,12 +256,12 @@ def test_the_same_person_twice_at_the_same_moment_has_one_line(site: Site) -> No
     assert (site.table() or b"").endswith(MINE) and made.token.encode() in (site.table() or b"")
 
 
-def test_on_another_machine_it_is_said_where_it_lives(site: Site) -> None:
+def test_on_another_machine_the_host_of_the_installation_is_shown(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     there = seen_by(project, host="login2")
     for act in (install, uninstall):
-        with pytest.raises(ResilError, match="it lives in the crontab of login1, and this is login2"):
+        with pytest.raises(ResilError, match="it is installed in the crontab of login1, and this is login2"):
             act(there)
     assert directory_of(project).installation() is not None and directory_of(project).stopped() is None
     done = uninstall(there, force=True)
@@ -276,8 +276,8 @@ def test_on_another_machine_replace_moves_it_here(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     done = install(seen_by(project, host="login2"), "crontab", replace=True)
-    assert done.installation.host == "login2" and any("could not be taken out" in note for note in done.notes)
-    assert directory_of(project).stopped() is None and not any("goes on now" in note for note in done.notes)
+    assert done.installation.host == "login2" and any("could not remove it" in note for note in done.notes)
+    assert directory_of(project).stopped() is None and not any("resumed" in note for note in done.notes)
 
 
 def test_projects_live_side_by_side(site: Site) -> None:
@@ -328,7 +328,7 @@ def test_another_way_to_the_same_project_changes_nothing(site: Site) -> None:
     assert again.installation.project == str(one.loaded.project) and again.lines == ()
 
 
-def test_what_was_taken_out_for_something_that_fails_comes_back(site: Site) -> None:
+def test_the_previous_driver_is_restored_if_the_new_one_fails(site: Site) -> None:
     project = site.project()
     old = install(project, "crontab").installation
     whole = site.table()
@@ -372,7 +372,7 @@ def test_an_interrupt_in_the_middle_leaves_nothing(site: Site, monkeypatch: pyte
     assert directory_of(project).installation() is None
 
 
-def test_a_failure_never_forgets_somebody_elses_installation(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_never_deletes_another_installation(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     project = site.project()
 
     def overtaken(self: object, installation: Any, *_: object) -> None:
@@ -466,7 +466,7 @@ def test_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     assert uninstall(project).installation is None, "nothing to undo is no error"
 
 
-def test_lines_that_nobody_remembers_are_taken_out_by_uninstall_and_replaced_by_install(site: Site) -> None:
+def test_unrecorded_lines_are_removed_by_uninstall_and_replaced_by_install(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     directory_of(project).uninstall()  # the state directory was removed
@@ -479,7 +479,7 @@ def test_lines_that_nobody_remembers_are_taken_out_by_uninstall_and_replaced_by_
     assert made.token.encode() in (site.table() or b"")
 
 
-def test_stop_takes_away_what_would_tick_and_install_takes_that_back(site: Site) -> None:
+def test_stop_removes_the_driver_and_install_restores_it(site: Site) -> None:
     project = site.project()
     made = install(project, "crontab").installation
     stopped = stop(project, "the file system is full")
@@ -503,7 +503,7 @@ def test_stop_leaves_nothing_queued(site: Site, name: str) -> None:
     assert directory_of(project).stopped() is not None
 
 
-def test_a_colleague_can_stop_what_she_cannot_take_out(site: Site) -> None:
+def test_a_colleague_can_stop_a_scheduler_that_she_cannot_uninstall(site: Site) -> None:
     project = site.project()
     install(project, "crontab")
     done = stop(seen_by(project, user="carol"), "it fills the disk")
@@ -512,7 +512,7 @@ def test_a_colleague_can_stop_what_she_cannot_take_out(site: Site) -> None:
     assert "do nothing from now on" in done.notes[0] and site.table() != MINE
 
 
-def test_what_cannot_be_taken_away_is_stopped_all_the_same(site: Site) -> None:
+def test_a_driver_that_cannot_be_removed_is_stopped_all_the_same(site: Site) -> None:
     project = site.project()
     install(project, "slurm")
     site.queue.trouble = DOWN
@@ -520,17 +520,17 @@ def test_what_cannot_be_taken_away_is_stopped_all_the_same(site: Site) -> None:
     assert directory_of(project).stopped() is not None and "squeue did not answer" in done.notes[0]
 
 
-def test_what_was_never_installed_can_be_stopped(site: Site) -> None:
+def test_a_scheduler_that_was_never_installed_can_be_stopped(site: Site) -> None:
     project = site.project()
     assert stop(project).installation is None and directory_of(project).stopped() is not None
 
 
-def test_what_was_never_installed_and_ended_is_missed_until_uninstall_says_that_it_was_meant(site: Site) -> None:
+def test_ticks_that_were_never_installed_are_expected_until_uninstall(site: Site) -> None:
     project = site.project()
     now = project.system.clock.now()
     directory_of(project).beat(Heartbeat(time=now - 7200, expected=now - 7140, alive_since=now - 9999, driver="tick"))
     assert late_notice(project)
-    assert "nobody misses" in uninstall(project).notes[0]
+    assert "no further ticks are expected" in uninstall(project).notes[0]
     assert not late_notice(project) and uninstall(project).notes == ()
 
 
@@ -560,7 +560,7 @@ def test_the_ticks_get_what_they_need_and_no_secret(site: Site) -> None:
     assert made.python == sys.executable and Path(made.python).is_absolute()
 
 
-def test_the_persons_own_settings_do_not_stand_in_the_way_of_a_resil_toml_that_comes_later(site: Site) -> None:
+def test_the_users_own_settings_do_not_override_a_later_resil_toml(site: Site) -> None:
     (site.directory / "config" / "resil").mkdir(parents=True)
     (site.directory / "config" / "resil" / "config.toml").write_text('[run]\nname = "gpt"\n')
     (site.directory / "bare").mkdir()
@@ -593,7 +593,7 @@ def test_an_interpreter_that_needs_a_library_or_a_checkout_gets_it(
         assert {"$PYTHONPATH", "$LD_LIBRARY_PATH"} & set(facts) == {f"${needs}"}, "and nothing else"
 
 
-def test_an_interpreter_that_never_starts_is_said_before_anything_is_written(
+def test_an_interpreter_that_does_not_start_is_reported_before_anything_is_written(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"

@@ -59,7 +59,7 @@ def begin_run(state: CronDirectory) -> None:
 
 def at(job: Any, seconds_before_end: float) -> bool:
     job.cron.project.system.clock.time = job.end - seconds_before_end
-    return bool(job._is_time_to_go())
+    return bool(job._must_exit())
 
 
 def test_it_leaves_in_its_last_hour_when_nothing_runs_and_not_before(job: Any) -> None:
@@ -73,9 +73,9 @@ def test_it_waits_for_what_runs(job: Any) -> None:
     assert not at(job, 100)
 
 
-def test_told_that_the_end_is_near_it_leaves_at_once_or_after_a_short_wait(job: Any) -> None:
+def test_after_an_end_notice_it_exits_at_once_or_after_a_short_wait(job: Any) -> None:
     assert not at(job, 50000)
-    job._told_of_end(signal.SIGUSR1, None)
+    job._on_end_notice(signal.SIGUSR1, None)
     assert at(job, 49999)
     begin_run(job.cron.state)
     assert not at(job, 49998)
@@ -84,7 +84,7 @@ def test_told_that_the_end_is_near_it_leaves_at_once_or_after_a_short_wait(job: 
 
 def test_sigterm_counts_at_once(job: Any) -> None:
     begin_run(job.cron.state)
-    job._told_to_go(signal.SIGTERM, None)
+    job._on_terminate(signal.SIGTERM, None)
     assert at(job, 50000)
 
 
@@ -128,6 +128,6 @@ def test_a_keeper_that_crashes_is_seen_and_tried_again(job: Any, monkeypatch: py
     job._start_keeper()
     deadline = time.monotonic() + 60
     while job.keeper is not None and time.monotonic() < deadline:
-        job._tend_keeper()
-    assert job.troubles == 1
-    assert job.next_look == NOW + 60
+        job._poll_keeper()
+    assert job.failures == 1
+    assert job.next_keep == NOW + 60

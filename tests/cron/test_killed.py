@@ -131,7 +131,7 @@ def test_a_submit_that_is_killed_at_any_system_call_queues_one_job(killer: Kille
     assert done >= 3
 
 
-def test_a_tick_that_is_killed_on_the_way_to_a_supervisor_is_told_once_it_is_certain(tmp_path: Path) -> None:
+def test_a_tick_killed_before_its_supervisor_started_is_reported_once_that_is_certain(tmp_path: Path) -> None:
     context = _prepare(tmp_path / "x")
     pid = os.fork()
     if pid == 0:

@@ -31,7 +31,7 @@ def beat(project: Project, ago_s: float, driver: str = "foreground", **fields: A
     write(project, "heartbeat", time=NOW - ago_s, expected=NOW - ago_s + 60, driver=driver, **fields)
 
 
-def test_where_there_is_no_cron_nothing_is_said(project: Project) -> None:
+def test_without_cron_there_is_no_notice(project: Project) -> None:
     assert late_notice(project) == ""
 
 
@@ -40,7 +40,7 @@ def test_one_that_ticks_is_not_spoken_of(project: Project) -> None:
     assert late_notice(project) == ""
 
 
-def test_one_that_is_late_is_said_with_since_when_and_what_to_run(project: Project) -> None:
+def test_a_late_scheduler_is_reported_with_its_age_and_a_command(project: Project) -> None:
     beat(project, 300)
     notice = late_notice(project)
     assert "late" in notice and "5 min ago" in notice and "resil cron status" in notice and "\n" not in notice
@@ -70,9 +70,9 @@ def test_one_that_was_installed_and_never_ticked_is_missed(project: Project) -> 
     write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 120)
     assert late_notice(project) == ""
     write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 1200)
-    assert "has not ticked" in late_notice(project)
+    assert "without a tick since" in late_notice(project)
     beat(project, 86400, driver="slurm")
-    assert "has not ticked" in late_notice(project), "it was installed anew since its last tick"
+    assert "without a tick since" in late_notice(project), "it was installed anew since its last tick"
 
 
 def test_patience_is_the_settings_or_the_scheduler_s_own(project: Project) -> None:

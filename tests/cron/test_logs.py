@@ -52,7 +52,7 @@ def test_the_newest_output_and_the_newest_few(cron: CronProject) -> None:
 
 
 @pytest.mark.parametrize("form", ["%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%H:%M", "%d %b %H:%M"])
-def test_a_slot_may_be_typed_as_people_see_it(form: str) -> None:
+def test_a_slot_may_be_typed_as_displayed(form: str) -> None:
     runs = [RunRecord(name="x", slot=slot, outcome=Outcome.DONE, time=NOW) for slot in (SLOT - 7200, SLOT - 60)]
     typed = time.strftime(form, time.localtime(SLOT - 7200))
     assert find_slot(runs, typed, NOW).slot == SLOT - 7200
@@ -66,9 +66,9 @@ def test_of_several_days_the_newest_slot_of_that_time_is_meant() -> None:
 
 def test_a_slot_in_which_nothing_ran_is_answered_with_those_that_did(cron: CronProject) -> None:
     record(cron)
-    with pytest.raises(UsageError, match="nothing ran in a slot") as raised:
+    with pytest.raises(UsageError, match="no run in slot") as raised:
         find_logs(cron, "backup", slot="03:33")
-    assert "the last ones:" in raised.value.hint
+    assert "last slots:" in raised.value.hint
 
 
 def test_a_run_without_output_says_why(cron: CronProject) -> None:
@@ -76,9 +76,9 @@ def test_a_run_without_output_says_why(cron: CronProject) -> None:
     record(cron, SLOT + 60, output="gone.txt")
     record(cron, SLOT + 120, Outcome.RUNNING)
     silent, removed, running = find_logs(cron, "backup", last=3)
-    assert (silent.path, silent.reason) == (None, "it wrote nothing")
+    assert (silent.path, silent.reason) == (None, "no output")
     assert removed.path is None and "removed" in removed.reason
-    assert running.reason == "nothing yet"
+    assert running.reason == "no output yet"
 
 
 def test_the_output_of_a_job_is_its_own_file(cron: CronProject, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_of_a_long_output_the_end_is_read(tmp_path: Path) -> None:
     assert read_text(tmp_path / "long", 7) == ("the end", 1007, 1000)
 
 
-def test_a_fifo_in_the_place_of_an_output_hangs_nobody(tmp_path: Path) -> None:
+def test_a_fifo_instead_of_an_output_blocks_nothing(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "fifo")
@@ -117,7 +117,7 @@ def test_a_fifo_in_the_place_of_an_output_hangs_nobody(tmp_path: Path) -> None:
         ("Grüße, 你好", "Grüße, 你好"),
     ],
 )
-def test_what_is_shown_steers_no_terminal(written: str, shown: str) -> None:
+def test_displayed_output_contains_no_control_sequences(written: str, shown: str) -> None:
     assert without_escapes(written) == shown
 
 
@@ -147,7 +147,7 @@ def test_following_ends_with_the_run_and_has_all_of_it(tmp_path: Path) -> None:
     assert text == "begin\nline 0\nline 1\nline 2\n"
 
 
-def test_following_a_job_ends_when_it_is_gone_and_not_when_nobody_answers(
+def test_following_a_job_ends_when_it_is_gone_and_not_when_the_queue_is_silent(
     cron: CronProject, fake: FakeScheduler, tmp_path: Path
 ) -> None:
     from resilience.errors import SchedulerUnavailable

@@ -10,7 +10,7 @@ from tests.cron.context import TOP, CronContext
 HOUR = 3600
 
 
-def test_missed_slots_that_are_made_up_for_do_not_overlap(tmp_path: Path) -> None:
+def test_missed_slots_that_run_late_do_not_overlap(tmp_path: Path) -> None:
     context = CronContext(tmp_path)
     context.drop("cron.hourly/a", options="catch_up=all<=3 jitter=0")
     context.tick(TOP - 30)

@@ -13,8 +13,8 @@ from resilience.alerts.routes import mail_error
 from resilience.alerts.state import open_alert_state
 from resilience.cron.mail import addresses, has_news, mail, mail_news
 from resilience.cron.records import Entry, Kind, Outcome, RunRecord
+from resilience.cron.run import tick
 from resilience.cron.state_directory import Seen
-from resilience.cron.tick import tick
 from resilience.errors import StateDirectoryError
 from tests.cron.stage import Stage, until
 
@@ -50,7 +50,7 @@ def a_run(stage: Stage, output: str, slot: int = 100, entry: Entry = NOISY) -> R
     )
 
 
-def test_what_a_run_wrote_goes_to_whom_mailto_names_and_to_nobody_else(tmp_path: Path) -> None:
+def test_output_is_mailed_only_to_mailto(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
     assert mail(stage.cron, NOISY, a_run(stage, "hello\nworld\n")) == ()
     assert mails(stage) == "", "it waits in the outbox, where nothing is lost"
@@ -81,13 +81,13 @@ def test_without_mailto_or_with_an_empty_one_nothing_is_sent(tmp_path: Path, mai
 
 
 @pytest.mark.parametrize("output", ["", "\n \n"])
-def test_a_run_that_said_nothing_sends_nothing(tmp_path: Path, output: str) -> None:
+def test_a_run_without_output_sends_nothing(tmp_path: Path, output: str) -> None:
     stage = with_sendmail(tmp_path)
     assert mail(stage.cron, NOISY, a_run(stage, output)) == ()
     assert not open_alert_state(stage.project).outbox.names()
 
 
-def test_several_people_get_one_each_and_an_odd_address_is_said(tmp_path: Path) -> None:
+def test_several_recipients_get_one_each_and_an_invalid_address_is_reported(tmp_path: Path) -> None:
     from dataclasses import replace
 
     stage = with_sendmail(tmp_path)
@@ -116,7 +116,9 @@ def test_nothing_that_was_a_secret_here_is_mailed(tmp_path: Path) -> None:
     assert "the password is" in mails(stage) and "hunter2" not in mails(stage)
 
 
-def test_without_a_way_for_mail_that_is_said_and_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_mail_program_there_is_a_message_and_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(tmp_path)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     assert "no [channel.email] and no sendmail" in mail_error(stage.project)
@@ -124,7 +126,7 @@ def test_without_a_way_for_mail_that_is_said_and_is_no_error(tmp_path: Path, mon
     assert "no sendmail" in line and "cron/crontab:2" in line
 
 
-def test_what_a_killed_tick_did_not_mail_is_mailed_by_the_next_one_and_the_past_is_not(tmp_path: Path) -> None:
+def test_mails_of_a_killed_tick_are_sent_by_the_next_one_and_old_output_is_not(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
     stage.cron.state.record(NOISY.key, a_run(stage, "of the past\n", slot=100))
     assert mail_news(stage.cron, NOISY, ()) == ()
@@ -150,7 +152,9 @@ def test_a_tick_knows_from_two_looks_whether_a_mail_may_be_owed(tmp_path: Path) 
     assert has_news(stage.cron, NOISY)
 
 
-def test_what_cannot_be_queued_now_is_queued_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mails_that_cannot_be_queued_now_are_queued_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = with_sendmail(tmp_path)
     mail_news(stage.cron, NOISY, ())
     run = a_run(stage, "hello\n", slot=int(time.time()) + 60)
@@ -168,7 +172,7 @@ def test_what_cannot_be_queued_now_is_queued_the_next_time(tmp_path: Path, monke
     assert "hello" in mails(stage)
 
 
-def test_addresses_are_taken_as_cron_takes_them() -> None:
+def test_addresses_are_parsed_as_in_cron() -> None:
     assert addresses("ada, bob@example.org,ada") == ("ada", "bob@example.org")
     assert addresses(None) == addresses("") == ()
 
@@ -178,7 +182,7 @@ def test_a_real_line_with_mailto_is_mailed_by_its_tick(tmp_path: Path) -> None:
     stage.crontab("MAILTO=ada@example.org", "* * * * * /bin/echo good morning # resil: name=hello")
     tick(stage.cron, driver="foreground")
     seen = stage.cron.state.seen()
-    stage.cron.state.note_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
+    stage.cron.state.write_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
     tick(stage.cron, driver="foreground")
     until(lambda: "good morning" in mails(stage), "the mail")
     assert "ada@example.org" in mails(stage)

@@ -53,7 +53,7 @@ def incidents(project: Project) -> list[tuple[str, str, str]]:
     return [(i.check, i.subject, i.fault) for i in open_alert_state(project).ledger.incidents()]
 
 
-def test_flushing_the_alerts_tells_it_and_takes_the_note(project: Project) -> None:
+def test_flushing_the_alerts_reports_it_and_deletes_the_note(project: Project) -> None:
     beat(project, 3600)
     path = note(project)
     list(deliver(project, notes=notes))
@@ -72,21 +72,21 @@ def test_the_watchdog_does_not_tell_it_again(project: Project) -> None:
     assert incidents(project) == [("cron", "scheduler", "late")] and len(told(project)) == 1
 
 
-def test_a_note_about_what_is_well_again_tells_nobody(project: Project) -> None:
+def test_a_note_about_a_recovered_scheduler_reports_nothing(project: Project) -> None:
     beat(project, 10)
     path = note(project)
     list(deliver(project, notes=notes))
     assert told(project) == [] and not path.exists()
 
 
-def test_what_stands_in_a_note_is_not_believed(project: Project) -> None:
+def test_the_content_of_a_note_is_not_trusted(project: Project) -> None:
     beat(project, 10)
     note(project).write_text("{" * 1000)
     notify(project, (), notes=notes)
     assert told(project) == []
 
 
-def test_without_a_note_nothing_is_looked_at(project: Project) -> None:
+def test_without_a_note_nothing_is_checked(project: Project) -> None:
     beat(project, 3600)
     notify(project, (), notes=notes)
     assert incidents(project) == []

@@ -25,13 +25,13 @@ PATIENCE_S = 60.0
 SECRET = "9c1f2a44-aaaa-4bbb-8ccc-0123456789ab"
 
 
-class Heard(list[tuple[str, str, str]]):
+class Requests(list[tuple[str, str, str]]):
     """(word, rid, body) of each request."""
 
 
 @contextmanager
-def a_server(status: int = 200) -> Iterator[tuple[str, Heard]]:
-    heard = Heard()
+def a_server(status: int = 200) -> Iterator[tuple[str, Requests]]:
+    heard = Requests()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -160,7 +160,7 @@ def test_a_server_that_is_not_there_is_only_noted_and_its_address_stays_secret(t
     assert state is not None and state.error and SECRET not in state.error and not state.well
 
 
-def test_what_refuses_is_noted_and_what_was_well_before_is_remembered(tmp_path: Path) -> None:
+def test_a_failed_ping_is_recorded_with_the_last_success(tmp_path: Path) -> None:
     with a_server(404) as (url, _):
         cron = a_cron(tmp_path, ping_url=url)
         cron.state.path.mkdir(parents=True)
@@ -214,7 +214,7 @@ def test_the_words_stand_where_healthchecks_wants_them() -> None:
     assert ping_url("https://example.org", "fail", "r") == "https://example.org/fail?rid=r"
 
 
-def test_who_sets_no_address_pays_for_no_child(tmp_path: Path) -> None:
+def test_without_an_address_no_child_is_started(tmp_path: Path) -> None:
     ping = Ping(a_cron(tmp_path))
     ping.ended("well", is_well=True)
     ping.wait(0)

@@ -105,7 +105,7 @@ def test_outputs_of_the_drivers_jobs_are_kept_as_few(cron: CronProject) -> None:
     }  # fmt: skip
 
 
-def test_what_crashed_writers_left_goes_and_what_is_being_written_stays(cron: CronProject) -> None:
+def test_leftovers_of_crashed_writers_are_deleted_and_current_files_stay(cron: CronProject) -> None:
     old = write(cron.state.path / ".heartbeat.0123.tmp", NOW - 2 * 86400)
     new = write(cron.state.path / ".heartbeat.4567.tmp", NOW - 60)
     damaged = write(cron.state.path / "seen.damaged", OLD)
@@ -122,7 +122,7 @@ def test_the_state_that_counts_is_never_touched(cron: CronProject) -> None:
     assert all(path.exists() for path in kept)
 
 
-def test_a_mark_of_a_run_that_died_is_closed_and_the_run_is_told(cron: CronProject) -> None:
+def test_the_mark_of_a_dead_run_is_removed_and_the_run_is_reported(cron: CronProject) -> None:
     import subprocess
     import sys
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.add import NewEntry, add
+from resilience.cron.edit import NewEntry, add, remove
 from resilience.cron.project import CronProject, open_cron
-from resilience.cron.remove import remove
 from resilience.errors import ResilError, UsageError
 from tests.fakes import make_project
 
@@ -55,7 +54,7 @@ def test_only_that_line_goes_with_the_options_that_stand_above_it(cron: CronProj
     assert "crontab/coffee" in names(cron) and "crontab/tea" not in names(cron)
 
 
-def test_what_add_wrote_goes_whole(cron: CronProject) -> None:
+def test_lines_written_by_add_are_removed_completely(cron: CronProject) -> None:
     before = text(cron)
     add(cron, NewEntry(name="probe", command=("true",), schedule="@hourly"))
     remove(cron, ["crontab/probe"])
@@ -102,17 +101,17 @@ def test_an_unknown_name_removes_nothing_not_even_the_known_ones(cron: CronProje
     assert raised.value.hint == "did you mean crontab/coffee?" and text(cron) == CRONTAB
 
 
-def test_what_does_not_run_anyway_is_said_to(cron: CronProject) -> None:
+def test_an_ignored_file_is_reported_as_such(cron: CronProject) -> None:
     directory = cron.directory / "cron.hourly"
     directory.mkdir(mode=0o755)
     (directory / "draft").write_text("#!/bin/sh\n")
-    with pytest.raises(UsageError, match="does not run anyway") as raised:
+    with pytest.raises(UsageError, match="is not an entry") as raised:
         remove(cron, ["cron.hourly/draft"])
     assert "rm " in raised.value.hint and (directory / "draft").exists()
 
 
 def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from resilience.cron import remove as cron_remove
+    from resilience.cron import edit as cron_remove
 
     edited = "# one more line above all\n" + CRONTAB
 
@@ -121,7 +120,7 @@ def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monk
         return edited.encode()
 
     monkeypatch.setattr(cron_remove, "read_crontab", read)
-    with pytest.raises(ResilError, match="changed meanwhile") as raised:
+    with pytest.raises(ResilError, match="changed in the meantime") as raised:
         remove(cron, ["coffee"])
     assert text(cron) == edited and raised.value.transient
 

@@ -37,7 +37,7 @@ def test_it_ticks_at_every_minute_and_runs_every_slot_once(context: CronContext)
     context.drop("cron.minutely/a")
     ran = _run(context, 640)
     assert context.ran() == [TOP + 60 * minute for minute in range(11)]
-    assert ran.why == "it was told to end" and ran.ticks == 12
+    assert ran.why == "stop requested" and ran.ticks == 12
     beat = context.cron.state.heartbeat()
     assert beat is not None and beat.ticks == 12 and beat.late_s == 0
 
@@ -55,13 +55,13 @@ def test_a_slot_between_two_ticks_is_not_late(tmp_path: Path) -> None:
 def test_it_ends_at_its_time_and_leaves_the_rest_to_the_next_one(context: CronContext) -> None:
     context.drop("cron.minutely/a", options="timeout=30s")
     ran = run(context.cron, driver="slurm", until=TOP + 140, stop=lambda: False)
-    assert ran.why == "its time is over"
+    assert ran.why == "time limit reached"
     assert context.ran() == [TOP, TOP + 60], "the slot after could not have ended"
     run(context.cron, driver="slurm", until=TOP + 200, stop=lambda: False)
     assert context.ran() == [TOP, TOP + 60, TOP + 120]
 
 
-def test_one_tick_waits_for_what_it_started(context: CronContext) -> None:
+def test_one_tick_waits_for_its_runs(context: CronContext) -> None:
     context.drop("cron.minutely/a", body="sleep 0.2; echo end >> ended")
     run(context.cron, driver="x", once=True)
     context.clock.time = TOP
@@ -69,7 +69,7 @@ def test_one_tick_waits_for_what_it_started(context: CronContext) -> None:
     assert (context.home / "ended").exists() and ran.last is not None and len(ran.last.ended) == 1
 
 
-def test_it_ends_when_somebody_stops_the_scheduler(context: CronContext) -> None:
+def test_it_ends_when_the_scheduler_is_stopped(context: CronContext) -> None:
     context.drop("cron.minutely/a")
 
     def stop(_: float) -> None:
@@ -120,7 +120,7 @@ def test_a_clock_that_is_set_back_stops_nothing_for_long_and_runs_no_slot_twice(
     assert len(ran) >= 1200 / 60 - 1 - (jump_s / 60 if jump_s <= 900 else 1)
 
 
-def test_a_tick_that_fails_is_said_once_and_does_not_end_it(
+def test_a_failing_tick_is_reported_once_and_does_not_end_the_loop(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.minutely/a")
@@ -139,7 +139,7 @@ def test_a_tick_that_fails_is_said_once_and_does_not_end_it(
     assert len([line for line in said if "Stale" in line]) == 1 and len([line for line in said if "bug" in line]) == 1
 
 
-def test_a_trouble_that_stays_is_said_again_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lasting_error_is_repeated_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: CronProject) -> Table:
         raise StateDirectoryError("no such luck")
 
@@ -203,7 +203,7 @@ def test_two_schedulers_at_once_run_each_slot_once(context: CronContext) -> None
     loops = _loops(context, 2)
     wait_until(lambda: len(context.ran()) >= 4)
     for loop in loops:
-        assert _end(loop) == "it was told to end"
+        assert _end(loop) == "stop requested"
     ran = context.ran()
     assert set(Counter(ran).values()) == {1}
     assert sorted(ran) == list(range(min(ran), max(ran) + 1)), "and none was left out"
@@ -217,7 +217,7 @@ def test_sigterm_ends_what_runs_politely_and_records_it(context: CronContext) ->
     (loop,) = _loops(context, 1)
     wait_until((context.home / "begun").exists)
     began = time.monotonic()
-    assert _end(loop) == "it was told to end"
+    assert _end(loop) == "stop requested"
     assert time.monotonic() - began < 60
     assert (context.home / "polite").exists()
     assert "cut short" in {str(record.outcome) for record in context.history("crontab+x")}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from resilience.base.processes import start_ticks
+from resilience.cron.entries import marks_of, runs_of
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.runs import marks_of, runs_of
 from resilience.cron.table.running import Mark, here, write_mark
 from tests.fakes import NOW, make_project
 
@@ -36,7 +36,7 @@ def record(cron: CronProject, slot: int, outcome: Outcome) -> None:
     cron.state.record(KEY, RunRecord(name="cron.hourly/backup", slot=slot, outcome=outcome, time=slot + 2.0))
 
 
-def test_a_run_under_way_comes_after_what_has_ended(cron: CronProject) -> None:
+def test_an_active_run_comes_after_finished_ones(cron: CronProject) -> None:
     record(cron, SLOT - 3600, Outcome.DONE)
     write_mark(cron.state, mark())
     (directory := cron.state.path / "output" / KEY).mkdir(parents=True)

@@ -108,7 +108,7 @@ def test_a_scheduler_that_was_frozen_for_a_day_takes_no_slot_that_was_run_meanwh
     assert len(directory.slots.taken()[KEY]) == KEPT_SLOTS
 
 
-def test_one_that_lags_behind_for_long_loses_no_slot_that_it_has_in_hand(directory: CronDirectory) -> None:
+def test_a_delayed_scheduler_loses_no_claimed_slot(directory: CronDirectory) -> None:
     """Frozen right after it took a slot, while another one went on for hours: its slot is its own still."""
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
@@ -147,7 +147,7 @@ def test_slots_that_a_wrong_clock_took_do_not_count(directory: CronDirectory) ->
 
 
 def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirectory) -> None:
-    directory.note_seen({KEY: Seen(int(NOW), "@hourly")})
+    directory.write_seen({KEY: Seen(int(NOW), "@hourly")})
     assert directory.last_slots(NOW) == {KEY: int(NOW)}
     assert directory.seen() == {KEY: Seen(int(NOW), "@hourly")}
 
@@ -166,7 +166,7 @@ def test_strange_names_in_the_directory_are_no_slots(directory: CronDirectory) -
 # ---- where a scheduler dies -----------------------------------------------------------------------------------------
 
 
-def test_what_died_while_it_took_a_slot_has_left_word(directory: CronDirectory) -> None:
+def test_a_process_that_died_while_claiming_leaves_its_claim(directory: CronDirectory) -> None:
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None and directory.slots.open_claims() == [claim] and claim.is_mine()
     assert not claim.is_gone(NOW) and directory.slots.is_won(claim) is True
@@ -176,16 +176,16 @@ def test_what_died_while_it_took_a_slot_has_left_word(directory: CronDirectory) 
     assert directory.slots.open_claims() == []
 
 
-def test_the_number_of_a_process_that_was_given_anew_is_not_that_process() -> None:
+def test_a_reused_pid_is_not_the_same_process() -> None:
     assert Claim(KEY, 1, "x", f"{machine()}-{os.getpid()}-1-{int(NOW)}").is_gone(NOW)
 
 
-def test_what_another_host_took_in_hand_is_left_alone_until_its_time_is_over() -> None:
+def test_a_claim_of_another_host_is_left_alone_until_its_time_limit() -> None:
     claim = Claim(KEY, 1, "x", f"00000000-{os.getpid()}-1-{int(NOW)}")
     assert not claim.is_gone(NOW + 599) and claim.is_gone(NOW + 601)
 
 
-def test_what_is_left_of_a_dead_one_is_taken_over_by_one(directory: CronDirectory) -> None:
+def test_the_claim_of_a_dead_process_is_seized_by_one(directory: CronDirectory) -> None:
     claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
     mine = directory.slots.seize(claim, NOW + 5)
@@ -255,7 +255,7 @@ def test_a_link_whose_answer_was_lost_was_made_all_the_same(
 
 
 @pytest.mark.parametrize("call", ["link", "fsync", "write", "openat"])
-def test_nobody_has_a_slot_that_could_not_be_written(claims: object, tmp_path: Path, call: str) -> None:
+def test_a_slot_that_could_not_be_written_is_not_taken(claims: object, tmp_path: Path, call: str) -> None:
     CronDirectory(tmp_path).take("other", int(NOW), {})
     request = _REQUEST.format(path=str(tmp_path))
     inject = [f"{call}:error=EIO:when=1+"] if call != "openat" else ["openat:error=EDQUOT:when=1+"]
@@ -265,7 +265,7 @@ def test_nobody_has_a_slot_that_could_not_be_written(claims: object, tmp_path: P
     assert directory.take("a", int(NOW), {})
 
 
-def test_a_full_disk_says_so_and_takes_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as place:
         directory = CronDirectory(place / "state")
         directory.take(KEY, int(NOW), {})
@@ -277,7 +277,7 @@ def test_a_full_disk_says_so_and_takes_nothing(tmp_path: Path) -> None:
         assert directory.take(KEY, int(NOW) + 60, {})
 
 
-def test_a_disk_that_is_read_only_says_so_and_takes_nothing(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_an_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as place:
         directory = CronDirectory(place / "state")
         directory.take(KEY, int(NOW), {})
@@ -307,12 +307,12 @@ def test_something_else_in_the_directories_place_is_refused(tmp_path: Path, dire
         directory.check()
 
 
-def test_a_group_may_share_it_and_nobody_else(tmp_path: Path) -> None:
+def test_only_the_group_may_share_it(tmp_path: Path) -> None:
     shared = CronDirectory(tmp_path, group="team")
     shared.take(KEY, int(NOW), {})
     shared.check()
     shared.path.chmod(0o2777)
-    with pytest.raises(StateDirectoryError, match="others may write") as told:
+    with pytest.raises(StateDirectoryError, match="other users can write") as told:
         shared.check()
     assert "chmod o-w" in told.value.hint
 
@@ -331,7 +331,7 @@ def test_of_each_slot_the_last_word_counts_and_a_beginning_ends_nothing(director
     assert directory.keys() == (KEY,)
 
 
-def test_damaged_lines_of_a_history_cost_nobody_the_others(directory: CronDirectory) -> None:
+def test_damaged_lines_of_a_history_do_not_affect_the_others(directory: CronDirectory) -> None:
     directory.record(KEY, RUN)
     path = directory.path / "history" / f"{KEY}.jsonl"
     path.write_bytes(
@@ -354,7 +354,7 @@ def test_a_damaged_heartbeat_says_so_and_can_be_put_aside(directory: CronDirecto
     (directory.path / "heartbeat").write_text(text)
     with pytest.raises(Damaged, match="damaged"):
         directory.heartbeat()
-    directory.set_aside("heartbeat")
+    directory.quarantine("heartbeat")
     assert directory.heartbeat() is None and (directory.path / "heartbeat.damaged").read_text() == text
 
 
@@ -363,7 +363,7 @@ INSTALLED = Installation(
 )
 
 
-def test_of_two_who_install_at_once_the_first_counts(directory: CronDirectory) -> None:
+def test_of_two_concurrent_installs_the_first_counts(directory: CronDirectory) -> None:
     assert directory.install(INSTALLED) == INSTALLED
     assert directory.install(replace(INSTALLED, token="b")) == INSTALLED
     assert [name for name in os.listdir(directory.path) if name.startswith(".")] == []  # noqa: PTH208
@@ -372,7 +372,7 @@ def test_of_two_who_install_at_once_the_first_counts(directory: CronDirectory) -
 
 
 @pytest.mark.parametrize("text", ["", "{}{", "[]", "3"])
-def test_whatever_lies_in_the_place_of_a_stop_stops(directory: CronDirectory, text: str) -> None:
+def test_anything_in_place_of_the_stop_file_stops(directory: CronDirectory, text: str) -> None:
     assert directory.stopped() is None
     directory.stop("alice", "moving", NOW)
     assert directory.stopped() == {"by": "alice", "why": "moving", "time": NOW}
@@ -382,6 +382,6 @@ def test_whatever_lies_in_the_place_of_a_stop_stops(directory: CronDirectory, te
     assert directory.stopped() is None
 
 
-def test_who_took_a_slot_can_be_read(directory: CronDirectory) -> None:
+def test_the_owner_of_a_slot_can_be_read(directory: CronDirectory) -> None:
     directory.take(KEY, int(NOW), {"host": "n1", "pid": 7})
     assert json.loads((directory.path / "slots" / f"{KEY}@{int(NOW)}").read_text())["host"] == "n1"

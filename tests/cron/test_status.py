@@ -15,9 +15,9 @@ from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import (
     Health,
     cron_status,
+    describe_stop,
     judge_scheduler,
     lateness_of,
-    stopped_sentence,
 )
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
@@ -25,7 +25,7 @@ from tests.fakes import NOW, make_project
 
 SETTINGS = CronSettings()
 ALIVE = DriverState(Liveness.ALIVE, "our line is in the crontab", NOW + 30)
-GONE = DriverState(Liveness.GONE, "our line is not in the crontab any more", hint="put it back: resil cron install")
+GONE = DriverState(Liveness.GONE, "our line is missing from the crontab", hint="restore it: resil cron install")
 UNKNOWN = DriverState(Liveness.UNKNOWN, "squeue did not answer in 30 s")
 
 
@@ -82,9 +82,9 @@ def test_late_s_of_the_settings_counts() -> None:
     assert found.health is Health.ALIVE
 
 
-def test_who_stopped_it_is_named() -> None:
-    assert stopped_sentence(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
-    assert stopped_sentence({}, NOW) == "stopped by somebody"
+def test_the_user_who_stopped_it_is_named() -> None:
+    assert describe_stop(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
+    assert describe_stop({}, NOW) == "stopped by an unknown user"
 
 
 def test_lateness_is_the_nearest_rank() -> None:
@@ -169,7 +169,7 @@ def test_a_state_directory_that_hangs_is_unknown_within_the_deadline(
     from resilience.cron import status as module
     from resilience.cron.state_directory import CronDirectory
 
-    monkeypatch.setattr(module, "LOOK_S", 0.3)
+    monkeypatch.setattr(module, "READ_S", 0.3)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     cron = open_cron(make_project(tmp_path))
     os.mkfifo(tmp_path / "hung")

@@ -89,13 +89,13 @@ def test_a_run_that_is_repeated_is_not_repeated_beside_itself(context: CronConte
     assert context.ran() == [TOP] * 2 and context.outcomes(A) == {TOP: "done"}
 
 
-def test_what_is_begun_stays_in_hand_until_its_supervisor_has_signed_on(
+def test_a_claim_stays_open_until_its_supervisor_has_registered(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     # scheduler and supervisor die together, as a cgroup does
-    monkeypatch.setattr(WatchedRun, "_sign_on", lambda self: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(WatchedRun, "_register", lambda self: os.kill(os.getpid(), signal.SIGKILL))
     context.clock.time = TOP
     Ticker(context.cron, driver="x").tick()
     assert [claim.slot for claim in context.cron.state.slots.open_claims()] == [TOP]

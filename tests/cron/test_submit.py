@@ -37,7 +37,7 @@ def test_the_token_is_the_same_from_everywhere_and_another_for_each_slot(context
     assert token_of(context.open(), B, 1) == token_of(context.cron, B, 1)
 
 
-def test_what_the_script_says_counts_more_than_our_names(context: CronContext) -> None:
+def test_options_in_the_script_override_our_names(context: CronContext) -> None:
     (entry,) = context.cron.read_table().entries
     ours = submission_of(context.cron, entry, int(TOP))
     assert ours.options["job-name"] == "b"
@@ -124,7 +124,7 @@ def test_a_job_that_may_overlap_or_take_the_place_of_the_earlier_one(tmp_path: P
         ("REQUEUED", 0, "", "submitted"),
     ],
 )
-def test_what_became_of_a_job_is_heard_by_a_later_tick(
+def test_the_result_of_a_job_reaches_a_later_tick(
     context: CronContext, state: str, code: int, options: str, outcome: str
 ) -> None:
     context.drop("cron.hourly/b.slurm", options=options)
@@ -156,7 +156,7 @@ def test_a_scheduler_that_forgot_a_job_is_not_taken_for_a_failure(context: CronC
     (context.directory / "queue" / "101").unlink()
     context.tick(TOP + 60)
     (record,) = context.history(B)
-    assert str(record.outcome) == "submitted" and "not known" in record.summary and context.names("jobs") == []
+    assert str(record.outcome) == "submitted" and "no longer knows" in record.summary and context.names("jobs") == []
 
 
 def test_a_script_that_is_gone_by_then_is_no_surprise(context: CronContext) -> None:

@@ -12,8 +12,7 @@ import pytest
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat, Outcome
-from resilience.cron.ticked import succeed
-from resilience.cron.ticker import Ticker
+from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -37,7 +36,7 @@ def test_dropping_a_file_runs_it_from_the_next_slot_on(context: CronContext) -> 
     assert context.tick(TOP + 61).started == () and context.ran() == [TOP]
 
 
-def test_the_past_of_a_new_entry_is_not_made_up_for(context: CronContext) -> None:
+def test_the_past_of_a_new_entry_is_not_run(context: CronContext) -> None:
     context.tick(TOP - 2 * DAY)
     context.tick(TOP + 600)
     context.drop("cron.hourly/a")
@@ -53,7 +52,7 @@ def test_an_entry_that_came_just_before_its_slot_is_run_by_the_tick_after_it(con
     assert context.outcomes(A) == {TOP: "done"}
 
 
-def test_an_entry_that_was_away_for_a_month_begins_anew(context: CronContext) -> None:
+def test_an_entry_removed_for_a_month_starts_anew(context: CronContext) -> None:
     path = context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     context.tick(TOP)
@@ -73,7 +72,7 @@ def test_another_schedule_is_another_beginning(context: CronContext) -> None:
     assert context.tick(TOP + 10 * HOUR).started == ()
 
 
-def test_what_was_missed_is_made_up_for_once_and_counted(context: CronContext) -> None:
+def test_missed_slots_run_once_and_are_counted(context: CronContext) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     done = context.tick(TOP + 10 * HOUR + 5)
@@ -105,7 +104,7 @@ def test_every_tick_leaves_a_sign_of_life(context: CronContext) -> None:
 )
 def test_lateness_is_counted_from_the_moment_that_was_promised(gap_s: float, late_s: float, ticks: int) -> None:
     before = Heartbeat(time=TOP, expected=TOP + 60, alive_since=TOP - 9 * DAY)
-    beat = succeed(before, TOP + gap_s, expected=TOP + gap_s + 60, period_s=60)
+    beat = next_heartbeat(before, TOP + gap_s, expected=TOP + gap_s + 60, period_s=60)
     assert (beat.late_s, beat.ticks) == (late_s, ticks)
     assert (beat.alive_since == TOP - 9 * DAY) == (ticks == 2)
 
@@ -154,20 +153,20 @@ def test_jitter_holds_a_slot_back_within_one_tick(context: CronContext) -> None:
 
 @pytest.mark.parametrize("name", ["heartbeat", "seen"])
 @pytest.mark.parametrize("text", ['{"time": "yest', "[]", "", '{"time": "x", "cron.hourly+a": 3}', "[" * 100_000])
-def test_a_file_that_nobody_can_read_costs_no_slot(context: CronContext, name: str, text: str) -> None:
+def test_a_damaged_file_costs_no_slot(context: CronContext, name: str, text: str) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     (context.cron.state.path / name).write_text(text)
     done = context.tick(TOP)
     assert context.ran() == [TOP]
-    assert sum("put aside" in line for line in done.lines) == 1
+    assert sum("moved to" in line for line in done.lines) == 1
     assert (context.cron.state.path / f"{name}.damaged").exists()
     assert context.tick(TOP + 60).lines == ()
 
 
 @pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a.jsonl"])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
-def test_something_else_in_the_place_of_a_file_holds_nothing_up(context: CronContext, name: str, kind: str) -> None:
+def test_something_else_instead_of_a_file_blocks_nothing(context: CronContext, name: str, kind: str) -> None:
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     path = context.cron.state.path / name
@@ -189,18 +188,18 @@ def test_a_directory_that_others_may_write_to_runs_nothing(context: CronContext)
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     context.cron.state.path.chmod(0o777)
-    with pytest.raises(StateDirectoryError, match="others may write") as told:
+    with pytest.raises(StateDirectoryError, match="other users can write") as told:
         context.tick(TOP)
     assert "chmod" in told.value.hint and context.ran() == []
 
 
-def test_somebody_elses_directory_runs_nothing(context: CronContext) -> None:
+def test_another_users_directory_runs_nothing(context: CronContext) -> None:
     if os.geteuid():
         pytest.skip("only root can give a directory away")
     context.drop("cron.hourly/a")
     context.tick(TOP - 30)
     os.chown(context.cron.state.path, 12345, -1)
-    with pytest.raises(StateDirectoryError, match="belongs to somebody else"):
+    with pytest.raises(StateDirectoryError, match="belongs to another user"):
         context.tick(TOP)
     assert context.ran() == []
 
@@ -310,7 +309,7 @@ def test_a_host_whose_clock_is_ten_minutes_ahead_runs_nothing_twice_with_ours(co
     assert len(context.ran()) == len(set(context.ran()))
 
 
-def test_a_table_that_cannot_be_read_is_said_and_runs_nothing(
+def test_an_unreadable_table_is_reported_and_runs_nothing(
     context: CronContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context.drop("cron.hourly/a")
@@ -329,7 +328,7 @@ def test_a_table_that_cannot_be_read_is_said_and_runs_nothing(
 
 
 @pytest.mark.parametrize("name", ["cron.hourly/a", "cron.hourly/b.slurm"])
-def test_what_became_unsafe_after_the_table_was_read_is_not_run(
+def test_a_drop_in_that_became_unsafe_after_the_table_was_read_is_not_run(
     context: CronContext, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = context.drop(name)
@@ -343,15 +342,13 @@ def test_what_became_unsafe_after_the_table_was_read_is_not_run(
     assert context.ran() == [] and context.queued() == []
 
 
-def test_a_disk_that_hangs_is_told_and_ticks_do_not_pile_up_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hung_disk_is_reported_and_ticks_do_not_accumulate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = CronContext(tmp_path)
     try:
         with hung_directory(tmp_path / "state"), monkeypatch.context() as patched:
             patched.setattr("resilience.cron.project.LOOK_S", 0.5)
             for _ in range(3):
-                with pytest.raises(ProbeError, match=r"nothing is run: .* does not answer") as told:
+                with pytest.raises(ProbeError, match=r"no entries run: .* does not respond") as told:
                     context.tick()
                 assert told.value.exit_code == 75
             assert sum(map(is_waiting_in_kernel, descendants(os.getpid()))) <= 1
@@ -374,7 +371,9 @@ def test_an_empty_directory_and_no_directory_run_nothing(context: CronContext) -
     assert done.heartbeat is not None and done.heartbeat.entries == 0 and done.lines == ()
 
 
-def test_what_cannot_end_in_time_is_left_to_the_next_scheduler_unless_it_never_could(context: CronContext) -> None:
+def test_a_run_that_cannot_finish_in_time_is_left_to_the_next_scheduler_unless_it_never_could(
+    context: CronContext,
+) -> None:
     context.drop("cron.hourly/short", options="timeout=1m")
     context.drop("cron.hourly/long", options="timeout=10m")
     context.drop("cron.hourly/endless", options="timeout=10h")
@@ -411,7 +410,7 @@ def test_one_that_may_be_repeated_is_and_not_for_ever(context: CronContext) -> N
     assert context.cron.state.keys() == (A,)
 
 
-def test_what_the_last_scheduler_had_to_end_is_run_again_by_the_next_one_where_it_may(context: CronContext) -> None:
+def test_a_run_ended_by_the_last_scheduler_is_rerun_by_the_next_if_allowed(context: CronContext) -> None:
     context.drop("cron.hourly/a", options="rerun", body="[ -e go ] || sleep 100")
     context.drop("cron.hourly/b", body="[ -e go ] || sleep 100")
     context.tick(TOP - 30)

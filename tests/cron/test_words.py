@@ -17,7 +17,7 @@ SLOT = int(NOW // 3600 * 3600)
         ("@hourly", "", "every hour"),
         ("@daily", "", "every day at 00:00"),
         ("@every 90s", "", "every 90s"),
-        ("@reboot", "", "once after each start of the machine"),
+        ("@reboot", "", "once after each boot"),
         ("30 2 * * 1", "", "at 02:30 on Monday"),
         ("*/5 * * * *", "", "every 5 minutes"),
         ("*/7 * * * *", "", "every seventh minute of every hour"),
@@ -26,7 +26,7 @@ SLOT = int(NOW // 3600 * 3600)
         ("nonsense", "", "nonsense"),
     ],
 )
-def test_a_schedule_is_said_in_words(schedule: str, zone: str, words: str) -> None:
+def test_a_schedule_is_shown_in_words(schedule: str, zone: str, words: str) -> None:
     assert schedule_in_words(schedule, zone) == words
 
 

@@ -34,7 +34,7 @@ def test_a_watchdog_that_tells_nobody_fails_the_demo(tmp_path: Path, monkeypatch
     monkeypatch.setattr(demo_cron, "PATIENCE_S", demo_cron.PATIENCE_S)
     monkeypatch.setattr(Disk, "fill", lambda disk: setattr(demo_cron, "PATIENCE_S", 3.0))
     told: list[str] = []
-    with pytest.raises(DemoFailed, match="nobody was told of the full disk"):
+    with pytest.raises(DemoFailed, match="no notification of the full disk"):
         play_cron(a_world(tmp_path, NoMount()), tmp_path / "cron", say=told.append)
 
 

@@ -12,8 +12,8 @@ import pytest
 from resilience import layout
 from resilience.demo import demo
 from resilience.demo.cron import CronNight
-from resilience.demo.demo import AMID_STEPS, DemoAttempt, DemoResult, due, run_demo, tell_attempts, turned_away_jobs
-from resilience.demo.night import DemoFailed, ToldFault
+from resilience.demo.demo import MIDWAY_STEPS, DemoAttempt, DemoResult, due, read_demo_attempts, rejected_jobs, run_demo
+from resilience.demo.night import DemoFailed, NotifiedFault
 from resilience.errors import UsageError
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
@@ -33,7 +33,7 @@ def a_project(tmp_path: Path, runner: object = None, **environ: str) -> Project:
 
 def play(project: Project, directory: Path | None, told: list[str], keep: bool = False) -> DemoResult:
     return run_demo(
-        project, directory=directory, keep=keep, tell=lambda _, sentence: told.append(sentence), show=lambda _: None
+        project, directory=directory, keep=keep, report=lambda _, sentence: told.append(sentence), show=lambda _: None
     )
 
 
@@ -56,13 +56,13 @@ class FakeRunner:
 def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "STEPS", 300)
     monkeypatch.setattr(demo, "SAVE_EVERY", 20)
-    monkeypatch.setattr(demo, "AMID_STEPS", 2)
+    monkeypatch.setattr(demo, "MIDWAY_STEPS", 2)
     monkeypatch.setattr(demo, "FAULTS", {"1": ("crash", 25), "2": ("kill", 45), "4": ("leak", 50)})
-    pace = demo.Pace(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", look_s=0.05, deadline_s=90)
-    monkeypatch.setitem(demo.PACES, "local", pace)
+    pace = demo.Timing(step_s=0.02, walltime_s=2.0, lead_s=1, time_limit="5", poll_s=0.05, deadline_s=90)
+    monkeypatch.setitem(demo.TIMINGS, "local", pace)
     nights: list[Path] = []
 
-    def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[ToldFault, ...]:
+    def play_night(system: System, directory: Path, *, say: Callable[[str], None]) -> tuple[NotifiedFault, ...]:
         nights.append(directory)
         return ()
 
@@ -84,8 +84,8 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     assert nights == directories, "acts two and three have tests of their own: test_night.py, test_cron.py"
     assert result.cron is not None and result.is_run_once
     assert [attempt.why for attempt in result.attempts] == [
-        "crashed", "killed by signal 9", "time limit: it saved and stopped", "memory: it saved and stopped",
-        "kill switch: it saved and stopped", "finished",
+        "crashed", "killed by signal 9", "time limit: saved and stopped", "memory: saved and stopped",
+        "kill switch: saved and stopped", "finished",
     ], told  # fmt: skip
     assert [attempt.redone for attempt in result.attempts[3:]] == [0, 0, 0], "a stop on purpose loses nothing"
     assert result.attempts[1].first_step == 20 and result.attempts[1].redone == 5
@@ -93,7 +93,7 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     assert [label for _, label in result.attempts[5].saved] == ["keep-this"]
     assert (tmp_path / "demo" / "checkpoints" / "keep-this.json").exists()
     assert len(result.attempts) + result.turned_away + result.burned == 10
-    assert any("its walltime is cut" in sentence for sentence in told)
+    assert any("walltime cut" in sentence for sentence in told)
     stage = LocalScheduler(
         clock=SystemClock(), runner=ProcessRunner(), environ={"RESIL_LOCAL_SPOOL": str(tmp_path / "demo" / "spool")}
     )
@@ -131,12 +131,12 @@ def test_a_training_that_cannot_run_here_ends_the_demo_with_the_reason_and_the_d
     runner = FakeRunner(answer)
     with pytest.raises(DemoFailed, match=said):
         play(a_project(tmp_path, runner, RESIL_RUN_DIR="/somebody's"), tmp_path / "demo", told)
-    assert told == [f"everything is kept in {tmp_path / 'demo'}"]
+    assert told == [f"the files are kept in {tmp_path / 'demo'}"]
     assert "RESIL_RUN_DIR" not in runner.env, "the demo may be started inside a job of a run"
 
 
 def test_the_two_paces_leave_room_for_the_signal_before_the_limit() -> None:
-    for pace in demo.PACES.values():
+    for pace in demo.TIMINGS.values():
         assert 0 < pace.lead_s < pace.walltime_s < pace.deadline_s
 
 
@@ -160,11 +160,11 @@ def newest_of(number: int, steps: int, *, runs: bool = True) -> DemoAttempt:
         (newest_of(3, 0), demo._shorten),
         (newest_of(3, 0, runs=False), None),
         (newest_of(4, 0), demo._announce),
-        (newest_of(5, AMID_STEPS - 1), None),
-        (newest_of(5, AMID_STEPS), demo._kill),
-        (newest_of(5, AMID_STEPS, runs=False), demo._clear),
-        (newest_of(6, AMID_STEPS - 1), None),
-        (newest_of(6, AMID_STEPS), demo._save),
+        (newest_of(5, MIDWAY_STEPS - 1), None),
+        (newest_of(5, MIDWAY_STEPS), demo._kill),
+        (newest_of(5, MIDWAY_STEPS, runs=False), demo._clear),
+        (newest_of(6, MIDWAY_STEPS - 1), None),
+        (newest_of(6, MIDWAY_STEPS), demo._save),
         (newest_of(6, 200, runs=False), None),
         (newest_of(7, 200), None),
     ],
@@ -175,7 +175,7 @@ def test_each_attempt_has_its_own_fate(newest: DemoAttempt, deed: object) -> Non
 
 
 def test_no_attempt_is_hurt_in_two_ways() -> None:
-    steered = {row.attempt for row in demo.PLOT if row.do is not demo._announce}
+    steered = {row.attempt for row in demo.INTERFERENCES if row.do is not demo._announce}
     assert sorted([*map(int, demo.FAULTS), *steered]) == [1, 2, 3, 4, 5, 6]
 
 
@@ -219,17 +219,17 @@ ENDS = [
 @pytest.mark.parametrize(("end", "code", "why"), ENDS)
 def test_why_an_attempt_ended_is_said_in_words(directory: RunDirectory, end: str, code: int | None, why: str) -> None:
     attempt(directory, 1, 0, 40, end=end, code=code)
-    (told,) = tell_attempts(directory)
-    assert (told.why, told.seconds, told.exit_code) == (why, 4.5, code)
-    assert dict(told.sentences())["end"] == f"attempt 1 ended at step 40: {why}"
+    (found,) = read_demo_attempts(directory)
+    assert (found.why, found.seconds, found.exit_code) == (why, 4.5, code)
+    assert dict(found.sentences())["end"] == f"attempt 1 ended at step 40: {why}"
 
 
 DECIDED = [
-    (["kill"], True, "kill switch: it saved and stopped"),
-    (["walltime"], True, "time limit: it saved and stopped"),
-    (["stop"], True, "time limit: it saved and stopped"),
-    (["host_memory", "kill"], True, "memory: it saved and stopped"),
-    (["superseded"], False, "the guard: it stopped"),
+    (["kill"], True, "kill switch: saved and stopped"),
+    (["walltime"], True, "time limit: saved and stopped"),
+    (["stop"], True, "time limit: saved and stopped"),
+    (["host_memory", "kill"], True, "memory: saved and stopped"),
+    (["superseded"], False, "the guard: stopped"),
 ]
 
 
@@ -239,17 +239,17 @@ def test_what_the_guard_decided_is_why_it_ended(
 ) -> None:
     decision = {"triggers": triggers, "save": save, "stop": True, "reasons": ["one", "two"]}
     attempt(directory, 1, 0, 40, end="stopped", code=75, **decision)
-    (told,) = tell_attempts(directory)
-    assert (told.why, told.reasons) == (why, ("one", "two"))
-    sentences = [sentence for _, sentence in told.sentences()]
+    (found,) = read_demo_attempts(directory)
+    assert (found.why, found.reasons) == (why, ("one", "two"))
+    sentences = [sentence for _, sentence in found.sentences()]
     assert sentences[1:] == [f"attempt 1 ended at step 40: {why}", "  because one", "  because two"]
 
 
 def test_a_save_after_which_it_goes_on_is_told_with_its_label(directory: RunDirectory) -> None:
     attempt(directory, 1, 0, 40, triggers=["save"], save=True, stop=False, label="best", reasons=["somebody wants it"])
-    (told,) = tell_attempts(directory)
-    assert (told.saved, told.why, told.reasons) == (((40, "best"),), "", ())
-    assert ("save 40", "attempt 1 saved at step 40 as 'best', and goes on") in told.sentences()
+    (found,) = read_demo_attempts(directory)
+    assert (found.saved, found.why, found.reasons) == (((40, "best"),), "", ())
+    assert ("save 40", "attempt 1 saved at step 40 as 'best', and continues") in found.sentences()
 
 
 def test_jobs_that_a_kill_switch_turned_away_are_counted_and_finished_ones_are_not(directory: RunDirectory) -> None:
@@ -257,7 +257,7 @@ def test_jobs_that_a_kill_switch_turned_away_are_counted_and_finished_ones_are_n
     for number, (end, attempt_number) in enumerate(ends):
         record = {"event": "attempt_end", "end": end, "attempt": attempt_number}
         (directory.path / layout.JOURNAL / f"{number}.batch.jsonl").write_text(json.dumps(record) + "\n")
-    assert turned_away_jobs(directory) == 2
+    assert rejected_jobs(directory) == 2
 
 
 def test_steps_that_were_lost_are_counted_from_the_last_heartbeat(directory: RunDirectory) -> None:
@@ -266,25 +266,25 @@ def test_steps_that_were_lost_are_counted_from_the_last_heartbeat(directory: Run
     (directory.path / "beats" / "1.n2").write_text("step = 99\nattempt = 9\n")
     (directory.path / "beats" / "1.n3").write_bytes(b"\xff = \n")
     attempt(directory, 2, 40)
-    first, second = tell_attempts(directory)
+    first, second = read_demo_attempts(directory)
     assert (first.last_step, second.first_step, second.redone) == (55, 40, 15)
-    assert dict(second.sentences()) == {"start": "attempt 2 (job 7_2) resumes at step 40, 15 steps to do again"}
+    assert dict(second.sentences()) == {"start": "attempt 2 (job 7_2) resumes at step 40, 15 steps to redo"}
     assert dict(first.sentences())["start"] == "attempt 1 (job 7_1) starts at step 0"
 
 
 def test_an_attempt_that_never_trained_is_no_part_of_it(directory: RunDirectory) -> None:
     attempt(directory, 1, end="exited", code=0)
     attempt(directory, 2, 0)
-    assert [told.number for told in tell_attempts(directory)] == [2]
+    assert [told.number for told in read_demo_attempts(directory)] == [2]
 
 
 def test_a_running_attempt_has_no_end(directory: RunDirectory) -> None:
     attempt(directory, 1, 0)
-    (told,) = tell_attempts(directory)
-    assert (told.why, told.seconds, told.exit_code) == ("", None, None)
-    assert [key for key, _ in told.sentences()] == ["start"]
+    (found,) = read_demo_attempts(directory)
+    assert (found.why, found.seconds, found.exit_code) == ("", None, None)
+    assert [key for key, _ in found.sentences()] == ["start"]
 
 
 def test_without_attempts_there_is_no_story(directory: RunDirectory) -> None:
     os.mkfifo(directory.path / layout.JOURNAL / "1.0.jsonl")
-    assert tell_attempts(directory) == ()
+    assert read_demo_attempts(directory) == ()

@@ -41,7 +41,7 @@ def test_a_disk_a_training_and_a_queue_are_told_once_acknowledged_and_resolved(t
     faults = play_night(a_world(tmp_path, NoMount()), tmp_path / "night", say=told.append)
     assert [fault.fault for fault in faults] == ["full disk", "hung training", "dead queue"]
     for fault in faults:
-        assert fault.was_told_once, "\n".join(told)
+        assert fault.was_notified_once, "\n".join(told)
         assert fault.acknowledged_by
         assert ["CRITICAL" in fault.mails[0], "RESOLVED" in fault.mails[1]] == [True, True], fault
     assert any("as the quota command of this site says" in sentence for sentence in told)

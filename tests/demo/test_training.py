@@ -56,7 +56,7 @@ def test_a_crash_a_kill_and_a_leak_change_nothing_to_the_last_bit(tmp_path: Path
     assert leaked.returncode == 75, leaked.stderr
     (stop,) = events(run_dir, "decision")
     assert (stop["triggers"], stop["stop"]) == (["host_memory"], True)
-    assert stop["save"] or "the last save was made just now" in stop["reasons"][0]
+    assert stop["save"] or "the last save has just completed" in stop["reasons"][0]
     saved = events(run_dir, "save")[-1]["step"]
     whole, alone = ["--steps", str(stop["step"] + 2)], tmp_path / "alone"
     assert train(tmp_path, *whole, run_dir=run_dir, RESIL_ATTEMPT="4").returncode == 0

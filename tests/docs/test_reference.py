@@ -225,7 +225,7 @@ def test_output_of_an_earlier_release_would_be_noticed() -> None:
     block = """\
 $ resil kill gpt
 kill switch set: /runs/gpt/switches/kill
-  the running attempt saves and stops at its next look; queued jobs end in seconds as they start
+  the running attempt saves and stops at its next look; queued jobs end within seconds of their start
 $ resil submit --dry-run
 #!/bin/bash
 $ resil status
@@ -287,11 +287,11 @@ def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
     for directory in FOLDERS:
         (tmp_path / directory).mkdir()
 
-    def stop_it_amid() -> None:
+    def stop_it_is_midway() -> None:
         until((tmp_path / "checkpoint.json").exists, "its first save", 60)
         (tmp_path / "switches" / "stop.7").touch()
 
-    threading.Thread(target=stop_it_amid).start()
+    threading.Thread(target=stop_it_is_midway).start()
     assert run_program(source.replace("= 3000, 0.1", "= 30000, 0.005")) == 75
     assert "save and stop, because" in capsys.readouterr().err
     step = json.loads((tmp_path / "checkpoint.json").read_text())["step"]

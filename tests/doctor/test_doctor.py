@@ -38,7 +38,7 @@ def test_everything_is_looked_at_and_nothing_is_left_behind(tmp_path: Path) -> N
     found = topics(project)
     assert {"settings", "scheduler", "JobRequeue", "state directory", "file system", "templates"} <= set(found)
     assert found["settings"].text == str(project.loaded.path)
-    assert found["scheduler"].text == "SLURM 24.11 answers"
+    assert found["scheduler"].text == "SLURM 24.11 responds"
     assert "python" in found["templates"].text
     assert sorted((tmp_path / "project").rglob("*")) == before
 
@@ -136,11 +136,11 @@ def test_a_file_in_the_state_directorys_place_is_critical(tmp_path: Path) -> Non
 
 MOUNTS = [
     ("fake", "lustre", Verdict.OK, "shared"),
-    ("fake", "ext4", Verdict.WARNING, "most probably local"),
-    ("fake", "tmpfs", Verdict.WARNING, "most probably local"),
+    ("fake", "ext4", Verdict.WARNING, "probably local"),
+    ("fake", "tmpfs", Verdict.WARNING, "probably local"),
     ("local", "ext4", Verdict.OK, "jobs run on this machine"),
     ("local", "tmpfs", Verdict.WARNING, "tmpfs"),
-    ("fake", "", Verdict.UNKNOWN, "cannot tell"),
+    ("fake", "", Verdict.UNKNOWN, "type of the file system is unknown"),
 ]
 
 
@@ -161,7 +161,7 @@ def test_switches_that_lie_there_are_told_with_the_way_back(tmp_path: Path) -> N
     project.directory("gpt").create("[run]\n")
     (project.directory("gpt").path / "switches" / "kill").touch()
     found = topics(project)["run gpt"]
-    assert (found.verdict, found.advice) == (Verdict.WARNING, "take it back: resil clear gpt")
+    assert (found.verdict, found.advice) == (Verdict.WARNING, "to clear it: resil clear gpt")
 
 
 def test_a_run_that_cannot_be_looked_at_hides_no_other(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_good_settings_are_good(tmp_path: Path, text: str) -> None:
 
 
 BAD = {
-    "a watchdog that is none": ('[watch]\nchecks = ["sf"]\n', "no watchdog is called 'sf'", "did you mean fs?"),
+    "a watchdog that is none": ('[watch]\nchecks = ["sf"]\n', "there is no watchdog 'sf'", "did you mean fs?"),
     "a kind that is none": ('[watch.x]\nkind = "inode"\n', "'inode'", "did you mean inodes?"),
     "a watchdog's key": ("[watch.fs]\nwarn_percnt = 3\n", "'warn_percnt' in [watch.fs]", "did you mean warn_percent?"),
     "a watchdog's threshold": ('[watch.fs]\nwarn_percent = "140%"\n', "warn_percent", ""),
@@ -46,13 +46,13 @@ BAD = {
     "name": ('[run]\nname = "my run"\n', "cannot be a run's name", "letters"),
     "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
     "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
-    "policy": ('[run]\nswitch_owners = "everybody"\n', "no owner policy", "owner, group, any"),
+    "policy": ('[run]\nswitch_owners = "everybody"\n', "not an owner policy", "owner, group, any"),
     "long lead": ('[submit]\nsignal_lead_s = "1d"\n', "above 65535 s", "300"),
     "signal": ('[submit]\nsignal = "US R1"\n', "is not a signal", "B:USR1@300"),
     "signal with a lead": ('[submit]\nsignal = "B:USR1@300"\n', "is not a signal", ""),
     "array": ('[submit]\narray = "ten"\n', "'ten' is not an array", "--array 10"),
     "time": ('[sbatch]\ntime = "soon"\n', "not a SLURM time", "20:00:00"),
-    "array among sbatch's": ("[sbatch]\narray = 10\n", "cannot stand in [sbatch]", "[submit]"),
+    "array among sbatch's": ("[sbatch]\narray = 10\n", "cannot be set in [sbatch]", "[submit]"),
 }
 
 

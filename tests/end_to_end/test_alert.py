@@ -147,7 +147,7 @@ def web_server() -> Iterator[tuple[str, list[dict[str, object]]]]:
         thread.join(5)
 
 
-def test_a_fault_is_told_once_by_mail_and_slack_acknowledged_and_resolved(watching: Shell) -> None:
+def test_a_fault_is_notified_once_by_mail_and_slack_acknowledged_and_resolved(watching: Shell) -> None:
     with receivers() as inbox:
         watching.settings(
             '[run]\nname = "gpt"\n[alert]\nchannels = ["email", "slack"]\ngroup_s = 0\n'

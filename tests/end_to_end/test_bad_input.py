@@ -30,7 +30,7 @@ def left_behind(shell: Shell) -> list[str]:
 CASES = {
     "array of none": (["--array", "0"], 2, "an array of 0 jobs would queue nothing", "--array 10"),
     "array of words": (["--array", "ten"], 2, "'ten' is not an array", "--array 10"),
-    "array backwards": (["--array", "5-1"], 2, "runs backwards", "--array 10"),
+    "array backwards": (["--array", "5-1"], 2, "is descending", "--array 10"),
     "array beyond the limit": (["--array", "2000"], 2, "MaxArraySize", ""),
     "bad time": (["--time", "soon"], 2, "'soon' is not a SLURM time", "20:00:00"),
     "bad dependency type": (["--dependency", "whenever:12"], 2, "there is no type 'whenever'", "afterany"),
@@ -40,19 +40,19 @@ CASES = {
     "nothing to be after": (["--after", "auto"], 1, "no job in the queue to wait for", "without --after"),
     "lead beyond sbatch": (["--signal", "B:USR1@70000"], 2, "65535", "B:USR1@300"),
     "lead longer than the limit": (["--time", "5", "--signal", "B:USR1@600"], 2, "lead", ""),
-    "array and chain": (["--array", "3", "--chain", "3"], 2, "two ways to the same end", "choose one"),
+    "array and chain": (["--array", "3", "--chain", "3"], 2, "cannot be given together", "use one"),
     "no chain": (["--chain", "-1"], 2, "would queue nothing", "--chain 5"),
     "unknown template": (["--template", "torchrnu"], 2, "torchrnu", "torchrun"),
     "variable that no template knows": (["--set", "gpus=8"], 2, "gpus", ""),
     "set without a value": (["--set", "lr"], 2, "'lr' is not KEY=VALUE", "--set lr=1e-4"),
     "missing script": (["nowhere.sbatch"], 2, "there is no script", "give a path"),
     "unknown sbatch flag": (["--", "--arary=3"], 2, "--arary", "--array"),
-    "job name with a newline": (["--", "--job-name=a\nb"], 2, "holds a line end", ""),
-    "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is no flag of sbatch", "-- -- --lr"),
-    "own option after --": (["--", "--array=5"], 2, "would undo", "before the --"),
-    "two forms of an answer": (["--parsable", "--json"], 2, "two forms of one answer", "choose one"),
-    "empty after": (["--after", ""], 2, "--after is given nothing", "variable empty"),
-    "empty array": (["--array="], 2, "--array is given nothing", "variable empty"),
+    "job name with a newline": (["--", "--job-name=a\nb"], 2, "contains a line break", ""),
+    "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is not a flag of sbatch", "-- -- --lr"),
+    "own option after --": (["--", "--array=5"], 2, "would override", "before the --"),
+    "two forms of an answer": (["--parsable", "--json"], 2, "cannot be given together", "use one"),
+    "empty after": (["--after", ""], 2, "--after has an empty value", "variable unset"),
+    "empty array": (["--array="], 2, "--array has an empty value", "variable unset"),
     "bad run name": (["--run", "../elsewhere"], 2, "cannot be a run's name", "letters"),
     "sbatch arguments for no script": (["--unknown"], 2, "--unknown", ""),
 }
@@ -95,7 +95,7 @@ def test_a_script_that_sbatch_would_refuse_is_refused_before(shell: Shell, case:
 SETTINGS = {
     "unknown key": ('[run]\nnmae = "gpt"\n', "unknown key 'nmae'", "did you mean name?"),
     "unknown table": ('[runs]\nname = "gpt"\n', "unknown key 'runs'", "did you mean run?"),
-    "key outside a table": ('name = "gpt"\n', "stands outside any table", "[run]"),
+    "key outside a table": ('name = "gpt"\n', "is outside any table", "[run]"),
     "not TOML": ("[run\n", "is not TOML", "toml.io"),
     "wrong type": ("[submit]\nrequeue = 3\n", "must be true or false", ""),
     "negative lead": ("[submit]\nsignal_lead_s = -5\n", "signal_lead_s", ""),
@@ -175,7 +175,7 @@ def test_a_second_submit_of_a_living_run_asks_what_is_meant(shell: Shell) -> Non
     again = shell.resil("submit", "--array", "2")
 
     assert again.returncode == 1
-    assert "run gpt is live already" in again.stderr
+    assert "run gpt is already live" in again.stderr
     assert "--after auto" in again.stderr and "--force" in again.stderr
     assert len(list((shell.state_dir / "gpt" / "scripts").iterdir())) == 1
     assert shell.resil("submit", "--array", "2", "--after", "auto").returncode == 0
@@ -209,7 +209,7 @@ def test_errors_go_to_standard_error_and_json_stays_clean(shell: Shell) -> None:
     bad = shell.resil("submit", "--array", "2", "--json")
 
     assert json.loads(good.stdout)["run"] == "gpt"
-    assert bad.stdout == "" and "live already" in bad.stderr
+    assert bad.stdout == "" and "already live" in bad.stderr
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(shell: Shell) -> None:

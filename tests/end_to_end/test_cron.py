@@ -89,13 +89,13 @@ def test_from_the_first_line_to_the_stop_and_on_again(desk: Shell) -> None:
         assert desk.resil("cron", "status").returncode == 1 and status(desk)["stopped"]["why"] == "enough"
         time.sleep(3)  # what was under way has ended
         before = done(desk)
-        assert "nothing is done" in desk.resil("cron", "tick").stdout
-        assert "nothing is done" in desk.resil("cron", "run", "--once").stdout
+        assert "no tick is made" in desk.resil("cron", "tick").stdout
+        assert "no tick is made" in desk.resil("cron", "run", "--once").stdout
         time.sleep(4)  # two slots
         assert done(desk) == before, "nothing runs any more"
 
         again = desk.resil("cron", "install")
-        assert again.returncode == 0 and "goes on now" in again.stdout
+        assert again.returncode == 0 and "resumed" in again.stdout
         if process.poll() is not None:  # it ended when it was stopped; the person starts it again
             with scheduler(desk):
                 desk.until(lambda: done(desk) > before)

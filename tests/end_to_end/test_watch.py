@@ -179,11 +179,11 @@ def test_a_repeated_look_takes_up_new_settings_and_survives_broken_ones(watching
     while not process.stdout.readline().startswith("LICENCE WARNING"):
         pass
     watching.settings("[watch.licence\n")
-    assert "the settings read before go on" in process.stderr.readline()
+    assert "the previous settings stay in use" in process.stderr.readline()
     while not process.stdout.readline().startswith("LICENCE WARNING"):
         pass
     (watching.directory / "resil.toml").unlink()  # as when its file system is no longer mounted
-    while "is no longer there; the settings read before go on" not in process.stderr.readline():
+    while "no longer exists; the previous settings stay in use" not in process.stderr.readline():
         pass
     while not process.stdout.readline().startswith("LICENCE WARNING"):
         pass

@@ -29,7 +29,7 @@ def watch(shell: Shell, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
 def test_on_a_machine_where_nothing_was_ever_submitted_all_is_well(shell: Shell) -> None:
     said = shell.resil("watch", "job")
     assert said.returncode == 0, said.stderr
-    assert said.stdout.startswith("JOB OK - runs: no run was submitted from here yet")
+    assert said.stdout.startswith("JOB OK - runs: no run has been submitted here yet")
     assert list(shell.directory.iterdir()) == [], "and looking leaves nothing behind"
 
 

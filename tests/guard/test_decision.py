@@ -6,8 +6,8 @@ import pytest
 
 from resilience.guard.decision import CONTINUE, Decision, Request, merge
 
-KILL = Request("kill", "the kill switch was thrown by bob")
-SAVE = Request("save", "the save switch was thrown by ann", stop=False, label="paper")
+KILL = Request("kill", "the kill switch was set by bob")
+SAVE = Request("save", "the save switch was set by ann", stop=False, label="paper")
 NAN = Request("loss", "the loss is NaN", save=False, discard=True, exit_code=1, rank=3)
 DONE = Request("finished", "the run is finished already", save=False, exit_code=0)
 
@@ -39,14 +39,14 @@ def test_the_order_of_the_requests_does_not_matter() -> None:
 
 
 def test_the_same_reason_from_many_ranks_is_listed_once() -> None:
-    requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in range(8)]
-    assert merge(requests, 1).reasons == ("SIGUSR1 came",)
+    requests = [Request("signal", "SIGUSR1 received", rank=rank) for rank in range(8)]
+    assert merge(requests, 1).reasons == ("SIGUSR1 received",)
 
 
 def test_a_decision_reads_as_a_sentence() -> None:
-    assert str(merge([KILL], 120)) == "step 120: save and stop, because the kill switch was thrown by bob"
+    assert str(merge([KILL], 120)) == "step 120: save and stop, because the kill switch was set by bob"
     assert str(CONTINUE) == "step 0: continue"
-    assert merge([SAVE, KILL], 1).why == "the kill switch was thrown by bob; the save switch was thrown by ann"
+    assert merge([SAVE, KILL], 1).why == "the kill switch was set by bob; the save switch was set by ann"
 
 
 def test_to_go_on_is_falsy_and_everything_else_is_not() -> None:
@@ -75,7 +75,7 @@ def test_a_request_with_a_field_missing_is_refused() -> None:
 
 
 def test_requests_and_decisions_have_a_readable_repr() -> None:
-    assert repr(KILL) == "Request(kill: save and stop, because the kill switch was thrown by bob)"
+    assert repr(KILL) == "Request(kill: save and stop, because the kill switch was set by bob)"
     assert "step=7" in repr(merge([KILL], 7))
-    assert len({KILL, Request("kill", "the kill switch was thrown by bob")}) == 1
+    assert len({KILL, Request("kill", "the kill switch was set by bob")}) == 1
     assert len({merge([KILL], 7), merge([KILL], 7)}) == 1

@@ -99,7 +99,7 @@ def test_rank_0_names_the_rank_with_a_hung_save_before_its_own_forced_exit(run: 
             for rank, more in enumerate(ranks)
         ]
         (_, said, _), (code, _, _) = (end.result() for end in ends)
-    assert "rank 1 has not said good-bye: this job did not stop cleanly" in said
+    assert "rank 1 did not report its end: this job did not stop cleanly" in said
     told = [json.loads(line) for line in (run / "journal" / "12.0.jsonl").read_text().splitlines()]
     end = next(event for event in told if event["event"] in ("end", "exit"))
     assert (end["event"], end["exit_code"], end.get("stopped"), end.get("well")) == ("end", 1, False, 1), said

@@ -102,10 +102,12 @@ def test_repeatedly_aborted_rounds_are_reported(run: Path, said: list[str]) -> N
     with make_guard(run, say=said.append) as guard:
         assert guard._runtime is not None
         for _ in range(2):
-            guard._runtime.on_event(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
+            guard._runtime.on_event(
+                AgreementEvent("aborted", "rank 1 did not respond within 10 s; retrying the decision")
+            )
         assert said == []
-        guard._runtime.on_event(AgreementEvent("aborted", "no decision yet: rank 1 did not answer in 10 s"))
-    assert sum("rank 1 did not answer" in sentence for sentence in said) == 1
+        guard._runtime.on_event(AgreementEvent("aborted", "rank 1 did not respond within 10 s; retrying the decision"))
+    assert sum("rank 1 did not respond" in sentence for sentence in said) == 1
 
 
 def test_a_failed_last_save_is_no_stop_on_purpose(run: Path) -> None:

@@ -164,7 +164,7 @@ def test_a_switch_copied_from_another_run_is_rejected_and_reported(run: Path, ki
     looker = Looker(run)
     assert not looker.sees() and not looker.sees()
     (said,) = looker.said
-    assert "it is meant for run llama, not for demo" in said
+    assert "it is for run llama, not for demo" in said
     kill.write_text('run = "demo"\nwhy = "loss is NaN"\n')
     assert looker.sees()
 

@@ -27,9 +27,7 @@ def a_slow_rank(directory: Path, run: Path, **more: str) -> Iterator[Launch]:
 
 def test_the_wait_for_a_slow_rank_is_reported_with_estimates(tmp_path: Path) -> None:
     with a_slow_rank(tmp_path, make_run(tmp_path / "run")) as launch:
-        told = re.compile(
-            rf"rank {SLOW} is ([\d,]+) steps behind, and a step takes it ([\d.]+) s: .* for about (.*)\. "
-        )
+        told = re.compile(rf"rank {SLOW} is ([\d,]+) steps behind, at ([\d.]+) s per step: .* for about (.*) at ")
         wait_until(lambda: told.search("".join(launch.said(0))), 60)
         found = told.search("".join(launch.said(0)))
         assert found is not None

@@ -169,8 +169,8 @@ def test_an_exception_on_another_rank_after_a_good_end_is_a_crash(tmp_path: Path
             end(code=1, stopped="false", more=r',"why":"the save of step 9: OSError(28, \"No \\space\")"'),
             r'the save of step 9: OSError(28, "No \space")',
         ),
-        (THREE_OF_4, "only 3 of 4 ranks left in good order"),
-        (START + STOP, "it was told to stop, and ended without saving and without a word"),
+        (THREE_OF_4, "only 3 of 4 ranks ended cleanly"),
+        (START + STOP, "the training was requested to stop, and ended without a save and without an end record"),
     ],
 )
 def test_the_guards_reason_is_that_of_the_attempt(tmp_path: Path, journal: str, why: str) -> None:

@@ -48,22 +48,22 @@ SAVES: list[tuple[list[dict[str, Any]], bool, str | None]] = [
     ([], True, None),
     ([saves("start", 5, 0)], True, None),
     (SAVED, True, "step 1200, 12 min ago"),
-    ([*SAVED, BEGUN], True, "step 1200, 12 min ago; that of step 1300 has begun, 40 s ago"),
-    ([*SAVED, BEGUN, STAGED], True, "step 1200, 12 min ago; that of step 1300 is in flight, 40 s ago"),
-    ([*SAVED, BEGUN, STAGED], False, "step 1200, 12 min ago; that of step 1300 was cut off"),
+    ([*SAVED, BEGUN], True, "step 1200, 12 min ago; save of step 1300 has begun, 40 s ago"),
+    ([*SAVED, BEGUN, STAGED], True, "step 1200, 12 min ago; save of step 1300 is in flight, 40 s ago"),
+    ([*SAVED, BEGUN, STAGED], False, "step 1200, 12 min ago; save of step 1300 was interrupted"),
     (
         [*SAVED, BEGUN, STAGED, FAILED],
         True,
-        "step 1200, 12 min ago; that of step 1300 failed: OSError(28, 'No space left on device')",
+        "step 1200, 12 min ago; save of step 1300 failed: OSError(28, 'No space left on device')",
     ),
-    ([BEGUN, FAILED], False, "nothing yet; that of step 1300 failed: OSError(28, 'No space left on device')"),
+    ([BEGUN, FAILED], False, "nothing yet; save of step 1300 failed: OSError(28, 'No space left on device')"),
     (
         [*SAVED, BEGUN, FAILED, saves("save_begin", 3, 1400), saves("save", 0.1, 1400)],
         True,
         "step 1400, just now",
     ),
     ([*SAVED, BEGUN, STAGED, saves("start", 10, 1200)], True, "step 1200, 12 min ago"),  # the next attempt
-    ([saves("save", -60, 7)], True, "step 7, just now"),  # another machine's clock
+    ([saves("save", -60, 7)], True, "step 7, just now"),  # clock skew
     (
         [
             {"event": "save"},
@@ -87,14 +87,14 @@ def test_the_sentence_of_the_saves(events: list[dict[str, Any]], is_running: boo
 def test_a_time_that_is_none_is_left_out(moment: Any) -> None:
     save = last_save([SAVED[-1] | {"time": moment}, BEGUN | {"time": moment}])
     assert save is not None
-    assert describe_save(save, NOW, is_running=True) == "step 1200; that of step 1300 has begun"
+    assert describe_save(save, NOW, is_running=True) == "step 1200; save of step 1300 has begun"
 
 
 def test_nothing_is_said_of_journals_that_were_not_read() -> None:
     save = last_save([BEGUN, FAILED])
     assert save is not None
     said = describe_save(replace(save, is_whole=False), NOW, is_running=True)
-    assert said.startswith("no durable one in the newest journals; that of step 1300 failed")
+    assert said.startswith("no durable save in the newest journals; save of step 1300 failed")
 
 
 def test_it_tells_whose_saves_they_were_and_when_the_newest_failed() -> None:
@@ -122,7 +122,7 @@ def test_no_journal_breaks_the_saves(events: list[dict[str, Any]]) -> None:
 
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
-WHY = "the kill switch is thrown by bob: loss is NaN"
+WHY = "the kill switch was set by bob: loss is NaN"
 
 
 def kills(name: str, at: float, attempt: int = 3, **fields: Any) -> dict[str, Any]:
@@ -137,23 +137,31 @@ KILL = kills("kill_kill", 130)
 KILLS: list[tuple[list[dict[str, Any]], float, str | None]] = [
     ([], 0, None),
     ([kills("attempt_start", -9), kills("signal", -5)], 0, None),
-    ([NOTICED], 0, "noticed just now, SIGTERM at 12:01:35 unless it stops at a step"),
-    ([NOTICED], 12, "noticed 12 s ago, SIGTERM at 12:01:35 unless it stops at a step"),
-    ([NOTICED], -40, "noticed just now, SIGTERM at 12:01:35 unless it stops at a step"),  # another machine's clock
-    ([NOTICED, TAKEN], 140, "the training was told to stop 2 min ago, SIGTERM at 12:16:20 unless it saves and ends"),
-    ([NOTICED, STACKS], 97, "no end in time: asked all ranks for their stacks 2 s ago, then SIGTERM"),
+    ([NOTICED], 0, "noticed just now, SIGTERM at 12:01:35 unless the training stops at a step"),
+    ([NOTICED], 12, "noticed 12 s ago, SIGTERM at 12:01:35 unless the training stops at a step"),
+    ([NOTICED], -40, "noticed just now, SIGTERM at 12:01:35 unless the training stops at a step"),  # clock skew
+    (
+        [NOTICED, TAKEN],
+        140,
+        "the training was requested to stop 2 min ago, SIGTERM at 12:16:20 unless it saves and exits",
+    ),
+    (
+        [NOTICED, STACKS],
+        97,
+        "the training did not stop in time: requested the stacks of all ranks 2 s ago, then SIGTERM",
+    ),
     ([NOTICED, STACKS, TERM], 108, "SIGTERM sent 8 s ago, SIGKILL at 12:02:10"),
     ([NOTICED, STACKS, TERM, KILL], 135, "SIGKILL sent 5 s ago"),
     ([TERM], 108, "SIGTERM sent 8 s ago, SIGKILL at 12:02:10"),  # the tail of a long journal
     ([NOTICED, kills("kill_cleared", 30)], 40, None),
     ([NOTICED, kills("kill_cleared", 30), kills("kill_noticed", 50, bound_s=10)], 50,
-     "noticed just now, SIGTERM at 12:01:00 unless it stops at a step"),
+     "noticed just now, SIGTERM at 12:01:00 unless the training stops at a step"),
     ([NOTICED, TERM, kills("attempt_end", 110)], 111, None),
     ([kills("kill_term", 0, attempt=2, kill_wait_s=30)], 1, None),
-    ([kills("kill_noticed", 0)], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
-    ([kills("kill_noticed", 0, bound_s="soon")], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
-    ([kills("kill_noticed", 0, bound_s=1e300)], 1, "noticed 1 s ago, SIGTERM unless it stops at a step"),
-    ([kills("kill_noticed", -9e10 - NOON, bound_s=1)], 1, "noticed, SIGTERM unless it stops at a step"),
+    ([kills("kill_noticed", 0)], 1, "noticed 1 s ago, SIGTERM unless the training stops at a step"),
+    ([kills("kill_noticed", 0, bound_s="soon")], 1, "noticed 1 s ago, SIGTERM unless the training stops at a step"),
+    ([kills("kill_noticed", 0, bound_s=1e300)], 1, "noticed 1 s ago, SIGTERM unless the training stops at a step"),
+    ([kills("kill_noticed", -9e10 - NOON, bound_s=1)], 1, "noticed, SIGTERM unless the training stops at a step"),
     ([{**TERM, "kill_wait_s": -99999999999}], 108, "SIGTERM sent 8 s ago, SIGKILL"),
     ([{**TERM, "time": "x"}], 108, "SIGTERM sent, SIGKILL"),
     ([{**TERM, "time": True, "kill_wait_s": True}], 108, "SIGTERM sent, SIGKILL"),

@@ -50,7 +50,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     init(directory=tmp_path, source=None, force=False)
     (tmp_path / FILE_NAME).write_text("# mine\n")
     (tmp_path / "cron" / "crontab").write_text("# mine too\n")
-    with pytest.raises(UsageError, match="exists already") as caught:
+    with pytest.raises(UsageError, match="already exists") as caught:
         init(directory=tmp_path, source=None, force=False)
     assert "--force" in caught.value.hint
     assert (tmp_path / FILE_NAME).read_text() == "# mine\n"
@@ -61,7 +61,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_link_that_leads_nowhere_is_something_that_is_there(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).symlink_to("gone")
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         init(directory=tmp_path, source=None, force=False)
 
 

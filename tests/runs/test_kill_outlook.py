@@ -11,7 +11,7 @@ import pytest
 
 from resilience.job import JobId, JobState
 from resilience.runs.attempts import Attempt, KillStage, Stage
-from resilience.runs.kill_outlook import KillOutlook, read_outlook, sentences
+from resilience.runs.kill_outlook import KillOutlook, describe_outlook, read_outlook
 from resilience.runs.project import Project
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.runs.templates.script import ScriptSpec, render
@@ -28,7 +28,7 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
     ("a guard, and what it has learned", {**TRAINS, "within_s": 49.7, "bound_s": 95, "queued": 3}, Scope.JOB,
      ["attempt 3 (job 1233_2) stops at its next step, after a save: within about 50 s",
       "if it has not by 12:01:40: stacks of all ranks, SIGTERM, and SIGKILL after KillWait",
-      "queued jobs (3) end in seconds as they start", GO_ON]),
+      "queued jobs (3) end within seconds of their start", GO_ON]),
     ("a guard that has measured nothing", {**TRAINS, "queued": 3}, Scope.ALL,
      ["attempt 3 (job 1233_2) stops at its next step, after a save",
       "if it has not by 12:05:05: stacks of all ranks, SIGTERM, and SIGKILL after KillWait",
@@ -37,7 +37,7 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
      ["no guard was ever seen in this run: nothing will be saved. The batch shell ends attempt 3 (job 1233_2) at "
       "12:05:05: SIGTERM, and SIGKILL after KillWait", GO_ON]),
     ("no guard in this attempt", {**TRAINS, "is_guarded": False, "bound_s": 10}, Scope.JOB,
-     ["attempt 3 (job 1233_2) stops at its first step if it has a guard: none was seen in it so far",
+     ["attempt 3 (job 1233_2) stops at its first step if it has a guard: none has been seen so far",
       "if it does not, the batch shell ends attempt 3 (job 1233_2) at 12:00:15: SIGTERM, and SIGKILL after KillWait",
       GO_ON]),
     ("nobody could look for a guard", {**TRAINS, "is_guarded": None, "ever_guarded": None}, Scope.JOB,
@@ -45,54 +45,54 @@ TOLD: list[tuple[str, dict[str, Any], Scope, list[str]]] = [
       "if it has not by 12:05:05: stacks of all ranks, SIGTERM, and SIGKILL after KillWait", GO_ON]),
     ("a batch script of before", {**TRAINS, "is_old": True}, Scope.JOB,
      ["attempt 3 (job 1233_2) stops at its next step, after a save",
-      "the batch script is of an older resil, so nobody ends a training that hangs", GO_ON]),
+      "the batch script was written by an older resil, so a training that hangs is not ended by force", GO_ON]),
     ("a batch script of before without a guard", {**TRAINS, "is_guarded": False, "ever_guarded": False, "is_old": True},
      Scope.JOB,
-     ["no guard was ever seen in this run: nothing will be saved. The batch script is of an older resil, so nobody "
-      "ends a training that hangs", GO_ON]),
+     ["no guard was ever seen in this run: nothing will be saved. The batch script was written by an "
+      "older resil, so a training that hangs is not ended by force", GO_ON]),
     ("a setup", {**TRAINS, "is_guarded": False, "is_in_setup": True}, Scope.JOB,
-     ["attempt 3 (job 1233_2) is in its setup, which nothing ends: it stops as soon as that is over", GO_ON]),
+     ["attempt 3 (job 1233_2) is in its setup, which is not interrupted: it stops when the setup is over", GO_ON]),
     ("a setup, in a run that never had a guard",
      {**TRAINS, "is_guarded": False, "ever_guarded": False, "is_in_setup": True}, Scope.JOB,
-     ["attempt 3 (job 1233_2) is in its setup, which nothing ends: it stops as soon as that is over", GO_ON]),
+     ["attempt 3 (job 1233_2) is in its setup, which is not interrupted: it stops when the setup is over", GO_ON]),
     ("thrown before", {**TRAINS, "stage": KillStage(Stage.TERM, NOON - 8, NOON + 22, "why")}, Scope.JOB,
-     ["attempt 3 (job 1233_2) is being ended already: SIGTERM sent 8 s ago, SIGKILL at 12:00:22", GO_ON]),
+     ["attempt 3 (job 1233_2) is already being ended: SIGTERM sent 8 s ago, SIGKILL at 12:00:22", GO_ON]),
     ("a silent scheduler", {**TRAINS, "headline": "unknown"}, Scope.JOB,
      ["attempt 3 (job 1233_2) stops at its next step, after a save",
       "if it has not by 12:05:05: stacks of all ranks, SIGTERM, and SIGKILL after KillWait",
-      "the scheduler did not say what runs", GO_ON]),
-    ("nothing is known", {"headline": "unknown"}, Scope.JOB, ["the scheduler did not say what runs", GO_ON]),
+      "the scheduler did not report which jobs run", GO_ON]),
+    ("nothing is known", {"headline": "unknown"}, Scope.JOB, ["the scheduler did not report which jobs run", GO_ON]),
     ("it only begins", {"headline": "running"}, Scope.JOB,
-     ["a job runs that has launched nothing yet, and will not", GO_ON]),
+     ["a job runs that has not launched the training, and will not", GO_ON]),
     ("it waits", {"headline": "queued", "queued": 3}, Scope.ALL,
-     ["nothing of it runs now", "queued jobs (3) are cancelled as the first of them starts", GO_ON]),
-    ("it is over", {"headline": "not queued"}, Scope.JOB, ["nothing of it runs now", GO_ON]),
+     ["no job of the run is running", "queued jobs (3) are cancelled when the first of them starts", GO_ON]),
+    ("it is over", {"headline": "not queued"}, Scope.JOB, ["no job of the run is running", GO_ON]),
     ("it is finished", {"headline": "finished", "queued": 3}, Scope.JOB,
-     ["the run is finished", "queued jobs (3) end in seconds as they start",
+     ["the run is finished", "queued jobs (3) end within seconds of their start",
       "to clear the switch: resil clear gpt"]),
     ("it is finished, and its last attempt is not over", {**TRAINS, "headline": "finished"}, Scope.JOB,
      ["the run is finished",
       "attempt 3 (job 1233_2) stops at its next step, after a save",
       "if it has not by 12:05:05: stacks of all ranks, SIGTERM, and SIGKILL after KillWait", GO_ON]),
     ("an own script", {"headline": "running", "script": "mine.sh", "ever_guarded": True, "queued": 3}, Scope.JOB,
-     ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
+     ["this run was queued with its own script, mine.sh: a training that hangs is not ended by force",
       "a training with a guard stops at its next step, after a save", GO_ON]),
     ("an own script of a run that is finished", {"headline": "finished", "script": "mine.sh"}, Scope.JOB,
      ["the run is finished",
-      "this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
-      "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
+      "this run was queued with its own script, mine.sh: a training that hangs is not ended by force",
+      "no guard was ever seen in this run: it stops only if its training checks the switch itself", GO_ON]),
     ("an own script without a guard", {"headline": "running", "script": "mine.sh"}, Scope.JOB,
-     ["this run was queued with a script of its own, mine.sh: nobody ends a training that hangs",
-      "no guard was ever seen in this run: it stops only if its training looks at the switch by itself", GO_ON]),
+     ["this run was queued with its own script, mine.sh: a training that hangs is not ended by force",
+      "no guard was ever seen in this run: it stops only if its training checks the switch itself", GO_ON]),
     ("a colleague", {"headline": "queued", "owner": "ada"}, Scope.JOB,
-     ["nothing of it runs now",
+     ["no job of the run is running",
       "to continue the run: resil clear gpt; its owner ada can end it at once, without a save: resil cancel gpt"]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("facts", "scope", "said"), [case[1:] for case in TOLD], ids=[case[0] for case in TOLD])
 def test_what_will_happen_is_said_with_absolute_times(facts: dict[str, Any], scope: Scope, said: list[str]) -> None:
-    assert sentences(KillOutlook(**facts), "gpt", scope, NOON) == said
+    assert describe_outlook(KillOutlook(**facts), "gpt", scope, NOON) == said
 
 
 # ---- looking ------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_a_name_in_the_settings_that_cannot_be_one_is_refused_and_not_changed_in
 
 def test_without_a_name_ones_own_run_is_meant_or_the_only_one(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    with pytest.raises(UsageError, match="no run was submitted from here yet") as none:
+    with pytest.raises(UsageError, match="no run has been submitted here yet") as none:
         project.existing()
     assert none.value.hint == "start one: resil submit"
     submitted(project, "other")

@@ -62,7 +62,7 @@ def test_the_newest_job_is_the_one_submitted_last_whatever_its_number() -> None:
 
 def test_a_living_run_is_refused_with_three_ways_out() -> None:
     refuse_if_live("gpt", [])
-    with pytest.raises(RunAlive, match=r"run gpt is live already: job 7$") as caught:
+    with pytest.raises(RunAlive, match=r"run gpt is already live: job 7$") as caught:
         refuse_if_live("gpt", [a_job(7, task=1), a_job(7, task=2)])
     assert all(word in caught.value.hint for word in ("--after auto", "--force", "resil cancel gpt"))
 
@@ -178,7 +178,7 @@ def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(
     beat.write_text("1 6 0\n")
     os.utime(beat, (NOW - 4, NOW - 4))
     (status,) = run_statuses(project, [directory], fresh=True)
-    assert status.headline == "unknown" and "sign of life" in status.trouble
+    assert status.headline == "unknown" and "sent a heartbeat" in status.trouble
     assert status.attempts[0].end is None
 
     os.utime(beat, (NOW - 400, NOW - 400))

@@ -160,7 +160,7 @@ def test_jobs_of_a_colleague_in_a_common_run_are_named_with_what_one_can_do(
     fake.records.append(a_job(11, JobState.PENDING, comment=OURS, user="bob"))
     with pytest.raises(SchedulerError, match="denied") as caught:
         run_jobs.cancel(project, project.directory("gpt"))
-    assert "belongs to bob" in caught.value.hint and "resil kill gpt" in caught.value.hint
+    assert "belong to bob" in caught.value.hint and "resil kill gpt" in caught.value.hint
     assert states(fake)[-1] == "PENDING"
 
 

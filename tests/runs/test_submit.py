@@ -220,7 +220,7 @@ def test_all_that_the_lint_refuses_is_said_at_once(project: Project) -> None:
     with pytest.raises(UsageError) as caught:
         submit.prepare(project, SubmitRequest(run="gpt", script=own))
     assert "'soon' is not a SLURM time" in caught.value.message
-    assert "also: the directory /nowhere/at/all" in caught.value.message
+    assert "also: the output directory /nowhere/at/all" in caught.value.message
 
 
 # ---- the answer that did not come ---------------------------------------------------------------------------------
@@ -235,9 +235,9 @@ def test_an_uncertain_submission_is_kept_and_the_next_submit_finds_the_job(
     assert len(scripts(project)) == 1
 
     said: list[str] = []
-    refused(RunAlive, project, "live already: job 101", said=said)
+    refused(RunAlive, project, "already live: job 101", said=said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(101))]
-    assert said == ["a submit whose end was not journalled did queue job 101"]
+    assert said == ["an earlier submit without a recorded result did queue job 101"]
     assert len(fake.records) == 1, "exactly one job per intent"
 
 
@@ -476,7 +476,7 @@ def test_an_intent_that_is_found_is_recorded_and_the_run_is_alive(project: Proje
     said: list[str] = []
     refused(RunAlive, project, "job 55", said=said)
     assert outcomes(project) == [(Outcome.SUBMITTED, JobId(55))]
-    assert said == ["a submit whose end was not journalled did queue job 55"] and fake.submissions == []
+    assert said == ["an earlier submit without a recorded result did queue job 55"] and fake.submissions == []
 
 
 def test_a_given_up_intent_gets_a_second_look_and_no_waiting(tmp_path: Path, fake: FakeScheduler) -> None:
@@ -539,7 +539,7 @@ def test_a_cut_off_job_that_is_over_already_does_not_keep_the_run_from_going_on(
     fake.records.append(the_job(JobState.FAILED))
     said: list[str] = []
     assert go(project, said).ids == (JobId(101),)
-    assert "queueing anew" in said[-1]
+    assert "queueing a new one" in said[-1]
 
 
 # ---- snapshot and rollback ----------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_the_signal_that_slurm_sends_is_the_one_that_the_script_waits_for() -> N
 @pytest.mark.parametrize(("name", "table"), [("array", "[submit]"), ("signal", "[submit]")])
 def test_what_resil_writes_itself_cannot_stand_among_sbatchs_options(name: str, table: str) -> None:
     """`array = 10` there would reach sbatch as one task of index 10; a signal there, the script would not wait for."""
-    with pytest.raises(UsageError, match=f"{name} cannot stand in \\[sbatch\\]") as caught:
+    with pytest.raises(UsageError, match=f"{name} cannot be set in \\[sbatch\\]") as caught:
         plan(sbatch={name: 10})
     assert table in caught.value.hint
 
@@ -131,7 +131,7 @@ def test_the_time_limit_that_counts_is_known(
 
 CONTRADICTIONS: list[tuple[dict[str, Any], str]] = [
     ({"chain": -1}, "would queue nothing"),
-    ({"chain": 2, "array": "3"}, "two ways to the same end"),
+    ({"chain": 2, "array": "3"}, "cannot be given together"),
     ({"script_args": ("x",)}, "script of your own"),
     ({"after": JobId(1), "dependency": "2?3"}, "any of"),
     ({"time": "soon"}, "not a SLURM time"),
@@ -153,7 +153,7 @@ def test_a_request_that_contradicts_itself_is_refused(request_: dict[str, Any], 
              "--parsable", "--test-only"],
 )  # fmt: skip
 def test_what_resil_itself_tells_sbatch_cannot_be_undone_behind_its_back(word: str) -> None:
-    with pytest.raises(UsageError, match="would undo") as caught:
+    with pytest.raises(UsageError, match="would override") as caught:
         plan({"extra_args": ("--qos=high", word)})
     assert caught.value.hint
 

@@ -161,7 +161,7 @@ def test_the_name_inside_does_not_hide_who_wrote_it(run: RunDirectory) -> None:
 
 def test_a_switch_copied_from_another_run_is_named_and_not_obeyed(run: RunDirectory) -> None:
     place(run).write_text('run = "gpt"')
-    assert "it is meant for run gpt, not for llama" in thrown(run).refusal
+    assert "it is for run gpt, not for llama" in thrown(run).refusal
     place(run).write_text('run = "llama"')
     assert thrown(run).honoured
 

@@ -149,7 +149,7 @@ def test_no_row_is_gone_only_after_a_ping_and_a_second_look_some_time_later() ->
     scheduler, runner = client({"squeue": ELSE})
     began = runner.clock.seconds
     presence = scheduler.presence(JobId(12))
-    assert presence.liveness is Liveness.GONE and "two looks" in presence.reason
+    assert presence.liveness is Liveness.GONE and "two queries" in presence.reason
     assert [call[:2] for call in runner.calls[2:]] == [
         ("sacct", "--noheader"), ("scontrol", "show"), ("scontrol", "ping"), ("squeue", "--all"),
     ]  # fmt: skip
@@ -397,7 +397,7 @@ SHOWN = in_seconds(recorded("22.05", "scontrol_jobs.txt"))
 
 def test_a_whole_array_is_not_requeued() -> None:
     scheduler, runner = client({"scontrol --oneliner show": Answer(SHOWN)})
-    with pytest.raises(SchedulerError, match="finished ones too") as caught:
+    with pytest.raises(SchedulerError, match="including finished ones") as caught:
         scheduler.requeue(JobId(16))
     assert "16_1" in caught.value.hint and not runner.asked("scontrol", "requeue")
 

@@ -8,14 +8,14 @@ from resilience.errors import SettingsError
 from resilience.settings.alert_policy import EscalationStep, QuietHours, parse_escalation, parse_quiet_hours
 
 
-def test_steps_are_read_and_the_earliest_comes_first() -> None:
+def test_steps_are_sorted_by_delay() -> None:
     assert parse_escalation(("4h: oncall, slack", "1h30m:list")) == (
         EscalationStep(5400.0, ("list",)),
         EscalationStep(14400.0, ("oncall", "slack")),
     )
 
 
-def test_a_channel_named_twice_is_told_once() -> None:
+def test_a_channel_listed_twice_is_notified_once() -> None:
     assert parse_escalation(("1h: a, b, a",)) == (EscalationStep(3600.0, ("a", "b")),)
 
 
@@ -30,10 +30,10 @@ def test_a_channel_named_twice_is_told_once() -> None:
         ("60: list", "'60' is not a duration"),
         (": list", "is not a duration"),
         ("-1h: list", "is not a duration"),
-        ("0s: list", "does not wait"),
+        ("0s: list", "has no delay"),
     ],
 )
-def test_what_is_no_step_is_refused_with_an_example(text: str, said: str) -> None:
+def test_an_invalid_step_is_rejected_with_an_example(text: str, said: str) -> None:
     with pytest.raises(SettingsError) as refused:
         parse_escalation(("2h: list", text))
     assert said in refused.value.message
@@ -53,14 +53,14 @@ def test_what_is_no_step_is_refused_with_an_example(text: str, said: str) -> Non
         ("20:00-24:00", QuietHours(1200, 0)),
     ],
 )
-def test_quiet_hours_are_read(text: str, hours: QuietHours | None) -> None:
+def test_quiet_hours_are_parsed(text: str, hours: QuietHours | None) -> None:
     assert parse_quiet_hours(text) == hours
 
 
 @pytest.mark.parametrize(
     "text", ["night", "22:00", "22:00-", "25:00-07:00", "22:60-07:00", "22:00-24:30", "7-7", "0-24", "10pm-6am"]
 )
-def test_what_is_no_time_of_the_day_is_refused_with_what_to_do(text: str) -> None:
+def test_invalid_quiet_hours_are_rejected_with_a_hint(text: str) -> None:
     with pytest.raises(SettingsError) as refused:
         parse_quiet_hours(text)
     assert refused.value.hint
@@ -81,5 +81,5 @@ def test_what_is_no_time_of_the_day_is_refused_with_what_to_do(text: str) -> Non
         (QuietHours(1200, 0), 0, False),
     ],
 )
-def test_quiet_hours_go_over_midnight_and_leave_out_their_end(hours: QuietHours, minute: int, quiet: bool) -> None:
+def test_quiet_hours_span_midnight_and_exclude_their_end(hours: QuietHours, minute: int, quiet: bool) -> None:
     assert hours.cover(minute) is quiet

@@ -68,7 +68,7 @@ GOOD: list[tuple[str, object, object]] = [
 
 
 @pytest.mark.parametrize(("name", "written", "meant"), GOOD)
-def test_a_value_is_read_as_its_field_means_it(name: str, written: object, meant: object) -> None:
+def test_a_value_is_converted_to_the_type_of_its_field(name: str, written: object, meant: object) -> None:
     value = convert(**{name: written})[name]
     assert (value, type(value)) == (meant, type(meant))
 
@@ -92,11 +92,11 @@ BAD: list[tuple[str, object, str]] = [
     ("count", "--3", "a whole number"),
     ("count", "\u00b2", "a whole number"),
     ("count", "9" * 5000, "a whole number"),
-    ("name", 1.5, "must be a text"),
-    ("name", True, "must be a text"),
-    ("name", ["a"], "must be a text"),
-    ("lines", [1], "a list of texts"),
-    ("lines", 1, "a list of texts"),
+    ("name", 1.5, "must be a string"),
+    ("name", True, "must be a string"),
+    ("name", ["a"], "must be a string"),
+    ("lines", [1], "a list of strings"),
+    ("lines", 1, "a list of strings"),
     ("is_on", 1, "true or false"),
     ("is_on", "maybe", "true or false"),
     ("maybe", "", "true or false"),
@@ -104,29 +104,29 @@ BAD: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("name", "written", "why"), BAD)
-def test_a_value_of_the_wrong_kind_is_refused_with_its_place(name: str, written: object, why: str) -> None:
+def test_a_value_of_the_wrong_type_is_rejected_with_its_location(name: str, written: object, why: str) -> None:
     with pytest.raises(SettingsError) as caught:
         convert(**{name: written})
     assert why in caught.value.message + caught.value.hint
     assert name in caught.value.message and "here.toml" in caught.value.message
 
 
-def test_a_fraction_is_answered_with_the_percentage_that_was_meant() -> None:
+def test_a_fraction_is_rejected_with_the_equivalent_percentage() -> None:
     with pytest.raises(SettingsError) as caught:
         convert(used_percent=0.85)
     assert caught.value.hint == "write 85%"
 
 
-def test_an_unknown_key_is_answered_with_the_nearest_one_or_with_all() -> None:
+def test_an_unknown_key_is_rejected_with_the_nearest_or_all_known_keys() -> None:
     with pytest.raises(SettingsError) as near:
         convert(used_precent=5)
     assert near.value.hint == "did you mean used_percent?"
     with pytest.raises(SettingsError) as far:
         convert(zzzz=5)
-    assert "it may have: count, is_on" in far.value.hint
+    assert "known keys: count, is_on" in far.value.hint
 
 
-def test_one_value_can_be_converted_by_itself() -> None:
+def test_a_single_value_can_be_converted() -> None:
     assert convert_value("wait_s", "2m", float, "--wait") == 120.0
 
 
@@ -157,21 +157,21 @@ def test_a_plugin_reads_its_own_table(tmp_path: Path) -> None:
     )
 
 
-def test_without_a_table_the_defaults_count() -> None:
+def test_without_a_table_the_defaults_apply() -> None:
     assert plugin_settings(Owned, "watch", "fs", None) == Owned()
 
 
-def test_a_second_one_of_a_kind_has_a_name_of_its_own(tmp_path: Path) -> None:
+def test_a_kind_can_be_used_twice_under_different_names(tmp_path: Path) -> None:
     found = loaded(tmp_path, '[watch.scratch]\nkind = "fs"\nlimit = 3\n')
     assert found.settings.watches == {"scratch": PluginTable("fs", {"limit": 3})}
 
 
-def test_the_common_keys_stand_beside_the_tables(tmp_path: Path) -> None:
+def test_common_keys_and_plugin_tables_share_a_section(tmp_path: Path) -> None:
     found = loaded(tmp_path, "[watch]\ndeadline_s = 3\n[watch.fs]\nlimit = 3\n")
     assert found.settings.watch.deadline_s == 3.0 and set(found.settings.watches) == {"fs"}
 
 
-def test_a_variable_reaches_into_the_table_and_wins(tmp_path: Path) -> None:
+def test_a_variable_overrides_a_key_of_a_plugin_table(tmp_path: Path) -> None:
     found = loaded(
         tmp_path,
         "[watch.fs]\nwarn_percent = 50\n",
@@ -184,13 +184,13 @@ def test_a_variable_reaches_into_the_table_and_wins(tmp_path: Path) -> None:
     assert set(found.settings.channels) == {"email"}
 
 
-def test_the_command_line_wins_over_all(tmp_path: Path) -> None:
+def test_the_command_line_overrides_everything(tmp_path: Path) -> None:
     found = loaded(tmp_path, "[watch.fs]\nwarn_percent = 50\n")
     table = found.settings.watches["fs"]
     assert plugin_settings(Owned, "watch", "fs", table, overrides={"warn_percent": "60%"}).warn_percent == 60.0
 
 
-def test_headers_are_a_table_of_texts() -> None:
+def test_headers_are_a_table_of_strings() -> None:
     table = PluginTable("hook", {"headers": {"X-A": "b", "X-N": 1}})
     assert plugin_settings(Owned, "channel", "hook", table).headers == {"X-A": "b", "X-N": "1"}
 
@@ -202,25 +202,25 @@ def test_headers_are_a_table_of_texts() -> None:
         ("warn_percent", "200%", "warn_percent"),
         ("factor", "fast", "must be a number"),
         ("limit", "many", "must be a whole number"),
-        ("headers", "X: y", "must be a table of texts"),
+        ("headers", "X: y", "must be a table of strings"),
         ("on", "perhaps", "must be true or false"),
     ],
 )
-def test_a_value_that_cannot_be_meant_names_its_place(key: str, value: object, message: str) -> None:
+def test_an_invalid_value_is_rejected_with_its_location(key: str, value: object, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
         plugin_settings(Owned, "watch", "fs", PluginTable("fs", {key: value}), origins={f"watch.fs.{key}": "here.toml"})
     assert "[watch.fs] (here.toml)" in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["a b", "x.y", "", "ä"])
-def test_a_name_can_be_typed(name: str) -> None:
+def test_a_table_name_is_usable_on_a_command_line(name: str) -> None:
     with pytest.raises(SettingsError, match="letters, digits"):
         read_table("watch", name, {}, "resil.toml")
 
 
 @pytest.mark.parametrize("kind", [3, "", ["fs"]])
-def test_a_kind_is_a_text(kind: object) -> None:
-    with pytest.raises(SettingsError, match="must be a text"):
+def test_a_kind_is_a_string(kind: object) -> None:
+    with pytest.raises(SettingsError, match="must be a string"):
         read_table("watch", "x", {"kind": kind}, "resil.toml")
 
 
@@ -228,31 +228,31 @@ def test_a_kind_is_a_text(kind: object) -> None:
     "text",
     ['[channel]\nto = "me"\n', '[channel]\nemail = "me"\n'],
 )
-def test_a_key_outside_a_channels_own_table_says_where_it_belongs(tmp_path: Path, text: str) -> None:
+def test_a_key_outside_a_channel_table_is_rejected_with_a_hint(tmp_path: Path, text: str) -> None:
     with pytest.raises(SettingsError) as caught:
         loaded(tmp_path, text)
     assert "[channel.NAME]" in caught.value.hint
 
 
-def test_a_variable_into_a_plain_value_is_refused(tmp_path: Path) -> None:
+def test_a_variable_for_a_key_of_a_plain_value_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"\[watch.checks\]"):
         loaded(tmp_path, '[watch]\nchecks = ["fs"]\n', RESIL_WATCH__CHECKS__X="1")
 
 
-def test_config_show_tells_plugins_tables_and_their_origin(tmp_path: Path) -> None:
+def test_config_show_lists_plugin_tables_with_their_origin(tmp_path: Path) -> None:
     found = loaded(tmp_path, '[watch.fs]\npaths = ["/a"]\n', RESIL_WATCH__FS__LIMIT="4")
     told = {row.key: (row.value, row.origin) for row in rows(found)}
     assert told["watch.fs.paths"] == (["/a"], str(tmp_path / "resil.toml"))
     assert told["watch.fs.limit"] == ("4", "$RESIL_WATCH__FS__LIMIT")
 
 
-def test_the_run_keeps_no_watchdogs_and_no_channels(tmp_path: Path) -> None:
+def test_run_toml_contains_no_watchdogs_and_no_channels(tmp_path: Path) -> None:
     text = to_toml(loaded(tmp_path, '[watch.fs]\nlimit = 1\n[channel.email]\nto = "me"\n[alert]\ngroup_s = 3\n'), "r")
     assert "watch" not in text and "channel" not in text and "alert" not in text
 
 
-def test_a_key_that_is_written_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"'warn_percent' in \[watch.fs\] .* is written twice"):
+def test_a_key_given_twice_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"'warn_percent' in \[watch.fs\] .* is given twice"):
         loaded(tmp_path, "[watch.fs]\nwarn_percent = 80\nwarn-percent = 90\n")
 
 
@@ -260,14 +260,14 @@ def where(key: str) -> str:
     return f"[guard] (place of {key})"
 
 
-def test_units_are_understood_as_everywhere_else() -> None:
+def test_units_are_parsed_as_in_all_other_settings() -> None:
     table = {"poll_s": "2m", "host_memory_free_bytes": "4GiB", "shm_percent": "80%", "walltime_safety": 2}
     settings = convert_guard_table(table, where)
     assert (settings.poll_s, settings.host_memory_free_bytes) == (120.0, 4 * 2**30)
     assert (settings.shm_percent, settings.walltime_safety) == (80.0, 2.0)
 
 
-def test_texts_of_the_environment_and_values_of_toml_are_one() -> None:
+def test_environment_strings_and_toml_values_give_the_same_settings() -> None:
     typed = {"kill_switch": False, "signals": ["USR2", "SIGTERM"], "gpu_memory": True, "loss_window": 50}
     texts = {"kill_switch": "off", "signals": "usr2, term", "gpu_memory": "on", "loss_window": "50"}
     assert convert_guard_table(typed, where) == convert_guard_table(texts, where)
@@ -287,12 +287,12 @@ REFUSED = [
     ({"loss_nonfinite": "ignore"}, "is invalid", "there are: stop"),
     ({"loss_nonfinite": {"a": 1}}, "is invalid", ""),
     ({"walltime_saftey": 2}, "unknown key 'walltime_saftey'", "did you mean walltime_safety?"),
-    ({"zzz": 2}, "unknown key 'zzz'", "it may have: "),
+    ({"zzz": 2}, "unknown key 'zzz'", "known keys: "),
 ]
 
 
 @pytest.mark.parametrize(("table", "message", "hint"), REFUSED, ids=[str(case[0]) for case in REFUSED])
-def test_what_the_guard_would_refuse_is_refused_with_its_place(
+def test_a_value_that_the_guard_rejects_is_rejected_with_its_location(
     table: dict[str, object], message: str, hint: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
@@ -309,14 +309,14 @@ toml: st.SearchStrategy[object] = st.one_of(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(GuardSettings.__dataclass_fields__)), toml, max_size=3))
-def test_no_value_whatever_ends_in_anything_but_settings_or_a_sentence(table: dict[str, object]) -> None:
+def test_any_value_gives_settings_or_a_settings_error(table: dict[str, object]) -> None:
     try:
         assert isinstance(convert_guard_table(table, where), GuardSettings)
     except SettingsError as error:
         assert "[guard] (place of" in error.message
 
 
-def test_variables_win_over_the_file_unless_they_are_those_of_the_job_one_is_in(tmp_path: Path) -> None:
+def test_variables_override_the_file_unless_set_for_the_surrounding_job(tmp_path: Path) -> None:
     directory = tmp_path
     (directory / FILE_NAME).write_text("[guard]\npoll_s = 3\n")
     variables = {"RESIL_GUARD__POLL_S": "7"}
@@ -327,9 +327,9 @@ def test_variables_win_over_the_file_unless_they_are_those_of_the_job_one_is_in(
     assert in_a_job.settings.guard == GuardSettings(poll_s=3.0)
 
 
-def test_two_owner_policies_are_refused(tmp_path: Path) -> None:
+def test_conflicting_owner_policies_are_rejected(tmp_path: Path) -> None:
     directory = tmp_path
     (directory / FILE_NAME).write_text('[run]\nswitch_owners = "any"\n[guard]\nswitch_owners = "owner"\n')
     with pytest.raises(SettingsError, match=r"'any' in \[run\] and 'owner' in \[guard\]") as caught:
         load(make_system(directory))
-    assert "in [run] alone" in caught.value.hint
+    assert "in [run] only" in caught.value.hint

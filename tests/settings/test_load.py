@@ -37,7 +37,7 @@ def refusal(directory: Path, text: str | bytes | None = None, **env: Any) -> Set
 # ---- what wins ----------------------------------------------------------------------------------------------------
 
 
-def test_the_environment_wins_over_the_file_and_the_command_line_over_both(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file_and_the_command_line_both(tmp_path: Path) -> None:
     text = '[run]\nname = "file"\n[scheduler]\nname = "slurm"\n'
     loaded = read(tmp_path, text, {"scheduler.name": "local"}, RESIL_RUN__NAME="env", RESIL_SCHEDULER__NAME="auto")
     assert (loaded.settings.run.name, loaded.settings.scheduler.name) == ("env", "local")
@@ -51,9 +51,9 @@ def test_a_key_is_the_same_with_a_dash_and_with_an_underscore(tmp_path: Path, sp
     assert read(tmp_path, RESIL_RUN__STATE_DIR="/env").settings.run.state_dir == "/env"
 
 
-def test_a_key_written_in_both_ways_is_refused(tmp_path: Path) -> None:
-    assert "written twice" in refusal(tmp_path, '[run]\nstate_dir = "a"\nstate-dir = "b"\n').message
-    assert "written twice" in refusal(tmp_path, "[sbatch]\ngpus-per-node = 1\ngpus_per_node = 2\n").message
+def test_a_key_with_both_spellings_is_rejected(tmp_path: Path) -> None:
+    assert "given twice" in refusal(tmp_path, '[run]\nstate_dir = "a"\nstate-dir = "b"\n').message
+    assert "given twice" in refusal(tmp_path, "[sbatch]\ngpus-per-node = 1\ngpus_per_node = 2\n").message
 
 
 def test_sbatch_options_of_the_environment_replace_those_of_the_file(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_sbatch_options_of_the_environment_replace_those_of_the_file(tmp_path: P
     assert loaded.settings.sbatch == {"gpus-per-node": "4"}
 
 
-def test_a_flag_of_sbatch_can_be_set_and_taken_back_by_the_environment(tmp_path: Path) -> None:
+def test_a_flag_of_sbatch_can_be_set_and_unset_by_the_environment(tmp_path: Path) -> None:
     loaded = read(tmp_path, RESIL_SBATCH__EXCLUSIVE="true", RESIL_SBATCH__REQUEUE="False")
     assert loaded.settings.sbatch == {"exclusive": True, "requeue": False}
 
@@ -71,7 +71,7 @@ def test_names_of_the_trainings_own_variables_keep_their_capitals(tmp_path: Path
     assert loaded.settings.environment == {"NCCL_DEBUG": "WARN"}
 
 
-def test_numbers_and_truths_of_the_environment_table_become_texts_as_programs_write_them(tmp_path: Path) -> None:
+def test_numbers_and_booleans_of_the_environment_table_become_strings(tmp_path: Path) -> None:
     loaded = read(tmp_path, "[environment]\nA = true\nB = 3\nC = 1.5\nD = 'x'\n")
     assert loaded.settings.environment == {"A": "true", "B": "3", "C": "1.5", "D": "x"}
 
@@ -80,7 +80,7 @@ def test_numbers_and_truths_of_the_environment_table_become_texts_as_programs_wr
     "name", ["RESIL_RUN", "RESIL_RUN_DIR", "RESIL_ATTEMPT", "RESIL_JOB_ID", "RESIL_SCHEDULER", "RESIL_LOCAL_SPOOL",
              "RESIL_PLUGINS", "RESIL_TRACEBACK", "RESILX__Y", "XRESIL_RUN__NAME", "resil_run__name"],
 )  # fmt: skip
-def test_variables_of_a_job_are_no_settings(tmp_path: Path, name: str) -> None:
+def test_variables_of_a_job_are_not_settings(tmp_path: Path, name: str) -> None:
     assert load(make_system(tmp_path, {name: "something"})).origins == {}
 
 
@@ -91,7 +91,7 @@ def test_variables_of_a_job_are_no_settings(tmp_path: Path, name: str) -> None:
      ("RESIL_RUN__", "unknown key ''"),
      ("RESIL___", "unknown key ''")],
 )  # fmt: skip
-def test_a_misspelt_variable_is_refused_by_its_name(tmp_path: Path, name: str, said: str) -> None:
+def test_a_misspelt_variable_is_rejected_by_name(tmp_path: Path, name: str, said: str) -> None:
     variables: dict[str, Any] = {name: "x"}
     assert said in refusal(tmp_path, '[run]\ncommand = "x"\n', **variables).message
 
@@ -105,7 +105,7 @@ def test_a_misspelt_variable_is_refused_by_its_name(tmp_path: Path, name: str, s
      ("run", "deadline_s", "deadline_s belongs below [scheduler] or [watch]"),
      ("cron", "beat_s", "beat_s belongs below [attempt] or [guard]")],
 )  # fmt: skip
-def test_a_key_in_the_wrong_table_is_refused_with_the_right_one(
+def test_a_key_in_the_wrong_table_is_rejected_with_the_right_table(
     tmp_path: Path, table: str, key: str, hint: str
 ) -> None:
     error = refusal(tmp_path, f"[{table}]\n{key} = 60\n")
@@ -113,7 +113,7 @@ def test_a_key_in_the_wrong_table_is_refused_with_the_right_one(
     assert error.hint.startswith(hint)
 
 
-def test_an_error_names_the_place_that_this_very_key_came_from(tmp_path: Path) -> None:
+def test_an_error_names_the_origin_of_the_key(tmp_path: Path) -> None:
     error = refusal(tmp_path, '[submit]\narray = "3"\n', RESIL_SUBMIT__SIGNAL_LEAD_S="soon")
     assert "$RESIL_SUBMIT__SIGNAL_LEAD_S" in error.message
     assert FILE_NAME not in error.message
@@ -130,14 +130,14 @@ def test_the_file_is_found_in_a_directory_above_and_paths_are_relative_to_it(tmp
     assert (loaded.settings.run.name, loaded.project, loaded.state_dir) == ("above", tmp_path, tmp_path / "state")
 
 
-def test_looking_upwards_ends_at_home(tmp_path: Path) -> None:
+def test_the_search_in_parent_directories_ends_at_home(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("")
     system = make_system(tmp_path, cwd=tmp_path / "home" / "project")
     system.cwd.mkdir(parents=True)
     assert find_file(system) is None
 
 
-def test_without_any_file_the_users_own_counts_and_the_project_is_here(tmp_path: Path) -> None:
+def test_without_a_project_file_the_users_file_applies(tmp_path: Path) -> None:
     own = tmp_path / "home" / ".config" / "resil" / "config.toml"
     system = make_system(tmp_path)
     own.parent.mkdir(parents=True)
@@ -146,19 +146,19 @@ def test_without_any_file_the_users_own_counts_and_the_project_is_here(tmp_path:
     assert (loaded.path, loaded.settings.run.group, loaded.project) == (own, "lab", tmp_path)
 
 
-def test_a_named_file_wins_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
+def test_a_named_file_is_used_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("")
     (tmp_path / "other.toml").write_text('[run]\nname = "other"\n')
     (tmp_path / "third.toml").write_text('[run]\nname = "third"\n')
     system = make_system(tmp_path, {"RESIL_CONFIG": "other.toml"})
     assert load(system).settings.run.name == "other"
-    assert load(system, wanted=Path("third.toml")).settings.run.name == "third"
-    for variables, wanted, source in (
+    assert load(system, named=Path("third.toml")).settings.run.name == "third"
+    for variables, named, source in (
         ({"RESIL_CONFIG": "no.toml"}, None, "RESIL_CONFIG"),
         ({}, Path("no"), "--config"),
     ):
         with pytest.raises(SettingsError, match=f"{source} names .*no.*no such file") as caught:
-            load(make_system(tmp_path, variables), wanted=wanted)
+            load(make_system(tmp_path, variables), named=named)
         assert caught.value.hint == "make one: resil init"
 
 
@@ -167,7 +167,7 @@ def test_an_empty_variable_names_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "dangling link"])
-def test_what_is_no_file_in_the_files_place_is_named_and_never_passed_over(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_not_a_file_is_an_error_and_not_skipped(tmp_path: Path, kind: str) -> None:
     path = tmp_path / FILE_NAME
     if kind == "directory":
         path.mkdir()
@@ -177,7 +177,7 @@ def test_what_is_no_file_in_the_files_place_is_named_and_never_passed_over(tmp_p
         path.symlink_to("nowhere")
     assert f"{path} is not a regular file" in refusal(tmp_path).message
     with pytest.raises(SettingsError, match="not a regular file"):
-        load(make_system(tmp_path), wanted=path)
+        load(make_system(tmp_path), named=path)
 
 
 def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_link_to_a_file_is_followed(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     open_the_way(tmp_path / FILE_NAME)
     (tmp_path / FILE_NAME).write_text("")
     (tmp_path / FILE_NAME).chmod(0o600)
@@ -198,7 +198,7 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_a_directory_above_that_may_not_be_looked_into_is_passed_over(tmp_path: Path) -> None:
+def test_an_unreadable_parent_directory_is_skipped(tmp_path: Path) -> None:
     open_the_way(tmp_path / FILE_NAME)
     closed = tmp_path / "closed"
     here = closed / "here"
@@ -214,29 +214,29 @@ def test_a_directory_above_that_may_not_be_looked_into_is_passed_over(tmp_path: 
 ODD = {
     "unknown key": ('[run]\nnmae = "x"\n', "unknown key 'nmae' in [run]", "did you mean name?"),
     "unknown table": ("[rnu]\n", "unknown key 'rnu' in the tables", "did you mean run?"),
-    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "it may have: alert, attempt, channel, cron, environment"),
-    "outside any table": ('name = "x"\n', "'name' in", "put it below [run]"),
-    "sbatch's outside any table": ('partition = "gpu"\n', "'partition' in", "put it below [sbatch]"),
+    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "known keys: alert, attempt, channel, cron, environment"),
+    "outside any table": ('name = "x"\n', "'name' in", "move it below [run]"),
+    "sbatch's outside any table": ('partition = "gpu"\n', "'partition' in", "move it below [sbatch]"),
     "a table that is a text": ('run = "gpt"\n', "'run' in", "write [run] on a line of its own"),
     "a table that is a list": ("[[sbatch]]\n", "'sbatch' in", "write [sbatch] on a line of its own"),
-    "a nested table": ("[sbatch.gpu]\nx = 1\n", "'gpu' in [sbatch]", "a dot in a key makes a table"),
-    "a dotted key": ("[environment]\nA.B = 1\n", "'A' in [environment]", "quotes around the key"),
+    "a nested table": ("[sbatch.gpu]\nx = 1\n", "'gpu' in [sbatch]", "a dot in a key creates a table"),
+    "a dotted key": ("[environment]\nA.B = 1\n", "'A' in [environment]", "quote the key"),
     "a list for sbatch": ("[sbatch]\nx = [1]\n", "x in [sbatch]", ""),
     "a date for sbatch": ("[sbatch]\nbegin = 2026-01-01\n", "begin in [sbatch]", ""),
     "a text for a flag": ("[submit]\nrequeue = 3\n", "must be true or false", ""),
     "not TOML": ("[run\n", "is not TOML", "toml.io"),
-    "a quoteless text": ("[run]\nname = gpt\n", "is not TOML", "texts need quotes"),
+    "a quoteless text": ("[run]\nname = gpt\n", "is not TOML", "strings need quotes"),
     "a number of a thousand digits": ("[run]\nname = " + "9" * 5000, "is not TOML", ""),
     "brackets without end": ("[run]\nsetup = " + "[" * 50_000, "is not TOML", ""),
     "twice": ("[run]\n[run]\n", "is not TOML", ""),
-    "a variable in the state directory": ('[run]\nstate_dir = "$SCRATCH/x"\n', "not filled in", "RESIL_RUN__STATE_DIR"),
+    "a variable in the state directory": ('[run]\nstate_dir = "$SCRATCH/x"\n', "not expanded", "RESIL_RUN__STATE_DIR"),
     "nobody's home": ('[run]\nstate_dir = "~nosuchuser/x"\n', "no user 'nosuchuser'", "~/"),
     "a line end in the state directory": ('[run]\nstate_dir = "a\\nb"\n', "control character", ""),
 }
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_what_nobody_understands_is_refused_with_what_to_write(tmp_path: Path, case: str) -> None:
+def test_an_invalid_file_is_rejected_with_a_hint(tmp_path: Path, case: str) -> None:
     text, message, hint = ODD[case]
     error = refusal(tmp_path, text)
     assert message in error.message and hint in error.hint
@@ -246,15 +246,15 @@ def test_what_nobody_understands_is_refused_with_what_to_write(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("raw", "said"), [(b"\xff\xfe[run]", "not UTF-8"), (b"[run]\nname = '\xe9'\n", "not UTF-8"), (b"\0", "not TOML")]
 )
-def test_bytes_that_are_no_text_are_named_with_their_place(tmp_path: Path, raw: bytes, said: str) -> None:
+def test_bytes_that_are_not_utf8_are_rejected_with_their_position(tmp_path: Path, raw: bytes, said: str) -> None:
     assert said in refusal(tmp_path, raw).message
 
 
-def test_the_mark_that_some_editors_put_in_front_is_passed_over(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     assert read(tmp_path, b'\xef\xbb\xbf[run]\nname = "x"\n').settings.run.name == "x"
 
 
-def test_a_file_that_is_far_too_large_is_not_half_read(tmp_path: Path) -> None:
+def test_an_oversized_file_is_rejected(tmp_path: Path) -> None:
     assert "larger than any settings file" in refusal(tmp_path, "#" * 2**20 + "\n[run]\n").message
 
 
@@ -269,12 +269,12 @@ def test_template_variables_keep_their_names_and_types(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_home_is_filled_in_for_the_state_directory(tmp_path: Path) -> None:
+def test_tilde_is_expanded_in_the_state_directory(tmp_path: Path) -> None:
     loaded = read(tmp_path, '[run]\nstate_dir = "~/runs"\n')
     assert loaded.state_dir == tmp_path / "home" / "runs"
 
 
-def test_a_relative_state_directory_lies_beside_the_file(tmp_path: Path) -> None:
+def test_a_relative_state_directory_is_relative_to_the_file(tmp_path: Path) -> None:
     assert read(tmp_path, '[run]\nstate_dir = "../x"\n').state_dir == tmp_path / "../x"
 
 
@@ -294,6 +294,6 @@ def test_without_any_file_a_run_is_private_serial_and_stops_five_minutes_early()
     assert (settings.submit.signal, settings.submit.signal_lead_s, settings.submit.requeue) == ("USR1", 300.0, None)
 
 
-def test_settings_do_not_change_under_ones_feet() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(FrozenInstanceError):
         Settings().run.name = "other"  # type: ignore[misc]

@@ -14,11 +14,11 @@ from resilience.guard.settings import GuardSettings
 from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
-from resilience.settings.show import SettingRow, hidden, rows, to_toml
+from resilience.settings.show import SettingRow, redacted, rows, to_toml
 from tests.fakes import make_system
 
 
-def test_each_row_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_each_row_has_its_origin(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('[run]\nstate-dir = "x"\n[sbatch]\ngpus_per_node = 8\n')
     loaded = load(make_system(tmp_path, {"RESIL_RUN__GROUP": "lab"}), overrides={"scheduler.name": "local"})
     origins = {row.key: row.origin for row in rows(loaded) if row.origin != "default"}
@@ -30,7 +30,7 @@ def test_each_row_says_where_it_comes_from(tmp_path: Path) -> None:
     }
 
 
-def test_no_setting_is_left_out() -> None:
+def test_no_setting_is_omitted() -> None:
     shown = {row.key for row in rows(Loaded(Settings(), None, Path("/p")))}
     owned = {
         f"{section.name}.{field.name}"
@@ -53,7 +53,7 @@ plain = texts | st.integers(-(2**63), 2**63 - 1) | st.booleans() | st.floats(all
     environment=st.dictionaries(texts, texts, max_size=3),
     launcher=st.dictionaries(texts, plain, max_size=3),
 )
-def test_run_toml_reads_back_to_the_same_values_whatever_they_are(
+def test_run_toml_round_trips_any_value(
     run: RunSettings,
     submit: SubmitSettings,
     sbatch: dict[str, str],
@@ -78,12 +78,12 @@ def test_run_toml_can_be_used_as_settings_again(tmp_path: Path) -> None:
     )
     loaded = load(make_system(tmp_path))
     (tmp_path / "run.toml").write_text(to_toml(loaded, "gpt"))
-    again = load(make_system(tmp_path), wanted=tmp_path / "run.toml")
+    again = load(make_system(tmp_path), named=tmp_path / "run.toml")
     assert [(row.key, row.value) for row in rows(again)] == [(row.key, row.value) for row in rows(loaded)]
 
 
 def shown(key: str, value: object) -> object:
-    return hidden(SettingRow(key, value, "resil.toml")).value
+    return redacted(SettingRow(key, value, "resil.toml")).value
 
 
 SLACK = "https://hooks.slack.com/services/T0AAAA/B0BBBB/canary123"
@@ -114,11 +114,11 @@ SLACK = "https://hooks.slack.com/services/T0AAAA/B0BBBB/canary123"
         ("watch.fs.site_command", ["quota", "--password", "canary"]),
     ],
 )
-def test_what_looks_like_a_secret_is_not_shown(key: str, value: object) -> None:
+def test_a_value_that_looks_like_a_secret_is_redacted(key: str, value: object) -> None:
     assert "canary" not in repr(shown(key, value)) and "REDACTED" in repr(shown(key, value))
 
 
-def test_a_password_of_digits_is_none_the_less_one() -> None:
+def test_a_numeric_password_is_redacted() -> None:
     assert shown("channel.email.password", 12345678) == "REDACTED"
 
 
@@ -143,14 +143,14 @@ def test_a_password_of_digits_is_none_the_less_one() -> None:
         ("run.name", SLACK),
     ],
 )
-def test_what_is_none_is_shown_as_it_was_written(key: str, value: object) -> None:
+def test_a_value_that_is_not_a_secret_is_shown_unchanged(key: str, value: object) -> None:
     assert shown(key, value) == value
 
 
 @pytest.mark.parametrize(
     "url", ["https://hc-ping.com/9c1f2a44-aaaa-4bbb", "https://user:word@ping.example.org/my-slug"]
 )
-def test_of_a_dead_man_s_switch_the_host_alone_is_shown(url: str) -> None:
+def test_only_the_host_of_a_ping_url_is_shown(url: str) -> None:
     said = shown("cron.ping_url", url)
     assert isinstance(said, str) and said.startswith("https://") and said.endswith("/REDACTED")
     assert "9c1f" not in said and "word" not in said and "slug" not in said

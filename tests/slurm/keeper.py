@@ -30,7 +30,7 @@ from tests.slurm.processes import PATIENCE_S, Process, belonging, descendants, k
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-LOOK_EVERY_S = 0.5
+KEEP_EVERY_S = 0.5
 PREFIX = "resil-slurm-"
 NOTE = "keeper"  # a file of the cluster's directory: the keeper's pid and start time
 
@@ -101,7 +101,7 @@ def orders(parent: int) -> Any:
     buffer = b""
     while os.getppid() == parent:
         reap()
-        if not select.select([0], [], [], LOOK_EVERY_S)[0]:
+        if not select.select([0], [], [], KEEP_EVERY_S)[0]:
             continue
         chunk = os.read(0, 65536)
         if not chunk:

@@ -162,7 +162,7 @@ def test_the_next_task_of_an_array_trains_only_when_the_one_before_is_gone(story
     assert "SIGTERM" in run.caught(1), "the batch shell handed it on"
     assert run.end(1)["end"] == "lost", "SIGKILL leaves no time for an end"
     assert "terminating" in [event["event"] for event in run.events()]
-    assert "waiting for attempt 0001 to be truly gone: job" in run.log
+    assert "waiting for attempt 0001 to end: job" in run.log
     assert "COMPLETING" in run.log
     story.cluster.run(["scancel", run.job], run.user, check=True)
 
@@ -259,7 +259,7 @@ def test_a_kill_switch_for_all_cancels_the_queued_jobs_of_the_run_and_no_others(
     states = story.cluster.wait_for(array, {"CANCELLED", "FAILED"}).split(",")
     assert "CANCELLED" in states
     assert [story.cluster.job_state(job) for job in foreign] == ["PENDING", "PENDING"]
-    assert "thrown by root: diverged" in run.log
+    assert "set by root: diverged" in run.log
     assert not (run.directory / "finished").exists()
 
 

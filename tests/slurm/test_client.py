@@ -213,7 +213,7 @@ def test_a_task_is_requeued_by_its_id_or_its_raw_id_and_an_array_never_as_a_whol
     array = slurm.submit(intend(options={"array": "1-3%1"})).id
     task = JobId(array.array, 1)
     raw = wait(slurm, task, JobState.RUNNING).raw_id
-    with pytest.raises(SchedulerError, match="every task again"):
+    with pytest.raises(SchedulerError, match="restarts every task"):
         slurm.requeue(array)
     assert raw != array.array
     slurm.requeue(JobId(raw), hold=True)

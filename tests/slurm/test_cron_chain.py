@@ -191,7 +191,7 @@ def test_where_sbatch_refuses_the_chain_tells_and_is_whole_again_later(stories: 
     """Such a site lets no job submit jobs."""
     site = stories.sites["wrapped"]
     until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", every_s=0.1)
-    assert "jobs may not submit jobs here" in site.chain()[-1].summary
+    assert "jobs apparently cannot submit jobs here" in site.chain()[-1].summary
     assert "Access/permission denied" in site.chain()[-1].summary
     assert "--backend foreground" in site.log(), "another way is offered"
     site.ticks_on("the scheduler to tick without successors")

@@ -59,8 +59,10 @@ def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_ag
     until(lambda: not site.running(), "the old jobs to be gone", every_s=0.1)
     revived = site.revive()
     assert revived.returncode in (0, 10), revived.stdout
-    until(lambda: "bash keeps its chain" in site.log(), "the broken job", every_s=0.1)
-    until(lambda: "is queued and will go on" in site.log() or "the chain goes on with" in site.log(), "bash to act")
+    until(lambda: "bash maintains its chain" in site.log(), "the broken job", every_s=0.1)
+    until(
+        lambda: "is queued and will continue" in site.log() or "the chain continues with" in site.log(), "bash to act"
+    )
     assert any(run.outcome is Outcome.FAILED for run in site.chain()), "told, for those who watch"
     place.cluster.run(["tee", script], site.user, input=text, check=True)
     site.install()
@@ -115,7 +117,7 @@ def test_a_time_limit_that_the_partition_will_never_grant_is_refused_and_nothing
     site = Site(place.cluster, "too long", place.cluster.users[0], limit_s=3600, sbatch='partition = "short"').make()
     done = site.resil("cron", "install", "--backend", "slurm")
     assert done.returncode == 1
-    assert "never start it" in done.stderr
+    assert "cannot start it" in done.stderr
     assert "time_limit_s" in done.stderr
     assert not (site.state / "driver.json").exists()
     left = place.cluster.squeue("%T %k", "-u", site.user)

@@ -385,7 +385,7 @@ def test_a_colleague_stops_a_run_that_he_may_not_cancel(stage: Stage) -> None:
     assert thrown.returncode == 0 and "will not accept" not in thrown.stdout, thrown.stdout + thrown.stderr
     stage.cluster.wait_for(story.job, {"FAILED"})
     assert len(story.lines("pids")) == 1, "the queued task saw the switch and trained nothing"
-    assert f"kill switch is thrown by {colleague}" in story.log and "loss is NaN" in story.log
+    assert f"kill switch was set by {colleague}" in story.log and "loss is NaN" in story.log
     cleared = story.resil("clear", str(story.directory), user=colleague)
     assert cleared.returncode == 0, cleared.stderr
     story.submit()

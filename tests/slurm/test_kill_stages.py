@@ -140,7 +140,8 @@ def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_
         return bool(run.end())
 
     run.until(over, "its end")
-    known = (r"noticed .*, SIGTERM at [\d: -]+ unless it stops at a step", r"SIGTERM sent .*, SIGKILL at [\d: -]+",
+    known = (r"noticed .*, SIGTERM at [\d: -]+ unless the training stops at a step",
+             r"SIGTERM sent .*, SIGKILL at [\d: -]+",
              r"SIGKILL sent .*")  # fmt: skip
     assert said and all(any(re.fullmatch(sentence, one) for sentence in known) for one in said), said
 
@@ -148,7 +149,7 @@ def test_a_colleague_ends_ranks_on_two_nodes_that_hear_nothing_and_their_queued_
     run.until(lambda: not run.left(), "its ranks to be gone from both nodes")
     end = run.end()
     assert (end["end"], end["exit_code"]) == ("terminated", 137), run.log
-    sentence = f"the kill switch is thrown by {colleague} at "
+    sentence = f"the kill switch was set by {colleague} at "
     assert sentence in end["why"]
     assert end["why"].endswith(f": loss is NaN, no step within {BOUND_S} s: ended with SIGKILL")
     (term,) = [event for event in run.events() if event["event"] == "kill_term"]

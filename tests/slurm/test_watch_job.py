@@ -47,10 +47,10 @@ EXPECTED = {
     "partition-inactive": ("WARNING", NEVER, "the partition is closed 'asleep'"),
     "node-drained": ("WARNING", NEVER, "a node it needs is not available"),
     "suspended": ("WARNING", "suspended", "is suspended and makes no progress"),
-    "ends-soon": ("WARNING", "ends-soon", "at the latest, and nothing is queued behind it"),
-    "completing": ("WARNING", "ends-soon", "is ending, and nothing is queued behind it"),
+    "ends-soon": ("WARNING", "ends-soon", "at the latest, and no job is queued behind it"),
+    "completing": ("WARNING", "ends-soon", "is ending, and no job is queued behind it"),
     "failed": ("CRITICAL", "not-queued", "ended: FAILED"),
-    "nosuch": ("CRITICAL", "not-queued", "two looks at the queue found no job"),
+    "nosuch": ("CRITICAL", "not-queued", "two queries of the queue found no job"),
 }
 
 

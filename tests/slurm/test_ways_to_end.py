@@ -124,7 +124,7 @@ def test_one_of_two_ranks(stories: Stories, form: str, fault: str) -> None:
     if not fault:
         assert f"the run {story.name} is finished; nothing to do" in story.log
     elif fault not in AT_ONCE:
-        assert f"exiting with 75; to let the run go on: resil clear {story.name}" in story.log
+        assert f"exiting with 75; to continue the run: resil clear {story.name}" in story.log
         assert not (story.directory / "attempts" / "0002").exists(), "it trains nothing until the switch is cleared"
         story.ask("clear")
         story.ask("submit")

@@ -99,8 +99,8 @@ def test_where_it_failed_is_told_to_who_asks_for_tracebacks(monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("work", "words"),
-    [(object, "no plain data"), (lambda: "x" * (child.LIMIT_BYTES + 1), "bytes"),
-     (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9"), (lambda: os._exit(7), "exited with 7")],
+    [(object, "not plain data"), (lambda: "x" * (child.LIMIT_BYTES + 1), "bytes"),
+     (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by signal 9"), (lambda: os._exit(7), "exit code 7")],
 )  # fmt: skip
 def test_a_look_without_an_answer_is_unknown(work: Callable[[], Any], words: str) -> None:
     answer = apart(work)
@@ -182,8 +182,8 @@ def test_those_that_answer_come_first() -> None:
 
 
 def test_two_hundred_targets_are_not_two_hundred_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "AT_ONCE", 8)
-    monkeypatch.setattr(child, "BEGINNING_S", 60.0)  # on a busy machine none is taken for one that hangs
+    monkeypatch.setattr(child, "MAX_STARTING", 8)
+    monkeypatch.setattr(child, "STARTING_S", 60.0)  # on a busy machine none is taken for one that hangs
     monkeypatch.setattr(child, "GRACE_S", 60.0)  # and all that have answered have the time to end
     before = set(children())  # other tests of this process may have left some
     most = 0
@@ -196,7 +196,7 @@ def test_two_hundred_targets_are_not_two_hundred_processes(monkeypatch: pytest.M
 
 
 def test_when_too_many_hang_the_rest_is_unknown_and_the_tick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "MOST", 5)
+    monkeypatch.setattr(child, "MAX_CHILDREN", 5)
     started = time.monotonic()
     answers = dict(run_apart({n: (lambda: time.sleep(1000), 0.4) for n in range(100)}))
     assert len(answers) == 100 and all(answer.error is not None for answer in answers.values())

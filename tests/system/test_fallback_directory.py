@@ -43,7 +43,7 @@ def test_what_was_written_is_read_and_the_fallback_stays_empty(directory: Fallba
     assert directory.fallback is not None and not directory.fallback.exists()
     directory.remove("x")
     directory.remove("never there")
-    assert (directory.names(), directory.trouble) == (("y",), "")
+    assert (directory.names(), directory.error) == (("y",), "")
 
 
 def test_names_with_a_dot_before_them_are_not_listed(directory: FallbackDirectory) -> None:
@@ -75,7 +75,7 @@ def test_a_full_disk_is_no_end_and_the_files_move_home_when_there_is_room(tmp_pa
         ballast = fill(disk)
         directory.write("told", b"after" * 1000)
         directory.write("new", b"new" * 1000)
-        assert "No space left" in directory.trouble
+        assert "No space left" in directory.error
         again = FallbackDirectory(disk / "a", tmp_path / "fallback" / "a")  # the next tick
         assert again.names() == ("new", "told")
         assert (again.read("told"), again.read("new")) == (b"after" * 1000, b"new" * 1000)
@@ -95,7 +95,7 @@ def test_what_was_removed_from_a_read_only_disk_stays_removed(tmp_path: Path) ->
         make_read_only(disk, True)
         directory.remove("x")
         directory.write("y", b"2")
-        assert "Read-only file system" in directory.trouble
+        assert "Read-only file system" in directory.error
         again = FallbackDirectory(disk / "a", tmp_path / "fallback" / "a")
         assert (again.names(), again.read("x"), again.read("y")) == (("y",), None, b"2")
         make_read_only(disk, False)
@@ -131,7 +131,7 @@ def test_a_file_in_the_place_of_the_directory_sends_the_files_to_the_spare(tmp_p
     (tmp_path / "home").write_text("not a directory")
     directory = FallbackDirectory(tmp_path / "home" / "a", tmp_path / "fallback" / "a")
     directory.write("x", b"1")
-    assert directory.trouble
+    assert directory.error
     assert (directory.names(), directory.read("x")) == (("x",), b"1")
     directory.remove("x")
     assert directory.names() == ()
@@ -140,7 +140,7 @@ def test_a_file_in_the_place_of_the_directory_sends_the_files_to_the_spare(tmp_p
 def test_a_disk_that_hangs_is_not_touched(tmp_path: Path) -> None:
     try:
         with hung_directory(tmp_path / "disk") as disk:
-            directory = FallbackDirectory(disk / "home" / "a", tmp_path / "fallback" / "a", away="it does not answer")
+            directory = FallbackDirectory(disk / "home" / "a", tmp_path / "fallback" / "a", unavailable="no response")
             ((_, answer),) = run_apart({"all": (lambda: use(directory), 20.0)})
     except OSError as error:
         pytest.skip(f"a FUSE file system cannot be mounted here: {error}")
@@ -150,7 +150,7 @@ def test_a_disk_that_hangs_is_not_touched(tmp_path: Path) -> None:
 
 def use(directory: FallbackDirectory) -> list[str]:
     """Do with it everything that can be done."""
-    assert (directory.names(), directory.read("x"), directory.trouble) == ((), None, "it does not answer")
+    assert (directory.names(), directory.read("x"), directory.error) == ((), None, "no response")
     for name in ("x", "y", "z"):
         directory.write(name, b"2")
     directory.remove("y")
@@ -158,8 +158,8 @@ def use(directory: FallbackDirectory) -> list[str]:
     directory.quarantine("z")
     assert directory.read("y") == b"3"
     assert directory.flush_fallback() == 0
-    assert directory.beside("b").trouble == "it does not answer"
-    assert directory.beside("b").names() == ()
+    assert directory.sibling("b").error == "no response"
+    assert directory.sibling("b").names() == ()
     return list(directory.names())
 
 
@@ -225,8 +225,8 @@ def test_a_colleague_of_the_group_writes_where_the_first_one_did(tmp_path: Path)
             state / ".alerts" / "a", tmp_path / "t" / "a", directory_mode=0o2770, file_mode=0o660, gid=gid
         )
         theirs.write("x", b"2")
-        theirs.beside("b").write("y", b"3")
-    assert mine.trouble == theirs.trouble == ""
+        theirs.sibling("b").write("y", b"3")
+    assert mine.error == theirs.error == ""
     assert mine.read("x") == b"2"
     assert (state / ".alerts" / "b" / "y").stat().st_gid == gid
 

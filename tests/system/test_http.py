@@ -64,7 +64,7 @@ def test_no_other_machine_is_taken_for_this_one(host: str) -> None:
             "https://[::1/", "https://x:0/", "https://x:port/", "javascript:alert(1)"],
 )  # fmt: skip
 def test_what_is_no_web_address_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match="is no web address"):
+    with pytest.raises(SettingsError, match="is not a web address"):
         check_url(url, "url")
 
 

@@ -89,9 +89,9 @@ def test_a_link_a_directory_a_pipe_and_a_missing_file_are_refused(
     os.mkfifo(tmp_path / "pipe", 0o600)
     for name, word in (
         ("link", "symbolic link"),
-        ("pipe", "no regular file"),
+        ("pipe", "not a regular file"),
         ("missing", "No such file"),
-        (".", "no regular file"),
+        (".", "not a regular file"),
     ):
         assert word in refused(Settings(token_file=f"{tmp_path}/{name}"), system, canary).message
 
@@ -99,8 +99,8 @@ def test_a_link_a_directory_a_pipe_and_a_missing_file_are_refused(
 @pytest.mark.parametrize(
     ("content", "word"),
     [("", "is empty"), ("\n \n", "is empty"), ("{canary}\nsecond", "more than one line"), ("{canary}\rX", "one line"),
-     ("{canary}\0", "bytes that no secret has"), ("{canary}\x1b[2J", "bytes that no secret has"), ("abc", "shorter"),
-     ("{canary}" * 1000, "that is no secret")],
+     ("{canary}\0", "non-printable characters"), ("{canary}\x1b[2J", "non-printable characters"), ("abc", "shorter"),
+     ("{canary}" * 1000, "too many for a secret")],
 )  # fmt: skip
 def test_what_is_no_secret_is_refused_without_showing_it(
     system: System, canary: str, tmp_path: Path, content: str, word: str
@@ -132,7 +132,7 @@ def test_a_variable_that_cannot_be_used_is_refused(system: System, canary: str, 
         (Settings("xoxb-CaNaRy"), "seems to be the secret itself"),
         (Settings("https://hooks.slack.com/services/CaNaRy"), "seems to be the secret itself"),
         (Settings("Bearer CaNaRy"), "seems to be the secret itself"),
-        (Settings("relative.txt"), "whole path"),
+        (Settings("relative.txt"), "an absolute path"),
         (Settings("", "hunter2 CaNaRy"), "name of an environment variable"),
         (Settings("", "https://CaNaRy"), "name of an environment variable"),
         (Settings(), "neither token_file nor token_variable"),

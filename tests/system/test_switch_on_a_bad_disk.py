@@ -139,6 +139,6 @@ def test_guard_and_batch_shell_obey_the_empty_switch_on_their_full_disk(
             until(lambda: not batch.processes(), "nothing to be left")
             ballast.unlink()
             queued = batch.run("touch launched", job=8)
-            assert queued.wait() == 75 and "the kill switch is thrown by" in queued.text
+            assert queued.wait() == 75 and "the kill switch was set by" in queued.text
         finally:
             batch.clean_up()

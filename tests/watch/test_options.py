@@ -11,12 +11,12 @@ import pytest
 from resilience.errors import UsageError
 from resilience.watch.options import (
     Option,
+    absolute_paths,
     flag_of,
-    from_here,
     options_of,
     parse_attributes,
     parse_pairs,
-    shorter,
+    without_unit,
 )
 
 
@@ -70,7 +70,7 @@ def test_each_field_is_an_option_with_its_help_and_default() -> None:
      ("warn-percent", "warn-percent"), ("-s", "-s"), ("warn_percent", "warn-percent"), ("c", "c")],
 )  # fmt: skip
 def test_a_unit_may_be_typed_and_left_out(typed: str, meant: str) -> None:
-    assert shorter(typed) == meant
+    assert without_unit(typed) == meant
 
 
 def test_a_flag_is_the_fields_name() -> None:
@@ -86,7 +86,7 @@ def test_pairs_are_a_table() -> None:
     option = options_of(Every)[7]
     assert parse_pairs(option, ["a=1", "b=c=d", "e="]) == {"a": "1", "b": "c=d", "e": ""}
     for text in ("a", "=a"):
-        with pytest.raises(UsageError, match="no KEY=VALUE"):
+        with pytest.raises(UsageError, match="not KEY=VALUE"):
             parse_pairs(option, [text])
 
 
@@ -97,13 +97,13 @@ def test_settings_that_need_something_are_refused() -> None:
 
     with pytest.raises(UsageError, match=r"path has no default"):
         options_of(Needs)
-    with pytest.raises(UsageError, match="no dataclass"):
+    with pytest.raises(UsageError, match="not a dataclass"):
         options_of(int)
 
 
 def test_paths_that_are_typed_count_from_the_current_directory() -> None:
     typed = {"paths": ["a", ".", "/b", "~/c", "$D/e", ""], "checkpoints": "../ckpt", "word": "as it is"}
-    assert from_here(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
+    assert absolute_paths(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
         "paths": ["/here/a", "/here", "/b", "~/c", "$D/e", ""],
         "checkpoints": "/here/../ckpt",
         "word": "as it is",

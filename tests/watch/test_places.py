@@ -9,7 +9,7 @@ import pytest
 
 from resilience.base.mounts import Mount
 from resilience.errors import UsageError
-from resilience.watch.places import Place, by_mount, found_places, named_places, settled
+from resilience.watch.places import Place, by_mount, named_places, needed_places, resolve_local_links
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 SHM = Mount("/dev/shm", "tmpfs", "tmpfs")
@@ -62,12 +62,12 @@ def test_links_on_the_root_file_system_are_followed_and_none_beyond(
         return links[path]
 
     monkeypatch.setattr(os, "readlink", readlink)
-    assert settled("/scratch/alice/./x", MOUNTS) == "/lustre/scratch/alice/./x"
-    assert settled("/labs/x", MOUNTS).startswith("/lustre/scratch")
-    assert settled("/opt/x", MOUNTS) == "/srv/opt/x"
-    assert settled("/tmp/loop/x", MOUNTS) == "/tmp/loop/x"
-    assert settled("/home/alice/link", MOUNTS) == "/home/alice/link"
-    assert settled("/", MOUNTS) == "/"
+    assert resolve_local_links("/scratch/alice/./x", MOUNTS) == "/lustre/scratch/alice/./x"
+    assert resolve_local_links("/labs/x", MOUNTS).startswith("/lustre/scratch")
+    assert resolve_local_links("/opt/x", MOUNTS) == "/srv/opt/x"
+    assert resolve_local_links("/tmp/loop/x", MOUNTS) == "/tmp/loop/x"
+    assert resolve_local_links("/home/alice/link", MOUNTS) == "/home/alice/link"
+    assert resolve_local_links("/", MOUNTS) == "/"
     assert not [path for path in asked if path.startswith(("/lustre/", "/home/"))]
 
 
@@ -76,7 +76,7 @@ def test_everything_that_a_training_needs_is_found_once() -> None:
         "SCRATCH": "/lustre/scratch/alice/", "WORK": "/lustre/labs/six", "CCCSCRATCHDIR": "/lustre/scratch/alice",
         "STORE": "", "DATA": "data", "PROJECT": "gpt", "PUBLIC": "/", "FAST": "/a\0b", "OTHER": "/elsewhere",
     }  # fmt: skip
-    found = found_places(
+    found = needed_places(
         project=Path("/home/alice/gpt"), state_dir=Path("/home/alice/gpt/.resil"), home=Path("/home/alice"),
         environ=environ, checkpoints="/lustre/ckpt",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from resilience.system.stuck import StuckMemory
 from resilience.watch import watch as watching
 from resilience.watch.reading import NO_MEMORY, Memory, Target
 from resilience.watch.reading_store import ReadingFile
-from resilience.watch.watch import watch, watchdogs_of, with_itself
+from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 from tests.fakes import FakeClock, make_project
 from tests.guard.disks import fill, small_disk
 from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
@@ -201,7 +201,7 @@ def test_remembered_readings_that_break_the_judge_are_left_aside_and_it_is_said(
 
     remembered(project, json.dumps({"subjects": {"/a": [[1.0, {"used": "text"}]]}}))
     finding = one(project, ACheck(say=say))[0]
-    assert (finding.verdict, finding.summary) == (Verdict.OK, "10") and "could not be judged" in finding.looked[-1]
+    assert (finding.verdict, finding.summary) == (Verdict.OK, "10") and "could not judge" in finding.looked[-1]
 
 
 def test_a_damaged_memory_is_set_aside_and_said(project: Project) -> None:
@@ -267,9 +267,11 @@ def test_a_watchdog_that_cannot_be_used_is_a_finding_among_the_others(tmp_path: 
 def test_the_end_of_a_fault_of_the_watchdog_itself_is_reported() -> None:
     finding = Finding(subject="/a", verdict=Verdict.OK, summary="")
     report = Report(check="fs", findings=(finding,), time=0.0)
-    assert with_itself(report).findings[1:] == (Finding(subject="fs", verdict=Verdict.OK, summary="it looked"),)
+    assert with_own_finding(report).findings[1:] == (
+        Finding(subject="fs", verdict=Verdict.OK, summary="the check ran"),
+    )
     broken = Report(check="fs", findings=(Finding(subject="fs", verdict=Verdict.UNKNOWN, summary=""),), time=0.0)
-    assert with_itself(broken) == broken
+    assert with_own_finding(broken) == broken
 
 
 def alerting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notify: Any) -> Project:

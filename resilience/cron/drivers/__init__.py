@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Availability(NamedTuple):
-    """Whether a driver can be used on this machine, by this person.
+    """Whether this user can use a driver on this machine.
 
     Attributes:
-        is_available: whether `auto` may take it.
+        is_available: whether `auto` may choose it.
         reason: one sentence: what was found, or what is missing.
-        hint: what would make it available; may be empty.
+        hint: how to make it available; may be empty.
     """
 
     is_available: bool
@@ -28,11 +28,11 @@ class Availability(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One thing that `resil cron install` does.
+    """One step of `resil cron install`.
 
     Attributes:
-        what: one sentence, for people.
-        text: what is written or run, word for word: lines of a crontab, a unit, a batch script, a command.
+        what: one sentence for the user.
+        text: the exact text written or run: crontab lines, a unit, a batch script, a command.
     """
 
     what: str
@@ -40,13 +40,13 @@ class Step(NamedTuple):
 
 
 class DriverState(NamedTuple):
-    """Whether what was installed is there, and will tick again.
+    """Whether the installation is present and will tick again.
 
     Attributes:
-        liveness: ALIVE: it is there. GONE: it was looked for and is not there. UNKNOWN: it could not be looked at.
-        summary: one sentence for people: `job 88 runs on n1 until 14:00; its successor 89 waits`.
-        next_tick: when it ticks next, seconds since the epoch, where that is known.
-        hint: what to try where it is not well.
+        liveness: ALIVE: present. GONE: checked and absent. UNKNOWN: could not be checked.
+        summary: one sentence for the user: `job 88 runs on n1 until 14:00; its successor 89 waits`.
+        next_tick: time of the next tick, seconds since the epoch, if known.
+        hint: what to try if something is wrong.
     """
 
     liveness: Liveness
@@ -56,38 +56,38 @@ class DriverState(NamedTuple):
 
 
 class Driver(Protocol):
-    """What makes the ticks of cron: a file in drivers/ (or in a plugin directory) that exports it as DRIVER.
+    """Makes the ticks of cron: a file in drivers/ (or in a plugin directory) that exports it as DRIVER.
 
-    A driver writes where its host keeps such things (a crontab, a unit, the queue), and only what carries the token of
-    the installation; what others wrote there stays as it is, byte for byte.
+    A driver writes to tables of its host (a crontab, a unit, the queue), and only entries that carry the installation's
+    token; all other content stays unchanged, byte for byte.
 
     Attributes:
-        summary: one line for people.
-        rank: where several are available, `auto` takes the lowest.
+        summary: one line for the user.
+        rank: `auto` takes the available driver with the lowest rank.
     """
 
     summary: str
     rank: int
 
     def availability(self, context: Context) -> Availability:
-        """Whether it can be used here, and why. Looks, with deadlines; changes nothing and never raises."""
+        """Return whether it can be used here, and why. Checks with deadlines; changes nothing and never raises."""
         ...
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """What `install` would do, for `--dry-run`. Changes nothing. Nothing to do is an empty sequence."""
+        """Return the steps of `install`, for `--dry-run`; empty if there is nothing to do. Changes nothing."""
         ...
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Do it, and return a line each for what was done. Doing it again does nothing.
+        """Install it, and return one line per completed step. Repeating it changes nothing.
 
-        Raise ResilError if it could not be done; then nothing is left half done.
+        Raise ResilError if it fails; then nothing is left half done.
         """
         ...
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Undo it, and return a line each for what was done. Nothing there to undo is no error."""
+        """Remove it, and return one line per completed step. An absent installation is no error."""
         ...
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Whether what `install` made is still there and will tick again. Looks, with deadlines; never raises."""
+        """Return whether the installation is present and will tick again. Checks with deadlines; never raises."""
         ...

@@ -1,20 +1,29 @@
-"""Has cron itself make the ticks: one line in the person's crontab, every minute."""
+"""Makes the ticks with cron itself: one line in the user's crontab, every minute."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from resilience.base.processes import is_there
 from resilience.cron.drivers import Availability, DriverState, Step
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
-from resilience.cron.drivers._ticks.daemon import PID_FILES, find_daemon, hides_processes
-from resilience.cron.drivers._ticks.editing import with_ours, without_header, without_ours
-from resilience.cron.drivers._ticks.marks import headline, mark, tokens_of
-from resilience.cron.drivers._ticks.place import last_words, output_file, table_state, wrong_host
+from resilience.cron.drivers._ticks.lines import (
+    check_writable,
+    headline,
+    mark,
+    shell_command,
+    tick_words,
+    tokens_of,
+    with_ours,
+    without_header,
+    without_ours,
+)
+from resilience.cron.drivers._ticks.place import check_host, last_words, output_file, table_state
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -22,14 +31,54 @@ from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import read_regular, write_atomic
 
+DAEMONS = ("cron", "crond", "cronie", "fcron", "dcron", "bcron-sched")
+"""Process names (proc_pid_comm(5)): Debian, Red Hat and busybox, Gentoo, Arch and Alpine."""
+
+PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid", "/var/run/cron.pid", "/run/crond.reboot")
+"""Pid files of daemons: readable even if /proc hides processes of other users (hidepid=2, proc(5))."""
+
+
+def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES) -> str:
+    """Return a description of the daemon (`cron, process 312`); empty if none was found."""
+    for path in pid_files:
+        pid = _pid_in(path)
+        if pid and is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
+            return f"{_comm(proc, pid) or 'cron'}, process {pid}"
+    with suppress(OSError):
+        for name in os.listdir(proc):  # noqa: PTH208 - names only
+            if name.isdigit() and (comm := _comm(proc, int(name))) in DAEMONS:
+                return f"{comm}, process {name}"
+    return ""
+
+
+def hides_processes(proc: Path = Path("/proc")) -> bool:
+    """Whether /proc hides processes of other users, so that finding none proves nothing."""
+    return not (proc / "1" / "comm").exists()
+
+
+def _comm(proc: Path, pid: int) -> str:
+    try:
+        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _pid_in(path: str) -> int:
+    try:
+        with open(path, encoding="ascii") as file:
+            return int(file.read(32).strip() or 0)
+    except (OSError, ValueError):
+        return 0
+
+
 LONGEST_COMMAND = 990
-"""Bytes. Debian's and Vixie's cron read at most 999 (MAX_COMMAND in their cron.h), and refuse the whole table."""
+"""Bytes. Debian's and Vixie's cron read at most 999 (MAX_COMMAND in their cron.h), and reject the whole table."""
 
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL", "\\": "a backslash (crons disagree on those)"}
 
 
 _READS = 4
-"""So often a table is read that changes between listing and looking."""
+"""Maximum number of attempts to read a table that changes between two readings."""
 
 
 class Crontab:
@@ -38,52 +87,52 @@ class Crontab:
     name = "crontab"
 
     def read(self, context: Context) -> str | None:
-        """As programs.Program.read."""
+        """See programs.Program.read."""
         for _ in range(_READS):
             listed = self._list(context)
             if listed is None or r"\r" not in listed:
                 return listed
             # Debian's `crontab -l` lists a carriage return as the two characters `\r`. Written back, that would be what
             # the line runs. `crontab -e` hands the file itself to an editor; ours writes it to standard output.
-            done = programs.ask(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+            done = programs.run_program(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
             if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
                 return done.stdout
-        raise programs.NoAnswer(
-            "the crontab has carriage returns in it, and cannot be read as it is",
-            hint=f"take them out: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e said: {programs.said(done)}",
+        raise programs.ProgramFailed(
+            "the crontab contains carriage returns, and cannot be read unchanged",
+            hint=f"remove them: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e: {programs.error_of(done)}",
         )
 
     def _list(self, context: Context) -> str | None:
-        done = programs.ask(context, ["crontab", "-l"])
+        done = programs.run_program(context, ["crontab", "-l"])
         if done.returncode == 0:
             return without_header(done.stdout)
         text = (done.stderr or done.stdout).lower()
         # Vixie, Debian, cronie: `no crontab for alice`; busybox and dcron: `can't open 'alice': No such file ...`.
         if "no crontab for" in text or ("can't open" in text and "no such file" in text):
             return None
-        said = programs.said(done)
+        said = programs.error_of(done)
         # Debian: `You (alice) are not allowed to use this program (crontab)`; cronie with PAM: `... not allowed to
         # access to (crontab) because of pam configuration.`
         if "not allowed" in text or "permission denied" in text or "pam " in text:
-            raise programs.NotForUs(
-                f"crontab is not for you here: {said}", hint="an administrator allows it in /etc/cron.allow"
+            raise programs.ProgramUnavailable(
+                f"you are not allowed to use crontab here: {said}", hint="ask an administrator for /etc/cron.allow"
             )
-        raise programs.NoAnswer(f"crontab -l failed: {said}", transient=True)
+        raise programs.ProgramFailed(f"crontab -l failed: {said}", transient=True)
 
     def write(self, table: str, context: Context) -> None:
-        """As programs.Program.write."""
-        done = programs.ask(context, ["crontab", "-"], stdin=table)
+        """See programs.Program.write."""
+        done = programs.run_program(context, ["crontab", "-"], stdin=table)
         if done.returncode != 0:
             raise ResilError(
-                f"crontab refused the table, and the old one stays: {programs.said(done)}",
-                hint="is a line of yours wrong, or the disk with /var/spool full? Look: crontab -l",
+                f"crontab rejected the table; the old one is unchanged: {programs.error_of(done)}",
+                hint="check your lines with crontab -l, and the free space in /var/spool",
             )
 
     def remove(self, context: Context) -> None:
-        """As programs.Program.remove."""
-        done = programs.ask(context, ["crontab", "-r"])
+        """See programs.Program.remove."""
+        done = programs.run_program(context, ["crontab", "-r"])
         if done.returncode != 0 and "no crontab for" not in done.stderr.lower():
-            raise ResilError(f"crontab -r failed, and the table stays: {programs.said(done)}")
+            raise ResilError(f"crontab -r failed; the table is unchanged: {programs.error_of(done)}")
 
 
 _CRONTAB = Crontab()
@@ -94,8 +143,8 @@ class CrontabDriver:
     """The cron of this machine.
 
     Attributes:
-        proc: where processes are seen.
-        pid_files: where daemons say which process they are.
+        proc: mount point of procfs.
+        pid_files: pid files of cron daemons.
     """
 
     summary = "a line in your crontab on this machine"
@@ -106,29 +155,31 @@ class CrontabDriver:
     pid_files: tuple[str, ...] = PID_FILES
 
     def availability(self, context: Context) -> Availability:
-        """Whether crontab serves this person, and a daemon reads what it writes."""
+        """Check that crontab works for this user, and that a daemon runs."""
         try:
             self.program.read(context)
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         if str(context.project).startswith("/afs/"):
-            return Availability(False, "the project lies in AFS, where cron has no token", "move it, or use slurm")
+            return Availability(
+                False, "the project is in AFS, where cron has no token", "move it, or use backend slurm"
+            )
         host = context.system.host.name
         if daemon := find_daemon(self.proc, self.pid_files):
             return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
         if hides_processes(self.proc):
-            reason = f"crontab works, but whether a cron daemon runs on {host} cannot be seen"
+            reason = f"crontab works, but /proc on {host} hides whether a cron daemon runs"
             return Availability(
                 False,
                 reason,
-                "`systemctl status cron` (or crond) tells; else take another: resil cron install --backend slurm",
+                "check with `systemctl status cron` (or crond), or use: resil cron install --backend slurm",
             )
         reason = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
-        return Availability(False, reason, "an administrator starts it: systemctl enable --now cron (or crond)")
+        return Availability(False, reason, "ask an administrator: systemctl enable --now cron (or crond)")
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """The lines, unless they stand there."""
-        wrong_host(installation, context, "crontab")
+        """Return the lines, unless they are already there."""
+        check_host(installation, context, "crontab")
         lines = table_lines(installation, context)
         steps = []
         script = script_text(installation, context)
@@ -136,13 +187,13 @@ class CrontabDriver:
             steps.append(Step(f"write {script_file(context)}", script))
         table = self.program.read(context) or ""
         if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) != table:
-            what = f"write these lines into the crontab of {context.system.host.user} on {context.system.host.name}"
+            what = f"write these lines to the crontab of {context.system.host.user} on {context.system.host.name}"
             steps.append(Step(f"{what}, before all others", "\n".join(lines)))
         return steps
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        wrong_host(installation, context, "crontab")
+        check_host(installation, context, "crontab")
         lines = table_lines(installation, context)
         output_file(context, "crontab")
         mine = {installation.token}
@@ -154,14 +205,14 @@ class CrontabDriver:
                 self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
             )
         except ResilError:
-            programs.give_up(self.program, lambda table: without_ours(table, mine), context)
+            programs.roll_back(self.program, lambda table: without_ours(table, mine), context)
             raise
         where = f"the crontab of {context.system.host.user} on {context.system.host.name}"
-        return (f"wrote a line into {where}: it ticks every minute",) if done else ()
+        return (f"wrote a line to {where}: it ticks every minute",) if done else ()
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Take the lines out."""
-        wrong_host(installation, context, "crontab")
+        """Remove the lines."""
+        check_host(installation, context, "crontab")
         done = programs.change(
             self.program,
             lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
@@ -170,12 +221,12 @@ class CrontabDriver:
         with suppress(OSError):
             Path(script_file(context)).unlink(missing_ok=True)
         where = f"the crontab of {context.system.host.user} on {context.system.host.name}"
-        return (f"took our lines out of {where}",) if done else ()
+        return (f"removed our lines from {where}",) if done else ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Whether the line is there, and a daemon to read it."""
+        """Check that the line is there, and that a daemon runs."""
         try:
-            wrong_host(installation, context, "crontab")
+            check_host(installation, context, "crontab")
             table = self.program.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
@@ -187,7 +238,7 @@ class CrontabDriver:
             return DriverState(
                 Liveness.GONE,
                 f"the line is in the crontab of {installation.by}, but no cron daemon runs on {installation.host}",
-                hint="an administrator starts it; until then: resil cron install --backend slurm --replace",
+                hint="ask an administrator to start it; until then: resil cron install --backend slurm --replace",
             )
         now = context.system.clock.now()
         said = last_words(context, "crontab")
@@ -195,11 +246,11 @@ class CrontabDriver:
 
 
 def table_lines(installation: Installation, context: Context) -> tuple[str, ...]:
-    """Our lines. Raise ResilError if cron could not read them. Pure.
+    """Return our lines. Raise ResilError if cron could not read them. Pure.
 
-    The whole command is one word for /bin/sh: a `SHELL=/bin/csh` that somebody writes above it later does no harm. cron
-    makes a line break of each `%` that has no backslash before it (crontab(5)). Where the command is too long for cron
-    (a module system's LD_LIBRARY_PATH), it stands in a script beside the heartbeat, and the line calls that.
+    The whole command is one word for /bin/sh, so a `SHELL=/bin/csh` above it does no harm. cron turns each `%` without
+    a backslash into a line break (crontab(5)). A command too long for cron (a module system's LD_LIBRARY_PATH) goes to
+    a script beside the heartbeat, which the line calls.
     """
     inner = _command(installation, context)
     if not _fits(inner):
@@ -211,18 +262,18 @@ def table_lines(installation: Installation, context: Context) -> tuple[str, ...]
 
 
 def script_text(installation: Installation, context: Context) -> str:
-    """The script that the line calls; empty: the line needs none. Pure."""
+    """Return the script that the line calls; empty if the line needs none. Pure."""
     inner = _command(installation, context)
     return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, context.state_dir)}\n{inner}\n"
 
 
 def script_file(context: Context) -> str:
-    """Where that script lies."""
+    """Return the path of that script."""
     return str(Path(output_file(context, "crontab", make=False)).with_suffix(".sh"))
 
 
 def _command(installation: Installation, context: Context) -> str:
-    refuse_unwritable(installation, where="a crontab", bad=_BAD)
+    check_writable(installation, where="a crontab", bad=_BAD)
     words = tick_words(installation, "tick", "--driver", "crontab")
     return shell_command(installation, words, output=output_file(context, "crontab", make=False))
 

@@ -1,4 +1,4 @@
-"""Has nobody make the ticks but `resil cron run`, which somebody leaves running: in tmux, a container, a login node."""
+"""Makes the ticks with a `resil cron run` that the user leaves running: in tmux, a container, a login node."""
 
 from __future__ import annotations
 
@@ -15,55 +15,55 @@ from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 
 PATIENCE_S = 120.0
-"""A heartbeat from another machine may be this late before its silence means something: the clocks differ, too."""
+"""A heartbeat from another machine may be overdue by this much, as clocks differ."""
 
 
 class ForegroundDriver:
-    """A process of the person's own."""
+    """A process that the user runs."""
 
     summary = "`resil cron run`, which you leave running yourself"
     rank = 90
 
     def availability(self, context: Context) -> Availability:
-        """It always can be."""
-        return Availability(True, "it needs nothing but a place to run: tmux, a container, a login node")
+        """Always available."""
+        return Availability(True, "needs only a place to run: tmux, a container, a login node")
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """Nothing is written anywhere; what to run is said, unless it runs."""
+        """Return the command to run, unless it is running; nothing is written."""
         if self.state(installation, settings, context).liveness is Liveness.ALIVE:
             return ()
-        return (Step("nothing is installed: leave this running yourself", self._command(installation)),)
+        return (Step("nothing is installed; keep this command running yourself", self._command(installation)),)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Nothing to do."""
         return ()
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Nothing to do: who was left running ends when the person ends it."""
+        """Nothing to do: the user ends the process."""
         return ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """As the heartbeat says: on this machine the process is looked at, on others its last sign of life."""
+        """Return the state from the heartbeat: on this machine check the process, on others the heartbeat's age."""
         start = f"start it, in tmux: {self._command(installation)}"
         try:
             beat = heartbeat(context)
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         if beat is None:
-            return DriverState(Liveness.GONE, "nothing ticks yet", hint=start)
+            return DriverState(Liveness.GONE, "no tick yet", hint=start)
         who = f"process {beat.pid} on {beat.host}"
         if beat.host == context.system.host.name and beat.pid:
             if is_there(beat.pid):
                 return DriverState(Liveness.ALIVE, f"{who} ticks", beat.expected)
-            return DriverState(Liveness.GONE, f"{who}, which ticked, has ended", hint=start)
+            return DriverState(Liveness.GONE, f"{who} has ended", hint=start)
         if context.system.clock.now() <= beat.expected + PATIENCE_S:
             return DriverState(Liveness.ALIVE, f"{who} ticks", beat.expected)
         return DriverState(
-            Liveness.UNKNOWN, f"{who} is late, and cannot be looked at from here", hint=f"look there, or {start}"
+            Liveness.UNKNOWN, f"{who} is late, and cannot be checked from this host", hint=f"check there, or {start}"
         )
 
     def _command(self, installation: Installation) -> str:
-        python = f"{shlex.quote(installation.python)} -P"  # else the project's queue.py were Python's own
+        python = f"{shlex.quote(installation.python)} -P"  # else the project's queue.py would shadow Python's
         return f"cd {shlex.quote(installation.project)} && {python} -m resilience cron run"
 
 

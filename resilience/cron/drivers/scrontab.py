@@ -1,7 +1,7 @@
-"""Has SLURM's own cron make the ticks: an entry in the person's scrontab (scrontab(1), SLURM 20.11 and newer).
+"""Makes the ticks with SLURM's own cron: an entry in the user's scrontab (scrontab(1), SLURM 20.11 and newer).
 
-SLURM keeps one job for each entry for ever, and starts it again at the next time that comes after its end: so runs of
-an entry never overlap, and a run that takes longer than the pause skips what it covers. `scancel` disables the entry.
+SLURM keeps one job per entry, and requeues it for the next time after its end, so runs of an entry never overlap, and a
+run longer than the interval skips ticks. `scancel` disables the entry.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from dataclasses import dataclass
 
 from resilience.cron.drivers import Availability, DriverState, Step
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.command import refuse_unwritable, shell_command, tick_words
-from resilience.cron.drivers._ticks.editing import with_ours, without_ours
-from resilience.cron.drivers._ticks.marks import headline, mark, tokens_of, unit_name
-from resilience.cron.drivers._ticks.place import last_words, output_file, table_state, wrong_person
+from resilience.cron.drivers._ticks.lines import (
+    check_writable,
+    headline,
+    mark,
+    shell_command,
+    tick_words,
+    tokens_of,
+    unit_name,
+    with_ours,
+    without_ours,
+)
+from resilience.cron.drivers._ticks.place import check_owner, last_words, output_file, table_state
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -24,11 +32,11 @@ from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 
 END_NOTICE_S = 60
-"""A daemon is told so long before its time limit, and ends; the entry's next minute starts it again."""
+"""A daemon gets SIGTERM this long before its time limit, and exits; the entry's next minute starts it again."""
 
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL"}
 _NO_OUTPUT = set(" \t\\")
-"""Characters that --output cannot have here: a backslash would end the replacement of `%%` (sbatch(1))."""
+"""Characters that --output cannot contain here: a backslash would disable the replacement of `%%` (sbatch(1))."""
 _OWN_OPTIONS = ("job-name", "comment", "output", "error", "open-mode", "time", "signal", "array", "begin", "dependency")
 
 
@@ -38,8 +46,8 @@ class Scrontab:
     name = "scrontab"
 
     def read(self, context: Context) -> str | None:
-        """As programs.Program.read."""
-        done = programs.ask(context, ["scrontab", "-l"], timeout_s=context.scheduler_deadline_s)
+        """See programs.Program.read."""
+        done = programs.run_program(context, ["scrontab", "-l"], timeout_s=context.scheduler_deadline_s)
         if done.returncode == 0:
             return done.stdout
         # Recorded from 24.11 and 26.05: `no crontab for alice` (standard output);
@@ -47,35 +55,37 @@ class Scrontab:
         if done.stdout.startswith("no crontab for ") or done.stderr.startswith("no crontab for "):
             return None
         if "is disabled on this cluster" in done.stderr + done.stdout:
-            raise programs.NotForUs(
+            raise programs.ProgramUnavailable(
                 "scrontab is disabled on this cluster",
-                hint="an administrator enables it: ScronParameters=enable in slurm.conf",
+                hint="ask an administrator: ScronParameters=enable in slurm.conf",
             )
-        raise programs.NoAnswer(
-            f"scrontab -l failed: {programs.said(done)}",
+        raise programs.ProgramFailed(
+            f"scrontab -l failed: {programs.error_of(done)}",
             hint="slurmctld may be down; jobs keep running",
             transient=True,
         )
 
     def write(self, table: str, context: Context) -> None:
-        """As programs.Program.write."""
+        """See programs.Program.write."""
         with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
             file.write(table.encode("utf-8", "surrogateescape"))
             file.flush()
-            # The first scrontab (20.11.0) knew no FILE and would start an editor: this one fails at once.
+            # The first scrontab (20.11.0) ignores FILE and starts an editor: this one fails at once.
             editor = {"VISUAL": "false", "EDITOR": "false"}
-            done = programs.ask(context, ["scrontab", file.name], timeout_s=context.scheduler_deadline_s, env=editor)
+            done = programs.run_program(
+                context, ["scrontab", file.name], timeout_s=context.scheduler_deadline_s, env=editor
+            )
         if done.returncode != 0:
             raise ResilError(
-                f"scrontab refused the table, and the old one stays: {programs.said(done)}",
-                hint="is a line of yours wrong, or a limit reached? Options of our job: [cron] sbatch in resil.toml",
+                f"scrontab rejected the table; the old one is unchanged: {programs.error_of(done)}",
+                hint="check your lines and your limits; options of our job: [cron] sbatch in resil.toml",
             )
 
     def remove(self, context: Context) -> None:
-        """As programs.Program.remove."""
-        done = programs.ask(context, ["scrontab", "-r"], timeout_s=context.scheduler_deadline_s)
+        """See programs.Program.remove."""
+        done = programs.run_program(context, ["scrontab", "-r"], timeout_s=context.scheduler_deadline_s)
         if done.returncode != 0:
-            raise ResilError(f"scrontab -r failed, and the table stays: {programs.said(done)}")
+            raise ResilError(f"scrontab -r failed; the table is unchanged: {programs.error_of(done)}")
 
 
 _SCRONTAB = Scrontab()
@@ -91,34 +101,32 @@ class ScrontabDriver:
     program: Scrontab = _SCRONTAB
 
     def availability(self, context: Context) -> Availability:
-        """Whether the cluster has it enabled."""
+        """Check that the cluster has it enabled."""
         try:
             self.program.read(context)
-        except programs.NotForUs as error:
+        except programs.ProgramUnavailable as error:
             if _is_enabled(context):
                 reason = f"the cluster has scrontab enabled, but: {error.message}"
-                return Availability(
-                    False, reason, "is the program installed elsewhere, on a login node? Add it to PATH"
-                )
+                return Availability(False, reason, "the program may be on a login node only, or not on PATH")
             return Availability(False, error.message, error.hint)
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         return Availability(True, "scrontab is enabled on this cluster")
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """The lines, unless they stand there."""
-        wrong_person(installation, context, "scrontab")
+        """Return the lines, unless they are already there."""
+        check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
         table = self.program.read(context) or ""
         if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) == table:
             return ()
-        what = f"write these lines into the scrontab of {context.system.host.user}, before all others"
+        what = f"write these lines to the scrontab of {context.system.host.user}, before all others"
         more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
         return (Step(what + more, "\n".join(lines)),)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        wrong_person(installation, context, "scrontab")
+        check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
         output_file(context, "scrontab")
         mine = {installation.token}
@@ -127,25 +135,29 @@ class ScrontabDriver:
                 self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
             )
         except ResilError:
-            programs.give_up(self.program, lambda table: without_ours(table, mine), context)
+            programs.roll_back(self.program, lambda table: without_ours(table, mine), context)
             raise
-        how = f"every {pause_minutes(settings.pulse_s)} min" if installation.mode == "pulse" else "a daemon, always"
-        return (f"wrote an entry into the scrontab of {context.system.host.user}: {how}",) if done else ()
+        how = (
+            f"every {pause_minutes(settings.pulse_s)} min"
+            if installation.mode == "pulse"
+            else "a daemon, always running"
+        )
+        return (f"wrote an entry to the scrontab of {context.system.host.user}: {how}",) if done else ()
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Take the lines out; SLURM removes the waiting job, and lets a running one end."""
-        wrong_person(installation, context, "scrontab")
+        """Remove the lines; SLURM removes the pending job, and lets a running one end."""
+        check_owner(installation, context, "scrontab")
         done = programs.change(
             self.program,
             lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
             context,
         )
-        return (f"took our entry out of the scrontab of {context.system.host.user}",) if done else ()
+        return (f"removed our entry from the scrontab of {context.system.host.user}",) if done else ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Whether the entry is there and enabled."""
+        """Check that the entry is there and enabled."""
         try:
-            wrong_person(installation, context, "scrontab")
+            check_owner(installation, context, "scrontab")
             table = self.program.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
@@ -161,30 +173,30 @@ class ScrontabDriver:
 
 
 def _is_enabled(context: Context) -> bool:
-    """Whether slurm.conf says so: `ScronParameters         = enable` (`(null)`: it does not)."""
+    """Whether slurm.conf enables it: `ScronParameters         = enable` (`(null)`: disabled)."""
     try:
-        done = programs.ask(context, ["scontrol", "show", "config"])
+        done = programs.run_program(context, ["scontrol", "show", "config"])
     except ResilError:
         return False
     return re.search(r"^ScronParameters\s*=.*\benable\b", done.stdout, re.MULTILINE) is not None
 
 
 def pause_minutes(pulse_s: float) -> int:
-    """The pause between pulses: the longest that divides an hour, and is not longer than `pulse_s`. Pure.
+    """Return the interval between pulses: the largest divisor of an hour that is not longer than `pulse_s`. Pure.
 
-    A pause that divides no hour would be uneven at each full hour.
+    Other intervals would be uneven at each full hour.
     """
     minutes = max(1, int(pulse_s // 60))
     return max(divisor for divisor in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60) if divisor <= minutes)
 
 
 def table_lines(installation: Installation, settings: CronSettings, context: Context) -> tuple[str, ...]:
-    """Our lines. Raise ResilError if scrontab could not read them. Pure.
+    """Return our lines. Raise ResilError if scrontab could not read them. Pure.
 
-    The `#SCRON` line is for the entry that follows (scrontab(1)); its words are split at blanks, and cannot be quoted
-    (`get_argument` in SLURM's src/scrontab/parse.c). Unlike cron's, a `%` in the command is nothing special.
+    The `#SCRON` line applies to the entry that follows (scrontab(1)); its words are split at blanks, and cannot be
+    quoted (`get_argument` in SLURM's src/scrontab/parse.c). Unlike in cron, `%` in the command is not special.
     """
-    refuse_unwritable(installation, where="a scrontab", bad=_BAD)
+    check_writable(installation, where="a scrontab", bad=_BAD)
     is_pulse = installation.mode == "pulse"
     limit_s = settings.pulse_limit_s if is_pulse else settings.time_limit_s
     output = output_file(context, "scrontab", make=False).replace("%", "%%")
@@ -199,10 +211,10 @@ def table_lines(installation: Installation, settings: CronSettings, context: Con
         options.append(f"--signal=B:TERM@{END_NOTICE_S}")
     for name, value in settings.sbatch.items():
         if name in _OWN_OPTIONS:
-            raise ResilError(f"[cron] sbatch sets {name}, which the scrontab's entry sets itself", hint="leave it out")
+            raise ResilError(f"[cron] sbatch sets {name}, which the scrontab entry sets itself", hint="remove it")
         options.append(f"--{name}={value}" if value else f"--{name}")
     if unquotable := [option for option in options if set(option) & set(" \t\n\r\0")]:
-        raise ResilError(f"{unquotable[0]!r} has a blank in it, which scrontab cannot read", hint="see [cron] sbatch")
+        raise ResilError(f"{unquotable[0]!r} contains a blank, which scrontab cannot read", hint="see [cron] sbatch")
     words = ("tick", "--driver", "scrontab") if is_pulse else ("run", "--driver", "scrontab")
     command = shell_command(installation, tick_words(installation, *words), is_clean=False)
     minutes = pause_minutes(settings.pulse_s)

@@ -1,4 +1,4 @@
-"""Has a chain of small jobs make the ticks: for sites that give their users a queue, and no cron."""
+"""Makes the ticks with a chain of small jobs, for sites that offer a queue and no cron."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from resilience.cron.drivers import Availability, DriverState, Step
 from resilience.cron.drivers._slurm.chain import SUCCESSORS, Mode
 from resilience.cron.drivers._slurm.keeper import Keeper, mode_of, token_in
 from resilience.cron.drivers._slurm.script import (
-    REVIVE,
+    REQUEUE_SCRIPT,
     SCRIPT,
-    render_revive,
+    render_requeue_script,
     render_script,
     sbatch_options,
     time_limit_s,
@@ -29,50 +29,50 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import make_directory, read_regular, write_atomic
 
 REASON_WITHIN_S = 3.0
-"""So long `install` waits to hear why its first job does not start: SLURM looks at new jobs within a second or two."""
+"""`install` waits this long for the reason of its pending job: SLURM sets it within a second or two."""
 
 
 _NEVER_HINT = (
-    "is [cron] time_limit_s (of pulses: pulse_limit_s) above the MaxTime that `scontrol show partition` shows? "
-    "Set it lower, or another partition in [cron] sbatch"
+    "compare [cron] time_limit_s (pulse_limit_s for pulses) with MaxTime in `scontrol show partition`; "
+    "lower it, or set another partition in [cron] sbatch"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmDriver:
-    """The queue, as what makes the ticks. Where no SLURM is installed, the embedded scheduler's queue."""
+    """The queue of SLURM or, where SLURM is not installed, of the embedded scheduler."""
 
     summary: str = "a chain of small jobs in the queue"
     rank: int = 40
 
     def availability(self, context: Context) -> Availability:
-        """Whether the queue answers."""
+        """Check that the queue answers."""
         try:
             scheduler = context.scheduler()
             scheduler.jobs(names=["resil-cron"])
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         if scheduler.name == "local":
-            return Availability(True, "no SLURM is installed here: the embedded scheduler's queue makes the ticks")
+            return Availability(True, "SLURM is not installed here; uses the embedded scheduler")
         return Availability(True, "squeue answers")
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """The files, and the jobs that are missing."""
+        """Return the files, and the missing jobs."""
         keeper = _keeper(installation, settings, context)
         steps = [
             Step(f"write {path}", text)
             for path, (text, _) in _files(installation, settings, context).items()
             if _content(path) != text
         ]
-        for wish in keeper.plan(keeper.look()).submit:
-            words = keeper.scheduler.command_line(keeper.submission(wish))
+        for request in keeper.plan(keeper.queued_jobs()).submit:
+            words = keeper.scheduler.command_line(keeper.submission(request))
             steps.append(Step("queue a job of the chain", " ".join(words)))
         return steps
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Write the files and queue the first jobs."""
+        """Write the files, and queue the first jobs."""
         keeper = _keeper(installation, settings, context)
-        sbatch_options(keeper.name, settings, mode_of(installation, settings))  # refused before anything is written
+        sbatch_options(keeper.name, settings, mode_of(installation, settings))  # reject before anything is written
         done = []
         files = _files(installation, settings, context)
         fresh = [path for path in files if _content(path) is None]
@@ -85,10 +85,10 @@ class SlurmDriver:
         try:
             if kept.ended:
                 raise SchedulerError(f"{kept.ended} while it was being installed", hint="resil cron install")
-            if kept.trouble and not kept.waiting and not keeper.plan(keeper.look()).waiting:
+            if kept.problem and not kept.waiting and not keeper.plan(keeper.queued_jobs()).waiting:
                 raise SchedulerError(
-                    f"the scheduler's first job could not be queued: {kept.trouble}",
-                    hint=kept.hint or "resil cron install --backend foreground runs it without a queue",
+                    f"the scheduler's first job could not be queued: {kept.problem}",
+                    hint=kept.hint or "to run without a queue: resil cron install --backend foreground",
                 )
             if kept.submitted:
                 self._refuse_never(keeper, kept.submitted)
@@ -103,15 +103,15 @@ class SlurmDriver:
                 f"queued {_jobs(kept.submitted)} under the name {keeper.name}: {_rhythm(installation, settings)}"
             )
         if kept.is_stuck:
-            done.append(f"{kept.trouble}: {kept.hint}")
-        elif kept.trouble:
-            done.append(f"not all of its successors could be queued, and its jobs will try again: {kept.trouble}")
+            done.append(f"{kept.problem}: {kept.hint}")
+        elif kept.problem:
+            done.append(f"some successors could not be queued; the jobs will try again: {kept.problem}")
         if kept.cancelled:
-            done.append(f"cancelled {_jobs(kept.cancelled)}: too many waited")
+            done.append(f"cancelled surplus {_jobs(kept.cancelled)}")
         return done
 
     def _refuse_never(self, keeper: Keeper, submitted: Sequence[int]) -> None:
-        """Raise SchedulerError if a job that was just queued can never start: some sites take it all the same."""
+        """Raise SchedulerError if a queued job can never start: some sites accept such jobs."""
         until = keeper.clock.monotonic() + REASON_WITHIN_S
         while True:
             ours = [job for job in keeper.jobs() if job.id.array in submitted]
@@ -119,7 +119,7 @@ class SlurmDriver:
                 why = explain_reason(job.reason, str(job.id))
                 if job.state.is_waiting and why.blocks_for_ever and not job.reason.startswith("JobHeld"):
                     raise SchedulerError(
-                        f"SLURM took the scheduler's job {job.id} and will never start it: {why.words} ({job.reason})",
+                        f"SLURM accepted the scheduler's job {job.id} but cannot start it: {why.words} ({job.reason})",
                         hint=_NEVER_HINT if _asks_too_much(job.reason) else f"{why.advice}; see [cron] sbatch",
                     )
             first = next((job for job in ours if job.id.array == min(submitted)), None)
@@ -129,16 +129,16 @@ class SlurmDriver:
             keeper.clock.sleep(0.2)
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Cancel the chain's jobs that wait, and have the one that runs leave as soon as nothing of it runs.
+        """Cancel the chain's pending jobs, and signal the running one to exit when its runs have ended.
 
-        That one knows by itself: it looks whether it is stopped, or another installation counts.
+        The running job also checks by itself whether it is stopped or replaced.
         """
         keeper = _keeper(installation, settings, context)
         cancelled = keeper.cancel_all(running=False)
-        done = [f"cancelled {_jobs(cancelled)}, which waited"] if cancelled else []
-        if told := keeper.tell_to_leave():
-            done.append(f"told {_jobs(told)} to end with what runs now, and without a successor")
-        for name in (REVIVE, SCRIPT):
+        done = [f"cancelled pending {_jobs(cancelled)}"] if cancelled else []
+        if signalled := keeper.signal_exit():
+            done.append(f"signalled {_jobs(signalled)} to exit when its current runs have ended, without a successor")
+        for name in (REQUEUE_SCRIPT, SCRIPT):
             path = keeper.directory.path / name
             if path.exists():
                 path.unlink(missing_ok=True)
@@ -146,30 +146,28 @@ class SlurmDriver:
         return done
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Which job ticks until when, and how many wait behind it."""
+        """Return which job ticks until when, and how many are queued behind it."""
         try:
             keeper = _keeper(installation, settings, context)
             jobs = sorted(keeper.jobs(), key=lambda job: job.id.array)
             if not jobs and not keeper.is_mine:
-                reason = f"no job of {installation.by}'s scheduler is seen; a site may hide others' jobs (PrivateData)"
-                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or look at the last tick")
+                reason = f"no job of {installation.by}'s scheduler is visible; PrivateData may hide jobs of other users"
+                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or check the last tick")
             return _judge(jobs, installation, settings, context.system.clock.now())
         except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, f"the queue could not be looked at: {error.message}", hint=error.hint)
+            return DriverState(Liveness.UNKNOWN, f"the queue could not be read: {error.message}", hint=error.hint)
         except Exception as error:
-            return DriverState(Liveness.UNKNOWN, f"looking failed: {type(error).__name__}: {error}")
+            return DriverState(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
 
 
 def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettings, now: float) -> DriverState:
-    """What the queue says about the chain. Pure."""
+    """Return the state of the chain. Pure."""
     ours = [job for job in jobs if (token := token_in(job)) is not None and token.installation == installation.token]
     running = [job for job in ours if not job.state.is_waiting and job.state != "COMPLETING"]
     waiting = [job for job in ours if job.state.is_waiting]
-    again = "resil cron install queues it again"
+    again = "queue it again: resil cron install"
     if not running and not waiting:
-        return DriverState(
-            Liveness.GONE, "none of the scheduler's jobs is in the queue: its chain is broken", hint=again
-        )
+        return DriverState(Liveness.GONE, "the scheduler has no job in the queue: its chain is broken", hint=again)
     words, hint = [], ""
     for job in running:
         where = f" on {job.nodes}" if job.nodes else ""
@@ -177,9 +175,9 @@ def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettin
         words.append(f"job {job.id} runs{where}{ends}")
     behind = " behind it" if running else ""
     if not waiting:
-        words.append("and no job waits behind it")
+        words.append("and no job is queued behind it")
     else:
-        words.append(f"{_jobs([job.id.array for job in waiting])} {'wait' if len(waiting) > 1 else 'waits'}{behind}")
+        words.append(f"{_jobs([job.id.array for job in waiting])} {'are' if len(waiting) > 1 else 'is'} queued{behind}")
     next_tick: float | None = now if running and mode_of(installation, settings) is Mode.DAEMON else None
     if not running:
         head = waiting[0]
@@ -194,12 +192,12 @@ def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettin
 
 
 def _asks_too_much(reason: str) -> bool:
-    """Whether the time limit may be it: SLURM says PartitionTimeLimit to some, and PartitionConfig to others."""
+    """Whether the time limit may be the reason: SLURM reports PartitionTimeLimit or PartitionConfig."""
     return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
 
 
 def _clock(seconds: float, now: float) -> str:
-    """The time of day, and the date where it is not today's."""
+    """Return the time of day, with the date if it is not today."""
     import time
 
     then, today = time.localtime(seconds), time.localtime(now)
@@ -214,7 +212,7 @@ def _rhythm(installation: Installation, settings: CronSettings) -> str:
     if mode_of(installation, settings) is Mode.PULSE:
         return f"a pulse every {format_duration(settings.pulse_s)}, {SUCCESSORS} queued ahead"
     limit = format_duration(time_limit_s(settings, Mode.DAEMON))
-    return f"one runs for up to {limit} and ticks, {SUCCESSORS} wait behind it"
+    return f"one runs for up to {limit} and ticks, {SUCCESSORS} are queued behind it"
 
 
 def _keeper(installation: Installation, settings: CronSettings, context: Context) -> Keeper:
@@ -224,7 +222,7 @@ def _keeper(installation: Installation, settings: CronSettings, context: Context
 
 
 def _files(installation: Installation, settings: CronSettings, context: Context) -> dict[Path, tuple[str, int]]:
-    """The files that `install` writes, with their text and mode."""
+    """Return the files that `install` writes, with text and mode."""
     directory = CronDirectory(context.state_dir, context.group)
     environ = context.system.environ
     scheduler = context.scheduler()
@@ -239,11 +237,11 @@ def _files(installation: Installation, settings: CronSettings, context: Context)
         shared=bool(context.group),
         spool=str(getattr(scheduler, "spool", "")),
     )
-    # Only the owner may write what runs with the owner's rights, whoever may operate the project.
+    # The script runs with the owner's rights, so the group must not be able to write it.
     mode = 0o750 if context.group else 0o700
     return {
         directory.path / SCRIPT: (script, mode),
-        directory.path / REVIVE: (render_revive(str(directory.path)), mode),
+        directory.path / REQUEUE_SCRIPT: (render_requeue_script(str(directory.path)), mode),
     }
 
 

@@ -1,1 +1,1 @@
-"""Cron's table and arithmetic: expression, table, due."""
+"""The table of entries, due slots, and the supervisors of runs."""

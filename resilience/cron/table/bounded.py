@@ -1,7 +1,7 @@
-"""Keeps of a stream of bytes its beginning and its end, without secrets, in memory that does not grow. Pure.
+"""Keeps the beginning and the end of a byte stream, without secrets, in bounded memory. Pure.
 
-Only what is kept is searched for secrets: a run that prints gigabytes costs no more than the reading of them. A secret
-is found wherever the pieces of the stream, or the cut between what is kept and what is not, fall into it.
+Only kept bytes are searched for secrets, so a run that prints gigabytes costs little. A secret is found even if chunk
+borders, or the cut between kept and omitted bytes, split it.
 """
 
 from __future__ import annotations
@@ -9,32 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from resilience.messages import cut
 from resilience.quantities import format_bytes
 from resilience.system.redaction import REDACTED, all_needles
 
 _USER_INFO = re.compile(rb"(?<=://)[^/@\s'\"]+@")
 _ADDRESS = re.compile(rb"://[^/@\s'\"]+@")
 _USER_INFO_BYTES = 512
-"""No `name:password@` is longer, where one must be seen whole to be cut well."""
+"""Maximum length of a `name:password@` that is found across a cut."""
 
 _SLACK_BYTES = 2**18
-"""The ring for the end may be so much longer than asked for, so that it need not be cut at each piece."""
+"""The buffer for the end may exceed its limit by this, so that it is not cut for each chunk."""
 
 _LINE_BYTES = 2**16
-"""Cuts are moved to the end of a line where one is so near."""
+"""Cuts are moved to the end of a line within this distance."""
 
 _LAST_BYTES = 4096
-"""The last line is looked for in so much of the end."""
+"""The last line is searched in this many bytes at the end."""
 
 _SMALL_BYTES = 512
-"""Less than this is not left out: the sentence that says so would be as long."""
+"""Less than this is not omitted: the notice would be as long."""
 
 
 class Secrets:
     """Finds and replaces secrets in bytes."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        """Those that this process has read are known besides."""
+        """Secrets that this process has read are included."""
         table = {
             needle.encode("utf-8", "surrogateescape"): instead.encode("utf-8", "surrogateescape")
             for needle, instead in all_needles(secrets).items()
@@ -43,27 +44,27 @@ class Secrets:
         self.longest = max([_USER_INFO_BYTES + 4, *map(len, self._table)])
 
     def redact(self, raw: bytes) -> bytes:
-        """Given bytes, return them without secrets."""
+        """Return the bytes without secrets."""
         for needle, instead in self._table.items():
             if needle in raw:
                 raw = raw.replace(needle, instead)
         return _USER_INFO.sub(f"{REDACTED}@".encode(), raw)
 
     def begin_of(self, raw: bytes | bytearray, cut: int) -> int:
-        """Given a place at which bytes are to be cut, return it, or the begin of the secret that lies across it."""
+        """Return the cut position, moved to the beginning of a secret that spans it."""
         while (span := self._across(raw, cut)) is not None:
             cut = span[0]
         return cut
 
     def end_of(self, raw: bytes | bytearray, cut: int) -> int:
-        """Given a place at which bytes are to be cut, return it, or the end of the secret that lies across it."""
+        """Return the cut position, moved to the end of a secret that spans it."""
         while (span := self._across(raw, cut)) is not None:
             cut = span[1]
         return cut
 
     def before_part(self, raw: bytes | bytearray, cut: int) -> int:
-        """Given the end of a line in what has come so far, return it, or the begin of what may become a secret of
-        several lines. No other secret goes on after the end of a line."""
+        """Return the cut position at the end of a line, moved before the possible beginning of a multi-line secret. No
+        other secret continues after the end of a line."""
         for needle in self._table:
             if b"\n" in needle or b"\r" in needle:
                 for length in range(min(len(needle) - 1, len(raw)), len(raw) - cut, -1):
@@ -73,10 +74,10 @@ class Secrets:
         return cut
 
     def _across(self, raw: bytes | bytearray, cut: int) -> tuple[int, int] | None:
-        """Where the secret begins and ends that lies across a cut."""
+        """Return the span of the secret that spans a cut."""
         for needle in self._table:
             at = raw.find(needle, max(0, cut - len(needle) + 1), cut + len(needle) - 1)
-            if at >= 0:  # within these borders any occurrence has the cut inside
+            if at >= 0:  # within these limits any occurrence spans the cut
                 return at, at + len(needle)
         begin = max(0, cut - _USER_INFO_BYTES)
         for match in _ADDRESS.finditer(raw, begin, cut + _USER_INFO_BYTES):
@@ -86,19 +87,19 @@ class Secrets:
 
 
 class Bounded:
-    """What a run writes, of which so many bytes are kept: a half from its beginning, a half from its end."""
+    """Output of a run within a size limit: one half from its beginning, one half from its end."""
 
     def __init__(self, limit_bytes: int, secrets: Secrets) -> None:
         self._secrets = secrets
         self._half = max(1, limit_bytes // 2)
-        self._head = bytearray()  # the first half, and what is needed to see a secret that lies across its end
-        self._given = 0  # of the head, what has been handed out
-        self._tail = bytearray()  # what came after the first half, as much of its end as is needed
+        self._head = bytearray()  # the first half, and enough to find a secret across its end
+        self._given = 0  # bytes of the head already returned
+        self._tail = bytearray()  # the end of what came after the first half
         self._lines = 0
         self.total_bytes = 0
 
     def add(self, chunk: bytes) -> None:
-        """Take the next piece of what it wrote."""
+        """Add a chunk of output."""
         room = self._half + self._secrets.longest - len(self._head)
         if room > 0:
             self._head += chunk[:room]
@@ -112,8 +113,7 @@ class Bounded:
         self.total_bytes += len(chunk)
 
     def take_head(self) -> bytes:
-        """Whole lines of the beginning that were not handed out before, without secrets: a file of them grows as the
-        run goes on."""
+        """Return new complete lines of the beginning, without secrets, so that the output file grows during the run."""
         sure = min(len(self._head), self._half)
         cut = max(self._head.rfind(b"\n", self._given, sure), self._head.rfind(b"\r", self._given, sure)) + 1
         cut = self._secrets.before_part(self._head, cut)
@@ -130,12 +130,12 @@ class Bounded:
 
     @property
     def has_head(self) -> bool:
-        """Whether `take_head` may have something to give, now or when more has come."""
+        """Whether `take_head` may return more, now or after more output."""
         return self._given < min(len(self._head), self._half)
 
     def finish(self) -> bytes:
-        """The rest of what is kept, for the end. Between beginning and end stands how much was left out."""
-        whole = bytes(self._head[: self._half]) + bytes(self._tail)  # is the whole if nothing was cut from the tail
+        """Return the rest of the kept output, with a notice of how much was omitted."""
+        whole = bytes(self._head[: self._half]) + bytes(self._tail)  # complete if nothing was cut from the tail
         if self.total_bytes <= len(whole) and self.total_bytes <= 2 * self._half + _SMALL_BYTES:
             return self._secrets.redact(whole[self._given :])
         head_end = self._head_end()
@@ -144,7 +144,7 @@ class Bounded:
         cut = len(tail) - self._half
         line_end = tail.find(b"\n", cut - 1, cut + _LINE_BYTES)
         begin = self._secrets.end_of(tail, line_end + 1 if line_end >= 0 else cut)
-        begin = max(begin, head_end - first)  # a secret that lies across everything that is left out
+        begin = max(begin, head_end - first)  # a secret that spans everything omitted
         left_out = first + begin - head_end
         lines = self._lines - self._head.count(b"\n", 0, head_end) - tail.count(b"\n", begin)
         head = self._secrets.redact(bytes(self._head[self._given : head_end]))
@@ -153,7 +153,7 @@ class Bounded:
         return head + line_break + f"... {said} left out ...\n".encode() + self._secrets.redact(tail[begin:])
 
     def last_line(self) -> str:
-        """The last line that says something, for people, without secrets: see `last_line`."""
+        """Return the last non-empty line for display, without secrets: see `last_line`."""
         raw = bytes(self._tail or self._head)
         begin = max(0, len(raw) - _LAST_BYTES)
         return last_line(self._secrets.redact(raw[self._secrets.end_of(raw, begin) if begin else 0 :]))
@@ -165,11 +165,11 @@ class Bounded:
 
 
 def last_line(text: bytes, limit: int = 200) -> str:
-    """Given what a run wrote, return its last line that says something, for people: printable, and not too long."""
+    """Return the last non-empty line of output for display: printable, and shortened."""
     for line in reversed(text[-65536:].decode("utf-8", "replace").splitlines()):
         words = "".join(c if c.isprintable() else " " for c in _ESCAPES.sub("", line)).strip()
         if words:
-            return words if len(words) <= limit else f"{words[: limit - 1]}…"
+            return cut(words, limit)
     return ""
 
 

@@ -1,7 +1,6 @@
-"""Read the command of a crontab's line: for a shell where one was asked for, else as words. Pure.
+"""Parses the command of a crontab line: for a shell if one is set, else as words. Pure.
 
-No shell unless the line asks for one: what only a shell would understand is refused, and never handed to a program as
-if it were a word of the person's.
+Without a shell, text that only a shell understands is rejected, and never passed to a program as a word.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from resilience.errors import UsageError
 _SHELL_WORDS = frozenset(
     ". alias case cd eval exec export for if module set source ulimit umask unset until while".split()  # noqa: SIM905
 )
-"""What a shell does itself, and no program can do for it."""
+"""Shell builtins and keywords without an equivalent program."""
 
 _IN_DOUBLE_QUOTES = "$`"
 _UNQUOTED = "|&;<>()$`*?[~"
@@ -22,32 +21,32 @@ _USE_SHELL = "write SHELL=/bin/sh on a line above it, or put the command into a 
 
 
 class CommandError(UsageError, ValueError):
-    """A text is no command that can be run."""
+    """The text is not a valid command."""
 
 
 def parse_command(text: str, *, shell: str = "", users: Collection[str] = ("root",)) -> tuple[str, ...]:
-    """Given the text behind a line's schedule, return the command as words.
+    """Return the command after a line's schedule as words.
 
-    `shell` is what SHELL= said above it; `users` are names that can only be a system crontab's user column. A `%`
-    must be written `\\%`, as in crontab(5). Raise CommandError with what to write.
+    `shell`: value of SHELL= above it; `users`: names that can only be a system crontab's user column. A `%` must be
+    written `\\%`, as in crontab(5). Raise CommandError with what to write.
     """
     text = text.strip()
     if not text:
-        raise CommandError("there is no command", hint="write five fields, then the command")
+        raise CommandError("the command is missing", hint="write five fields, then the command")
     first, *rest = text.split()
     if re.fullmatch(r"[*0-9][*0-9,/-]*", first):
         raise CommandError(
-            f"there is a sixth field, {first!r}", hint="cron has no seconds: write five fields, or @every 90s"
+            f"unexpected sixth field {first!r}", hint="cron has no seconds: write five fields, or @every 90s"
         )
     if first in users and rest:
         raise CommandError(
-            f"the command begins with {first!r}, as in a system's crontab, which has a column for the user",
-            hint=f"leave {first!r} out: everything here runs as the owner of the project",
+            f"the command begins with {first!r}, like the user column of a system crontab",
+            hint=f"remove {first!r}: everything here runs as the owner of the project",
         )
     if re.search(r"(?<!\\)%", text):
         raise CommandError(
-            "there is a `%`, which cron takes for the end of the command and the beginning of its input",
-            hint=r"write `\%` where a `%` is meant, and put input into a script",
+            "unescaped `%`, which in cron ends the command and begins its input",
+            hint=r"write `\%` for a literal `%`, and put input into a script",
         )
     text = text.replace("\\%", "%")
     if shell:
@@ -61,31 +60,29 @@ def _split(text: str) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:  # `No closing quotation`, `No escaped character`
-        raise CommandError(
-            f"the command's quotes do not match: {str(error).lower()}", hint="close the quote"
-        ) from error
+        raise CommandError(f"unbalanced quotes in the command: {str(error).lower()}", hint="close the quote") from error
     found = _shell_syntax(text)
     if found:
-        raise CommandError(f"only a shell understands {found}, and none was asked for", hint=_USE_SHELL)
+        raise CommandError(f"{found} needs a shell, and none is set", hint=_USE_SHELL)
     if not words or not words[0]:
-        raise CommandError("there is no command", hint="write five fields, then the command")
+        raise CommandError("the command is missing", hint="write five fields, then the command")
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", words[0], re.DOTALL):
         raise CommandError(
-            f"only a shell sets {words[0].partition('=')[0]} for one command, and none was asked for",
+            f"setting {words[0].partition('=')[0]} for one command needs a shell, and none is set",
             hint=f"write {words[0]} on a line of its own above it",
         )
     if words[0] in _SHELL_WORDS:
-        raise CommandError(f"{words[0]!r} is done by a shell, and none was asked for", hint=_USE_SHELL)
+        raise CommandError(f"{words[0]!r} needs a shell, and none is set", hint=_USE_SHELL)
     if words[0].endswith((".slurm", ".sbatch")):
         raise CommandError(
-            f"{words[0]} is a job's script, and would run here, not in the queue",
+            f"{words[0]} is a batch script, and would run here instead of in the queue",
             hint=f"write `sbatch {words[0]}`, or put it into cron.daily/",
         )
     return tuple(words)
 
 
 def _shell_syntax(text: str) -> str:
-    """The first thing in a command that a shell would act on, as people write it; empty: there is none."""
+    """Return the first shell syntax in a command, for display; empty if there is none."""
     quote = ""
     before = " "
     position = 0

@@ -1,7 +1,7 @@
-"""Read the cron directory: its directories of drop-ins, and its crontab. Looks, and lets the pure modules judge.
+"""Reads the cron directory: its drop-in directories and its crontab. Does the I/O; pure modules judge the results.
 
-No file that is not a regular one is ever opened: a FIFO would hold the scheduler for ever. What cannot be looked at
-does not run, and is told.
+Only regular files are opened, because a FIFO would block the scheduler. Files that cannot be read do not run, and are
+reported.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from pathlib import Path
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Table
 from resilience.cron.table.crontab_file import parse_crontab
-from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
-from resilience.cron.table.links import explain, facts_of, follow
+from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
+from resilience.cron.table.links import BROKEN_LINK, explain, facts_of, follow
 from resilience.cron.table.options import default_options
 from resilience.cron.table.policy import Policy, Refusal
-from resilience.cron.table.strangers import judge_stranger
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
 
 CRONTAB = "crontab"
-GONE = "it is gone"
+GONE = "it no longer exists"
 CRONTAB_BYTES = 8 * 1024**2
-"""More of a crontab is not read: hundreds of thousands of lines are no table."""
+"""Maximum number of bytes read of a crontab."""
 
 
 def read_table(
     directory: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
 ) -> Table:
-    """Read what a cron directory says: a missing one is an empty table.
+    """Read a cron directory; a missing one is an empty table.
 
-    `uid` is of whose rights everything runs with (default: this process), `group` the Unix group that may operate the
-    project, or empty; `project` the project's directory, up to which the directories above the cron directory are
-    judged (default: the cron directory's parent). Raise StateDirectoryError if the directory cannot be read: that is no
-    empty table; OptionError if the settings say what nobody can do.
+    `uid`: user with whose rights everything runs (default: this process); `group`: Unix group that may operate the
+    project, or empty; `project`: project directory, up to which the parents of the cron directory are checked (default:
+    the cron directory's parent). Raise StateDirectoryError if the directory cannot be read, which is not an empty
+    table; OptionError if the settings are invalid.
     """
-    time.tzset()  # who runs for months must hear when the machine's time zone changes
+    time.tzset()  # a process may run for months, and the machine's time zone may change
     return _Reader(directory, settings, uid=uid, group=group, project=project).table()
 
 
-def look_again(
+def recheck(
     entry: Entry,
     directory: Path,
     settings: CronSettings,
@@ -52,7 +51,7 @@ def look_again(
     group: str = "",
     project: Path | None = None,
 ) -> Ignored | None:
-    """Why a drop-in may not run any more, just before it starts; None: it may. Lines of the crontab always may."""
+    """Return why a drop-in may no longer run, just before it starts; None if it may. Crontab lines always may."""
     if not entry.path:
         return None
     reader = _Reader(directory, settings, uid=uid, group=group, project=project)
@@ -66,7 +65,7 @@ def look_again(
 
 
 class _Reader:
-    """One look at a cron directory."""
+    """Reads a cron directory once."""
 
     def __init__(
         self, directory: Path, settings: CronSettings, *, uid: int | None, group: str, project: Path | None
@@ -107,19 +106,22 @@ class _Reader:
     def table(self) -> Table:
         entries: list[Entry] = []
         ignored: list[Ignored] = []
-        self.default  # noqa: B018 - settings that nobody can do are told before anything is read
+        self.default  # noqa: B018 - invalid settings are reported before anything is read
         if self.group and self.gid is None:
-            hint = "correct [run] group in resil.toml, or ask whoever runs this machine"
+            hint = "correct [run] group in resil.toml, or ask the administrators of this machine"
             ignored.append(
                 Ignored(
-                    self.place, f"there is no group {self.group!r} on this machine: only the owner's run", hint, True
+                    self.place,
+                    f"group {self.group!r} does not exist on this machine: only the owner's files run",
+                    hint,
+                    True,
                 )
             )
         try:
             names = list(self.names(self.directory))
         except FileNotFoundError:
             if self.directory.is_symlink():
-                ignored.append(Ignored(self.place, "it is a link to nothing", f"rm {self.directory}", True))
+                ignored.append(Ignored(self.place, BROKEN_LINK, f"rm {self.directory}", True))
             return Table((), tuple(ignored))
         except OSError as error:
             raise explain_os_error(error, "read", self.directory) from error
@@ -132,18 +134,18 @@ class _Reader:
             elif name == CRONTAB:
                 found = self.crontab(path, above)
             else:
-                stranger = judge_stranger(name, f"{self.place}/{shown(name)}", _mode_of(path))
-                found = Table(ignored=(stranger,) if stranger else ())
+                unknown = judge_unknown(name, f"{self.place}/{shown(name)}", _mode_of(path))
+                found = Table(ignored=(unknown,) if unknown else ())
             entries += found.entries
             ignored += found.ignored
         return Table(tuple(entries), tuple(ignored))
 
     def names(self, directory: Path) -> Iterator[tuple[str, Path]]:
-        """What lies in a directory, in the order of names, as run-parts has it. Raise OSError."""
+        """Return the names in a directory, sorted as run-parts does. Raise OSError."""
         yield from ((name, directory / name) for name in sorted(os.listdir(directory)))  # noqa: PTH208
 
     def refusal_above(self) -> Refusal | None:
-        """What the policy has against the cron directory, the directories up to the project, and links on the way."""
+        """Return why the policy rejects the cron directory, its parents up to the project, or links on the way."""
         try:
             return self.refusal_of(self.directory) or self._refusal_up_to_project()
         except OSError as error:
@@ -162,12 +164,12 @@ class _Reader:
         return None
 
     def refusal_of(self, directory: Path) -> Refusal | None:
-        """What the policy has against a directory, and the links that lead to it. Raise OSError."""
+        """Return why the policy rejects a directory, or the links that lead to it. Raise OSError."""
         real, refusal = self._follow(directory) if directory.is_symlink() else (directory, None)
         return refusal or self.policy.judge_directory(facts_of(real))
 
     def _follow(self, path: Path) -> tuple[Path, Refusal | None]:
-        """Where a link leads, and what the policy has against a directory on the way. Raise OSError."""
+        """Return the target of a link, and why the policy rejects a directory on the way. Raise OSError."""
         walk = follow(path)
         for directory in walk.strict:
             if refusal := self.policy.judge_directory(facts_of(directory)):
@@ -178,20 +180,20 @@ class _Reader:
         return walk.path, None
 
     def section(self, name: str, path: Path, above: Refusal | None) -> Table:
-        """One of the directories of drop-ins."""
+        """Read a drop-in directory."""
         place = f"{self.place}/{name}"
         try:
             if not path.is_dir():
-                reason = "it is a link to nothing" if path.is_symlink() and not path.exists() else "it is no directory"
+                reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
                 return Table(ignored=(Ignored(place, reason, f"mkdir {name}, and put drop-ins into it", True),))
             own = self.refusal_of(path)
             names = list(self.names(path))
         except OSError as error:
             return Table(ignored=(Ignored(place, explain(error), "", True),))
         looked = [self.drop_in(name, file, above or own) for _, file in names]
-        # An editor's or a copy's temporary file: it was there a moment ago.
+        # Temporary files of editors and copies may vanish after the listing.
         there = (one for one in looked if not (isinstance(one, Ignored) and one.reason == GONE))
-        judged = list(leave_out_twins(there))
+        judged = list(without_duplicates(there))
         if own is not None:
             judged.insert(0, Ignored(place, own.reason, own.hint, True))
         return Table(
@@ -200,7 +202,7 @@ class _Reader:
         )
 
     def drop_in(self, section: str, path: Path, refusal: Refusal | None) -> Entry | Ignored:
-        """Look at one name, and have it judged. `refusal`: what there is against its directory."""
+        """Read and judge one name. `refusal`: why the policy rejects its directory."""
         blank = Found(
             name=path.name, directory=section, path=str(path), place=f"{self.place}/{section}/{shown(path.name)}"
         )
@@ -210,9 +212,9 @@ class _Reader:
         try:
             info = path.lstat()
         except FileNotFoundError:
-            return blank._replace(trouble=GONE)
+            return blank._replace(problem=GONE)
         except OSError as error:
-            return blank._replace(trouble=explain(error))
+            return blank._replace(problem=explain(error))
         try:
             real = path
             if stat.S_ISLNK(info.st_mode):
@@ -231,17 +233,19 @@ class _Reader:
                 refusal=refusal or own,
             )
         except OSError as error:
-            return blank._replace(trouble=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
+            return blank._replace(problem=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
 
     def crontab(self, path: Path, above: Refusal | None) -> Table:
-        """The crontab."""
+        """Read the crontab."""
         place = f"{self.place}/{CRONTAB}"
         try:
             info = path.lstat()
             real, on_the_way = self._follow(path) if stat.S_ISLNK(info.st_mode) else (path, None)
             info = real.lstat()
             if not stat.S_ISREG(info.st_mode):
-                return Table(ignored=(Ignored(place, "it is no file", "write lines into a file of that name", True),))
+                return Table(
+                    ignored=(Ignored(place, "it is not a file", "write the lines to a file of that name", True),)
+                )
             text, info = _read(real, CRONTAB_BYTES)
             refusal = above or on_the_way or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
         except OSError as error:
@@ -253,7 +257,7 @@ class _Reader:
         users = {"root", *filter(None, map(os.environ.get, ("LOGNAME", "USER")))}
         table = parse_crontab(text, place, self.settings, users=users)
         if len(text) < info.st_size - 1:
-            reason = f"only its first {CRONTAB_BYTES // 1024**2} MiB are read, of {info.st_size} bytes"
+            reason = f"only the first {CRONTAB_BYTES // 1024**2} MiB of {info.st_size} bytes are read"
             return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
         return table
 
@@ -266,12 +270,12 @@ def _mode_of(path: Path) -> int | None:
 
 
 def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
-    """The beginning of a regular file and its status. Raise OSError, also if it is none any more."""
+    """Return the beginning of a regular file, and its status. Raise OSError, also if it is no longer a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(f"{path} was exchanged while it was looked at")
+            raise OSError(f"{path} was replaced while it was read")
         parts = []
         while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 1024**2))):
             parts.append(part)
@@ -291,7 +295,7 @@ def _name_of(uid: int) -> str:
 
 
 def _is_private(gid: int, *, uid: int) -> bool:
-    """Whether a group is a user's own alone, as many systems give one to everybody (adduser.conf(5), USERGROUPS)."""
+    """Whether a group is a user's private group, which many systems create (adduser.conf(5), USERGROUPS)."""
     import grp
     import pwd
 

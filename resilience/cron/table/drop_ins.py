@@ -1,7 +1,7 @@
-"""What a file in `cron.hourly` and its sisters means: it runs, it is submitted, or it is ignored and why. Pure.
+"""Classifies a file in `cron.hourly` etc.: run, submitted, or ignored with a reason. Pure.
 
-`*.slurm` and `*.sbatch` are submitted; executables run whose name run-parts(8) takes, letters, digits, `-` and `_`:
-so what Debian and RHEL would pass over is passed over here too, but not in silence.
+`*.slurm` and `*.sbatch` are submitted; executables run if their name consists of letters, digits, `-` and `_`, as for
+run-parts(8): what Debian and RHEL skip is skipped here too, but reported.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from pathlib import PurePath
 from typing import NamedTuple
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
@@ -24,21 +25,21 @@ SCHEDULES = {
     "cron.weekly": "@weekly",
     "cron.monthly": "@monthly",
 }
-"""When what lies in a directory runs."""
+"""Schedule of each drop-in directory."""
 
 HEAD_BYTES = 4096
-"""So much of a file is looked at: its first line, and options among its first lines."""
+"""Bytes read of a file: its first line, and options in its first lines."""
 
 HEAD_LINES = 30
 
 SUBMITTED = (".slurm", ".sbatch")
 
 LONGEST_NAME = 200
-"""Of directory and file together: what is remembered of an entry lies in files called so, with some letters more."""
+"""Of directory and file together: file names in the state directory are derived from it."""
 
 _RUN_PARTS = r"[A-Za-z0-9_-]+"  # run-parts(8): "the names must consist entirely of ..."
 _JOB_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_PAPERS = r"(?i)(readme|license|licence|copying|changelog|notes|todo|makefile)([._-].*)?|.*\.(md|txt|rst|html|pdf)"
+_DOCUMENTS = r"(?i)(readme|license|licence|copying|changelog|notes|todo|makefile)([._-].*)?|.*\.(md|txt|rst|html|pdf)"
 _LEFTOVERS = r".*(~|,|\.(bak|orig|old|rej|save|sw[a-p]|tmp|dpkg-[a-z]+|ucf-[a-z]+|rpmsave|rpmorig|rpmnew|cfsaved))|#.*#"
 _SWAP = r"\..*\.sw[a-p]"
 _OFF = r".*\.(off|disabled)"
@@ -52,19 +53,19 @@ _TYPES = {
 
 
 class Found(NamedTuple):
-    """One name in a directory of drop-ins, and what was seen there.
+    """A name in a drop-in directory, and what was read there.
 
     Attributes:
-        name: the file's name.
-        directory: the directory's name: `cron.hourly`.
-        path: absolute.
-        place: for people: `cron/cron.hourly/backup`.
-        mode: of what the name leads to, as in stat(2).
-        trouble: why it could not be looked at, one sentence: a link to nothing, for instance. Empty: it could.
+        name: file name.
+        directory: name of the directory: `cron.hourly`.
+        path: absolute path.
+        place: for display: `cron/cron.hourly/backup`.
+        mode: mode of the target, as in stat(2).
+        problem: why it could not be read, one sentence, such as a broken link; empty if it could.
         is_executable: whether the kernel would let us execute it.
-        size_bytes: of the file.
+        size_bytes: size of the file.
         head: its first HEAD_BYTES.
-        refusal: what the policy has against it.
+        refusal: why the policy rejects it.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Found(NamedTuple):
     path: str
     place: str
     mode: int = 0
-    trouble: str = ""
+    problem: str = ""
     hint: str = ""
     is_executable: bool = False
     size_bytes: int = 0
@@ -81,7 +82,7 @@ class Found(NamedTuple):
 
 
 def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
-    """Say what a name in a directory of drop-ins means."""
+    """Return the entry that a name in a drop-in directory defines, or why it is ignored."""
 
     def ignore(reason: str, hint: str = "", *, is_fault: bool = False) -> Ignored:
         return Ignored(found.place, reason, hint, is_fault)
@@ -89,17 +90,17 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
     by_name = _judge_name(found)
     if by_name is not None:
         return by_name
-    if found.trouble:
-        return ignore(found.trouble, found.hint, is_fault=True)
+    if found.problem:
+        return ignore(found.problem, found.hint, is_fault=True)
     if not stat.S_ISREG(found.mode):
-        return ignore(f"it is {_TYPES.get(stat.S_IFMT(found.mode), 'no file')}: only files run")
+        return ignore(f"it is {_TYPES.get(stat.S_IFMT(found.mode), 'not a file')}: only files run")
     kind = Kind.SUBMIT if found.name.endswith(SUBMITTED) else Kind.RUN
     if kind is Kind.RUN and not found.is_executable:
         return _not_executable(found)
     if kind is Kind.RUN and not re.fullmatch(_RUN_PARTS, found.name):
         clean = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\.[A-Za-z0-9]+$", "", found.name)).strip("-") or "drop-in"
         return ignore(
-            "a name with other than letters, digits, `-` and `_` is passed over, as run-parts does",
+            "its name has characters other than letters, digits, `-` and `_`, which run-parts skips",
             f"rename it: {clean}",
             is_fault=True,
         )
@@ -111,7 +112,7 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
     try:
         options = parse_options(" ".join(_option_lines(found.head)), default)
         if options.name:
-            raise UsageError("a drop-in is called by its file's name, and has no option name", hint="rename the file")
+            raise UsageError("the name of a drop-in is its file name: option `name` is invalid", hint="rename the file")
     except UsageError as error:
         return ignore(error.message, error.hint, is_fault=True)
     return Entry(
@@ -125,82 +126,85 @@ def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
     )
 
 
-def leave_out_twins(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
-    """Of `watch` and `watch.slurm` in one directory, which are the same thing, only the job is kept.
+def without_duplicates(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
+    """Of `watch` and `watch.slurm` in one directory, keep only the job.
 
-    A drop-in ships as both, and both together would do everything twice.
+    Shipped drop-ins exist in both forms, and both together would do everything twice.
     """
     kept = tuple(found)
     jobs = {one.name.rpartition(".")[0]: one for one in kept if isinstance(one, Entry) and one.kind is Kind.SUBMIT}
     for one in kept:
-        twin = jobs.get(one.name) if isinstance(one, Entry) else None
-        if isinstance(one, Entry) and twin is not None:
-            beside = twin.name.rpartition("/")[2]
-            reason, hint = f"{beside} beside it is submitted instead", f"remove or rename one of them: rm {one.place}"
+        job = jobs.get(one.name) if isinstance(one, Entry) else None
+        if isinstance(one, Entry) and job is not None:
+            job_file = job.name.rpartition("/")[2]
+            reason, hint = (
+                f"{job_file} in the same directory is submitted instead",
+                f"remove or rename one of them: rm {one.place}",
+            )
             yield Ignored(one.place, reason, hint, is_fault=True)
         else:
             yield one
 
 
 def _judge_name(found: Found) -> Ignored | None:
-    """What is passed over for its name alone, whatever lies there."""
+    """Return files ignored because of their name alone."""
     name, place = found.name, found.place
     if re.fullmatch(_SWAP, name):
-        return Ignored(place, "it is the swap file of an editor: somebody edits here, or it crashed")
+        return Ignored(place, "it is an editor's swap file: a file is being edited, or the editor crashed")
     if name.startswith("."):
         return Ignored(place, "it is hidden")
     if re.fullmatch(_OFF, name):
-        return Ignored(place, "it is switched off by its name", f"rename it: {name.rpartition('.')[0]}")
+        return Ignored(place, "it is disabled by its name", f"rename it: {name.rpartition('.')[0]}")
     if re.fullmatch(_LEFTOVERS, name):
-        return Ignored(place, "it is what an editor or a package left behind")
-    if re.fullmatch(_PAPERS, name):
-        return Ignored(place, "it is for people to read")
+        return Ignored(place, "it was left behind by an editor or a package")
+    if re.fullmatch(_DOCUMENTS, name):
+        return Ignored(place, "it is documentation")
     if len(f"{found.directory}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         return Ignored(place, f"its name is longer than {LONGEST_NAME} characters", "rename it", True)
     if name in {f"*{suffix}" for suffix in SUBMITTED}:
-        return Ignored(place, "its name is a pattern that a shell found nothing for", f"rm {_quoted(found.path)}")
+        return Ignored(place, "its name is an unexpanded shell pattern", f"rm {_quoted(found.path)}")
     if name.lower().endswith(SUBMITTED) and not name.endswith(SUBMITTED):
         return Ignored(place, "only `.slurm` and `.sbatch` are submitted", f"rename it: {name.lower()}", True)
     if name.endswith(SUBMITTED) and not re.fullmatch(_JOB_NAME, name):
-        return Ignored(place, "only letters, digits, `-`, `_` and `.` can be in its name", "rename it", True)
+        return Ignored(place, "its name may only contain letters, digits, `-`, `_` and `.`", "rename it", True)
     return None
 
 
 def _not_executable(found: Found) -> Ignored:
-    """A file without its x bit: that is how one is switched off, and how one not yet complete waits."""
+    """Return why a file without x permission is ignored: it may be disabled, or not yet complete."""
     if found.mode & 0o111:
-        reason = "this machine lets nobody execute it: it may lie on a file system mounted noexec, or be another's"
+        reason = "executing it is not permitted: its file system may be mounted noexec, or it belongs to another user"
         return Ignored(found.place, reason, "mount | grep noexec; or write `sh PATH` into the crontab", True)
     if found.head.startswith(b"#!") or re.fullmatch(_RUN_PARTS, found.name):
-        return Ignored(found.place, "it is not executable", f"to have it run: chmod +x {_quoted(found.path)}")
-    return Ignored(found.place, "it is not executable, and has no name that run-parts takes")
+        return Ignored(found.place, "it is not executable", f"to run it: chmod +x {_quoted(found.path)}")
+    return Ignored(found.place, "it is not executable, and run-parts would skip its name")
 
 
 def _judge_content(found: Found, kind: Kind) -> tuple[str, str] | None:
-    """What would keep a file from running, seen in its first bytes: reason and hint."""
+    """Return why a file cannot run, from its first bytes: reason and hint."""
     path = _quoted(found.path)
     if not found.size_bytes:
-        return "it is empty", "write something into it, or remove it"
+        return "it is empty", "add content, or remove it"
     head = found.head
     if head.startswith(b"\xef\xbb\xbf#!"):
-        return "it begins with a byte order mark, so nobody sees its `#!`", f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
+        return "it begins with a byte order mark, which hides its `#!`", f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
     first = head.partition(b"\n")[0]
     if first.startswith(b"#!") and first.endswith(b"\r"):
-        return "its lines end as on Windows, so its interpreter is not found", f"sed -i 's/\\r$//' {path}"
+        return "it has Windows line endings, so its interpreter is not found", f"sed -i 's/\\r$//' {path}"
     if kind is Kind.SUBMIT and not first.startswith(b"#!"):
-        return "it does not begin with `#!`, so sbatch refuses it", "begin it with `#!/bin/bash`"
+        return "it does not begin with `#!`, so sbatch rejects it", "begin it with `#!/bin/bash`"
     if kind is Kind.SUBMIT and b"\r\n" in head:
-        return "its lines end as on Windows, so sbatch refuses it", f"sed -i 's/\\r$//' {path}"
+        return "it has Windows line endings, so sbatch rejects it", f"sed -i 's/\\r$//' {path}"
     if kind is Kind.RUN and not first.startswith(b"#!") and not head.startswith(b"\x7fELF"):
-        # execve(2), ENOEXEC. A shell would try it as a script of its own, and no shell was asked for.
-        return "it begins with no `#!`, so nothing knows how to execute it", "begin it with `#!/bin/sh`"
+        # execve(2), ENOEXEC. A shell would run it as a shell script, but no shell is set.
+        return "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
     if first.startswith(b"#!") and not first[2:].split():
         return "its `#!` names no interpreter", "begin it with `#!/bin/sh`"
     return None
 
 
 def _option_lines(head: bytes) -> list[str]:
-    """What stands behind `# resil:` among the first lines of a text."""
+    """Return the text after `# resil:` in the first lines."""
     if head.startswith(b"\x7fELF"):
         return []
     lines = head.split(b"\n")[:HEAD_LINES]
@@ -211,7 +215,7 @@ def _option_lines(head: bytes) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """A file's name, for people: what could move their cursor or is no UTF-8 is written out."""
+    """Return a file name for display: control characters and bytes that are not UTF-8 are escaped."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -220,3 +224,50 @@ def _quoted(path: str) -> str:
     import shlex
 
     return shlex.quote(shown(path))
+
+
+_LINES = {"cron.d": "crontab", "crontabs": "crontab"}
+
+
+def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
+    """Return why something in the cron directory that is neither the crontab nor a drop-in directory is ignored; None:
+    not reported.
+
+    `mode` is the mode of the target, as in stat(2); None for a broken link.
+    """
+    if name.startswith("."):
+        return None
+    if mode is None:
+        return Ignored(place, "it is a broken symbolic link")
+    meant = _probable_name(name)
+    if meant and (stat.S_ISDIR(mode) or meant == "crontab"):
+        if meant == "crontab":
+            return Ignored(place, "only the file `crontab` is read", "did you mean crontab?", True)
+        directories = ", ".join(SCHEDULES)
+        return Ignored(place, f"unknown directory; there are {directories}", f"did you mean {meant}?", True)
+    if stat.S_ISDIR(mode):
+        return Ignored(place, "it is not a drop-in directory")
+    if stat.S_ISREG(mode) and (name.endswith(SUBMITTED) or mode & 0o100) and "*" not in name:
+        hint = f"move it, for instance: mv {place} {PurePath(place).parent}/cron.hourly/"
+        return Ignored(place, "it is not in a drop-in directory", hint, True)
+    return Ignored(place, "it is neither a crontab nor a drop-in")
+
+
+def _probable_name(name: str) -> str:
+    """Return the name that was probably meant; empty: none."""
+    from difflib import get_close_matches
+
+    if name in _LINES:
+        return _LINES[name]
+    lower = name.lower().replace("-", "_")
+    if lower == "crontab" or (re.fullmatch(r"crontab\.(txt|conf|cron)|cron_?tab|cron\.tab", lower)):
+        return "crontab"
+    candidates = dict.fromkeys([lower, f"cron.{lower}", lower.replace("_", ".", 1)])
+    for candidate in candidates:
+        if candidate in SCHEDULES:
+            return candidate
+    # `cron.fortnightly`, `cron.houry`: probably meant to run.
+    if lower.startswith(("cron.", "cron_")):
+        return next(iter(get_close_matches(lower, SCHEDULES, n=1, cutoff=0.0)))
+    close = get_close_matches(f"cron.{lower}", SCHEDULES, n=1, cutoff=0.9)
+    return close[0] if close else ""

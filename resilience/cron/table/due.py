@@ -1,11 +1,11 @@
-"""Which slots are to run now, and when the next one is. Pure.
+"""Determines which slots are due, and when the next one is. Pure.
 
-`last` has the newest slot that was taken of each entry, by its key, or the moment at which the entry was first seen. An
-entry that it does not name has no past: nothing of it is due, and the caller remembers `int(now)` for it.
+`last` maps the key of each entry to its newest taken slot, or to the time when the entry was first seen. An entry
+missing there has no past: nothing of it is due, and the caller stores `int(now)` for it.
 
-What was missed is made up for by the newest slots alone, once by default: whether the machine slept for a night, the
-clock jumped a year or the scheduler was dead for a week, no entry runs more often than it asks for, and counting what
-is passed over costs the same for a day and a year. A clock set back makes nothing due that was taken already.
+Only the newest missed slots are run late, by default one: after a suspended night, a clock jump of a year or a week
+without a scheduler, no entry runs more often than its options allow, and counting missed slots costs the same for a day
+and a year. Setting the clock back makes no taken slot due again.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from functools import lru_cache
 
 from resilience.cron.records import Due, Entry, Table
 from resilience.cron.table.expression import Schedule, parse_schedule
+from resilience.messages import plural
 from resilience.quantities import format_duration
 
 LATE_TICKS = 2.0
-"""A slot that starts within so many pauses between ticks is on time: the tick before may have been busy."""
+"""A slot that starts within this many tick intervals is on time: the previous tick may have been busy."""
 
 LEAST_LATE_S = 60.0
-"""Cron itself knows no finer time than a minute."""
+"""Cron's own resolution is one minute."""
 
 _COUNTED_S = 100 * 366 * 86400
-"""What is older than this is not counted: a clock in another century has no right to our time."""
+"""Older slots are not counted, so that a clock in another century costs no time."""
 
 
 def due(
@@ -37,11 +38,13 @@ def due(
     salt: str = "",
     started: float | None = None,
 ) -> tuple[Due, ...]:
-    """Say which slots are to start now, in the order of their start.
+    """Return the slots that are due, ordered by start.
 
-    `tick_s` is the pause between ticks. `salt` names the user and the state directory (`1000:/data/me/.resil`): jitter
-    is made of it. `started` is when this scheduler's life on this boot of its host began: `@reboot` entries are due
-    once after it, those first seen in its first tick too.
+    Args:
+        tick_s: interval between ticks.
+        salt: user and state directory (`1000:/data/me/.resil`), which determine the jitter.
+        started: when this scheduler started on this boot of its host; `@reboot` entries are due once after it,
+            including those first seen in its first tick.
     """
     found: list[Due] = []
     for entry in table.entries:
@@ -55,13 +58,13 @@ def due(
 
 
 def next_due(table: Table, last: Mapping[str, int], now: float, *, salt: str = "") -> float | None:
-    """When something starts next, after `now`; None: nothing ever. What is due now already is not looked at."""
+    """Return when the next entry starts after `now`; None: never. Slots already due are not considered."""
     starts = (next_start(entry, last.get(entry.key), now, salt=salt) for entry in table.entries)
     return min((start for start in starts if start is not None), default=None)
 
 
 def next_start(entry: Entry, last: int | None, now: float, *, salt: str = "") -> float | None:
-    """When an entry starts next, after `now`; None: never, or not at a time of the day."""
+    """Return when an entry starts next after `now`; None: never, or at boot."""
     schedule = schedule_of(entry)
     newest = schedule.newest_until(now)
     base = int(now) if last is None else last
@@ -74,10 +77,10 @@ def next_start(entry: Entry, last: int | None, now: float, *, salt: str = "") ->
 
 
 def start_of(entry: Entry, slot: int, salt: str = "") -> float:
-    """When a slot is to start: after the entry's share of its jitter, and before the next slot.
+    """Return the start of a slot: the slot plus the entry's share of its jitter, before the next slot.
 
-    The share is made of user, project and entry: each one's is its own and always the same, so that what runs hourly
-    runs every hour, and a hundred users' runs do not reach the controller in the same second.
+    The share is derived from user, project and entry and is constant, so hourly entries run every hour, and the runs of
+    a hundred users do not reach the controller in the same second.
     """
     jitter_s = entry.options.jitter_s
     if jitter_s <= 0:
@@ -94,7 +97,8 @@ def _parse(text: str, zone: str) -> Schedule:
 
 
 def schedule_of(entry: Entry) -> Schedule:
-    """The entry's schedule. Raise ScheduleError or ZoneError if it has none: the table's readers let none such in."""
+    """Return the entry's schedule. Raise ScheduleError or ZoneError if it is invalid, which the table's parsers
+    prevent."""
     return _parse(entry.schedule, entry.zone)
 
 
@@ -102,7 +106,7 @@ def _at_start(entry: Entry, base: int | None, now: float, tick_s: float, started
     if started is None:
         return []
     slot = int(started)
-    # First seen later in its life: written while it ran, so it waits for the next start, as in cron.
+    # First seen later: added while the scheduler ran, so it waits for the next start, as in cron.
     is_due = 0 <= now - started <= _on_time_s(tick_s) if base is None else base < slot <= now
     return [Due(entry=entry, slot=slot, start=float(slot), reason="the scheduler has started")] if is_due else []
 
@@ -146,8 +150,8 @@ def _on_time_s(tick_s: float) -> float:
 
 
 def _reason(late_s: float, on_time_s: float, passed_over: int) -> str:
-    text = "on time" if late_s <= on_time_s else f"made up for, {format_duration(late_s)} late"
+    text = "on time" if late_s <= on_time_s else f"{format_duration(late_s)} late"
     if passed_over:
-        slots = "1 older slot was" if passed_over == 1 else f"{passed_over} older slots were"
-        text += f"; {slots} missed and not made up for"
+        slots = plural(passed_over, "older slot")
+        text += f"; {slots} missed and not run"
     return text

@@ -1,4 +1,4 @@
-"""What became of a run, in one word and one line. Pure."""
+"""Result of a run: outcome and summary. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from resilience.cron.records import EntryOptions, Outcome
+from resilience.messages import plural
 from resilience.quantities import format_duration
 
 
@@ -16,21 +17,21 @@ class Cause(StrEnum):
     """Why a supervisor ended a run."""
 
     NONE = ""
-    """It did not."""
+    """It ended by itself."""
     TIMEOUT = "timeout"
     STOPPED = "stopped"
-    """The scheduler was told to end."""
+    """The scheduler was stopped."""
     REPLACED = "replaced"
-    """A newer slot of the same entry came."""
+    """A newer slot of the same entry was due."""
 
 
 class End(NamedTuple):
-    """What became of a run.
+    """Result of a run.
 
     Attributes:
-        outcome: in one word.
-        exit_code: 128 + signal where a signal ended it; None: it did not end.
-        summary: one line, for people.
+        outcome: the outcome.
+        exit_code: 128 + signal if a signal ended it; None: it did not end.
+        summary: one line for the user.
     """
 
     outcome: Outcome
@@ -41,24 +42,24 @@ class End(NamedTuple):
 def judge_end(
     status: int | None, cause: Cause, options: EntryOptions, *, why: str = "", left: int = 0, stuck: int = 0
 ) -> End:
-    """Given how the program ended, return what became of its run.
+    """Return the result of a run.
 
     Args:
-        status: as os.waitstatus_to_exitcode gives it: minus the signal that ended it; None: it has not ended.
-        cause: why it was ended by its supervisor.
-        why: what the scheduler said when it stopped it.
-        left: how many processes it had left behind, that were ended.
-        stuck: how many processes could not be ended.
+        status: as of os.waitstatus_to_exitcode: negative signal number; None: it has not ended.
+        cause: why its supervisor ended it.
+        why: reason given by the scheduler that stopped it.
+        left: number of leftover processes that were killed.
+        stuck: number of processes that could not be killed.
     """
     code = None if status is None else 128 - status if status < 0 else status
     if cause is Cause.TIMEOUT:
         outcome, said = Outcome.TIMEOUT, f"ended after its timeout of {format_duration(options.timeout_s)}"
     elif cause is Cause.STOPPED:
-        outcome, said = Outcome.CUT_SHORT, f"ended because {why or 'its supervisor was told to end'}"
+        outcome, said = Outcome.CUT_SHORT, f"ended because {why or 'its supervisor was stopped'}"
     elif cause is Cause.REPLACED:
-        outcome, said = Outcome.CUT_SHORT, "ended because its next slot had come (overlap=replace)"
+        outcome, said = Outcome.CUT_SHORT, "ended because its next slot was due (overlap=replace)"
     elif status is None:
-        outcome, said = Outcome.FAILED, "it could not be seen how it ended"
+        outcome, said = Outcome.FAILED, "exit status unknown"
     elif status < 0:
         outcome, said = Outcome.FAILED, f"killed by {_signal(-status)}"
     else:
@@ -67,17 +68,17 @@ def judge_end(
         outcome, said = Outcome.DONE, "" if code == 0 else said
     words = [said] if said else []
     if stuck:
-        words.append(f"{_processes(stuck)} of it could not be ended")
+        words.append(f"{plural(stuck, 'process', 'processes')} could not be killed")
     if left:
-        words.append(f"{_processes(left)} that it left behind {'was' if left == 1 else 'were'} ended")
+        words.append(f"killed {plural(left, 'leftover process', 'leftover processes')}")
     return End(outcome, code, "; ".join(words))
 
 
 def why_not_started(program: str, number: int, *, facts: Mapping[str, str], directory: str = "") -> tuple[str, str]:
-    """Given the kernel's error number, return why a program could not be started, and what to try.
+    """Return why a program could not be started, given errno, and what to try.
 
-    `facts` is what was found out about it (launch.py): `interpreter`, the first line's; `noexec`: the mount;
-    `directory`. Sources: execve(2), fork(2).
+    `facts`: found by launch.py: `interpreter` of the first line; `noexec` mount. `directory`: the working directory
+    that failed. Sources: execve(2), fork(2).
     """
     reason = errno.errorcode.get(number, str(number))
     interpreter = facts.get("interpreter", "")
@@ -88,33 +89,33 @@ def why_not_started(program: str, number: int, *, facts: Mapping[str, str], dire
         )
     if number == errno.ENOENT and interpreter.endswith("\r"):
         return (
-            f"cannot run {program}: its lines end as on Windows, so its interpreter would be {interpreter!r}",
+            f"cannot run {program}: it has Windows line endings, so its interpreter would be {interpreter!r}",
             f"sed -i 's/\\r$//' {program}",
         )
     if number == errno.ENOENT and interpreter:
         return (
             f"cannot run {program}: its interpreter {interpreter} does not exist",
-            "correct its first line; `#!/usr/bin/env NAME` looks on PATH, which is short here",
+            "correct its first line; `#!/usr/bin/env NAME` searches PATH, which is short here",
         )
     if number == errno.ENOENT:
-        hint = "has it gone?" if "/" in program else "it is not on the PATH that entries get; write its absolute path"
-        return f"cannot run {program}: there is no such file", hint
+        hint = "was it removed?" if "/" in program else "it is not on the PATH of entries; write its absolute path"
+        return f"cannot run {program}: no such file", hint
     if number == errno.ENOEXEC:
         return (
             f"cannot run {program}: the kernel does not know its format",
-            "a script's first line must be `#!` and its interpreter, as `#!/bin/sh`; a program must be this machine's",
+            "a script must begin with `#!` and its interpreter, such as `#!/bin/sh`; a binary must match this machine",
         )
     if number in (errno.EACCES, errno.EPERM) and "noexec" in facts:
         return (
             f"cannot run {program}: its file system is mounted noexec",
-            "have its interpreter run it from a line of the crontab, or move the project",
+            "call its interpreter in a crontab line, or move the project",
         )
     if number in (errno.EACCES, errno.EPERM):
         return f"cannot run {program}: {_words(number)}", f"chmod u+x {program}; its interpreter must be executable too"
     if number == errno.E2BIG:
         return f"cannot run {program}: arguments and environment are too large", "see `getconf ARG_MAX`"
     if number == errno.ETXTBSY:
-        return f"cannot run {program}: somebody is writing it", "it is tried again at its next slot"
+        return f"cannot run {program}: it is open for writing", "it runs again at its next slot"
     if number in (errno.EAGAIN, errno.ENOMEM):
         return (
             f"cannot run {program}: no process could be started ({_words(number)})",
@@ -135,7 +136,3 @@ def _signal(number: int) -> str:
     except ValueError:
         return f"signal {number}"
     return f"{name} (out of memory?)" if number == signal.SIGKILL else name
-
-
-def _processes(count: int) -> str:
-    return "one process" if count == 1 else f"{count} processes"

@@ -1,27 +1,27 @@
-"""The environment of what runs: minimal, the same for every driver, and written down. Pure.
+"""The environment of runs: minimal, the same for every driver, and documented. Pure.
 
 | Variable | Value |
 | --- | --- |
-| HOME, LOGNAME, USER | of whose rights it runs with |
+| HOME, LOGNAME, USER | of the user it runs as |
 | SHELL | `/bin/sh` |
-| LANG | as the scheduler has it; `C.UTF-8` where it has none |
-| TZ, LC_ALL | as the scheduler has them; absent where it has none |
+| LANG | as of the scheduler; `C.UTF-8` by default |
+| TZ, LC_ALL | as of the scheduler, if set |
 | PATH | the directory of `resil`, the directories of `sbatch` and `squeue`, and `/usr/local/bin:/usr/bin:/bin` |
-| XDG_* | as the scheduler has them: where settings and caches lie |
-| SLURM_CONF, SLURM_JWT, SBATCH_ACCOUNT ... | as the scheduler has them: how to reach SLURM, and where jobs go |
-| RESIL_SECTION__KEY, RESIL_PLUGINS | as the scheduler has them: settings, plugins |
-| RESIL_LOCAL_* | as the scheduler has them: where the embedded scheduler is |
-| HTTPS_PROXY, SSL_CERT_FILE ... | as the scheduler has them: how alerts leave the site |
-| PYTHONPATH, LD_LIBRARY_PATH | as the scheduler has them: without, RESIL_PYTHON may not start |
-| SCRATCH, WORK ... | as the scheduler has them: what `resil watch fs` looks at |
-| what `x_variable` of [channel.*] names | as the scheduler has it: secrets of channels |
-| the crontab's own `NAME=value` lines | as written above the line; LOGNAME and USER cannot be changed (crontab(5)) |
+| XDG_* | as of the scheduler: directories of settings and caches |
+| SLURM_CONF, SLURM_JWT, SBATCH_ACCOUNT ... | as of the scheduler: access to SLURM, and destination of jobs |
+| RESIL_SECTION__KEY, RESIL_PLUGINS | as of the scheduler: settings, plugins |
+| RESIL_LOCAL_* | as of the scheduler: location of the embedded scheduler |
+| HTTPS_PROXY, SSL_CERT_FILE ... | as of the scheduler: proxies and certificates for alerts |
+| PYTHONPATH, LD_LIBRARY_PATH | as of the scheduler: RESIL_PYTHON may need them to start |
+| SCRATCH, WORK ... | as of the scheduler: checked by `resil watch fs` |
+| named by `x_variable` of [channel.*] | as of the scheduler: secrets of channels |
+| `NAME=value` lines of the crontab | as written above the line; LOGNAME and USER cannot be changed (crontab(5)) |
 | RESIL_CONFIG | this project's `resil.toml` |
 | RESIL_PYTHON | the interpreter that runs `resil`, absolute |
 | RESIL_CRON_ENTRY, RESIL_CRON_SLOT | the entry's name, and the slot in seconds since the epoch |
 
-Nothing else: no token of a login shell, no SLURM_JOB_ID of the job that the scheduler runs in. Working directory: the
-project's. Standard input: /dev/null. umask: 077, and 007 where a group operates the project.
+Nothing else: no token of a login shell, no SLURM_JOB_ID of the scheduler's job. Working directory: the
+project's. Standard input: /dev/null. umask: 077, or 007 if a group operates the project.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PASSED = re.compile(
     rf"|PYTHONPATH|LD_LIBRARY_PATH|{'|'.join(LASTING)}"
 )
 _NOT_CHANGED = {"LOGNAME", "USER"}
-"""Vixie cron forbids the first: mail and at(1) believe it; programs read either."""
+"""Vixie cron forbids setting LOGNAME, which mail and at(1) trust; programs read either."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"(?i)token|secret|passw|jwt|credential|api_?key|private_?key|webhook|ping_url")
@@ -62,12 +62,11 @@ def environment_of(
     tool_directories: Sequence[str] = (),
     keep: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Given an entry and a slot, return what its run sees: the table above.
+    """Return the environment of a run: the table above.
 
-    `environ` is the scheduler's own; `tool_directories` are those of sbatch and squeue; `keep` names variables that
-    pass as
-    well: those that [channel.*] settings name with `*_variable`. For instance, a scheduler in a job of SLURM gives no
-    SLURM_JOB_ID on: an `sbatch` in the drop-in would take that for its own.
+    `environ`: the scheduler's own; `tool_directories`: those of sbatch and squeue; `keep`: further variables to pass,
+    which [channel.*] settings name with `*_variable`. SLURM_JOB_ID, for instance, is not passed from a scheduler in a
+    SLURM job, because an `sbatch` in the drop-in would use it.
     """
     kept = frozenset(keep)
     found = {"LANG": "C.UTF-8"}
@@ -100,8 +99,8 @@ def short_path(directories: Iterable[str]) -> str:
 
 
 def secrets_of(environment: Mapping[str, str], keep: Iterable[str] = ()) -> tuple[str, ...]:
-    """The values of an environment that must stand in no output: those of variables that are called like secrets, and
-    of those named in `keep`."""
+    """Return the values of an environment that must not appear in outputs: those of variables with names like secrets,
+    and those named in `keep`."""
     named = frozenset(keep)
     return tuple(
         value

@@ -1,9 +1,9 @@
-"""Keeps an entry's history bounded, and loses no line of another writer over it.
+"""Limits the length of an entry's history without losing lines of concurrent writers.
 
-The file is written anew without its old lines, and takes the old one's place. Whoever adds a line meanwhile may add it
-to the old file: so the old one is looked at again after the change, and every writer looks whether its own line stands
-in the file that counts. A line that was added before the change is seen by the first look, one that was added after it
-by the second. What can happen is a line twice, which means nothing: of each slot, the last line counts.
+A new file without the old lines replaces the old one. A writer may still append to the old file, so the old file is
+read again after the replacement, and every writer checks that its line is in the current file. Lines appended before
+the replacement are found by the first check, later ones by the second. At worst a line appears twice, which is
+harmless: the last line of each slot counts.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from resilience.errors import StateDirectoryError
 from resilience.system.files import explain_os_error, write_atomic
 
 MOST_LINES = 1000
-"""Beyond this, the history is written anew."""
+"""Longer histories are shortened."""
 
 KEPT_LINES = 500
-"""So many are kept then."""
+"""Number of lines kept then."""
 
 _LEAST_BYTES = MOST_LINES * 40
-"""No file that is smaller has so many lines."""
+"""Smaller files cannot have that many lines."""
 
-_LOOK_AT_BYTES = 65536
-_AGAIN = 3
+_CHECKED_BYTES = 65536
+_ATTEMPTS = 3
 
 
 def add(directory: CronDirectory, key: str, run: RunRecord) -> None:
-    """Add a line to an entry's history, and see to it that it stands there. Raise StateDirectoryError if it cannot."""
+    """Append a line to an entry's history, and make sure that it is there. Raise StateDirectoryError if that fails."""
     path = directory.path / "history" / f"{key}.jsonl"
-    for _ in range(_AGAIN):
+    for _ in range(_ATTEMPTS):
         directory.record(key, run)
-        if _stands(path, run):
+        if _contains(path, run):
             return
 
 
-def _stands(path: Path, run: RunRecord) -> bool:
+def _contains(path: Path, run: RunRecord) -> bool:
     line = json.dumps(run.to_json(), separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(descriptor).st_size
-            return line in os.pread(descriptor, _LOOK_AT_BYTES, max(0, size - _LOOK_AT_BYTES))
+            return line in os.pread(descriptor, _CHECKED_BYTES, max(0, size - _CHECKED_BYTES))
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -58,9 +58,9 @@ def _stands(path: Path, run: RunRecord) -> bool:
 
 
 def shorten(directory: CronDirectory, key: str, *, most: int = MOST_LINES, kept: int = KEPT_LINES) -> int:
-    """Where an entry's history has more than `most` lines, keep the newest `kept`; return how many went.
+    """Shorten a history of more than `most` lines to the newest `kept`; return how many lines were removed.
 
-    RUNNING lines of slots that have ended go first. Raise StateDirectoryError if it cannot be written.
+    RUNNING lines of finished slots are removed first. Raise StateDirectoryError if the history cannot be written.
     """
     path = directory.path / "history" / f"{key}.jsonl"
     try:
@@ -78,7 +78,7 @@ def shorten(directory: CronDirectory, key: str, *, most: int = MOST_LINES, kept:
             return 0
         left = _without_superseded(lines)[-kept:]
         write_atomic(path, b"".join(left), mode=directory.file_mode)
-        late = _rest(descriptor, len(old))  # added to the old file while the new one was written
+        late = _rest(descriptor, len(old))  # appended to the old file while the new one was written
         for line in late.splitlines():
             with suppress(ValueError, KeyError, TypeError):
                 add(directory, key, RunRecord.from_json(json.loads(line)))
@@ -90,13 +90,13 @@ def shorten(directory: CronDirectory, key: str, *, most: int = MOST_LINES, kept:
 
 
 def _is_ours(descriptor: int, path: Path) -> bool:
-    """Whether this process alone may write it anew: two at once could each drop what the other has kept."""
+    """Whether this process alone may rewrite the file: two at once could each drop lines that the other kept."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False
-        # A file server without locks: the window is the time of one write.
+        # A file server without locks: the race is limited to one write.
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

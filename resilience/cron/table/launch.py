@@ -1,7 +1,7 @@
-"""Starts a program as the kernel knows how: a process group of its own, nothing inherited, and the reason if not.
+"""Starts a program in a process group of its own, without inherited descriptors, and reports why it failed.
 
-Not `subprocess`: its start waits until the program is loaded, and a program on a hung mount never is. Here the reason
-comes through a pipe, which is read when there is something in it; until then the timeout runs.
+`subprocess` waits until the program is loaded, which never happens on a hung mount. Here the reason of a failure comes
+through a pipe, read when it has data; meanwhile the timeout runs.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 """linux/prctl.h."""
 
 BUSY_S = 2.0
-"""A program that somebody is just writing (ETXTBSY) is tried for so long."""
+"""A program that is open for writing (ETXTBSY) is retried for this long."""
 
 _CODE = 127
-"""As a shell ends that finds no program."""
+"""Exit code of a shell that cannot find a program."""
 
 
 class Launched(NamedTuple):
-    """A program that is being started.
+    """A program being started.
 
     Attributes:
-        pid: its process, which leads a process group.
-        output: what it writes comes out here.
-        trouble: why it did not start comes out here, as JSON; closed without a word: it did.
+        pid: its process, leader of a process group.
+        output: read end of the pipe with its output.
+        problem: read end of the pipe with the reason of a failed start, as JSON; closed without data: it started.
     """
 
     pid: int
     output: int
-    trouble: int
+    problem: int
 
 
 def launch(
@@ -53,53 +53,53 @@ def launch(
     umask: int,
     refuse: Callable[[], Ignored | None],
 ) -> Launched:
-    """Start a program; both descriptors do not block. Raise OSError if no process could be started.
+    """Start a program; both descriptors are non-blocking. Raise OSError if fork fails.
 
-    `refuse` is asked in the new process, right before it becomes the program. Between the two, the file could still be
-    exchanged by who may write in its directory: by nobody but whom the policy trusts.
+    `refuse` is called in the new process, right before exec. The file could still be replaced in between, but only by
+    users whom the policy trusts.
     """
     output, writes = os.pipe2(os.O_CLOEXEC)
-    trouble, tells = os.pipe2(os.O_CLOEXEC)
+    problem, reports = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a handler of ours would swallow it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # our handlers would consume it
     try:
         pid = fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for descriptor in (output, writes, trouble, tells):
+        for descriptor in (output, writes, problem, reports):
             os.close(descriptor)
         raise
     if pid == 0:
-        _become(argv, environment, directory, umask, refuse, writes, tells, parent)
+        _run_child(argv, environment, directory, umask, refuse, writes, reports, parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writes)
-    os.close(tells)
-    for descriptor in (output, trouble):
+    os.close(reports)
+    for descriptor in (output, problem):
         os.set_blocking(descriptor, False)
-    with suppress(OSError):  # both sides do it: whoever is first
+    with suppress(OSError):  # parent and child both do it, in either order
         os.setpgid(pid, pid)
-    return Launched(pid, output, trouble)
+    return Launched(pid, output, problem)
 
 
 def explain(raw: bytes, program: str) -> tuple[str, str]:
-    """Given what came out of `trouble`, return why the program did not start, and what to try."""
+    """Return why the program did not start, given the data from `problem`, and what to try."""
     try:
-        told: dict[str, Any] = json.loads(raw)
-        if "reason" in told:
-            return str(told["reason"]), str(told["hint"])
-        return why_not_started(program, int(told["errno"]), facts=told["facts"], directory=told["directory"])
+        failure: dict[str, Any] = json.loads(raw)
+        if "reason" in failure:
+            return str(failure["reason"]), str(failure["hint"])
+        return why_not_started(program, int(failure["errno"]), facts=failure["facts"], directory=failure["directory"])
     except (ValueError, KeyError, TypeError):
         return f"cannot run {program}", ""
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2). What the kernel does not know is done without."""
+    """Call prctl(2); ignore options that the kernel does not know."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def close_all(keep: Iterable[int]) -> None:
-    """Let go of every descriptor beyond standard error but these."""
+    """Close every descriptor beyond standard error except these."""
     kept = set(keep)
     try:
         names = os.listdir("/proc/self/fd")  # noqa: PTH208 - names only
@@ -112,7 +112,7 @@ def close_all(keep: Iterable[int]) -> None:
 
 
 def reset_signals() -> None:
-    """A process starts with the signals as a login shell's programs have them, whatever we handle or ignore."""
+    """Reset all signal handlers to the default."""
     signal.set_wakeup_fd(-1)
     for number in range(1, signal.NSIG):
         with suppress(OSError, ValueError):
@@ -120,33 +120,33 @@ def reset_signals() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _become(
+def _run_child(
     argv: Sequence[str],
     environment: Mapping[str, str],
     directory: Path,
     umask: int,
     refuse: Callable[[], Ignored | None],
     writes: int,
-    tells: int,
+    reports: int,
     parent: int,
 ) -> NoReturn:
     try:
         os.setpgid(0, 0)
         reset_signals()
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody would end it any more, or tell its end
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without the supervisor, nothing would end it or record its end
         if os.getppid() != parent:
             os._exit(_CODE)
         os.umask(umask)
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
         os.dup2(writes, 1)
         os.dup2(writes, 2)
-        told = _try(argv, environment, directory, refuse)
-        os.write(tells, json.dumps(told).encode()[:4096])
-    except BaseException as error:  # nothing may run on here: this is a copy of the scheduler
+        failure = _try(argv, environment, directory, refuse)
+        os.write(reports, json.dumps(failure).encode()[:4096])
+    except BaseException as error:  # must not continue: this process is a copy of the scheduler
         with suppress(BaseException):
-            os.write(tells, json.dumps({"reason": f"{type(error).__name__}: {error}"[:500], "hint": ""}).encode())
+            os.write(reports, json.dumps({"reason": f"{type(error).__name__}: {error}"[:500], "hint": ""}).encode())
     finally:
         os._exit(_CODE)
 
@@ -154,7 +154,7 @@ def _become(
 def _try(
     argv: Sequence[str], environment: Mapping[str, str], directory: Path, refuse: Callable[[], Ignored | None]
 ) -> dict[str, Any]:
-    """Become the program, or return why not."""
+    """Execute the program, or return why that failed."""
     try:
         os.chdir(directory)
     except OSError as error:

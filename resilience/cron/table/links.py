@@ -1,4 +1,4 @@
-"""Where a symbolic link leads, and through whose directories."""
+"""Resolves symbolic links, and the directories that they pass through."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from resilience.cron.table.policy import Facts
 
 _ACL_USER, _ACL_GROUP, _ACL_MASK, _ACL_WRITE = 0x02, 0x08, 0x10, 0x02
 
+BROKEN_LINK = "it is a broken symbolic link"
 MOST_LINKS = 40
 """MAXSYMLINKS of Linux: path_resolution(7)."""
 
 
 class Walk(NamedTuple):
-    """A path without links, and the directories on the way.
+    """A resolved path, and the directories on the way.
 
     Attributes:
-        path: where it leads.
-        strict: directories that hold a link of the way, or what it leads to: who writes there chooses where it leads.
-        passed: all others that were gone through, outermost first.
+        path: the target.
+        strict: directories that contain a link on the way, or the target: write access there controls the target.
+        passed: all other directories on the way, outermost first.
     """
 
     path: Path
@@ -32,10 +33,10 @@ class Walk(NamedTuple):
 
 
 def follow(path: Path) -> Walk:
-    """Follow all links of a path, as the kernel does, and note the directories that decide where it leads.
+    """Resolve all links of a path, as the kernel does, and collect the directories that determine the target.
 
-    Raise OSError if it leads nowhere (ENOENT), in a circle (ELOOP), through a directory closed to us
-    (EACCES), or through a file (ENOTDIR).
+    Raise OSError if it is broken (ENOENT), circular (ELOOP), or leads through an unreadable directory (EACCES) or
+    through a file (ENOTDIR).
     """
     real = Path("/")
     rest = list(reversed(path.absolute().parts[1:]))
@@ -58,7 +59,7 @@ def follow(path: Path) -> Walk:
         if links > MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
         strict[real] = None
-        # Not through pathlib, which would drop a `..` or two.
+        # Not through pathlib, which would drop `..`.
         target = os.readlink(here)  # noqa: PTH115
         if target.startswith("/"):
             real = Path("/")
@@ -70,19 +71,19 @@ def follow(path: Path) -> Walk:
 
 
 def facts_of(path: Path, info: os.stat_result | None = None) -> Facts:
-    """What the policy wants to know of a file or directory. Raise OSError."""
+    """Return the facts about a file or directory that the policy needs. Raise OSError."""
     info = info or path.stat()
     facts = Facts(path=str(path), mode=info.st_mode, uid=info.st_uid, gid=info.st_gid)
     if (
         not info.st_mode & stat.S_IWGRP
-    ):  # the mask of an access list shows as the group's: without it nobody else writes
+    ):  # the mask of an access list appears as group permissions: without w, no one else can write
         return facts
     users, groups = _writers(path)
     return facts._replace(users=users, groups=groups)
 
 
 def _writers(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The users and groups that an access list lets write besides the owner: acl(5).
+    """Return the users and groups that an access list lets write, besides the owner: acl(5).
 
     The format is the kernel's, include/uapi/linux/posix_acl_xattr.h: a version, then tag, permissions and id of each.
     """
@@ -100,15 +101,15 @@ def _writers(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def explain(error: OSError) -> str:
-    """What an error of looking at something means, as a sentence."""
+    """Describe an error of reading a path."""
     match error.errno:
         case errno.ENOENT:
-            return "it is a link to nothing"
+            return BROKEN_LINK
         case errno.ELOOP:
-            return "it is a link in a circle"
+            return "it is a circular symbolic link"
         case errno.EACCES:
-            return "it may not be read by us"
+            return "permission to read it is denied"
         case None:
             return str(error)
         case number:
-            return f"it cannot be looked at: {os.strerror(number)}"
+            return f"it cannot be read: {os.strerror(number)}"

@@ -1,4 +1,4 @@
-"""The files of what runs wrote: `<state_dir>/.cron/output/<key>/<slot>.txt`, few and small."""
+"""Output files of runs: `<state_dir>/.cron/output/<key>/<slot>.txt`."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from resilience.system.files import explain_os_error, make_directory
 
 _NAME = re.compile(r"(\d+)(?:-(\d+))?\.txt")
 _AT_MOST = 100
-"""No slot is run more often than this."""
+"""Maximum number of output files per slot."""
 
 
 def output_directory(directory: CronDirectory, key: str) -> Path:
-    """Where an entry's outputs lie; it need not exist."""
+    """Return the directory of an entry's outputs; may not exist."""
     return directory.path / "output" / key
 
 
 class OutputFile:
-    """The file of one run's output. It is made when there is something to write, so that silent runs take no inode."""
+    """Output file of one run; created at the first write, so that silent runs use no inode."""
 
     def __init__(self, directory: CronDirectory, key: str, slot: int) -> None:
         self._directory, self._key, self._slot = directory, key, slot
         self._descriptor = -1
-        self._hole = ""
+        self._gap = ""
         self.path: Path | None = None
 
     @property
     def name(self) -> str:
-        """Its name; empty as long as nothing was written."""
+        """File name; empty as long as nothing was written."""
         return self.path.name if self.path is not None else ""
 
     def append(self, content: bytes) -> None:
-        """Write at its end. Raise StateDirectoryError if it cannot be written; the next words then say so first."""
+        """Append to the file. Raise StateDirectoryError if that fails; the next write then adds a notice of the gap."""
         if not content:
             return
-        if self._hole:
-            content = f"\n... words are missing here: {self._hole} ...\n".encode("utf-8", "replace") + content
+        if self._gap:
+            content = f"\n... output is missing here: {self._gap} ...\n".encode("utf-8", "replace") + content
         place = self.path or output_directory(self._directory, self._key)
         try:
             if self._descriptor < 0:
@@ -48,13 +48,13 @@ class OutputFile:
             view = memoryview(content)
             while view:
                 view = view[os.write(self._descriptor, view) :]
-            self._hole = ""
+            self._gap = ""
         except OSError as error:
-            self._hole = os.strerror(error.errno or 0)
+            self._gap = os.strerror(error.errno or 0)
             raise explain_os_error(error, "write", self.path or place) from error
 
     def close(self) -> None:
-        """Some file servers tell only here that there was no room. Raise StateDirectoryError then."""
+        """Close the file; some file servers report a full disk only here. Raise StateDirectoryError then."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             try:
@@ -65,7 +65,7 @@ class OutputFile:
     def _open(self) -> None:
         directory = output_directory(self._directory, self._key)
         make_directory(directory, mode=self._directory.directory_mode)
-        for number in range(1, _AT_MOST):  # a slot that was cut short may run again: its words are kept beside
+        for number in range(1, _AT_MOST):  # a rerun of the slot gets a file of its own
             path = directory / (f"{self._slot}.txt" if number == 1 else f"{self._slot}-{number}.txt")
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
@@ -75,11 +75,11 @@ class OutputFile:
             self.path = path
             os.fchmod(self._descriptor, self._directory.file_mode)
             return
-        raise StateDirectoryError(f"{directory} holds too many outputs of slot {self._slot}", hint="resil cron prune")
+        raise StateDirectoryError(f"{directory} has too many outputs of slot {self._slot}", hint="resil cron prune")
 
 
 def outputs(directory: CronDirectory, key: str) -> tuple[str, ...]:
-    """The names of the kept outputs of an entry, oldest slot first. Raise StateDirectoryError if it cannot be read."""
+    """Return the names of an entry's outputs, oldest slot first. Raise StateDirectoryError if they cannot be read."""
     path = output_directory(directory, key)
     try:
         names = os.listdir(path)  # noqa: PTH208 - names only
@@ -92,9 +92,9 @@ def outputs(directory: CronDirectory, key: str) -> tuple[str, ...]:
 
 
 def prune(directory: CronDirectory, key: str, keep_runs: int, *, running: frozenset[int] = frozenset()) -> int:
-    """Remove all outputs of an entry but the newest `keep_runs`, and those of slots that run; return how many.
+    """Delete the outputs of an entry except the newest `keep_runs` and those of running slots; return how many.
 
-    Raise StateDirectoryError if the directory cannot be read. What cannot be removed is left.
+    Raise StateDirectoryError if the directory cannot be read. Files that cannot be deleted are left.
     """
     names, removed = outputs(directory, key), 0
     for name in names[: max(0, len(names) - keep_runs)]:

@@ -1,8 +1,8 @@
-"""The marks of what runs now: `<state_dir>/.cron/running/<key>@<slot>`.
+"""Marks of active runs: `<state_dir>/.cron/running/<key>@<slot>`.
 
-A mark says which process watches over a run, so that the overlap policy, and whoever comes after a crash, can see
-whether it is under way. On its own host that can be looked at: process number, begin and boot are one process and no
-other. On another host it cannot: there the mark is believed until the run's time is over.
+A mark names the process that supervises a run, so that the overlap policy, and a tick after a crash, can check whether
+the run is active. On the same host this is certain: process id, start time and boot identify one process. A mark of
+another host is trusted until the run's time limit.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from resilience.quantities import format_duration
 from resilience.system.files import explain_os_error, make_directory, read_regular, write_atomic
 
 REFRESH_S = 300.0
-"""A supervisor touches its mark so often."""
+"""Interval at which a supervisor touches its mark."""
 
 LAPSE_S = 3600.0
-"""A mark of another host that names no end is believed for so long after it was last touched."""
+"""A mark of another host without a time limit is trusted for this long after it was last touched."""
 
 SKEW_S = 120.0
-"""Clocks of two hosts may differ by so much, and a file server may be so late."""
+"""Tolerance for clocks of two hosts, and for a slow file server."""
 
 _SIZE_BYTES = 4096
-"""A mark takes a whole block from the begin: the end of the run fits into it when the disk is full."""
+"""A mark occupies a whole block from the beginning, so that the end of the run fits even on a full disk."""
 
 
 class Here(NamedTuple):
-    """What process numbers of this machine mean something in.
+    """Identity of this machine, in which its process ids are valid.
 
     Attributes:
-        host: its name.
-        boot: of this start of the machine; empty: not told.
-        namespace: of process numbers (pid_namespaces(7)); empty: not told.
+        host: name.
+        boot: boot id; empty: unknown.
+        namespace: pid namespace (pid_namespaces(7)); empty: unknown.
     """
 
     host: str
@@ -50,15 +50,15 @@ class Here(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """One run under way, as its supervisor said.
+    """An active run, as recorded by its supervisor.
 
     Attributes:
         name, key, slot: of the entry.
-        host, boot, namespace: as of Here; empty where the mark is damaged.
-        pid, ticks: the supervisor: its number, and when it began, in clock ticks since the start of the machine.
+        host, boot, namespace: as in Here; empty if the mark is damaged.
+        pid, ticks: process id of the supervisor, and its start in clock ticks since boot.
         started: seconds since the epoch.
-        until: by when it has ended, whatever happens; None: it may take for ever.
-        end: what became of it, where that could not be written into the history: the disk was full.
+        until: when it has ended at the latest; None: no limit.
+        end: its result, if that could not be written to the history because the disk was full.
     """
 
     name: str
@@ -75,17 +75,17 @@ class Mark(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """Its name in `running/`."""
+        """File name in `running/`."""
         return f"{self.key}@{self.slot}"
 
 
 def here() -> Here:
-    """This machine, as it is now."""
+    """Return the identity of this machine."""
     return Here(os.uname().nodename, *pid_space())
 
 
 def marks(directory: CronDirectory) -> tuple[Mark, ...]:
-    """All marks, oldest slot first. Raise StateDirectoryError if they cannot be read."""
+    """Return all marks, oldest slot first. Raise StateDirectoryError if they cannot be read."""
     place = directory.path / "running"
     try:
         names = os.listdir(place)  # noqa: PTH208 - names only
@@ -98,16 +98,16 @@ def marks(directory: CronDirectory) -> tuple[Mark, ...]:
 
 
 def write_mark(directory: CronDirectory, mark: Mark) -> None:
-    """Say that a run is under way. Raise StateDirectoryError if it cannot be written."""
+    """Write a mark. Raise StateDirectoryError if that fails."""
     place = directory.path / "running"
     make_directory(place, mode=directory.directory_mode)
     write_atomic(place / mark.file_name, _line(mark), mode=directory.file_mode)
 
 
 def write_end(directory: CronDirectory, mark: Mark, end: RunRecord) -> None:
-    """Write into the mark's own block what became of the run: where there is no room for a line of the history.
+    """Write the result of the run into the mark's own block, if there is no space for a line in the history.
 
-    Raise StateDirectoryError if it cannot be written.
+    Raise StateDirectoryError if that fails.
     """
     path = directory.path / "running" / mark.file_name
     try:
@@ -122,13 +122,13 @@ def write_end(directory: CronDirectory, mark: Mark, end: RunRecord) -> None:
 
 
 def touch_mark(directory: CronDirectory, mark: Mark) -> None:
-    """Show other hosts that the run is still watched over."""
+    """Touch a mark, to show other hosts that the run is still supervised."""
     with suppress(OSError):
         os.utime(directory.path / "running" / mark.file_name)
 
 
 def remove_mark(directory: CronDirectory, mark: Mark) -> bool:
-    """The run is over; return whether the mark was there."""
+    """Delete a mark; return whether it existed."""
     try:
         (directory.path / "running" / mark.file_name).unlink()
     except FileNotFoundError:
@@ -139,35 +139,37 @@ def remove_mark(directory: CronDirectory, mark: Mark) -> bool:
 
 
 def liveness(mark: Mark, *, now: float, at: Here, touched: float | None = None) -> tuple[Liveness, str]:
-    """Whether that run is under way, and how we know.
+    """Return whether a run is active, with an explanation.
 
-    UNKNOWN counts as running: it is on another host, and its time is not over. `touched`: when the mark was last
-    touched, seconds since the epoch, where that is known.
+    UNKNOWN counts as active: the run is on another host, within its time limit. `touched`: mtime of the mark, if known.
     """
     who = f"process {mark.pid} on {mark.host or 'a host that the damaged mark does not name'}"
     if mark.host == at.host and mark.boot and mark.boot != at.boot and at.boot:
-        return Liveness.GONE, f"{mark.host} was started anew since"
+        return Liveness.GONE, f"{mark.host} was rebooted since"
     if (mark.host, mark.boot, mark.namespace) == at and at.boot:
         ticks = start_ticks(mark.pid)
         if ticks == mark.ticks and is_alive(mark.pid):
-            return Liveness.ALIVE, f"{who} watches over it"
+            return Liveness.ALIVE, f"{who} supervises it"
         if ticks is not None or not is_there(mark.pid):
             return Liveness.GONE, f"{who} has ended"
     last = (touched if touched is not None else mark.started) + LAPSE_S if mark.until is None else mark.until + SKEW_S
     if now <= last:
-        return Liveness.UNKNOWN, f"{who}: it cannot be seen from here, and may take {format_duration(last - now)} more"
-    return Liveness.GONE, f"{who}: its time was over {format_duration(now - last)} ago"
+        return (
+            Liveness.UNKNOWN,
+            f"{who} cannot be checked from this host; its time limit is in {format_duration(last - now)}",
+        )
+    return Liveness.GONE, f"{who} exceeded its time limit {format_duration(now - last)} ago"
 
 
 def is_running(directory: CronDirectory, key: str, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
-    """Whether any run of an entry is under way: the most alive of its marks, with one sentence.
+    """Return whether any run of an entry is active: the most alive of its marks, with an explanation.
 
     Raise StateDirectoryError if the marks cannot be read.
     """
-    found = Liveness.GONE, "nothing of it runs"
+    found = Liveness.GONE, "no active run"
     for mark in marks(directory):
         if mark.key == key and mark.end is None:
-            state, reason = look(directory, mark, now=now, at=at)
+            state, reason = liveness_of(directory, mark, now=now, at=at)
             if state is Liveness.ALIVE:
                 return state, reason
             if state is Liveness.UNKNOWN:
@@ -175,8 +177,8 @@ def is_running(directory: CronDirectory, key: str, *, now: float, at: Here | Non
     return found
 
 
-def look(directory: CronDirectory, mark: Mark, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
-    """As `liveness`, with a look at when the mark was touched."""
+def liveness_of(directory: CronDirectory, mark: Mark, *, now: float, at: Here | None = None) -> tuple[Liveness, str]:
+    """Like `liveness`, but reads the mtime of the mark."""
     touched = None
     if mark.until is None:
         with suppress(OSError):
@@ -194,7 +196,7 @@ def _read(path: Path) -> Mark | None:
         found = read_regular(path)
     except StateDirectoryError:
         found = b"", None  # type: ignore[assignment]
-    if found is None:  # it has just ended
+    if found is None:  # the run has just ended
         return None
     key, _, slot = path.name.rpartition("@")
     if not key or not slot.isdigit():

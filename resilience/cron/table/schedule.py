@@ -1,14 +1,14 @@
-"""The slots of a schedule, as seconds since the epoch. Pure.
+"""Slots of a schedule, as seconds since the epoch. Pure.
 
-What an expression means is what Debian's cron takes it for (crontab(5), cron(8), and entry.c, cron.c of its package).
-cronsim reads the fields and walks the calendar; where clocks change, cron(8) says what happens:
+An expression means what it means to Debian's cron (crontab(5), cron(8), and entry.c, cron.c of its package). cronsim
+parses the fields and walks the calendar; cron(8) specifies clock changes:
 
-- an entry of fixed times (neither minute nor hour begins with `*`) that falls into the hour that is left out runs at
-  the moment of the change, and in the hour that comes twice only the first time;
-- any other follows the clock on the wall: what is left out does not run, what comes twice runs twice.
+- an entry with fixed times (neither minute nor hour begins with `*`) in the skipped hour runs at the change, and in the
+  repeated hour only the first time;
+- any other entry follows the wall clock: skipped times do not run, repeated times run twice.
 
-So cronsim is only asked about clocks without any zone, and zones.py says which second that is. (Only where a whole day
-was left out, as in Samoa in 2011, would cron differ: it forgets that day's entries, and here they run at its end.)
+So cronsim only handles times without a zone, and zones.py converts them. (cron differs only where a whole day was
+skipped, as in Samoa in 2011: it omits that day's entries, and here they run at its end.)
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from cronsim import CronSim
 
 _EARLIEST, _LATEST = -62_000_000_000, 253_300_000_000
-"""The years 5 and 9996: cronsim counts in datetimes, which end soon after."""
+"""The years 5 and 9996: cronsim uses datetimes, which end soon after."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When something runs. Slots are whole seconds since the epoch.
+    """Times at which an entry runs. Slots are whole seconds since the epoch.
 
     Attributes:
         text: as written.
         zone: IANA name; empty: this machine's.
         expression: the five fields; empty for @reboot and @every.
-        every_s: of `@every 90s`: it runs at the multiples of that since the epoch. 0 for all others.
+        every_s: for `@every 90s`: runs at the multiples of it since the epoch. 0 for all others.
     """
 
     text: str
@@ -47,11 +47,11 @@ class Schedule:
 
     @property
     def is_reboot(self) -> bool:
-        """Whether it runs once in each life of the scheduler, and at no time of the day."""
+        """Whether it runs once per start of the scheduler."""
         return not self.expression and not self.every_s
 
     def next_after(self, t: float) -> int | None:
-        """The first slot after `t`; None: there is none."""
+        """Return the first slot after `t`; None: none."""
         now = floor(t)
         if not _EARLIEST < now < _LATEST or self.is_reboot:
             return None
@@ -64,7 +64,7 @@ class Schedule:
         return _next_on_the_wall(self.expression, offset, now)
 
     def newest_until(self, t: float) -> int | None:
-        """The newest slot at or before `t`; None: there is none."""
+        """Return the newest slot at or before `t`; None: none."""
         now = floor(t)
         if not _EARLIEST < now < _LATEST or self.is_reboot:
             return None
@@ -77,14 +77,14 @@ class Schedule:
         return _newest_on_the_wall(self.expression, offset, now)
 
     def between(self, after: float, until: float) -> Iterator[int]:
-        """The slots after `after` up to and with `until`, oldest first."""
+        """Yield the slots after `after` up to and including `until`, oldest first."""
         slot = self.next_after(after)
         while slot is not None and slot <= until:
             yield slot
             slot = self.next_after(slot)
 
     def count(self, after: float, until: float) -> int:
-        """How many slots `between` would give; a year of minutes takes milliseconds."""
+        """Return the number of slots in `between`; takes milliseconds for a year of minutes."""
         first, last = max(floor(after), _EARLIEST), min(floor(until), _LATEST)
         if last <= first or self.is_reboot:
             return 0
@@ -96,14 +96,14 @@ class Schedule:
         found = _matches(self.expression, _reached(offset, first) + 1, _reached(offset, last) + 1)
         change = first_change(offset, first, last)
         while change is not None:
-            # All that falls into the hour left out, and what comes with its end, is one slot: the change.
+            # All times in the skipped hour, and the one at its end, are one slot: the change.
             in_gap = _matches(self.expression, change + offset(change - 1), change + offset(change) + 1)
             found -= max(0, in_gap - 1)
             change = first_change(offset, change, last)
         return found
 
     def period_s(self, now: float) -> float:
-        """Seconds from the next slot to the one after it; infinite where there are not two."""
+        """Return the seconds from the next slot to the one after it; infinite if there are not two."""
         first = self.next_after(now)
         second = self.next_after(first) if first is not None else None
         return float("inf") if first is None or second is None else float(second - first)
@@ -111,7 +111,7 @@ class Schedule:
 
 @lru_cache(maxsize=512)
 def fields_of(expression: str) -> CronSim:
-    """The expression's fields as cronsim reads them. Raise CronSimError if it never comes."""
+    """Return the expression's fields as cronsim parses them. Raise CronSimError if it never matches."""
     from datetime import datetime
 
     from cronsim import CronSim
@@ -120,18 +120,18 @@ def fields_of(expression: str) -> CronSim:
 
 
 def _is_fixed(expression: str) -> bool:
-    """Whether cron takes it for an entry of fixed times: cron(8), "Only jobs that run at a particular time"."""
+    """Whether cron treats it as an entry with fixed times: cron(8), "Only jobs that run at a particular time"."""
     minute, hour, *_ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 
 
 def _first(expression: str, local: int) -> int | None:
-    """The first match at or after `local`: seconds since 1970 as clocks on the wall show them."""
+    """Return the first match at or after `local`: seconds since 1970 by the wall clock."""
     return _walk(expression, local - 1, reverse=False)
 
 
 def _last(expression: str, local: int) -> int | None:
-    """The last match at or before `local`."""
+    """Return the last match at or before `local`."""
     return _walk(expression, local + 1, reverse=True)
 
 
@@ -149,7 +149,7 @@ def _walk(expression: str, local: int, *, reverse: bool) -> int | None:
 
 
 def _matches(expression: str, start: int, end: int) -> int:
-    """How many matches [start, end) has, of clocks on the wall. Counts days, not minutes."""
+    """Return the number of matches in [start, end) by the wall clock. Counts days, not minutes."""
     from datetime import date
 
     fields = fields_of(expression)
@@ -171,14 +171,14 @@ def _matches(expression: str, start: int, end: int) -> int:
 
 
 def _reached(offset: Offset, now: int) -> int:
-    """The latest that clocks on the wall have shown by `now`: cron's "virtual time", which never goes back."""
+    """Return the latest wall clock time shown by `now`: cron's "virtual time", which never goes back."""
     change = first_change(offset, now - DAY_S, now)
     shown = now + offset(now)
     return shown if change is None else max(shown, change - 1 + offset(change - 1))
 
 
 def _moment(offset: Offset, local: int) -> int:
-    """The first second at which clocks on the wall show `local` or later."""
+    """Return the first second at which the wall clock shows `local` or later."""
     before, after = local - 2 * DAY_S, local + 2 * DAY_S  # no zone is further from UTC than a day
     change = first_change(offset, before, after)
     old = offset(before)
@@ -198,12 +198,12 @@ def _next_on_the_wall(expression: str, offset: Offset, now: int) -> int | None:
         near = min(slot, start + DAY_S)
         change = first_change(offset, start, near)
         if change is not None:
-            # Up to the change clocks stand as before; from it on, look again.
+            # The offset is valid up to the change; continue the search there.
             start = change
         elif near == slot:
             return slot
         else:
-            # Nothing comes before `slot`, by clocks that stand within a day of these.
+            # No earlier match exists with any offset within a day of this one.
             start = max(near, slot - 2 * DAY_S)
 
 

@@ -1,7 +1,7 @@
-"""How far the clocks of a time zone are from UTC, and when that changes. Reads the zone's file once, nothing else.
+"""UTC offsets of time zones, and their changes. Reads only the zone's file, once.
 
-All arithmetic on time is done in whole seconds: adding a timedelta to a datetime with a zone drops its `fold`, and a
-loop that does so repeats the hour at the end of summer time for ever.
+All time arithmetic uses whole seconds: adding a timedelta to a datetime with a zone drops its `fold`, and a loop that
+does so repeats the last hour of summer time forever.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from functools import lru_cache
 from resilience.errors import UsageError
 
 Offset = Callable[[int], int]
-"""Given seconds since the epoch, seconds to add to them to read the zone's clocks."""
+"""Maps seconds since the epoch to the UTC offset in seconds."""
 
 DAY_S = 86400
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Etc/GMT", "Zulu", "Etc/UCT"})
 
 
 class ZoneError(UsageError, ValueError):
-    """A text is no time zone that this machine knows."""
+    """The time zone is unknown on this machine."""
 
 
 def machine_offset(t: int) -> int:
-    """The offset of this machine's own clocks: $TZ as libc reads it (also `CET-1CEST`), else /etc/localtime."""
+    """Return this machine's own offset: $TZ as libc reads it (also `CET-1CEST`), else /etc/localtime."""
     import time
 
     return time.localtime(t).tm_gmtoff
@@ -31,7 +31,7 @@ def machine_offset(t: int) -> int:
 
 @lru_cache(maxsize=64)
 def offset_of(zone: str) -> Offset:
-    """Given an IANA name (empty: this machine's zone), return its offset. Raise ZoneError if nobody knows it."""
+    """Return the offset of an IANA name (empty: this machine's zone). Raise ZoneError if it is unknown."""
     if not zone:
         return machine_offset
     if zone in _UTC:
@@ -43,7 +43,7 @@ def offset_of(zone: str) -> Offset:
         info = ZoneInfo(zone)
     except (OSError, ValueError, LookupError, UnicodeError) as error:
         # LookupError: no such file. OSError: a directory (`America`). ValueError: `../etc`, or a file that is no zone.
-        raise ZoneError(f"there is no time zone {zone!r}", hint=_hint(zone)) from error
+        raise ZoneError(f"unknown time zone {zone!r}", hint=_hint(zone)) from error
     epoch, second = datetime(1970, 1, 1, tzinfo=UTC), timedelta(seconds=1)
 
     def offset(t: int) -> int:
@@ -59,9 +59,9 @@ def _hint(zone: str) -> str:
 
     known = available_timezones()
     if not known:
-        return "this machine has no time zones at all: install the package tzdata, or write CRON_TZ=UTC"
+        return "this machine has no time zones: install the package tzdata, or write CRON_TZ=UTC"
     by_lower = {name.lower(): name for name in known}
-    # `paris` for Europe/Paris: people leave the continent out.
+    # `paris` for Europe/Paris: users omit the continent.
     by_city = {name.lower().rpartition("/")[2]: name for name in sorted(known) if not name.startswith("posix/")}
     wanted = zone.strip().lower().replace(" ", "_")
     for names, cutoff in ((by_lower, 0.99), (by_city, 0.99), (by_lower, 0.75), (by_city, 0.75)):
@@ -71,9 +71,9 @@ def _hint(zone: str) -> str:
 
 
 def first_change(offset: Offset, after: int, until: int) -> int | None:
-    """The first second in (after, until] whose offset is not that of the second before; None: there is none.
+    """Return the first second in (after, until] with a different offset than the second before; None: none.
 
-    Two changes that undo each other within a day would be missed: no zone has had any since 1970.
+    Two changes within a day that cancel each other would be missed: no zone has had any since 1970.
     """
     old = offset(after)
     while after < until:
@@ -91,7 +91,7 @@ def first_change(offset: Offset, after: int, until: int) -> int | None:
 
 
 def spans(offset: Offset, after: int, until: int) -> Iterator[tuple[int, int, int]]:
-    """The seconds of (after, until] as stretches of one offset each: first second, one after the last, offset."""
+    """Yield the seconds of (after, until] as intervals of constant offset: first second, one after the last, offset."""
     start = after + 1
     while start <= until:
         change = first_change(offset, start, until)

@@ -1,9 +1,9 @@
 """The file through which ranks find rank 0: its address and a token, readable by the run's owner only.
 
-Rank 0 alone writes the file, from a thread of its own: a file system that hangs or refuses costs the decisions and
-never the training. A clean end removes the file; after a kill the node's mirror process does (`remove_own`), or rank 0
-of a later launch (`AddressFile`). When in doubt a file stays: it costs a few bytes, and ranks that come late need the
-file of a live launch.
+Only rank 0 writes the file, from a thread of its own: if the file system hangs or fails, the training continues without
+decisions. A clean end removes the file; after a kill the node's mirror process does (`remove_own`), or rank 0 of a
+later launch (`AddressFile`). When in doubt the file stays: it has a few bytes, and late ranks need the file of a live
+launch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
 
 RETRY_S = 5.0
-"""How often the file is written again when it could not be: a file system may recover."""
+"""Pause before a failed write is retried: the file system may recover."""
 REMOVE_S = 2.0
 CONNECT_S = 1.0
 MOST_FILES = 1_000
 OLD_S = 7 * 86_400.0
-"""No launch lasts so long without listening: then a file of which nothing else is known may go."""
+"""A file older than this that no process listens for may be removed."""
 
 
 class Address:
-    """Where rank 0 listens, and the token that proves membership in the run."""
+    """The address on which rank 0 listens, and the token that proves membership in the run."""
 
     __slots__ = ("host", "port", "token")
 
@@ -50,7 +50,7 @@ class Address:
 
 
 def address_file(place: RankInfo) -> Path:
-    """Where rank 0 writes its address: in the run directory, or for ranks of one node in a private directory there."""
+    """Return the path of rank 0's address: in the run directory, or for ranks of one node in a private directory."""
     from pathlib import Path
 
     if place.run_dir:
@@ -62,9 +62,10 @@ def address_file(place: RankInfo) -> Path:
 
 
 def read_address(path: Path) -> Address | None:
-    """Return the address that rank 0 wrote, or None while there is none that can be trusted.
+    """Return the address that rank 0 wrote, or None without a trusted one.
 
-    Trusted is a regular file of our own that is closed to others, in a directory of our own that nobody else may write.
+    A file is trusted if it is regular, owned by this user and closed to others, in a directory that only this user may
+    write.
     """
     try:
         directory = path.parent.lstat()
@@ -92,7 +93,7 @@ class AddressFile:
         self._thread: threading.Thread | None = None
 
     def publish(self, address: Address) -> None:
-        """Write the file as soon as that is possible, without waiting; it stays until `withdraw`."""
+        """Write the file as soon as possible, in the background; it stays until `withdraw`."""
         fields = {"host": address.host, "port": address.port, "token": address.token}
         owner = {"node": self._place.host, "pid": os.getpid(), "attempt": self._place.attempt}
         text = json.dumps({**fields, **owner}) + "\n"
@@ -100,7 +101,7 @@ class AddressFile:
         self._thread.start()
 
     def withdraw(self) -> None:
-        """Remove the file of a launch that has ended well, unless another launch has written there since."""
+        """Remove the file after a clean end, unless another launch has written there since."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(REMOVE_S)
@@ -113,7 +114,7 @@ class AddressFile:
                 break
             except OSError as error:
                 self._recorder.warn(
-                    f"no rank can ask the others to save or to stop, because rank 0's address could not be written: "
+                    f"no rank can request a save or a stop of the others: rank 0's address could not be written to "
                     f"{self._path}: {error}",
                     key="meeting",
                 )
@@ -138,8 +139,8 @@ class AddressFile:
                         _remove_if(os.path.join(directory, name), functools.partial(self._is_stale, name))
 
     def _is_stale(self, name: str, fields: dict[str, Any], written: float) -> bool:
-        """Return whether nobody listens any more, and the file is old, of an earlier start of our job, of an earlier
-        attempt of our run, or of a process of this node that is gone."""
+        """Return whether no process listens there, and the file is old, of an earlier start of our job, of an earlier
+        attempt of our run, or of a dead process of this node."""
         place, attempt, pid = self._place, fields.get("attempt"), fields.get("pid")
         job_id, _, rest = name.partition("-")
         restart = rest.partition("-")[0]
@@ -154,7 +155,7 @@ class AddressFile:
 
 
 def make_private_directory(path: Path) -> None:
-    """Make the directory 0700. Raise OSError for one of another user, and for anything else of that name."""
+    """Make the directory 0700. Raise OSError if it belongs to another user or is not a directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -168,7 +169,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """The fields of an address file; none if they hold no address."""
+    """Return the fields of an address file; empty if malformed."""
     try:
         fields: dict[str, Any] = json.loads(text)
         host, port, token = fields["host"], fields["port"], fields["token"]
@@ -187,7 +188,7 @@ def _is_listening(host: str, port: int) -> bool:
 
 
 def _remove_if(path: str, is_unwanted: Callable[[dict[str, Any], float], bool]) -> bool:
-    """Remove a private address file of our own, unless another file has taken its place meanwhile. Raise OSError."""
+    """Remove a private address file of our own, unless it has been replaced meanwhile. Raise OSError."""
     parent, name = os.path.split(path)
     directory = open_directory(parent)
     try:

@@ -1,7 +1,4 @@
-"""The interface of an agreement, the events that it reports, and the agreement of a single process. Pure.
-
-A single process decides at its next step.
-"""
+"""The interface of an agreement, its events, and the agreement of a single process. Pure."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ class AgreementEvent:
     """A report of the agreement to its host.
 
     Attributes:
-        kind: `committed`, `outcome` (all ranks have obeyed, and what they saved is durable or failed), `aborted`,
-            `absent`, `skew`, `behind`, `restarted`, `twins`, `failed` (a rank has left because of a fault);
-            of a rank that is not the first, `lost` (it has no connection to rank 0), `back`, and `alone` (rank 0 is
-            gone for good: this rank decides by itself); `fault`, `broken`.
-        text: a sentence for people.
-        decision: what was decided, for `committed` and `outcome`.
-        requests: what it answers.
+        kind: `committed`, `outcome` (all ranks have carried out the decision, and their saves are durable or failed),
+            `aborted`, `absent`, `skew`, `behind`, `restarted`, `twins` (two processes with one rank), `failed` (a rank
+            has left because of a fault); on other ranks than rank 0 `lost` (no connection to rank 0), `back`, and
+            `alone` (rank 0 is permanently gone: this rank decides by itself); `fault`, `broken`.
+        text: a sentence for the user.
+        decision: for `committed` and `outcome`.
+        requests: the requests that the decision answers.
         outcome: `saved`, `failed` or `obeyed`: the worst of all ranks.
         seconds: the longest save of all ranks, until it was durable.
-        ranks: those on which it failed.
+        ranks: the ranks on which the save failed.
     """
 
     __slots__ = ("decision", "kind", "outcome", "ranks", "requests", "seconds", "text")
@@ -58,18 +55,18 @@ class AgreementEvent:
         self.ranks = tuple(ranks)
 
 
-def unhurried() -> bool:
-    """Return False: nothing hurries this rank."""
+def never_hurried() -> bool:
+    """Return False: no second signal has arrived."""
     return False
 
 
 class ExitSummary:
-    """How the ranks of a training have left, as far as this one knows.
+    """How the ranks of a training have ended, as far as this one knows.
 
     Attributes:
         world: how many ranks there are.
-        well: how many of them, this one included, have left in good order.
-        faults: a sentence for each that has not.
+        well: how many of them, this one included, have ended cleanly.
+        faults: a sentence for each rank that has not.
     """
 
     __slots__ = ("faults", "well", "world")
@@ -81,8 +78,8 @@ class ExitSummary:
 
 
 class Agreement:
-    """The interface between a guard and its agreement. As it stands here it serves ranks without a rendezvous: nothing
-    is ever decided, and nothing ever waits. A rank that acted by itself would leave the others in a deadlock.
+    """The interface between a guard and its agreement. This base class serves ranks without a rendezvous: it decides
+    nothing and never waits, because a rank that acted by itself would deadlock the others.
 
     Any thread may call `request`, `pending_decision` and `saved`; the rest is for the training thread.
     """
@@ -96,63 +93,63 @@ class Agreement:
         """Connect the ranks."""
 
     def request(self, request: Request) -> None:
-        """Ask all ranks for something. Never waits."""
+        """Submit a request to all ranks. Never waits."""
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first decision counts."""
+        """On rank 0: set the decision for the time before the first step. The first call counts."""
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """Return the decision about the start; None if there was none in time."""
+        """Return the decision about the start; None on timeout."""
         return CONTINUE
 
     def pending_decision(self) -> Decision | None:
-        """The decision that this rank has not come to yet, or None."""
+        """Return the decision whose step this rank has not reached yet, or None."""
         return None
 
     def on_step(self) -> Decision:
-        """The training has done a step that reached the limit: what to do."""
+        """Return the decision after a step that reached the limit."""
         self.restore()
         return CONTINUE
 
     def on_poll(self) -> Decision:
-        """The same in the middle of something: a stop is announced, and the next step orders it."""
+        """Return the decision at a poll between steps: announces a stop, which the next step returns again."""
         self.restore()
         return CONTINUE
 
     def finish(self, outcome: str, seconds: float) -> int:
-        """The last decision was obeyed: `saved`, `failed`, `obeyed`, or `in_flight`. Return the number by which `saved`
-        reports later how a save in flight has ended."""
+        """Report the outcome of the last decision: `saved`, `failed`, `obeyed`, or `in_flight`. Return the number by
+        which `saved` later reports the end of a save in flight."""
         return 0
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
-        """The save in flight with this number is durable on this rank (`saved`), or has `failed`."""
+        """Report that the save in flight with this number is durable on this rank (`saved`), or has `failed`."""
 
     def restore(self) -> None:
-        """Set the limits to what the agreement demands."""
+        """Set the gate's limits as the agreement requires."""
         self._gate.open()
         if self._gate.urgent:
             self._gate.limit = self._gate.poll_limit = 0
 
     def resumed(self) -> None:
-        """The counters were set anew."""
+        """Adapt to counters that `guard.resumed()` has set."""
         self.restore()
 
     def announce_exit(
-        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried
     ) -> ExitSummary:
-        """Tell the others how this rank leaves: `done`, `stopped` or `failed`. Rank 0 waits until all have left and
-        what they save is durable, for `wait_s` seconds at most, or until it is hurried."""
+        """Announce how this rank ends: `done`, `stopped` or `failed`. Rank 0 waits until all ranks have ended and their
+        saves are durable, at most `wait_s` seconds, or until `is_hurried`."""
         return ExitSummary(self.world, int(how != FAILED))
 
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
-        """The training is over. After a stop ranks stay until rank 0 hangs up, for so long at most."""
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = never_hurried) -> None:
+        """End the agreement. After a stop ranks stay until rank 0 disconnects, at most `wait_s` seconds."""
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: close what is the parent's without a word."""
+        """In a forked child: close the parent's resources without sending anything."""
 
 
-class Alone(Agreement):
-    """The agreement of a training with one process: no socket, no thread of its own."""
+class SingleProcess(Agreement):
+    """The agreement of a training with one process, which decides at its next step: no socket, no thread of its own."""
 
     def __init__(self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo | None = None) -> None:
         super().__init__(gate)
@@ -171,7 +168,7 @@ class Alone(Agreement):
         return self._stopped is not None
 
     def request(self, request: Request) -> None:
-        """Ask for something; the next step decides."""
+        """Queue a request for the next step."""
         self._requests.append(sendable(request, 0))
         self._gate.limit = self._gate.poll_limit = 0
 
@@ -192,14 +189,14 @@ class Alone(Agreement):
         return merge(asked, self._gate.count + 1) if asked else None
 
     def on_step(self) -> Decision:
-        """The training has done a step: merge what is requested into one decision."""
+        """Merge all requests into one decision."""
         if self._stopped is not None:
             return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
         if not self._requests:
             self.restore()
             return CONTINUE
         asked = []
-        while self._requests:  # one by one: what is requested meanwhile is taken now or next time, and never lost
+        while self._requests:  # one by one: a concurrent request is taken now or next time, and never lost
             asked.append(self._requests.popleft())
         decision = merge(asked, self._gate.count)
         self._obeying = decision, asked
@@ -210,7 +207,7 @@ class Alone(Agreement):
         return decision
 
     def on_poll(self) -> Decision:
-        """In the middle of something: announce a stop, which the next step will order."""
+        """Announce a stop, which the next step returns again."""
         asked = self._requests.copy()
         if self._stopped is None and not any(request.stop for request in asked):
             self.restore()
@@ -243,7 +240,7 @@ class Alone(Agreement):
             )
 
     def restore(self) -> None:
-        """Let the training run, unless something is requested, owed or decided."""
+        """Let the training run, unless a request, an outcome or a stop is pending."""
         gate = self._gate
         if self._obeying is not None:
             gate.limit = gate.count + 1
@@ -253,8 +250,12 @@ class Alone(Agreement):
             gate.limit = gate.poll_limit = 0
 
     def announce_exit(
-        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried
     ) -> ExitSummary:
         """See `Agreement`."""
         self.finish(OBEYED, 0.0)
         return super().announce_exit(how, why, wait_s, is_hurried)
+
+
+Alone = SingleProcess
+"""The name until November 2026."""

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 2.0
 CONNECT_S = 5.0
 GONE_S = 5.0
-"""When nobody has listened for so long where rank 0 did, its process is no more. torchrun sends SIGTERM when a rank
-dies, and SIGKILL 30 s later: there must be time for a save in between. A rank that still trains so long after rank 0
-has said good-bye is on its own as well; most end in the same moment."""
+"""After connections to rank 0's port have been refused for this long, its process is gone. torchrun sends SIGTERM when
+a rank dies, and SIGKILL 30 s later: a save must fit in between. A rank that still trains this long after rank 0's BYE
+is on its own as well; most end at the same moment."""
 
 
 class Client:
     """The connection of one rank to rank 0.
 
     Args:
-        locate: returns where rank 0 listens, or None while that is unknown. May block and may fail.
+        locate: returns the address of rank 0, or None while unknown. May block and may fail.
         join: returns the first messages of each new connection.
-        receive: gets each message of rank 0, checked in form; may raise ValueError if it means nothing.
-        note: gets (kind, sentence) for what is odd.
+        receive: gets each well-formed message of rank 0; may raise ValueError if it is invalid.
+        note: gets (kind, sentence) for anomalies.
 
     Attributes:
-        is_refused: whether rank 0's node said at the last try that nobody listens there.
+        is_refused: whether rank 0's node refused the last connection.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Client:
         self.is_refused = False
         self._connection: Connection | None = None
         self._address: Address | None = None
-        self._known: Address | None = None  # where rank 0 was last reached: the file may be gone meanwhile
+        self._known: Address | None = None  # the last working address: the file may be gone meanwhile
         self._connect_at = 0.0
         self._wait_s = FIRST_RETRY_S
 
@@ -69,7 +69,7 @@ class Client:
         """Connect to rank 0 if that is due, and return what `adopt` gets. Blocks: to be called without any lock."""
         if self._connection is not None or now < self._connect_at:
             return None
-        # Half of the wait is by chance, so that thousands of ranks do not connect in the same moment.
+        # Jitter, so that thousands of ranks do not connect at the same moment.
         self._connect_at = now + self._wait_s * random.uniform(0.5, 1.0)
         self._wait_s = min(2 * self._wait_s, LAST_RETRY_S)
         try:
@@ -77,7 +77,7 @@ class Client:
             if address is None:
                 return None
             found = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
-        except (OSError, ValueError, OverflowError) as error:  # nobody listens yet; or the address is malformed
+        except (OSError, ValueError, OverflowError) as error:  # rank 0 does not listen yet, or the address is malformed
             self.is_refused = isinstance(error, ConnectionRefusedError)
             return None
         self.is_refused = False
@@ -102,7 +102,7 @@ class Client:
             self.close()
 
     def next_deadline(self) -> float | None:
-        """When `find` or `drop_slow` has something to do (monotonic seconds)."""
+        """Return when to call `find` or `drop_slow` (monotonic seconds)."""
         if self._connection is None:
             return self._connect_at
         return self._connection.handshake_until if self._connection.rank is None else None
@@ -112,7 +112,7 @@ class Client:
         return self._connection is not None and bool(self._connection.outgoing)
 
     def end(self, wait_s: float) -> None:
-        """Say no more, and wait until rank 0 has read everything and closes: a close before that could lose it.
+        """Stop sending, and wait until rank 0 has read everything and closes: closing earlier could lose messages.
 
         Blocks: to be called without any lock.
         """
@@ -121,13 +121,13 @@ class Client:
             self._connection.drain(wait_s)
 
     def close(self) -> None:
-        """End the connection; another is made after a while."""
+        """End the connection; `find` makes another one later."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def abandon(self) -> None:
-        """In a forked child: close this copy and say nothing."""
+        """In a forked child: close this copy without sending anything."""
         if self._connection is not None:
             self._connection.abandon()
 
@@ -143,7 +143,7 @@ class Client:
         try:
             self._receive(check_coordinator_message(message))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._note("nonsense", f"rank 0 sent an invalid message; rank {self._rank} connects again: {error}")
+            self._note("nonsense", f"rank 0 sent an invalid message; rank {self._rank} reconnects: {error}")
             raise ConnectionBroken("nonsense") from error
         self._known = self._address
         self._wait_s = FIRST_RETRY_S  # the handshake succeeded, and the message is valid
@@ -152,16 +152,16 @@ class Client:
 class LinkMonitor:
     """Reports when a rank has lost rank 0. All times are monotonic seconds.
 
-    Each loss is reported once, and once more when a request comes later and waits.
+    Each loss is reported once, and once more when a later request has to wait.
 
     Args:
-        absent_s: after how long without rank 0 the loss is reported.
-        round_s: after how long when a request of this rank waits.
-        lost_s: after how long without a message rank 0 is given up, although its node does not refuse connections.
+        absent_s: report a loss after this long without rank 0.
+        round_s: the same while a request of this rank waits.
+        lost_s: give rank 0 up after this long without a message, even if its node does not refuse connections.
 
     Attributes:
-        events: for the host, which takes them away.
-        is_alone: whether this rank does without rank 0 now.
+        events: for the host, which removes them.
+        is_alone: whether this rank now decides without rank 0.
     """
 
     def __init__(self, absent_s: float, round_s: float, lost_s: float = 300.0) -> None:
@@ -199,10 +199,10 @@ class LinkMonitor:
             self._report(member, now - self._since)
 
     def why_gone(self, now: float, member: Member, *, is_refused: bool) -> str:
-        """Return why rank 0 is gone for good, as a sentence; empty while it may come again. Call `check` before.
+        """Return why rank 0 is permanently gone, as a sentence; empty while it may return. Call `check` before.
 
-        `is_refused`: the node of rank 0 answers that nobody listens. Silence alone proves nothing for a long time: the
-        network between the nodes may be down, and a rank that has promised to wait keeps its promise then.
+        `is_refused`: the node of rank 0 refuses connections. Silence alone proves nothing for a long time: the network
+        between the nodes may be down, and a rank that has promised to wait then keeps its promise.
         """
         lost_s = 0.0 if self._since is None else now - self._since
         if self._since is None or not self._was_up:
@@ -210,13 +210,13 @@ class LinkMonitor:
         if member.leader_left:
             return "rank 0 has ended" if lost_s >= GONE_S else ""
         if is_refused and lost_s >= GONE_S:
-            return f"rank 0 is gone: nobody has listened there for {lost_s:.0f} s"
+            return f"rank 0 is gone: its node has refused connections for {lost_s:.0f} s"
         if lost_s >= self._lost_s and member.state != PROMISED:
-            return f"rank 0 has not been reached for {lost_s:.0f} s"
+            return f"rank 0 has been unreachable for {lost_s:.0f} s"
         return ""
 
     def next_deadline(self) -> float | None:
-        """When `check` may have something to report, or None."""
+        """Return when `check` may have something to report, or None."""
         if self._since is None or self._is_request_reported or self.is_alone:
             return None
         due = [] if self._is_reported else [self._since + self._absent_s]
@@ -227,10 +227,9 @@ class LinkMonitor:
     def _report(self, member: Member, lost_s: float) -> None:
         self._is_reported = True
         self._is_request_reported = bool(member.requests)
-        what = "has had no connection to rank 0" if self._was_up else "has not found rank 0"
-        text = f"rank {member.rank} {what} for {lost_s:.0f} s: nothing can be decided until it is "
-        text += "back" if self._was_up else "there"
+        state = "has had no connection to rank 0" if self._was_up else "has not found rank 0"
+        text = f"rank {member.rank} {state} for {lost_s:.0f} s: no decision is possible meanwhile"
         whys = [request.why for request in member.requests.values()]
         if whys:
-            text += f". This waits: {whys[0]}" + (f" (and {len(whys) - 1} more)" if len(whys) > 1 else "")
+            text += f". Waiting: {whys[0]}" + (f" (and {len(whys) - 1} more)" if len(whys) > 1 else "")
         self.events.append(AgreementEvent("lost", text))

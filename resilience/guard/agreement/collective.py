@@ -1,9 +1,8 @@
-"""Agreement by an all-reduce every few steps, for those who want it: torch's own collectives, no extra connection.
+"""Optional agreement by an all-reduce every few steps: torch's own collectives, no additional connection.
 
-All ranks exchange their requests after the same steps, and the decision holds at that step.
-The price: a decision waits for the next exchange, every exchange is a collective, and a rank whose count differs from
-the others' would wait in vain. `poll()` announces nothing between two exchanges, because ranks may poll unequally
-often.
+All ranks exchange their requests after the same steps, and the decision applies to that step. The cost: a decision
+waits for the next exchange, every exchange is a collective, and a rank whose count differs from the others' deadlocks.
+`poll()` announces nothing between two exchanges, because ranks may poll unequally often.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import threading
 
 from resilience.errors import AgreementLost, GuardError
-from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone, ExitSummary, unhurried
+from resilience.guard.agreement.base import Agreement, AgreementEvent, ExitSummary, SingleProcess, never_hurried
 from resilience.guard.agreement.messages import read_request, sendable
 from resilience.guard.decision import CONTINUE, FAILED, IN_FLIGHT, OBEYED, SAVED, Decision, Request, merge
 
@@ -32,10 +31,10 @@ class Collective:
 
     Args:
         every: all ranks exchange requests after each step whose number is a multiple of this.
-        group: the process group of all ranks to use. Default: a gloo group made at the first exchange, on the CPU,
-            so that no device has to be waited for.
+        group: the process group of all ranks. Default: a gloo group made at the first exchange, on the CPU, so that no
+            exchange waits for a device.
 
-    Raise GuardError if `every` is no whole number from 1 on.
+    Raise GuardError unless `every` is a whole number from 1 on.
     """
 
     def __init__(self, *, every: int = 10, group: Any = None) -> None:
@@ -46,15 +45,15 @@ class Collective:
 
     def __call__(
         self, gate: Gate, on_event: Callable[[AgreementEvent], None], place: RankInfo
-    ) -> CollectiveAgreement | Alone:
-        """The agreement of this process; called by the guard."""
+    ) -> CollectiveAgreement | SingleProcess:
+        """Return the agreement of this process; called by the guard."""
         if place.world == 1:
-            return Alone(gate, on_event)
+            return SingleProcess(gate, on_event)
         return CollectiveAgreement(gate, on_event, place, every=self.every, group=self.group)
 
 
 class _Decided:
-    """A decision whose outcome is not known of all ranks. All ranks have the same ones, in one order."""
+    """A decision whose outcome is not known on all ranks. All ranks have the same ones, in the same order."""
 
     def __init__(self, decision: Decision, asked: list[Request]) -> None:
         self.decision = decision
@@ -63,8 +62,8 @@ class _Decided:
         self.outcome: tuple[str, float] | None = None  # None: not known yet on this rank
 
     def report(self) -> tuple[str, float] | None:
-        """Return the outcome on this rank; None while it is in flight. A decision that was passed over is reported as
-        obeyed."""
+        """Return the outcome on this rank; None while a save is in flight. A skipped decision is reported as
+        `obeyed`."""
         return self.outcome if self.is_obeyed else (OBEYED, 0.0)
 
 
@@ -81,30 +80,30 @@ class CollectiveAgreement(Agreement):
         self._every = every
         self._given_group = group
         self._group: Any = None
-        self._made_under: Any = None  # torch's default group when ours was made: it may be formed anew
+        self._made_under: Any = None  # torch's default group when ours was made: it may be replaced
         self._requests: list[Request] = []
         self._lock = threading.Lock()
         self._start = threading.Event()
         self._start_decision: Decision | None = None
         self._stopped: Decision | None = None
-        self._decided: dict[int, _Decided] = {}  # by number, until all know how it went everywhere
+        self._decided: dict[int, _Decided] = {}  # by number, until all ranks know the outcome of all
         self._count = 0
 
     # ---- any thread -------------------------------------------------------------------------------------------
 
     def request(self, request: Request) -> None:
-        """Ask for something: the next exchange decides."""
+        """Queue a request for the next exchange."""
         with self._lock:
             self._requests.append(sendable(request, self._place.rank))
 
     def decide_start(self, decision: Decision) -> None:
-        """On rank 0: what to do before the first step. The first decision counts."""
+        """See `Agreement`."""
         if self._start_decision is None:
             self._start_decision = decision
             self._start.set()
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
-        """See `Agreement`. The others hear it at the next exchange, or at the end."""
+        """See `Agreement`. The others receive the outcome at the next exchange, or at the end."""
         if number in self._decided:
             self._decided[number].outcome = outcome, seconds
 
@@ -113,7 +112,7 @@ class CollectiveAgreement(Agreement):
     def wait_for_start(self, timeout_s: float) -> Decision | None:
         """Return the decision of rank 0 about the start: a broadcast, so all ranks call this or none.
 
-        Before torch.distributed is initialized no rank can be told: all go on, and the first exchange decides.
+        Before torch.distributed is initialized no broadcast is possible: all continue, and the first exchange decides.
         """
         if self._place.is_first:
             self._start.wait(timeout_s)
@@ -124,7 +123,7 @@ class CollectiveAgreement(Agreement):
         return None if gathered is None else Decision(**gathered)
 
     def on_step(self) -> Decision:
-        """The training has done a step that reached the limit: an exchange, or something of this rank alone."""
+        """Return the decision after a step that reached the limit, which may need an exchange."""
         step = self._gate.count
         if self._stopped is not None:
             return Decision(**{**self._stopped.as_dict(), "save": False, "step": step})
@@ -140,14 +139,14 @@ class CollectiveAgreement(Agreement):
         return decision
 
     def on_poll(self) -> Decision:
-        """Ranks may poll unequally often: only a stop that was decided already is announced."""
+        """Announce a stop that was already decided; exchange nothing, because ranks may poll unequally often."""
         self.restore()
         if self._stopped is None:
             return CONTINUE
         return Decision(**{**self._stopped.as_dict(), "save": False, "step": self._gate.count})
 
     def finish(self, outcome: str, seconds: float) -> int:
-        """The last decision has been obeyed here. The others hear it at the next exchange, or at the end."""
+        """See `Agreement`. The others receive the outcome at the next exchange, or at the end."""
         last = self._decided.get(self._count)
         if last is not None and not last.is_obeyed:
             last.is_obeyed = True
@@ -164,21 +163,21 @@ class CollectiveAgreement(Agreement):
         gate.open()
         gate.limit = (gate.count // self._every + 1) * self._every
         if self._count in self._decided and not self._decided[self._count].is_obeyed:
-            gate.limit = gate.count + 1  # the next step tells that it was obeyed, if nothing did before
-        if gate.urgent:  # a signal came meanwhile: its handler wrote the limits before us
+            gate.limit = gate.count + 1  # the next step reports the outcome if nothing has before
+        if gate.urgent:  # a signal arrived meanwhile: its handler wrote the limits before us
             gate.limit = gate.poll_limit = 0
 
     def resumed(self) -> None:
-        """The counters were set anew, on all ranks. A save whose outcome was not exchanged counts as failed."""
+        """Adapt to counters set on all ranks. A save whose outcome was not exchanged counts as failed."""
         for number in list(self._decided):
             self._close(number, [(FAILED, 0.0)])
         self.restore()
 
     def announce_exit(
-        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried
     ) -> ExitSummary:
-        """After a stop, all ranks exchange how their saves went and how they leave: once, for at most `wait_s`
-        seconds. A rank with a fault takes no part: the others notice that it is gone."""
+        """After a stop, exchange outcomes and ends with all ranks once, for at most `wait_s` seconds. A rank with a
+        fault does not take part: the others detect that it is gone."""
         mine = {"outcomes": [one.report() for one in self._decided.values()], "how": how, "why": why}
         gathered: list[Any] = [mine]
         if self._stopped is not None and how != FAILED:
@@ -187,7 +186,7 @@ class CollectiveAgreement(Agreement):
 
                 gathered = self._gather(mine, timedelta(seconds=min(wait_s, LAST_EXCHANGE_S)))
             except (AgreementLost, GuardError, TypeError, KeyError) as error:
-                why = f"not all ranks took part at the end: {error}"  # one is gone, or torch's groups are
+                why = f"not all ranks took part at the end: {error}"  # a rank or torch's group is gone
         for index, number in enumerate(list(self._decided)):
             self._close(number, [tuple(one["outcomes"][index] or (FAILED, 0.0)) for one in gathered])
         faults = [f"rank {rank} left with {one['why']}" for rank, one in enumerate(gathered) if one["how"] == FAILED]
@@ -219,7 +218,7 @@ class CollectiveAgreement(Agreement):
         return decision
 
     def _close(self, number: int, outcomes: Sequence[tuple[str, float]]) -> None:
-        """All outcomes of a decision are known: report the worst, on rank 0."""
+        """Report the worst of all outcomes of a decision, on rank 0."""
         closed = self._decided.pop(number)
         decision, asked = closed.decision, closed.asked
         words = {word for word, _ in outcomes}
@@ -235,7 +234,7 @@ class CollectiveAgreement(Agreement):
             )
 
     def _is_anything_asked(self, here: bool) -> bool:
-        """One number for all: the only thing that is exchanged at nearly every exchange."""
+        """Return whether any rank has something to exchange: one number, usually all that is exchanged."""
         import torch
         import torch.distributed as dist
 
@@ -248,7 +247,7 @@ class CollectiveAgreement(Agreement):
         return bool(flag.item())
 
     def _gather(self, mine: Any, timeout: Any = None) -> list[Any]:
-        """Exchange values, and return them by rank: JSON as bytes, lengths first, because all tensors have one size."""
+        """Exchange values, and return them by rank: JSON as bytes, lengths first, because tensors have equal sizes."""
         import json
 
         import torch
@@ -305,7 +304,7 @@ def _is_initialized() -> bool:
 
 
 def _device_of(group: Any) -> Any:
-    """The CPU, unless a group was given that knows devices only."""
+    """Return the CPU, unless the group supports GPUs only."""
     import torch
     import torch.distributed as dist
 

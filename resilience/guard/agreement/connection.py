@@ -1,7 +1,7 @@
-"""One connection between a rank and rank 0: a handshake, then messages. Never blocks; never trusts what it reads.
+"""One connection between a rank and rank 0: a handshake, then messages. Never blocks; validates all input.
 
 In the handshake rank 0 sends a random word. The member answers with a word of its own, its rank, and the proof that it
-knows the run's token; rank 0 proves the same. Neither accepts messages of the other before (`frames.py`).
+knows the run's token; rank 0 proves the same. Neither accepts messages of the other earlier (`frames.py`).
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 HANDSHAKE_S = 10.0
 """Connections whose handshake takes longer are closed."""
 MOST_UNSENT = 4 * 2**20
-"""Bytes that may wait for a peer that does not read; then the connection ends, and a live peer connects again."""
+"""Bytes queued for a peer that does not read; above that the connection is closed, and a live peer reconnects."""
 SILENCE_MS = 60_000
 READ_SIZE = 65536
 
 
 class ConnectionBroken(Exception):
-    """The connection has ended, or the peer has sent something else than a rank does; the text says which."""
+    """The connection has ended, or the peer has sent invalid data; the text is the reason."""
 
 
 class Connection:
-    """One connection, registered with a selector as long as it is open.
+    """One connection, registered with a selector while open.
 
     Args:
-        take: gets each message that arrives; may raise ConnectionBroken.
+        take: gets each received message; may raise ConnectionBroken.
         drop: called when the connection breaks, with the reason.
 
     Attributes:
-        rank: of the peer, once it has proved that it knows the token; None before.
+        rank: of the peer, once authenticated; None before.
         since: when the connection was made (monotonic seconds).
-        handshake_until: when a connection without a rank is too slow.
+        handshake_until: deadline of the handshake.
         outgoing: bytes that the kernel has not taken yet.
         is_open: False once `close` was called.
     """
@@ -75,7 +75,7 @@ class Connection:
         selector.register(sock, self._events, self.serve)
 
     def serve(self, mask: int) -> None:
-        """Send and receive as far as the selector's `mask` allows."""
+        """Send and receive, as the selector's `mask` allows."""
         if not self.is_open:
             return  # closed since the selector reported it
         try:
@@ -87,19 +87,19 @@ class Connection:
                         self._take(self, message)
         except ConnectionBroken as error:
             self._drop(self, str(error))
-        except Exception:  # a fault of our own: what else came with that message is lost, so the rank joins again
-            self._drop(self, "a fault")
+        except Exception:  # an internal error: messages after that one are lost, so the rank must rejoin
+            self._drop(self, "internal error")
             raise
 
     def send_or_drop(self, message: Message) -> None:
-        """Send a message, as `send` does; a connection that breaks is dropped."""
+        """Send a message as `send` does; drop a broken connection."""
         try:
             self.send(message)
         except ConnectionBroken as error:
             self._drop(self, str(error))
 
     def read(self) -> list[Message]:
-        """The complete messages that have arrived. Raise ConnectionBroken at the end of the connection."""
+        """Return the complete received messages. Raise ConnectionBroken at the end of the connection."""
         try:
             data = self._socket.recv(READ_SIZE)
         except (BlockingIOError, InterruptedError):
@@ -117,12 +117,12 @@ class Connection:
             raise ConnectionBroken(f"the peer sent {error}") from None
 
     def send(self, message: Message) -> None:
-        """Send a message, or what of it the kernel takes; `flush` sends the rest. Raise ConnectionBroken."""
+        """Send as much of a message as the kernel accepts; `flush` sends the rest. Raise ConnectionBroken."""
         self.outgoing += frames.encode(message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what has waited. Raise ConnectionBroken."""
+        """Send queued bytes. Raise ConnectionBroken."""
         try:
             while self.outgoing:
                 del self.outgoing[: self._socket.send(self.outgoing)]
@@ -138,12 +138,12 @@ class Connection:
             self._events = events
 
     def end_sending(self) -> None:
-        """Tell the peer that nothing more follows what was sent."""
+        """Shut down the sending side."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def drain(self, wait_s: float) -> None:
-        """Read and discard until the peer closes: to close with unread bytes resets the connection."""
+        """Read and discard until the peer closes: closing with unread bytes would reset the connection."""
         deadline = time.monotonic() + wait_s
         with contextlib.suppress(OSError):
             while (left := deadline - time.monotonic()) > 0:
@@ -160,7 +160,7 @@ class Connection:
             self._socket.close()
 
     def abandon(self) -> None:
-        """In a forked child: close this copy without a word to the other end, or to the parent's selector."""
+        """In a forked child: close this copy; send nothing, and leave the parent's selector alone."""
         self.is_open = False
         self._socket.close()
 
@@ -171,7 +171,7 @@ class Connection:
         self.send_or_drop({"word": self._own_word})
 
     def authenticate_member(self, message: Message, world: int) -> int:
-        """On rank 0: accept a member that knows the token, and return its rank. Raise ConnectionBroken."""
+        """On rank 0: authenticate a member, and return its rank. Raise ConnectionBroken."""
         word, rank = message.get("word"), message.get("rank")
         proved = isinstance(word, str) and frames.is_proof(
             message.get("proof"), self._token, f"member {rank}", self._own_word, word
@@ -185,11 +185,11 @@ class Connection:
         return rank
 
     def authenticate_coordinator(self, message: Message, rank: int) -> bool:
-        """On a member: prove our rank, then check rank 0's proof. Return whether both are done. Or raise."""
+        """On a member: send the proof, then check rank 0's. Return whether both are done. Raise ConnectionBroken."""
         if not self._their_word:
             word = message.get("word")
             if not isinstance(word, str) or not word:
-                raise ConnectionBroken("the peer does not greet as rank 0 does")
+                raise ConnectionBroken("the peer sent no valid greeting")
             self._their_word = word
             answer = frames.proof(self._token, f"member {rank}", word, self._own_word)
             self.send({"word": self._own_word, "rank": rank, "proof": answer})
@@ -205,7 +205,7 @@ class Connection:
 
 
 def _tune(sock: socket.socket) -> None:
-    """Small messages at once; and a node that vanished without a word is noticed after a minute (tcp(7))."""
+    """Send small messages immediately, and detect a dead node after a minute (tcp(7))."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)

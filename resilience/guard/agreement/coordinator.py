@@ -45,16 +45,16 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.messages import Message
 
 BEHIND_S = 10.0
-"""A rank that makes the others wait longer than this before they come to the step of a decision is named."""
+"""Report a rank that makes the others wait longer than this at the step of a decision."""
 
 
 class Coordinator:
-    """Everything rank 0 knows of all ranks.
+    """Rank 0's state of all ranks.
 
     Attributes:
         round: number of the last round.
-        events: for the host, which takes them away.
-        start: what all ranks are to do before the first step; None while it is not known.
+        events: for the host, which removes them.
+        start: the decision for all ranks before the first step; None while undecided.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Coordinator:
         absent_s: float = 60.0,
         by_time: bool = False,
     ) -> None:
-        """`by_time`: all ranks obey at the same moment instead of after the same step. See `GuardSettings`."""
+        """With `by_time`, all ranks act at the same moment instead of after the same step. See `GuardSettings`."""
         self.round = 0
         self.events: list[AgreementEvent] = []
         self.start: Decision | None = None
@@ -84,7 +84,7 @@ class Coordinator:
         self._reported: set[str] = set()
         self._has_ended = False
 
-    # ---- what happens -----------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------
 
     def receive(self, rank: int, message: Message, now: float) -> list[tuple[int, Message]]:
         """Given a message of a rank at `now` (monotonic seconds), return the messages to send, and to whom."""
@@ -113,19 +113,19 @@ class Coordinator:
         return self.proceed(now)
 
     def lost(self, rank: int, now: float) -> list[tuple[int, Message]]:
-        """The connection of a rank is gone. The rank still keeps its promise."""
+        """Handle a lost connection. The rank still keeps its promise."""
         self._ranks.lost(rank)
         return self.proceed(now)
 
     def decide_start(self, decision: Decision) -> list[tuple[int, Message]]:
-        """Tell all ranks what to do before the first step. The first decision counts."""
+        """Set the decision about the start, and return the messages that send it. The first decision counts."""
         if self.start is not None:
             return []
         self.start = decision
         return self._start_messages(rank for rank in sorted(self._ranks.incarnations) if rank not in self._ranks.gone)
 
     def proceed(self, now: float) -> list[tuple[int, Message]]:
-        """Do whatever can be done at `now`: also to be called when `next_deadline` has come."""
+        """Do everything possible at `now`; also to be called at `next_deadline`."""
         said: list[tuple[int, Message]] = []
         if self._earlier.joins and self._open is None and self._ranks.has_everybody_joined():
             said += self._recover()
@@ -140,7 +140,7 @@ class Coordinator:
         return said
 
     def next_deadline(self) -> float | None:
-        """When `proceed` is to be called although no message came, or None."""
+        """Return when to call `proceed` without a message, or None."""
         if (collecting := self._collecting()) is not None:
             return collecting.deadline
         if not self._is_wanted():
@@ -150,8 +150,8 @@ class Coordinator:
         return self._retry.next_check()
 
     def end(self) -> list[tuple[int, Message]]:
-        """Rank 0 leaves: begin nothing more, release all ranks that wait for a verdict, and say BYE to all. A save that
-        is not known to be durable by now counts as failed."""
+        """End rank 0's part: begin no round, release all ranks that wait for a verdict, and send BYE to all. A save not
+        reported as durable by now counts as failed."""
         self._has_ended = True
         said = self._abort(0.0, "rank 0 ends") if self._collecting() is not None else []
         for settled in self._saves.values():
@@ -161,20 +161,20 @@ class Coordinator:
         return said + [(rank, {"say": "bye"}) for rank in self._ranks.incarnations if rank]
 
     def is_over(self, lost_too: bool = True) -> bool:
-        """Return whether every rank, or every one not lost, has obeyed the last verdict and reported its saves."""
+        """Return whether every rank, or every one not lost, has carried out the last verdict and reported its saves."""
         apart = set() if lost_too else self._ranks.gone
         return all(one.is_settled(apart) for one in (*self._saves.values(), *filter(None, [self._open])))
 
     def missing(self) -> list[int]:
-        """The ranks that have not said good-bye."""
+        """Return the ranks that have not sent LEAVE."""
         return [rank for rank in range(self._ranks.world) if rank not in self._ranks.left]
 
     def lost_ranks(self) -> set[int]:
-        """The ranks whose connection is lost."""
+        """Return the ranks whose connection is lost."""
         return self._ranks.gone
 
     def faults(self) -> dict[int, str]:
-        """The ranks that have left because of a fault, and which."""
+        """Return the ranks that have left because of a fault, and the fault of each."""
         return self._ranks.failed
 
     # ---- ranks ------------------------------------------------------------------------------------------------
@@ -204,18 +204,18 @@ class Coordinator:
         return said + self.proceed(now)
 
     def _restarted(self, rank: int) -> None:
-        """Drop the promise of a rank's former process, and the decision that it had to obey."""
+        """Drop the promise of a rank's former process, and the decision that it had to carry out."""
         if self._ranks.is_duplicate(rank):
-            self._report("twins", f"two processes claim to be rank {rank}: nothing can be decided")
+            self._report("twins", f"duplicate rank: two processes claim to be rank {rank}; no decision is possible")
         else:
             self._report("restarted", f"rank {rank} was restarted", again=True)
         self._forget(rank)
 
     def _resume(self, rank: int, number: int, now: float) -> list[tuple[int, Message]]:
-        """A rank goes on from another step: revoke its promise, and the verdict that was decided with that promise.
+        """Revoke the promise of a rank that resumes at another step, and the verdict based on that promise.
 
-        The rank waits, and no other round begins, until every rank has acknowledged that: a rank that knows the
-        verdict, and not that it is void, would obey it while this one goes on.
+        The rank waits, and no other round begins, until every rank has acknowledged: a rank that knows the verdict, but
+        not its revocation, would carry it out while this one continues.
         """
         said: list[tuple[int, Message]] = []
         self._earlier.resumed(rank)
@@ -231,18 +231,18 @@ class Coordinator:
         return said + self.proceed(now)
 
     def _revoke(self, rank: int, now: float) -> list[tuple[int, Message]]:
-        """Take back the open round, and ask anew for what it would have answered."""
-        why = f"rank {rank} goes on from another step"
+        """Revoke the open round, and reopen the requests that it would have answered."""
+        why = f"rank {rank} resumes at another step"
         committed = self._committed()
         if committed is None:
             return self._abort(now, why)
         self._requests.reopen(committed.decided)
         self._open = None
-        self.events.append(AgreementEvent("void", f"{why}: what was decided is asked anew"))
+        self.events.append(AgreementEvent("void", f"{why}: the decision is made again"))
         return self._to_all({"say": "abort", "round": self.round})
 
     def _leave(self, rank: int, message: Message) -> None:
-        """The training of a rank has ended. Report a fault at once."""
+        """Note that the training of a rank has ended. Report a fault immediately."""
         fault = (message["why"] or "a fault") if message["how"] == FAILED else ""
         if fault and rank not in self._ranks.left:
             self.events.append(
@@ -252,25 +252,25 @@ class Coordinator:
         self._forget(rank)
 
     def _forget(self, rank: int) -> None:
-        """Wait for this rank no longer."""
+        """Stop waiting for this rank."""
         self._revoked.forget(rank)
         for one in (*self._saves.values(), *filter(None, [self._open])):
             one.forget(rank)
 
     def _saved(self, rank: int, number: int, outcome: str, seconds: float) -> None:
-        """A save in flight has ended: its rank obeyed round `number` before it was durable."""
+        """Note the end of a save in flight, of round `number`."""
         self._earlier.obeyed(rank, number, outcome, seconds)
         saving = self._open if number == self.round and self._open is not None else self._saves.get(number)
         if saving is not None:
             saving.saved(rank, outcome, seconds)
 
     def _settle_saves(self) -> None:
-        """Report the outcome of the saves of which every rank has said SAVED."""
+        """Report the outcome of the saves for which every rank has sent SAVED."""
         for number in [number for number, saving in self._saves.items() if not saving.in_flight]:
             self.events.append(self._saves.pop(number).end())
 
     def _recover(self) -> list[tuple[int, Message]]:
-        """All ranks have joined: go on where the coordinator before us has ended."""
+        """Continue where the previous coordinator ended, once all ranks have joined."""
         found = recover(self._earlier.joins, left=self._ranks.left, by_time=self._by_time)
         self._earlier.joins.clear()
         self.round = found.number
@@ -302,7 +302,7 @@ class Coordinator:
     def _begin(self, now: float) -> list[tuple[int, Message]]:
         if self._earlier.joins or not self._ranks.are_all_there():
             if self._retry.is_missing_long(now):
-                self._report("absent", f"nothing can be decided: {self._ranks.name_missing()}")
+                self._report("absent", f"no decision is possible: {self._ranks.name_missing()}")
             return []
         self._retry.all_are_there()
         self._reported.discard("absent")
@@ -324,8 +324,8 @@ class Coordinator:
         if skew and self._retry.is_skewed_long(now):
             self._report(
                 "skew",
-                f"nothing can be decided: {skew}, more than skew_steps = {self._skew_steps}. If nothing holds the "
-                'ranks together in every step (local SGD), set decide_by = "time" in [guard]; else make the guard '
+                f"no decision is possible: {skew}, more than skew_steps = {self._skew_steps}. If ranks do not "
+                'synchronise in every step (local SGD), set decide_by = "time" in [guard]; else create the guard '
                 "before the first step on every rank, or call guard.resumed(step)",
             )
         return self._abort(now, skew) if skew else self._commit(collecting)
@@ -334,7 +334,7 @@ class Coordinator:
         return len(collecting.promises) == self._ranks.count_training()
 
     def _place_verdict(self, collecting: OpenRound) -> tuple[int, int]:
-        """The largest promise. A rank that has left promised never to do another step."""
+        """Return the largest promise. A rank that has left has promised never to do another step."""
         return max(*collecting.promises.values(), *((steps, 0) for steps in self._ranks.left.values()), (0, 0))
 
     def _commit(self, collecting: OpenRound) -> list[tuple[int, Message]]:
@@ -343,9 +343,9 @@ class Coordinator:
         if not self._by_time and steps > 1 and wait_s > BEHIND_S:
             self._report(
                 "behind",
-                f"rank {rank} is {steps:,} steps behind, and a step takes it {wait_s / steps:.2g} s: the others come "
-                f"to the step of this decision and wait for it for about {format_duration(round(wait_s))}. Ranks that "
-                'nothing holds together in every step decide by time: decide_by = "time" in [guard]',
+                f"rank {rank} is {steps:,} steps behind, at {wait_s / steps:.2g} s per step: the other ranks will wait "
+                f"for about {format_duration(round(wait_s))} at the step of this decision. If ranks do not synchronise "
+                'in every step, set decide_by = "time" in [guard]',
                 again=True,
             )
         self.events.append(collecting.commit(place, self._requests, by_time=self._by_time))
@@ -355,11 +355,11 @@ class Coordinator:
     def _abort(self, now: float, why: str) -> list[tuple[int, Message]]:
         self._open = None
         self._retry.failed(now)
-        self.events.append(AgreementEvent("aborted", f"no decision yet: {why}; retrying"))
+        self.events.append(AgreementEvent("aborted", f"{why}; retrying the decision"))
         return self._to_all({"say": "abort", "round": self.round})
 
     def _close(self, committed: OpenRound) -> None:
-        """End the round when every rank has obeyed. Its saves may still be in flight."""
+        """End the round when every rank has carried out its verdict. Saves may still be in flight."""
         if committed.is_obeyed():
             self._open = None
             self._saves[self.round] = committed
@@ -367,7 +367,7 @@ class Coordinator:
                 self._stop(committed.decision)
 
     def _stop(self, decision: Decision) -> None:
-        """Decide nothing after a stop. A rank that starts now is told before its first step."""
+        """Decide nothing after a stop. A rank that starts now receives the stop before its first step."""
         self._stopped = decision
         self._requests.clear()
         self.start = Decision(**{**decision.as_dict(), "save": False})

@@ -1,8 +1,8 @@
-"""Messages on a TCP connection: a length, then JSON. And the proof that both ends know the run's token.
+"""Framing of messages on a TCP connection (a length, then JSON), and mutual authentication by the run's token.
 
-Whoever can reach the port may connect; only who can read the run directory knows the token, and it never travels:
-each end sends a random word and proves that it can compute HMAC-SHA256 (RFC 2104) of both words. Frames that are too
-large, or no JSON, end the connection.
+Any host that can reach the port may connect; only processes that can read the run directory know the token, which is
+never sent: each end sends a random word and proves that it can compute HMAC-SHA256 (RFC 2104) of both words. Frames
+that are too large or not JSON end the connection.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 LARGEST_FRAME = 262_144
 LARGEST_GREETING = 1024
-"""An unauthenticated peer may not send more at once: it must not make memory grow."""
+"""Largest frame of an unauthenticated peer, which must not be able to exhaust memory."""
 _LENGTH = struct.Struct(">I")
 
 
 class BadFrame(Exception):
-    """The received bytes are no frame of ours."""
+    """The received bytes are not a valid frame."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as bytes: four bytes of length, big endian, then JSON in UTF-8. Raise ValueError if it is too large."""
+    """Return a message as bytes: its length (four bytes, big endian), then JSON. Raise ValueError if too large."""
     raw = json.dumps(message, separators=(",", ":")).encode()
     if len(raw) > LARGEST_FRAME:
         raise ValueError(f"a message of {len(raw)} bytes")
@@ -35,10 +35,10 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 class Decoder:
-    """Turns received bytes into messages, however they were cut.
+    """Decodes a stream of bytes into messages.
 
     Attributes:
-        largest: the most bytes that one frame may have.
+        largest: size limit of a frame, in bytes.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
@@ -46,7 +46,7 @@ class Decoder:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Given the next bytes, return the messages that are complete. Raise BadFrame if they are not ours."""
+        """Given the next bytes, return the complete messages. Raise BadFrame if they are invalid."""
         self._rest += data
         messages = []
         while (message := self._next()) is not None:
@@ -73,7 +73,7 @@ class Decoder:
 
 
 def random_word() -> str:
-    """128 random bits, as hexadecimal digits."""
+    """Return 128 random bits as hexadecimal digits."""
     return os.urandom(16).hex()
 
 
@@ -83,6 +83,6 @@ def proof(token: str, side: str, server_word: str, client_word: str) -> str:
 
 
 def is_proof(given: object, token: str, side: str, server_word: str, client_word: str) -> bool:
-    """Return whether it is the right proof; takes as long for a wrong one."""
-    wanted = proof(token, side, server_word, client_word)
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())
+    """Return whether the proof is valid, in constant time."""
+    expected = proof(token, side, server_word, client_word)
+    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())

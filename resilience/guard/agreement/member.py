@@ -1,7 +1,7 @@
-"""One rank's side of the agreement: promise where to stop, hear the verdict, obey it at its step. Pure, no locks.
+"""One rank's side of the agreement: promise where to stop, receive the verdict, apply it at its step. Pure, no locks.
 
-Whoever uses this from two threads holds one lock around every method; only the counters of the gate are read and
-written without it. The argument for it all is in docs/explanation/agreement.md.
+A caller with two threads holds one lock around every method; only the counters of the gate are read and written without
+it. docs/explanation/agreement.md has the proof of correctness.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.messages import Message
 
 MOST_OPEN = 64
-"""From so many unanswered requests on, one that differs from another only in its reason is not sent."""
+"""From this many unanswered requests on, a request that differs from another only in its reason is not sent."""
 MOST_SAVES = 8
-"""Of the last so many saves it is said on each new connection how they went; there is never more than one in flight."""
+"""The outcomes of this many recent saves are repeated on each new connection; at most one save is in flight."""
 
 
 class Member:
@@ -35,18 +35,18 @@ class Member:
 
     Attributes:
         gate: the counters it shares with the training thread.
-        incarnation: a random word, new with each process: a rank that was restarted has promised nothing.
-        round: number of the last round that it promised something in.
+        incarnation: a random word, new for each process: a restarted rank has promised nothing.
+        round: number of the last round in which it has made a promise.
         state: `free`; `promised` (no step beyond `promise` before the verdict); `committed` to `verdict`; or
             `obeying`, from the step of the decision until `finish()`.
         promise: the position promised: (steps, polls), as the gate counts them.
-        verdict: of `round`, as soon as it is known, and until the next promise: another coordinator may ask for it.
-        requests: of this rank, which no verdict has answered, by id.
-        start: what all ranks do before the first step, once it is known.
-        stopped: the decision to stop that was given to the training; every later step gives it again.
-        is_revoking: whether a round that this rank has given up may still be obeyed by others.
-        step_s: how long a step takes here, in seconds, as far as the host knows.
-        leader_left: whether rank 0 has said good-bye.
+        verdict: of `round`, once known, and until the next promise: a new coordinator may need it.
+        requests: of this rank, unanswered, by id.
+        start: the decision for all ranks before the first step, once known.
+        stopped: the stop that the training has received; every later step returns it again.
+        is_revoking: whether other ranks may still apply a round that this rank has given up.
+        step_s: how long a step takes here, in seconds, as far as known.
+        leader_left: whether rank 0 has sent BYE.
     """
 
     def __init__(self, gate: Gate, rank: int, incarnation: str) -> None:
@@ -64,8 +64,8 @@ class Member:
         self.step_s = 0.0
         self.leader_left = False
         self._looked = (0, 0)
-        self._done: Message | None = None  # how the last obeyed round went: its message may be lost on the way
-        self._saved: dict[int, Message] = {}  # how saves went that were in flight when their round was obeyed
+        self._done: Message | None = None  # outcome of the last round: its message may be lost
+        self._saved: dict[int, Message] = {}  # outcomes of saves that were in flight at their DONE
         self._goodbye: Message | None = None
         self._resumed = 0
         self._answered: dict[str, Request] = {}
@@ -96,18 +96,18 @@ class Member:
         return said
 
     def request(self, request: Request) -> list[Message]:
-        """Ask all ranks for something. It is kept, and said again after a reconnection, until a verdict answers it."""
+        """Submit a request to all ranks. It is repeated on each new connection until a verdict answers it."""
         request = sendable(request, self.rank)
         known = list(self.requests.values())
         if request in known or (len(known) >= MOST_OPEN and any(_asks_the_same(request, other) for other in known)):
-            return []  # whatever answers the one answers the other
+            return []  # one answer serves both
         self._requested += 1
         name = f"{self.incarnation}.{self._requested}"
         self.requests[name] = request
         return [_request(name, request)]
 
     def receive(self, message: Message) -> list[Message]:
-        """Given what the coordinator says, do it and return what to answer."""
+        """Handle a message of the coordinator, and return the answers."""
         says = message["say"]
         if says == "welcome":
             self.leader_left = False
@@ -120,31 +120,31 @@ class Member:
         elif says == "abort":
             if message["round"] == self._resumed:  # also when a later round was promised meanwhile
                 self.is_revoking = False
-            heard: Message = {"say": "aborted", "round": message["round"]}
-            return [heard, *(self._give_up() if message["round"] == self.round else [])]
+            acknowledgement: Message = {"say": "aborted", "round": message["round"]}
+            return [acknowledgement, *(self._give_up() if message["round"] == self.round else [])]
         elif says == "bye":
             self.leader_left = True
         return []
 
     def may_promise(self, number: int) -> bool:
-        """Return whether to promise in this round: it is new, and no decision of another is left to be obeyed."""
+        """Return whether to promise in this round: it is new, and no decision of another round is pending."""
         return number > self.round and self.state in (FREE, PROMISED)
 
-    # A promise is these three moves. The training thread may run before, between and after them, until it comes to a
-    # limit; then it waits for the lock that is held meanwhile. So `keep` is true at the third time at the latest.
+    # A promise is made in these three moves. The training thread may run before, between and after them, until it
+    # reaches a limit; then it waits for the lock that is held meanwhile. So `keep` succeeds at the third try at latest.
 
     def look(self) -> None:
-        """Read where the training is."""
+        """Read the position of the training."""
         self._looked = self.gate.position()
 
     def hold(self) -> None:
-        """Make it ask at the next step and at the next poll."""
+        """Limit the training to the next step and the next poll."""
         steps, polls = self._looked
         self.gate.hold(steps + 1, polls + 1)
 
     def keep(self, number: int) -> bool:
-        """Read its position again. If it is unchanged, what the training writes from now on it compares with the new
-        limits, and the promise holds. If not it may have passed: look again."""
+        """Read the position again. If unchanged, the training compares all further counts with the new limits, and the
+        promise holds. If not, the training may have passed the limits: start again."""
         if self.gate.position() > self._looked:
             return False
         self.round = number
@@ -156,7 +156,7 @@ class Member:
         return True
 
     def finish(self, outcome: str, seconds: float) -> list[Message]:
-        """The decision has been obeyed: report the outcome of its save. Nothing when nothing is owed."""
+        """Return the DONE of the applied decision with the outcome of its save; no message if none is due."""
         if self.state != OBEYING:
             return []
         self.state = FREE
@@ -165,25 +165,23 @@ class Member:
         return [self._done]
 
     def saved(self, number: int, outcome: str, seconds: float) -> list[Message]:
-        """The save of round `number`, in flight when it was obeyed, has ended: `saved` or `failed`."""
+        """Return the SAVED of round `number`, whose save was in flight at its DONE: `saved` or `failed`."""
         self._saved[number] = {"say": "saved", "round": number, "outcome": outcome, "seconds": max(0.0, float(seconds))}
         while len(self._saved) > MOST_SAVES:
             del self._saved[next(iter(self._saved))]
         return [self._saved[number]]
 
     def resume(self) -> list[Message]:
-        """The ranks have formed anew and go on from a step that all know: revoke what was promised or decided before.
+        """Revoke earlier promises and verdicts, because the ranks resume at a common step.
 
-        A promise or a verdict is of the steps before, which ranks may have left at different counts, and which a rank
-        that was started again knows nothing of. So it is void, here and, before this training does another step, with
-        whoever has heard of it: the coordinator takes it back from all, and asks anew.
+        They refer to the steps before, which ranks may have left at different counts, and which a restarted rank does
+        not know. So they are void here and, before this training does another step, on every other rank: the
+        coordinator revokes them everywhere, and starts a new round.
         """
         self.gate.rewound = 0
         if self.state == FREE:
             self.restore()
-            return [
-                {"say": "resume", "round": 0}
-            ]  # nothing to take back; but ranks whose counts differed may agree now
+            return [{"say": "resume", "round": 0}]  # nothing to revoke; but ranks whose counts differed may agree now
         requests = self._give_up()
         self.state = FREE
         self.restore()
@@ -192,24 +190,24 @@ class Member:
         return [{"say": "resume", "round": self.round}, *requests]
 
     def leave(self, how: str = DONE, why: str = "") -> list[Message]:
-        """No step will be done any more: that is a promise, too, and it is kept for ever. `how` the rank leaves is
-        `done`, `stopped` or `failed`, and then `why`."""
+        """Return the LEAVE: a permanent promise to do no further step. `how` is `done`, `stopped` or `failed`, and
+        `why` the fault."""
         steps = self.gate.position()[0]
         self._goodbye = {"say": "leave", "steps": steps, "how": how, "why": why[:WHY_LIMIT]}
         return [self._goodbye]
 
     @property
     def has_left(self) -> bool:
-        """Return whether this rank has said good-bye."""
+        """Return whether this rank has sent LEAVE."""
         return self._goodbye is not None
 
     @property
     def has_failed(self) -> bool:
-        """Return whether it has, because of a fault."""
+        """Return whether this rank has sent LEAVE because of a fault."""
         return self._goodbye is not None and self._goodbye["how"] == FAILED
 
     def pending_decision(self) -> Decision | None:
-        """The decision that all ranks have agreed upon and that this one has not come to yet, or None."""
+        """Return the agreed decision whose step this rank has not reached yet, or None."""
         return self._decision(self.verdict["steps"] + 1 - self.gate.rewound) if self.state == COMMITTED else None
 
     def may_hear_more(self) -> bool:
@@ -219,7 +217,7 @@ class Member:
     # ---- training thread --------------------------------------------------------------------------------------
 
     def on_step(self) -> Decision | None:
-        """The training has done a step that reached the limit. Return what to do, or None: wait for the verdict."""
+        """Return the decision after a step that reached the limit, or None: wait for the verdict."""
         steps, _ = self.gate.position()
         if self.state == COMMITTED and steps > self.verdict["steps"]:
             return self._obey()
@@ -229,7 +227,8 @@ class Member:
         return self._again() if self.stopped is not None else CONTINUE
 
     def on_poll(self) -> Decision | None:
-        """The same for a poll. A stop is only announced: the training leaves what it does, and the next step obeys."""
+        """Return the decision at a poll. A stop is only announced, so that the training ends its current activity; the
+        next step applies it."""
         position = self.gate.position()
         if self.state == COMMITTED and position > (self.verdict["steps"], self.verdict["polls"]):
             decision = self._decision(self.verdict["steps"] + 1 - self.gate.rewound)
@@ -240,7 +239,7 @@ class Member:
         return self._again() if self.stopped is not None else CONTINUE
 
     def restore(self) -> None:
-        """Set the limits to what the state demands; also after the counters were set anew."""
+        """Set the gate's limits as the state requires; also after the counters were set."""
         gate = self.gate
         if self.stopped is not None:
             gate.hold(0, 0)
@@ -249,10 +248,10 @@ class Member:
         elif self.state == PROMISED:
             gate.hold(self.promise[0] + 1, 0)
         elif self.state == OBEYING:
-            gate.hold(gate.position()[0] + 1, NEVER)  # the next step tells that it was obeyed, if nothing did before
+            gate.hold(gate.position()[0] + 1, NEVER)  # the next step reports DONE if nothing has before
         else:
             gate.open()
-        if gate.urgent:  # a signal came meanwhile: its handler wrote the limits before us
+        if gate.urgent:  # a signal arrived meanwhile: its handler wrote the limits before us
             gate.limit = gate.poll_limit = 0
 
     # ---- both -------------------------------------------------------------------------------------------------
@@ -271,14 +270,14 @@ class Member:
 
     def _commit(self, number: int, verdict: dict[str, Any]) -> None:
         if self.state != PROMISED or self.round != number:
-            return  # a commit that we know, or of a round that a former process of this rank promised
+            return  # a known commit, or one of a round that a former process of this rank has promised
         self.state = COMMITTED
         self.verdict = verdict
         self._answered = {name: self.requests.pop(name) for name in verdict["answers"] if name in self.requests}
         self.restore()
 
     def _give_up(self) -> list[Message]:
-        """The round came to nothing, or its verdict is void: what nobody has obeyed is requested as before."""
+        """Give up an aborted or revoked round, and reopen the requests that its verdict answered."""
         self.is_revoking = False
         again: dict[str, Request] = {}
         if self.state == COMMITTED:
@@ -309,7 +308,7 @@ class Member:
 
 
 def _announce(decision: Decision) -> Decision:
-    """A stop without its save: that is given once."""
+    """Return a stop without its save, which is returned only once."""
     return Decision(**{**decision.as_dict(), "save": False})
 
 

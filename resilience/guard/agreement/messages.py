@@ -1,4 +1,4 @@
-"""The messages of the agreement: small dictionaries of JSON types, checked when they arrive. Pure."""
+"""The messages of the agreement: small dictionaries of JSON types, validated on receipt. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGEST_NUMBER = 1 << 62
 WHY_LIMIT = 500
 LABEL_LIMIT = 100
 TRIGGER_LIMIT = 64
-"""Longest texts of a request, in characters: a verdict that carries 16 of them stays below the largest frame."""
+"""Longest texts of a request, in characters: a verdict with 16 of them fits into the largest frame."""
 
 # From a member to the coordinator: the keys of each message besides `say`, and their types.
 _MEMBER_SAYS: dict[str, dict[str, type]] = {
@@ -59,7 +59,7 @@ _COORDINATOR_SAYS: dict[str, dict[str, type]] = {
     "abort": {"round": int},
     "bye": {},
 }
-# Inside `commit` and `join`: the position, the requests that it answers, and what all ranks shall do.
+# Inside `commit` and `join`: the position, the requests to apply, and the names of the answered requests.
 _VERDICT: dict[str, type] = {"steps": int, "polls": int, "requests": list, "answers": list}
 _DECISION: dict[str, type] = {
     "save": bool,
@@ -73,7 +73,7 @@ _DECISION: dict[str, type] = {
 
 
 def check_member_message(message: object) -> Message:
-    """Return what a member said. Raise ValueError if it is nothing that a member says."""
+    """Return a valid message of a member. Raise ValueError if it is malformed."""
     checked = _check(message, _MEMBER_SAYS)
     says = checked["say"]
     if says == "join":
@@ -98,7 +98,7 @@ def check_member_message(message: object) -> Message:
 
 
 def check_coordinator_message(message: object) -> Message:
-    """Return what the coordinator said. Raise ValueError if it is nothing that a coordinator says."""
+    """Return a valid message of the coordinator. Raise ValueError if it is malformed."""
     checked = _check(message, _COORDINATOR_SAYS)
     if checked["say"] == "commit":
         _check_verdict(checked["verdict"])
@@ -108,7 +108,7 @@ def check_coordinator_message(message: object) -> Message:
 
 
 def read_decision(fields: object) -> Decision:
-    """Read what `Decision.as_dict` gave. Raise ValueError if it is anything else: it comes from the network."""
+    """Return the decision that `Decision.as_dict` encoded. Raise ValueError if malformed: it comes from the network."""
     checked = _check_fields("decision", fields, _DECISION)
     if not all(type(text) is str for name in ("reasons", "triggers") for text in checked[name]):
         raise ValueError("decision: not only texts")
@@ -116,7 +116,7 @@ def read_decision(fields: object) -> Decision:
 
 
 def read_request(fields: object) -> Request:
-    """Read what `Request.as_dict` gave. Raise ValueError if it is anything else, or has longer texts than we send."""
+    """Return the request that `Request.as_dict` encoded. Raise ValueError if malformed or with too long texts."""
     if not isinstance(fields, dict):
         raise ValueError("a request is a table")
     request = Request.from_dict(fields)
@@ -128,7 +128,7 @@ def read_request(fields: object) -> Request:
 
 
 def sendable(request: Request, rank: int) -> Request:
-    """Given a request of any trigger, also one made carelessly, return the same as `rank` may send it."""
+    """Return a request of any trigger as `rank` may send it: with valid types and limited lengths."""
     code = request.exit_code
     return Request(
         str(request.trigger)[:TRIGGER_LIMIT],
@@ -161,13 +161,13 @@ def _check(message: object, known: dict[str, dict[str, type]]) -> Message:
     return message
 
 
-def _check_fields(what: str, fields: object, wanted: Mapping[str, type]) -> dict[str, Any]:
-    """Exactly these keys, of exactly these types; numbers are neither negative nor larger than any count."""
+def _check_fields(what: str, fields: object, expected: Mapping[str, type]) -> dict[str, Any]:
+    """Return the fields if they have exactly these keys and types, and numbers in range. Raise ValueError."""
     if not isinstance(fields, dict):
         raise ValueError(f"{what}: not a table")
-    if set(fields) != set(wanted):
+    if set(fields) != set(expected):
         raise ValueError(f"{what}: wrong keys {sorted(map(str, fields))}"[:200])
-    for name, kind in wanted.items():
+    for name, kind in expected.items():
         value = fields[name]
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise ValueError(f"{what}: {name} is no {kind.__name__}")

@@ -19,7 +19,7 @@ import time
 
 from resilience.errors import AgreementLost
 from resilience.guard.agreement import frames
-from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone, ExitSummary, unhurried
+from resilience.guard.agreement.base import Agreement, AgreementEvent, ExitSummary, SingleProcess, never_hurried
 from resilience.guard.agreement.client import Client, LinkMonitor
 from resilience.guard.agreement.coordinator import Coordinator
 from resilience.guard.agreement.member import Member
@@ -41,26 +41,26 @@ LONGEST_SLEEP_S = 60.0
 MOST_FAULTS = 3
 FAULT_PAUSE_S = 0.2
 LOST_S = 6.0
-"""How long the end waits for a rank that has lost its connection: one that lives comes again within 3 s."""
+"""How long the end waits for a rank that has lost its connection: a live one reconnects within 3 s."""
 UNREPORTED_S = 5.0
-"""How long a rank that leaves tries to find rank 0 again, to which it has not reported its last save yet."""
+"""How long an ending rank tries to reconnect to rank 0 to report its last save."""
 ABSENT_S = 60.0
-"""After how long a rank that is missing is named on rank 0, and rank 0 on another."""
+"""After how long rank 0 reports missing ranks, and another rank reports a missing rank 0."""
 REVOKE_S = 3.0
-"""How long a rank that goes on from another step waits until the others have given up the open round."""
+"""How long a rank that resumes at another step waits until the others have given up the open round."""
 HURRY_S = 0.1
-"""How often a rank that waits at the end checks whether it is hurried."""
+"""How often a rank that waits at the end checks for a second signal."""
 
 
 class NetworkAgreement(Agreement):
-    """All ranks of a training, over TCP, as far as both roles are alike.
+    """The agreement of all ranks over TCP: the common part of both roles.
 
-    Raises AgreementLost from `on_step` when a rank has promised to wait and rank 0 says nothing for
+    `on_step` raises AgreementLost if this rank has promised to wait and receives nothing from rank 0 for
     `agreement_timeout_s`.
 
     Args:
         on_event: gets events, from the control thread, with no lock held.
-        step_s: returns how long a step takes on this rank, in seconds; 0 while that is not known.
+        step_s: returns how long a step takes on this rank, in seconds; 0 if unknown.
 
     Attributes:
         changed: the lock around all of this, and the condition that is notified of each change.
@@ -102,32 +102,32 @@ class NetworkAgreement(Agreement):
     # ---- any thread -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to listen, on rank 0, or to look for rank 0. Nothing here waits for the network or a file."""
+        """Start the control thread: rank 0 listens, the others connect to it. Waits for neither network nor file."""
         thread = threading.Thread(target=self._run, name="resil-agreement", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no thread can be had: the training goes on without decisions
+        except RuntimeError as error:  # no thread: the training continues without decisions
             self._shut()
             self._report(
-                [AgreementEvent("broken", f"nothing can be decided: the guard's thread did not start: {error}")]
+                [AgreementEvent("broken", f"no decision is possible: the guard's thread did not start: {error}")]
             )
         else:
             self._thread = thread
 
     def request(self, request: Request) -> None:
-        """Ask all ranks for something. Never waits for the network."""
+        """Submit a request to all ranks. Never waits for the network."""
         with self.changed:
             self._request(request)
         self._wake()
 
     def wait_for_start(self, timeout_s: float) -> Decision | None:
-        """Return what rank 0 has decided about the start, or None if nothing came in time."""
+        """Return rank 0's decision about the start, or None on timeout."""
         with self.changed:
             self.changed.wait_for(lambda: self.member.start is not None, timeout_s)
             return self.member.start
 
     def pending_decision(self) -> Decision | None:
-        """Return the decision that all ranks have agreed upon and that this one has not come to yet, or None."""
+        """Return the agreed decision whose step this rank has not reached yet, or None."""
         with self.changed:
             return self.member.pending_decision()
 
@@ -140,16 +140,16 @@ class NetworkAgreement(Agreement):
     # ---- training thread --------------------------------------------------------------------------------------
 
     def on_step(self) -> Decision:
-        """The training has done a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
+        """Return the decision after a step that reached the limit. May wait for rank 0, and raise AgreementLost."""
         self._has_stepped = True
         return self._wait_for_verdict(self.member.on_step)
 
     def on_poll(self) -> Decision:
-        """The same for a poll."""
+        """Return the decision at a poll; as `on_step`."""
         return self._wait_for_verdict(self.member.on_poll)
 
     def finish(self, outcome: str, seconds: float) -> int:
-        """The last decision has been obeyed: tell rank 0."""
+        """Report the outcome of the last decision to rank 0."""
         with self.changed:
             number = self._finish(outcome, seconds)
             self._restore()
@@ -157,37 +157,37 @@ class NetworkAgreement(Agreement):
         return number
 
     def restore(self) -> None:
-        """Set the limits to what the agreement demands."""
+        """Set the gate's limits as the agreement requires."""
         with self.changed:
             self._restore()
 
     def resumed(self) -> None:
-        """The counters were set anew, here and on every other rank: what was promised or decided before is void.
+        """Void earlier promises and verdicts, because the counters were set on all ranks.
 
-        Returns when rank 0 has taken it back from the others, or after `REVOKE_S`: no rank can complete a step before
-        all have come here, so none obeys what another has given up. Requests stay open.
+        Return when rank 0 has revoked them on the other ranks, or after `REVOKE_S`: no rank can complete a step before
+        all have called this, so none carries out a decision that another has given up. Requests stay open.
         """
         with self.changed:
             self._outbox.extend(self.member.resume())
-            self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step tells that it is done
+            self._gate.limit = min(self._gate.limit, self._gate.count + 1)  # the first step confirms the resume
             self.changed.notify_all()
         self._wake()
         with self.changed:
             self.changed.wait_for(lambda: not self.member.is_revoking or not self._is_in_contact(), REVOKE_S)
 
     def announce_exit(
-        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried
     ) -> ExitSummary:
-        """Say good-bye."""
+        """Send this rank's LEAVE."""
         with self.changed:
             self._say_goodbye(how, why)
         self._wake()
         return super().announce_exit(how, why, wait_s)
 
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
-        """The training is over. Return when what was said has been sent, after at most `wait_s` seconds.
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = never_hurried) -> None:
+        """End the agreement. Return when all messages have been sent, after at most `wait_s` seconds.
 
-        After a stop, ranks stay until rank 0 hangs up: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
+        After a stop, ranks stay until rank 0 disconnects: launchers (torchrun, `srun --kill-on-bad-exit`) end all ranks
         once the first one has exited with 75, and some may still be saving.
         """
         if os.getpid() != self._pid or self._is_closing:
@@ -202,11 +202,11 @@ class NetworkAgreement(Agreement):
         self._wake()
         if self._thread is None:
             self._shut()
-        elif self._thread is not threading.current_thread():  # not for long: it may hang in looking for rank 0
+        elif self._thread is not threading.current_thread():  # briefly: it may hang in connecting to rank 0
             self._thread.join(timeout=2 * LAST_WORDS_S)
 
     def after_fork_in_child(self) -> None:
-        """The connections are the parent's: close our copies without a word, and take no lock."""
+        """In a forked child: close the copies of the parent's connections; send nothing and take no lock."""
         self._link.abandon()
         self._close_wakeup()
 
@@ -220,8 +220,8 @@ class NetworkAgreement(Agreement):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise AgreementLost(
-                        f"rank {self.member.rank} waits at step {self._gate.count} and has heard nothing from rank 0 "
-                        f"for {self._lost_s:g} s",
+                        f"rank {self.member.rank} waits at step {self._gate.count} and has received nothing from rank "
+                        f"0 for {self._lost_s:g} s",
                         hint="rank 0 or the network between the nodes is gone; the next job resumes from the last save",
                     )
                 self.changed.wait(min(left, 1.0))
@@ -241,21 +241,21 @@ class NetworkAgreement(Agreement):
                     faults += 1
                     if faults == MOST_FAULTS:
                         raise
-                    self._report([AgreementEvent("fault", f"the agreement has failed and goes on: {error!r}")])
+                    self._report([AgreementEvent("fault", f"internal error in the agreement, continuing: {error!r}")])
                     time.sleep(FAULT_PAUSE_S)
-        except Exception as error:  # the training goes on, without an agreement
-            text = f"the agreement has failed and nothing will be decided: {error!r}"
+        except Exception as error:  # the training continues, without an agreement
+            text = f"the agreement has failed; no more decisions will be made: {error!r}"
             self._report([AgreementEvent("broken", text)])
         finally:
             with self.changed:
-                with contextlib.suppress(Exception):  # the last words, whatever has failed
-                    self._say_last_words()
-                events = self._take_events()  # how the very last save went
+                with contextlib.suppress(Exception):  # try to send the final messages after any failure
+                    self._send_final()
+                events = self._take_events()  # the outcome of the last save
             self._report(events)
             self._shut()
 
     def _turn(self) -> bool:
-        """Do what is due and wait for the next message. Return whether there is to be another turn."""
+        """Do everything due and wait for the next message. Return whether to continue."""
         now = time.monotonic()
         with self.changed:
             if self._is_closing:
@@ -273,10 +273,10 @@ class NetworkAgreement(Agreement):
         return True
 
     def _open(self) -> None:
-        """Begin to listen, on rank 0."""
+        """On rank 0: listen."""
 
     def _connect(self) -> None:
-        """Look for rank 0, on other ranks, if that is due."""
+        """On other ranks: connect to rank 0, if due."""
 
     def _woken(self, mask: int) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -286,7 +286,7 @@ class NetworkAgreement(Agreement):
 
     def _report(self, events: list[AgreementEvent]) -> None:
         for event in events:
-            with contextlib.suppress(Exception):  # the host's own fault, which must not end the agreement
+            with contextlib.suppress(Exception):  # a fault of the host must not end the agreement
                 self._on_event(event)
         if self._is_reporting:
             with self.changed:
@@ -307,19 +307,19 @@ class NetworkAgreement(Agreement):
     # ---- with the lock ----------------------------------------------------------------------------------------
 
     def _proceed(self, now: float) -> float | None:
-        """Do all that is due at `now`; return when something else is due, or None."""
-        raise NotImplementedError  # the leader and its followers each have their own, here and below
+        """Do everything due at `now`; return the time of the next deadline, or None."""
+        raise NotImplementedError  # implemented by leader and followers, here and below
 
     def _send_outbox(self) -> None:
-        """Send what can be sent."""
+        """Send as many messages as possible."""
         raise NotImplementedError
 
     def _may_leave(self) -> bool:
-        """Return whether this rank, which has said good-bye, may go."""
+        """Return whether this rank may end after its LEAVE."""
         raise NotImplementedError
 
-    def _say_last_words(self) -> None:
-        """Send what is said at the end."""
+    def _send_final(self) -> None:
+        """Send the final messages."""
 
     def _take_events(self) -> list[AgreementEvent]:
         """Return the events to report now."""
@@ -328,11 +328,11 @@ class NetworkAgreement(Agreement):
         return events
 
     def _is_in_contact(self) -> bool:
-        """Return whether the control thread runs: without it nothing is sent any more."""
+        """Return whether the control thread runs: without it no message is sent."""
         return self._thread is not None and self._thread.is_alive()
 
     def _has_sent_all(self) -> bool:
-        """Return whether the kernel has taken everything that was to be sent here."""
+        """Return whether the kernel has accepted all outgoing messages."""
         return not self._outbox and not self._link.has_unsent()
 
     def _is_outcome_unsent(self) -> bool:
@@ -368,7 +368,7 @@ class NetworkAgreement(Agreement):
         return True
 
     def _join(self) -> list[Message]:
-        """Return the first messages of a new connection: `join` says again everything that was to be said."""
+        """Return the first messages of a new connection: `join` repeats every message not yet sent."""
         self._outbox.clear()
         return self.member.join()
 
@@ -383,17 +383,17 @@ class NetworkAgreement(Agreement):
             self._events.append(AgreementEvent(kind, text[:300]))
 
     def _wake(self) -> None:
-        """Have the control thread send what is to be sent. Safe from every thread, and when the thread has ended."""
-        with contextlib.suppress(OSError):  # full: the thread will wake; closed: the thread has ended
+        """Wake the control thread to send messages. Safe from every thread, also after the control thread's end."""
+        with contextlib.suppress(OSError):  # full: the thread wakes anyway; closed: the thread has ended
             self._writer.send(b".")
 
 
 class LeaderAgreement(NetworkAgreement):
-    """Rank 0's: listens, and runs the coordinator. Its own member needs no connection.
+    """Rank 0's agreement: listens, and runs the coordinator. Its own member needs no connection.
 
     Args:
         listen: makes the listening socket and the token; called by the control thread.
-        withdraw: called at the end of `leave`, when nobody listens any more.
+        withdraw: called at the end of `leave`, after the socket is closed.
     """
 
     def __init__(
@@ -419,13 +419,13 @@ class LeaderAgreement(NetworkAgreement):
         self._withdraw = withdraw
         self._to_send: collections.deque[tuple[int, Message]] = collections.deque()
         self._is_delivering = False
-        self._starts_sent: set[int] = set()  # ranks that were sent what to do before the first step
+        self._starts_sent: set[int] = set()  # ranks that were sent the decision about the start
         self._link = self._server = Server(
             self._selector, world, receive=self._receive_of_rank, lost=self._lost_rank, note=self._note
         )
 
     def decide_start(self, decision: Decision) -> None:
-        """Tell all ranks what to do before the first step."""
+        """Send the decision about the start to all ranks."""
         with self.changed:
             self._to_send.extend(self._coordinator.decide_start(decision))
             self.member.start = self._coordinator.start
@@ -433,12 +433,12 @@ class LeaderAgreement(NetworkAgreement):
         self._wake()
 
     def announce_exit(
-        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = unhurried
+        self, how: str, why: str, wait_s: float, is_hurried: Callable[[], bool] = never_hurried
     ) -> ExitSummary:
-        """Say good-bye, and wait until every rank has said it, and what was saved is durable everywhere.
+        """Send LEAVE, and wait until every rank has sent it and all saves are durable.
 
-        For a rank whose connection is lost nobody waits longer than `LOST_S`: it may come again. After a training that
-        ran to its own end (`done`) good-byes are not waited for.
+        Wait at most `LOST_S` for a rank whose connection is lost, which may reconnect. After a training that ran to its
+        own end (`done`), do not wait for the LEAVE of others.
         """
         super().announce_exit(how, why, wait_s)
         coordinator = self._coordinator
@@ -456,11 +456,11 @@ class LeaderAgreement(NetworkAgreement):
             missing = [rank for rank in coordinator.missing() if rank]
             faults = {rank: f"rank {rank} left with {fault}" for rank, fault in coordinator.faults().items() if rank}
             if self._is_stopped():
-                faults |= {rank: f"rank {rank} has not said good-bye" for rank in missing}
+                faults |= {rank: f"rank {rank} did not report its end" for rank in missing}
             well = self.world - 1 - len({*missing, *faults}) + int(how != FAILED)
             return ExitSummary(self.world, well, list(faults.values()))
 
-    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = unhurried) -> None:
+    def leave(self, wait_s: float, is_hurried: Callable[[], bool] = never_hurried) -> None:
         """See `NetworkAgreement`."""
         if os.getpid() == self._pid and not self._is_closing:
             super().leave(wait_s, is_hurried)
@@ -473,7 +473,7 @@ class LeaderAgreement(NetworkAgreement):
         try:
             self._server.open(*self._listen())
         except OSError as error:
-            self._report([AgreementEvent("broken", f"nothing can be decided: rank 0 cannot listen: {error}")])
+            self._report([AgreementEvent("broken", f"no decision is possible: rank 0 cannot listen: {error}")])
 
     # ---- with the lock ----------------------------------------------------------------------------------------
 
@@ -492,10 +492,10 @@ class LeaderAgreement(NetworkAgreement):
         is_soon = time.monotonic() - self._leaving_since < LOST_S
         if not self._has_sent_all() or self._to_send or not self._coordinator.is_over(lost_too=is_soon):
             return False
-        # Stopped before the first step, or nothing was left to do: ranks that come late learn it from rank 0 alone.
+        # Stopped before the first step, or already done: only rank 0 can inform ranks that connect late.
         return self._has_stepped or len(self._starts_sent) >= self.world - 1
 
-    def _say_last_words(self) -> None:
+    def _send_final(self) -> None:
         self._deliver(self._coordinator.end())
 
     def _take_events(self) -> list[AgreementEvent]:
@@ -504,13 +504,12 @@ class LeaderAgreement(NetworkAgreement):
         return super()._take_events()
 
     def _is_over(self, *, lost_too: bool = True) -> bool:
-        """Return whether every rank has obeyed, or every one not lost, and our host has handled the outcome."""
+        """Return whether every rank, or every one not lost, has reported, and the host has handled the outcome."""
         is_reported = not self._coordinator.events and not self._is_reporting and not self._is_outcome_unsent()
         return not self._is_in_contact() or (self._coordinator.is_over(lost_too) and is_reported)
 
     def _deliver(self, said: list[tuple[int, Message]]) -> None:
-        """Send what the coordinator says, in its order: what it says meanwhile, because a connection breaks, comes
-        after."""
+        """Send the coordinator's messages in order; those it adds meanwhile, because a connection breaks, follow."""
         self._to_send.extend(said)
         if self._is_delivering:
             return
@@ -536,10 +535,10 @@ class LeaderAgreement(NetworkAgreement):
 
 
 class FollowerAgreement(NetworkAgreement):
-    """Every other rank's: keeps a connection to rank 0, and decides alone once rank 0 is gone for good.
+    """The agreement of the other ranks: stays connected to rank 0, and decides alone once rank 0 is permanently gone.
 
     Args:
-        locate: returns where rank 0 listens, or None while that is not known; called by the control thread.
+        locate: returns the address of rank 0, or None while unknown; called by the control thread.
     """
 
     def __init__(
@@ -555,7 +554,7 @@ class FollowerAgreement(NetworkAgreement):
     ) -> None:
         super().__init__(gate, rank, world, settings, on_event, step_s)
         self._on_leader_lost = settings.on_leader_lost
-        self._alone: Alone | None = None
+        self._alone: SingleProcess | None = None
         self._monitor = LinkMonitor(ABSENT_S, settings.round_s, self._lost_s)
         self._link = self._client = Client(
             self._selector, rank, locate, self._join, self._receive_of_coordinator, self._note
@@ -567,7 +566,7 @@ class FollowerAgreement(NetworkAgreement):
             return (self._alone or self.member).pending_decision()
 
     def saved(self, number: int, outcome: str, seconds: float) -> None:
-        """See `Agreement`. The numbers of saves that this rank has decided alone are negative."""
+        """See `Agreement`. The numbers of saves that this rank decided alone are negative."""
         if number > 0:
             super().saved(number, outcome, seconds)
             return
@@ -581,7 +580,7 @@ class FollowerAgreement(NetworkAgreement):
         return self._wait_for_verdict(lambda: (self._decider() or self.member).on_step())
 
     def on_poll(self) -> Decision:
-        """The same for a poll."""
+        """See `NetworkAgreement`."""
         return self._wait_for_verdict(lambda: (self._decider() or self.member).on_poll())
 
     def _connect(self) -> None:
@@ -633,14 +632,14 @@ class FollowerAgreement(NetworkAgreement):
             self._client.send(answer)
 
     def _leader_gone(self, why: str) -> bool:
-        """Rank 0 is gone for good: from now on this rank decides by itself when to stop. Return whether it does."""
+        """Decide stops alone from now on, unless `on_leader_lost` is `wait`. Return whether this rank does."""
         if self._on_leader_lost == "wait":
             return False
         member = self.member
-        self._alone = Alone(self._gate, self._on_event)
+        self._alone = SingleProcess(self._gate, self._on_event)
         for name in [name for name, request in member.requests.items() if request.stop]:
             self._alone.request(member.requests.pop(name))
-        if member.state == PROMISED:  # to nobody
+        if member.state == PROMISED:  # no verdict can follow
             member.receive({"say": "abort", "round": member.round})
         if self._on_leader_lost == "stop":
             self._alone.request(Request("leader_lost", f"{why}, and on_leader_lost is stop", rank=member.rank))
@@ -648,19 +647,19 @@ class FollowerAgreement(NetworkAgreement):
         return True
 
     def _leader_back(self) -> None:
-        """There is a rank 0 again, unless this rank has stopped meanwhile."""
+        """Follow rank 0 again, unless this rank has stopped meanwhile."""
         if self._alone is not None and not self._alone.has_stopped:
             self._alone = None
             self.member.restore()
 
-    def _decider(self) -> Alone | None:
-        """Return what decides alone, unless a decision of rank 0 is not obeyed yet: others may obey it as well, at the
-        same step."""
+    def _decider(self) -> SingleProcess | None:
+        """Return the agreement that decides alone, unless a decision of rank 0 is still to be carried out: other ranks
+        may carry it out at the same step."""
         is_free = self.member.state not in (COMMITTED, OBEYING) and self.member.stopped is None
         return self._alone if is_free else None
 
     def _request(self, request: Request) -> None:
-        # A save alone is requested of all or of nobody: one rank that saves by itself may deadlock the others.
+        # A save without a stop needs all ranks: one rank that saves by itself may deadlock the others.
         if self._alone is not None and request.stop:
             self._alone.request(request)
         else:

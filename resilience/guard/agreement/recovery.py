@@ -1,7 +1,7 @@
-"""How a new coordinator goes on where the one before it has ended, from the JOINs of all ranks. Pure.
+"""Recovery: a new coordinator continues where the previous one ended, from the JOINs of all ranks. Pure.
 
-A commit that any rank knows holds for all, because a rank may have obeyed it already. If no rank knows one, none has
-acted, and all may be released. Therefore the new coordinator must have heard every rank.
+A commit that any rank knows is valid for all, because a rank may have applied it already. If no rank knows one, none
+has acted, and all may be released. Therefore the new coordinator needs the JOIN of every rank.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ class EarlierRounds:
     """Rounds of a coordinator before this one, as ranks reported them when they joined.
 
     Attributes:
-        joins: the JOIN of each rank that has, as it stands now.
+        joins: the JOIN of each rank that knows earlier rounds, updated since.
     """
 
     def __init__(self) -> None:
         self.joins: dict[int, Message] = {}
 
     def joined(self, rank: int, join: Message) -> None:
-        """A rank knows of such a round."""
+        """Add the JOIN of a rank that knows such a round."""
         self.joins[rank] = join
 
     def restarted(self, rank: int) -> None:
-        """Its process was started again and knows of nothing; what the former one had heard is still true."""
+        """Handle a restarted process, which knows no round; the verdict known to the former process stays valid."""
         self._change(rank, state=FREE, requests={})
 
     def resumed(self, rank: int) -> None:
-        """It goes on from another step: nobody may wait for it to obey what it has given up."""
+        """Handle a rank that resumes at another step: it will not apply the round that it has given up."""
         self._change(rank, state=FREE, verdict={}, requests={})
 
     def obeyed(self, rank: int, number: int, outcome: str, seconds: float) -> None:
-        """It has obeyed the verdict of round `number` and says how; or how the save went that was in flight then."""
+        """Store the outcome of round `number` on a rank, or of its save that was in flight then."""
         if rank in self.joins and self.joins[rank]["round"] == number:
             self._change(rank, state=FREE, done=(outcome, seconds))
 
@@ -50,13 +50,13 @@ class EarlierRounds:
 
 
 class Recovered:
-    """The last round of the coordinator before this one.
+    """The last round of the previous coordinator.
 
     Attributes:
         number: of the round.
-        decided: the round as it stands, if any rank knows a verdict; else None.
-        is_held: whether a rank has not reported yet how it obeyed the verdict.
-        waiting: the ranks that have promised and heard nothing since, each with the round of its promise.
+        decided: the state of the round, if any rank knows a verdict; else None.
+        is_held: whether a rank has not reported its outcome of the verdict yet.
+        waiting: the ranks that have promised and received no verdict, each with the round of its promise.
         answered: all requests that the verdict answers.
     """
 
@@ -69,10 +69,10 @@ class Recovered:
 
 
 def recover(joins: Mapping[int, Message], *, left: Iterable[int] = (), by_time: bool = False) -> Recovered:
-    """Given the JOINs, by rank, of all ranks that know of earlier rounds, return how the last of these stands.
+    """Given the JOINs, by rank, of all ranks that know earlier rounds, return the state of the last of these.
 
     The JOIN of a rank that has reported its outcome since is `free` and has it as `done`. `left`: the ranks that do no
-    step any more. `by_time`: each rank obeys where it has promised to wait.
+    further step. `by_time`: each rank acts at the position of its promise.
     """
     found = Recovered(max(join["round"] for join in joins.values()))
     last = {rank: join for rank, join in joins.items() if join["round"] == found.number}

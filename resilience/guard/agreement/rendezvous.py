@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: on which address rank 0 listens (never on all of them), and how ranks learn it."""
+"""The rendezvous of the ranks: the address on which rank 0 listens (never all interfaces), and how ranks find it."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ def rendezvous(
     recorder: Recorder,
     step_s: Callable[[], float] = float,
 ) -> Agreement:
-    """The agreement over TCP for this rank. `locate` asks a helper of the node; without it the file is read here.
+    """Return the agreement over TCP for this rank. `locate` queries the node's writer process; without it this process
+    reads the file.
 
     `step_s` returns how long a step takes here, in seconds.
     """
     if not place.run_dir and are_on_several_nodes(place, os.environ.get("MASTER_ADDR", "")):
         recorder.warn(
-            f"rank {place.rank}: the ranks are on several nodes and there is no run directory to meet in "
-            "(RESIL_RUN_DIR): no rank can ask the others to save or to stop",
+            f"rank {place.rank}: the ranks are on several nodes without a run directory for their rendezvous "
+            "(RESIL_RUN_DIR): no rank can request a save or a stop of the others",
             key="meeting",
         )
         return Agreement(gate)
@@ -72,7 +73,7 @@ def are_on_several_nodes(place: RankInfo, master: str) -> bool:
 
 
 def open_listener(place: RankInfo, interface: str, recorder: Recorder) -> socket.socket:
-    """A listening socket where all ranks can reach it. Raise OSError if there is none to be had."""
+    """Return a listening socket that all ranks can reach. Raise OSError if impossible."""
     local = place.is_one_node or not place.run_dir
     host = listening_host(interface, local=local, names=(os.environ.get("MASTER_ADDR", ""), place.host))
     try:
@@ -86,13 +87,13 @@ def open_listener(place: RankInfo, interface: str, recorder: Recorder) -> socket
         return listener
 
 
-def allow_descriptors(wanted: int) -> None:
-    """Raise the soft limit of open files as far as is needed and allowed: one connection per rank."""
+def allow_descriptors(count: int) -> None:
+    """Raise the soft limit of open files for `count` more, as far as allowed: one connection per rank."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted + 256:
-        most = wanted + 256 if hard == resource.RLIM_INFINITY else min(hard, wanted + 256)
+    if soft != resource.RLIM_INFINITY and soft < count + 256:
+        most = count + 256 if hard == resource.RLIM_INFINITY else min(hard, count + 256)
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
@@ -103,11 +104,11 @@ def _listen_on(host: str, world: int) -> socket.socket:
 
 
 def listening_host(interface: str, *, local: bool, names: Sequence[str]) -> str:
-    """Given what the settings say, return the address to listen on.
+    """Return the address to listen on.
 
-    `interface` wins: an address, a host name, or an interface (`ib0`). Else loopback when all ranks are on this node
-    (`local`); else the first of `names` (the launcher's MASTER_ADDR, the node as SLURM calls it), or of our own host
-    name, that is an address of this machine which others can reach.
+    `interface` takes precedence: an address, a host name, or an interface (`ib0`). Else loopback if all ranks are on
+    this node (`local`); else the first of `names` (the launcher's MASTER_ADDR, SLURM's name of the node) or this host's
+    name that resolves to an address of this machine other than loopback.
     """
     if interface:
         return _address_of_interface(interface) or next(iter(_addresses_of(interface)), interface)
@@ -121,12 +122,12 @@ def listening_host(interface: str, *, local: bool, names: Sequence[str]) -> str:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether a host name or address is of this machine. A name that nobody knows is not."""
+    """Return whether a host name or address is of this machine; False for an unknown name."""
     return any(_is_loopback(host) or _can_bind(host) for host in _addresses_of(name))
 
 
 def _addresses_of(name: str) -> list[str]:
-    """IPv4 first: that is where the names of compute nodes nearly always are."""
+    """Return the addresses of a name, IPv4 first, as compute nodes nearly always use it."""
     if not name:
         return []
     try:
@@ -151,10 +152,10 @@ def _address_of_interface(name: str) -> str:
 
 
 def _address_towards_others() -> str:
-    """The address that the default route uses. Nothing is sent: a datagram socket only looks up the way (udp(7))."""
+    """Return the address that the default route uses. Sends nothing: a datagram socket only looks up the route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737: nobody's
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737: unassigned
             host = str(probe.getsockname()[0])
         except OSError:
             return ""

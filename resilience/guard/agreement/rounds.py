@@ -1,7 +1,7 @@
 """Requests, the rounds that decide them, and the timing of retries. Pure.
 
-Normally all ranks obey after the same step, the largest promise. Decided by time, each obeys after its own promise: at
-the same moment, for ranks that nothing holds together in every step.
+Normally all ranks act after the same step, the largest promise. Decided by time, each acts after its own promise: at
+the same moment, for ranks that do not synchronise in every step.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_ANSWERED = 10_000
-"""How many answered requests are remembered: more than ranks can have said again since."""
+"""How many answered requests are remembered: more than ranks can have repeated since."""
 MOST_REQUESTS = 16
-"""How many different requests one verdict carries: it goes to every rank, and people read its reasons."""
+"""How many different requests one verdict carries: every rank receives it, and users read its reasons."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 10.0
 """Each round that fails doubles the pause before the next, from the first to the last."""
@@ -30,7 +30,7 @@ class RequestQueue:
     """The requests of all ranks.
 
     Attributes:
-        open: those that no verdict has answered, by their names, oldest first: the rank, and what it requests.
+        open: the unanswered ones, by their names, oldest first: the rank and the request.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class RequestQueue:
         self._answered: dict[str, None] = {}  # oldest first
 
     def add(self, rank: int, name: str, fields: dict[str, Any]) -> None:
-        """A rank requests something, perhaps not for the first time. Raise ValueError if it is no request."""
+        """Add a request of a rank, which may be a repetition. Raise ValueError if malformed."""
         if name not in self._answered:
             self.open[name] = rank, read_request(fields)
 
@@ -51,21 +51,21 @@ class RequestQueue:
             del self._answered[next(iter(self._answered))]
 
     def reopen(self, requests: Mapping[str, tuple[int, Request]]) -> None:
-        """The verdict that answered these is void."""
+        """Reopen the requests of a void verdict."""
         self.open |= requests
         for name in requests:
             self._answered.pop(name, None)
 
     def clear(self) -> None:
-        """Nothing will be decided any more."""
+        """Drop all requests: no further decision follows."""
         self.open.clear()
 
 
 def select(requests: Iterable[Request]) -> list[Request]:
-    """One of each kind, of the lowest rank that requests it, and not more than people read.
+    """Return one request of each kind, of the lowest rank that has it, and at most `MOST_REQUESTS`.
 
-    `merge` makes the same decision of the result as of everything, save for reasons and names of triggers that are
-    too many.
+    `merge` makes the same decision from the result as from all requests, except for the reasons and names of triggers
+    left out.
     """
     kinds: dict[tuple[object, ...], Request] = {}
     for request in sorted(requests, key=lambda request: (request.rank, request.trigger, request.why)):
@@ -98,11 +98,11 @@ def effect(request: Request) -> tuple[object, ...]:
 
 
 class RetryTimer:
-    """Pauses between rounds that fail. All times are monotonic seconds.
+    """Pauses between failed rounds. All times are monotonic seconds.
 
     Attributes:
         retry_at: when the next round may begin.
-        retry_s: the pause after the next round that fails.
+        retry_s: the pause after the next failed round.
     """
 
     def __init__(self, absent_s: float) -> None:
@@ -113,37 +113,37 @@ class RetryTimer:
         self._skewed_since: float | None = None
 
     def failed(self, now: float) -> None:
-        """A round has failed."""
+        """Schedule a retry of a failed round."""
         self.retry_at = now + self.retry_s
         self.retry_s = min(2 * self.retry_s, LAST_RETRY_S)
 
     def reset(self) -> None:
-        """Retry at once: the reason for failing may be over."""
+        """Retry immediately: the reason for failing may be gone."""
         self.retry_at, self.retry_s = LONG_AGO, FIRST_RETRY_S
 
     def succeeded(self) -> None:
-        """A round was committed."""
+        """Note that a round was committed."""
         self.reset()
         self._skewed_since = None
 
     def is_missing_long(self, now: float) -> bool:
-        """A decision is wanted and ranks are missing: whether they have been for `absent_s`."""
+        """Return whether ranks have been missing for `absent_s` while a decision is pending."""
         if self._missing_since is None:
             self._missing_since = now
         return now - self._missing_since >= self._absent_s
 
     def all_are_there(self) -> None:
-        """All ranks are there."""
+        """Note that all ranks are connected."""
         self._missing_since = None
 
     def is_skewed_long(self, now: float) -> bool:
-        """The ranks count differently: whether that is more than checkpoints loaded by one rank after the other."""
+        """Return whether the counts have differed for longer than ranks take to load a checkpoint one by one."""
         if self._skewed_since is None:
             self._skewed_since = now
         return now - self._skewed_since >= LAST_RETRY_S
 
     def next_check(self) -> float:
-        """When there is something to do about a request: to name who is missing, or to try again."""
+        """Return when to retry, or to report missing ranks."""
         return self.retry_at if self._missing_since is None else self._missing_since + self._absent_s
 
     def is_anybody_missing(self) -> bool:
@@ -154,11 +154,11 @@ class RetryTimer:
 class RevokedRound:
     """The last round that was revoked.
 
-    A rank that knows the verdict, and not yet that it is void, would obey it while others go on. So a rank that goes on
-    from another step waits until no rank is left that could, and no round begins before.
+    A rank that knows the verdict, but not yet its revocation, would apply it while others continue. So a rank that
+    resumes at another step waits until no such rank is left, and no round begins before.
 
     Attributes:
-        number: of the round; 0 when there was none.
+        number: of the round; 0 if there was none.
     """
 
     def __init__(self) -> None:
@@ -168,31 +168,31 @@ class RevokedRound:
 
     @property
     def is_open(self) -> bool:
-        """True while a rank waits."""
+        """Return whether a rank waits."""
         return bool(self._waiting)
 
     def begin(self, number: int, ranks: Iterable[int]) -> None:
-        """The round is void from now on; these ranks may not know it yet."""
+        """Revoke a round; these ranks may not know it yet."""
         self.number = number
         self._waiting = set()
         self._unacknowledged = set(ranks)
 
     def wait(self, rank: int) -> None:
-        """A rank has given the round up by itself, and waits for the others."""
+        """Note that a rank has given up the round itself, and waits for the others."""
         self._waiting.add(rank)
         self._unacknowledged.discard(rank)
 
     def acknowledge(self, rank: int) -> None:
-        """A rank knows that the round is void."""
+        """Note that a rank knows the revocation."""
         self._unacknowledged.discard(rank)
 
     def forget(self, rank: int) -> None:
-        """A rank has left, or its process is another one: it obeys nothing and waits for nothing."""
+        """Drop a rank that has left or restarted: it neither applies the round nor waits."""
         self._unacknowledged.discard(rank)
         self._waiting.discard(rank)
 
     def release(self) -> list[int]:
-        """Return the ranks that need not wait any longer: all, once every rank has acknowledged. Each is named once."""
+        """Return the ranks that need no longer wait: all, once every rank has acknowledged. Each is returned once."""
         if self._unacknowledged:
             return []
         released, self._waiting = sorted(self._waiting), set()
@@ -204,15 +204,15 @@ class OpenRound:
 
     Attributes:
         deadline: until when it collects, in monotonic seconds.
-        promises: the position (steps, polls) that each rank has promised not to pass; empty once it is committed.
-        step_s: how long a step takes on each rank that knows, in seconds.
-        places: decided by time, where each rank obeys; else empty.
-        verdict: where all ranks are to do what, as it travels, save for the requests; empty while the round collects.
-        answers: which requests of which rank the verdict answers.
-        decided: these requests themselves, in case that it becomes void.
-        pending: the ranks that have not obeyed it yet.
-        in_flight: the ranks that have obeyed it, and whose save is not durable yet.
-        outcome: how the others fared, the worst of them: `failed`, `saved` or `obeyed`.
+        promises: the position (steps, polls) that each rank has promised not to pass; empty once committed.
+        step_s: how long a step takes on each rank, in seconds, where known.
+        places: if decided by time, the position at which each rank acts; else empty.
+        verdict: position and requests as sent, with empty `answers`; empty while the round collects.
+        answers: the names of each rank's requests that the verdict answers.
+        decided: these requests themselves, in case the verdict becomes void.
+        pending: the ranks that have not applied the verdict yet.
+        in_flight: the ranks that have applied the verdict, with a save that is not durable yet.
+        outcome: the worst outcome of the others: `failed`, `saved` or `obeyed`.
         failed_on: the ranks on which the save failed.
         seconds: their longest save.
     """
@@ -234,12 +234,12 @@ class OpenRound:
     # ---- promises ---------------------------------------------------------------------------------------------
 
     def promise(self, rank: int, steps: int, polls: int, step_s: float = 0.0) -> None:
-        """A rank has promised not to pass this position before it has heard the verdict."""
+        """Store a rank's promise not to pass this position before it has received the verdict."""
         self.promises[rank] = (steps, polls)
         self.step_s[rank] = step_s
 
     def skew(self, most_steps: int) -> str:
-        """Say which ranks count more than `most_steps` differently from others; empty when all count alike."""
+        """Return which ranks' counts differ by more than `most_steps`, as text; empty if none."""
         first, last = min(self.promises.values())[0], max(self.promises.values())[0]
         if last - first <= most_steps:
             return ""
@@ -248,9 +248,9 @@ class OpenRound:
         return f"{name_ranks(behind)} {verb} {first:,} steps where others count {last:,}"
 
     def behind(self, place: tuple[int, int]) -> tuple[int, int, float]:
-        """The rank that needs longest to come to `place`: how many steps that is, and how many seconds it takes.
+        """Return the rank that needs longest to reach `place`, with the steps and the seconds that it needs.
 
-        Zero seconds when none knows how long its steps take.
+        Zero seconds if no rank knows how long its steps take.
         """
         ways = [(rank, place[0] - steps) for rank, (steps, _) in self.promises.items()]
         rank, steps = max(ways, key=lambda way: way[1] * self.step_s.get(way[0], 0.0))
@@ -259,8 +259,8 @@ class OpenRound:
     # ---- the verdict ------------------------------------------------------------------------------------------
 
     def commit(self, place: tuple[int, int], queue: RequestQueue, *, by_time: bool = False) -> AgreementEvent:
-        """Have all ranks that have promised obey all open requests at this position, or, `by_time`, each where it has
-        promised to wait. Return the event that reports the decision."""
+        """Commit all open requests at this position for all ranks that have promised, or, `by_time`, each at the
+        position of its promise. Return the event that reports the decision."""
         steps, polls = place
         if by_time:
             self.places = self.promises
@@ -283,29 +283,30 @@ class OpenRound:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that the verdict carries to every rank."""
+        """Return the requests that the verdict carries to every rank."""
         return [read_request(fields) for fields in self.verdict["requests"]]
 
     @property
     def decision(self) -> Decision:
-        """The decision for all ranks, after the step that follows the position."""
+        """Return the decision for all ranks, after the step that follows the position."""
         return merge(self.requests, self.verdict["steps"] + 1)
 
     def verdict_for(self, rank: int) -> dict[str, Any]:
-        """The verdict as it travels. A rank hears of its own requests only: a signal to 4,096 ranks makes as many."""
+        """Return the verdict to send to a rank, with the names of its own requests only: a signal to 4,096 ranks makes
+        as many requests."""
         steps, polls = self.places.get(rank, (self.verdict["steps"], self.verdict["polls"]))
         return {**self.verdict, "steps": steps, "polls": polls, "answers": self.answers.get(rank, [])}
 
     def is_obeyed(self, apart_from: Set[int] = frozenset()) -> bool:
-        """Return whether every rank, apart from these, has obeyed the verdict."""
+        """Return whether every rank, apart from these, has applied the verdict."""
         return self.is_committed and self.pending <= apart_from
 
     def is_settled(self, apart_from: Set[int] = frozenset()) -> bool:
-        """Return whether every rank, apart from these, has obeyed, and has reported that its save has ended."""
+        """Return whether every rank, apart from these, has applied the verdict and reported the end of its save."""
         return self.is_obeyed(apart_from) and self.in_flight <= apart_from
 
     def obeyed(self, rank: int, outcome: str, seconds: float) -> None:
-        """A rank has obeyed: it says how, and how long its save took. Only its first report counts."""
+        """Store a rank's DONE: the outcome, and how long its save took. Only the first report counts."""
         if rank in self.pending:
             self.pending.discard(rank)
             if outcome == IN_FLIGHT:
@@ -314,15 +315,15 @@ class OpenRound:
                 self._count(rank, outcome, seconds)
 
     def saved(self, rank: int, outcome: str, seconds: float) -> None:
-        """A save in flight on this rank is durable, or has failed. Only its first report counts."""
+        """Store a rank's SAVED: its save in flight is durable, or has failed. Only the first report counts."""
         if rank in self.in_flight:
             self.in_flight.discard(rank)
             self._count(rank, outcome, seconds)
 
     def forget(self, rank: int) -> None:
-        """A rank has left, or its process is another one: its promise binds nobody, and nobody waits for it.
+        """Drop a rank that has left or restarted, with its promise; wait for it no longer.
 
-        If it was to save, or still saved, nobody may say that all have saved.
+        If it had to save, or its save was in flight, its save counts as failed.
         """
         self.promises.pop(rank, None)
         if rank in self.pending:
@@ -330,8 +331,8 @@ class OpenRound:
         self.saved(rank, FAILED, 0.0)
 
     def end(self) -> AgreementEvent:
-        """Return the event with the outcome, once every rank has reported: the worst one is that of all. Its decision
-        is of the step after which rank 0 has obeyed."""
+        """Return the event with the worst outcome of all ranks, once every rank has reported. Its decision has the step
+        after which rank 0 has acted."""
         decision = merge(self.requests, self.verdict_for(0)["steps"] + 1)
         on = f" on {name_ranks(sorted(self.failed_on))}" if self.failed_on else ""
         return AgreementEvent(

@@ -1,7 +1,7 @@
-"""Rank 0's end of all connections: accepts ranks, and closes everything else. Used by the control thread.
+"""Rank 0's end of all connections: accepts ranks, and closes all others. Used by the control thread.
 
-Whoever can reach the port may connect; nothing that an unauthenticated peer does may cost more than a closed
-connection: no exception, no memory, no busy loop, no place that a rank needs.
+Any host that can reach the port may connect; an unauthenticated peer must cost no more than a closed connection: no
+exception, no memory, no busy loop, no descriptor that a rank needs.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from resilience.guard.agreement.messages import Message
 
 MOST_UNAUTHENTICATED = 64
-"""Connections that have not proved to be ours, beyond one per rank: when there are more, the oldest is closed."""
+"""Unauthenticated connections allowed beyond one per rank; above that, the oldest is closed."""
 ACCEPTS_AT_ONCE = 256
 NO_DESCRIPTORS_S = 1.0
-"""How long nobody is let in when the process has no descriptor left: the listener stays readable all the while."""
+"""How long to pause accepting when the process has no descriptor left: the listener stays readable meanwhile."""
 
 
 class Server:
     """The connections of rank 0.
 
     Args:
-        receive: gets each message of a rank, checked in form; may raise ValueError if it means nothing.
+        receive: gets each well-formed message of a rank; may raise ValueError if it is invalid.
         lost: called when the connection of a rank has ended.
-        note: gets (kind, sentence) for what is odd.
+        note: gets (kind, sentence) for anomalies.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Server:
         self._paused_until = 0.0
 
     def open(self, listener: socket.socket, token: str) -> None:
-        """Let ranks in."""
+        """Accept ranks."""
         listener.setblocking(False)
         self._listener, self._token = listener, token
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def send(self, rank: int, message: Message) -> None:
-        """Send to a rank, if it is connected; if not, the rank gets what it needs when it joins."""
+        """Send to a rank if connected; otherwise the rank receives its state when it joins."""
         connection = self._connections.get(rank)
         if connection is not None:
             connection.send_or_drop(message)
@@ -71,13 +71,13 @@ class Server:
     def drop_slow(self, now: float) -> None:
         """Close connections whose handshake takes too long, and accept again after a pause."""
         for connection in [known for known in self._unauthenticated if now >= known.handshake_until]:
-            self._drop(connection, f"it has not proved in {HANDSHAKE_S:g} s that it belongs to the run")
+            self._drop(connection, f"not authenticated within {HANDSHAKE_S:g} s")
         if self._paused_until and now >= self._paused_until and self._listener is not None:
             self._paused_until = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def next_deadline(self) -> float | None:
-        """When `drop_slow` has something to do (monotonic seconds)."""
+        """Return when to call `drop_slow` (monotonic seconds), or None."""
         oldest = next(iter(self._unauthenticated), None)
         deadlines = [oldest.handshake_until] if oldest is not None else []
         if self._paused_until:
@@ -85,11 +85,11 @@ class Server:
         return min(deadlines, default=None)
 
     def has_unsent(self) -> bool:
-        """Return whether a rank has not yet been sent all of its messages."""
+        """Return whether messages to a rank are still queued."""
         return any(connection.outgoing for connection in self._connections.values())
 
     def close(self) -> None:
-        """End all connections; what was sent arrives."""
+        """End all connections after the messages sent."""
         for connection in (*self._connections.values(), *self._unauthenticated):
             connection.end_sending()
             connection.close()
@@ -102,7 +102,7 @@ class Server:
             self._listener = None
 
     def abandon(self) -> None:
-        """In a forked child: close these copies and say nothing."""
+        """In a forked child: close these copies without sending anything."""
         for connection in (*self._connections.values(), *self._unauthenticated):
             connection.abandon()
         if self._listener is not None:
@@ -129,10 +129,10 @@ class Server:
             connection.greet()
 
     def _pause(self, now: float, error: OSError) -> None:
-        """No descriptor, or no memory, for one more (accept(2)): make room, and accept again a little later."""
-        self._note("door", f"rank 0 cannot accept connections at the moment: {error}")
+        """Without descriptors or memory (accept(2)): close unauthenticated connections, and accept again later."""
+        self._note("door", f"rank 0 cannot accept connections at present: {error}")
         for connection in [known for known in self._unauthenticated if now - known.since >= NO_DESCRIPTORS_S]:
-            self._drop(connection, "its place is needed")
+            self._drop(connection, "its descriptor is needed")
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._paused_until = now + NO_DESCRIPTORS_S
@@ -143,13 +143,13 @@ class Server:
             self._unauthenticated.pop(connection, None)
             former = self._connections.get(rank)
             self._connections[rank] = connection
-            if former is not None:  # it is half-open, or of a process that has died
+            if former is not None:  # half-open, or of a dead process
                 self._drop(former, "the rank has connected again")
             return
         try:
             self._receive(connection.rank, check_member_message(message))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            self._note("nonsense", f"rank {connection.rank} sent an invalid message, and must join again: {error}")
+            self._note("nonsense", f"rank {connection.rank} sent an invalid message and must rejoin: {error}")
             raise ConnectionBroken("nonsense") from error
 
     def _drop(self, connection: Connection, why: str) -> None:
@@ -157,7 +157,7 @@ class Server:
         self._unauthenticated.pop(connection, None)
         connection.close()
         if is_unauthenticated:
-            self._note("stranger", f"a connection that is not of this run was closed: {why}")
+            self._note("stranger", f"closed an unauthenticated connection: {why}")
         elif connection.rank is not None and self._connections.get(connection.rank) is connection:
             del self._connections[connection.rank]
             self._lost(connection.rank)

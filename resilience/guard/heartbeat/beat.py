@@ -1,8 +1,8 @@
-"""The memory that each step stores into: where the training is, readable from another process without asking it.
+"""The shared memory that each step stores its progress into, readable from another process.
 
 One anonymous file in memory (memfd_create(2)) per rank. It has no name, so nothing is left behind when the training is
-killed, and its pages outlive neither the training nor those who map it. Sealed against shrinking: whoever has mapped it
-can never get a SIGBUS from it.
+killed, and its pages are freed with the last process that maps it. Sealed against shrinking, so that no process that
+maps it can get a SIGBUS.
 
 Layout, native byte order: word 0 steps, word 1 polls ever made, bytes 64 to 127 the phase, UTF-8, padded with NUL.
 """
@@ -26,11 +26,11 @@ _LONGEST_PHASE = 63
 
 
 class SharedProgress:
-    """One rank's memory.
+    """The shared memory of one rank.
 
     Attributes:
-        words: what the training thread stores into: unsigned 64 bit words. Usable for ever, after `close` as well.
-        descriptor: of the memory, to be handed to another process; -1 where there is none.
+        words: unsigned 64 bit words that the training thread stores into; also usable after `close`.
+        descriptor: of the memory, to be passed to another process; -1 if there is none.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SharedProgress:
         self.words: Any = memoryview(self._map).cast("Q")
 
     def set_phase(self, phase: str) -> None:
-        """Say what the training is doing: `train`, `eval`, `save`, `start` or a word of its own."""
+        """Store the phase of the training: `train`, `eval`, `save`, `start` or a custom one."""
         raw = phase.encode("utf-8", "replace")[:_LONGEST_PHASE].decode("utf-8", "ignore").encode()
         self._map[_PHASE] = raw.ljust(64, b"\0")
 
@@ -56,44 +56,44 @@ class SharedProgress:
         return self.words[0], self.words[1], read_phase(self._map)
 
     def close(self) -> None:
-        """Give the descriptor back. The memory stays for who stores into it."""
+        """Close the descriptor. The memory stays mapped."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: store into memory of our own from now on, not into the parent's."""
+        """In a forked child: use private memory from now on, not the parent's."""
         self.close()
         self._map = mmap.mmap(-1, SIZE)
         self.words = memoryview(self._map).cast("Q")
 
 
 def read_phase(memory: mmap.mmap) -> str:
-    """The phase in a mapped slot. It may be half the old and half the new one for a moment; the next look is right."""
+    """Return the phase in a mapped slot. A read during a write may mix two phases; the next read corrects that."""
     return bytes(memory[_PHASE]).rstrip(b"\0").decode("utf-8", "replace")
 
 
 class Pulse:
-    """What is known of one rank's slot, and since when it stands still by this node's clock.
+    """The last known progress of one rank, and the time of its last change by this node's clock.
 
     Attributes:
-        steps: steps done at the last look.
-        phase: what the rank does.
-        advanced: when a step, a poll or a change of phase was last seen, in seconds since the epoch. Only the looker's
-            clock is asked: the step itself never is.
+        steps: steps done at the last sample.
+        phase: phase at the last sample.
+        advanced: when a step, a poll or a change of phase was last seen, in seconds since the epoch. Only the sampling
+            process reads a clock, never the step itself.
     """
 
     def __init__(self, now: float) -> None:
         self.steps = 0
         self.phase = ""
         self.advanced = now
-        self._seen: tuple[int, int, str] | None = None
+        self._sample: tuple[int, int, str] | None = None
 
-    def look(self, seen: tuple[int, int, str], now: float) -> None:
-        """Take what the slot holds at time `now`."""
-        if seen != self._seen:
-            self._seen, self.advanced = seen, now
-            self.steps, _, self.phase = seen
+    def update(self, sample: tuple[int, int, str], now: float) -> None:
+        """Store a sample of the slot at time `now`."""
+        if sample != self._sample:
+            self._sample, self.advanced = sample, now
+            self.steps, _, self.phase = sample
 
 
 RUNNING, LEFT, GONE = "", "left", "gone"
@@ -103,9 +103,9 @@ class RankBeat:
     """One rank, as the heartbeat writer sees it.
 
     Attributes:
-        pid: of its process, as it calls itself.
-        pulse: what its slot told.
-        end: RUNNING; LEFT when its guard was closed; GONE when its process ended without a word.
+        pid: of its process, in its own pid namespace.
+        pulse: its last known progress.
+        end: RUNNING; LEFT if its guard was closed; GONE if its process ended without closing.
     """
 
     __slots__ = ("end", "pid", "pulse")
@@ -135,11 +135,11 @@ def compose(attempt: int, host: str, ranks: Mapping[int, RankBeat], now: float) 
 
 
 def file_name(job_id: str, host: str) -> str:
-    """The name of a node's file."""
+    """Return the name of a node's beats file."""
     return f"{job_id}.{host.replace('/', '_')}"
 
 
 def quote(text: str) -> str:
-    r"""A TOML basic string: JSON's, but no pairs of surrogates, and DEL written as \u007f (TOML 1.0, String)."""
+    r"""Return a TOML basic string: JSON's, but no pairs of surrogates, and DEL written as \u007f (TOML 1.0, String)."""
     clean = text.encode("utf-8", "replace").decode()
     return json.dumps(clean, ensure_ascii=False).replace("\x7f", "\\u007f")

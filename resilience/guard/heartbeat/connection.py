@@ -1,8 +1,8 @@
-"""A rank's line to the process beside its node's ranks (`process.py`), and how that process is started.
+"""A rank's connection to the writer process of its node (`process.py`), and the start of that process.
 
-The name of the socket is abstract (unix(7)): nothing lies in a directory, nothing is left behind. Whoever may start the
-process binds the name first; binding is atomic, so that there is one process per node and launch. Both ends ask the
-kernel who the other is (SO_PEERCRED). No method waits longer than about a second, and none raises.
+The socket's name is abstract (unix(7)), so no file is left behind. The rank that starts the process binds the name
+first; binding is atomic, so there is one process per node and launch. Both ends check the peer's credentials
+(SO_PEERCRED). No method waits longer than about a second, and none raises.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resilience.guard.stacks import StacksOnDemand
 
 CONNECT_S = 30.0
-"""How long a rank tries to connect to its node's writer process before it does without."""
+"""How long a rank tries to connect to its node's writer process before it gives up."""
 RETRY_S = 0.1
 ANSWER_S = 0.5
 MOST_STARTS = 3
@@ -40,11 +40,11 @@ PROGRAM = (
 )
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _UNWANTED = ("LD_PRELOAD", "LD_AUDIT")
-"""Not for a light process: what is preloaded into a training may start threads or take memory."""
+"""Not inherited: libraries preloaded into a training may start threads or take memory."""
 
 
 def socket_name(place: RankInfo) -> bytes:
-    """The abstract name under which the ranks of one launch on one node meet: at most 107 bytes."""
+    """Return the abstract socket name for the ranks of one launch on one node: at most 107 bytes."""
     uid, whole = os.geteuid(), f"{place.run_dir}\0{place.host}\0{place.launch_id}\0{place.job_id}\0{place.attempt}"
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:24]
     shown = f"resil-mirror/{uid}/{place.host[:24]}/{place.launch_id[:24]}/{digest}"
@@ -52,7 +52,7 @@ def socket_name(place: RankInfo) -> bytes:
 
 
 def order(place: RankInfo, beat_s: float, address_file: str) -> str:
-    """What the process is told on its command line."""
+    """Return the command line argument of the process."""
     return json.dumps(
         {
             "run_dir": place.run_dir,
@@ -68,9 +68,9 @@ def order(place: RankInfo, beat_s: float, address_file: str) -> str:
 def start_process(listener: socket.socket, order: str) -> int:
     """Start the writer process of this node and return its pid. Raise OSError.
 
-    posix_spawn(3) does not copy the page tables of a training of 100 GB, and no thread's lock is copied either. The
-    signals that it will ignore are blocked from the first instruction on. The environment stays: by it the batch shell
-    finds what belongs to its attempt.
+    posix_spawn(3) copies neither the page tables of a training of 100 GB nor locks held by threads. The signals that
+    the process will ignore are blocked from its first instruction on. The environment is inherited: the batch shell
+    identifies the processes of its attempt by it.
     """
     if not sys.executable:
         raise OSError(errno.ENOENT, "this interpreter does not know where its program is")
@@ -92,8 +92,8 @@ class WriterConnection:
     """The connection of one rank. Safe from every thread.
 
     Attributes:
-        given_up: whether the writer process cannot be reached, and is not tried any more.
-        child: pid of the process, where this rank has started it; else 0.
+        given_up: whether this rank has stopped trying to reach the writer process.
+        child: pid of the process if this rank has started it; else 0.
     """
 
     def __init__(
@@ -117,28 +117,28 @@ class WriterConnection:
         self._answers: dict[str, list[Any]] = {"address": [], "learned": []}
 
     def maintain(self) -> None:
-        """Connect, if that is due, and hear what the process says."""
+        """Connect if due, and receive messages."""
         with self._lock:
             self._reap()
             self._maintain()
 
-    def tell(self, rank: int, line: bytes) -> bool:
-        """Hand over a journal line; False when it could not be sent now."""
+    def send_line(self, rank: int, line: bytes) -> bool:
+        """Send a journal line; return False if that is impossible now."""
         with self._lock:
             return self._send({"journal": rank, "line": line.decode("utf-8", "replace").rstrip("\n")})
 
     def learn(self, rank: int, text: str) -> bool:
-        """Hand over what a rank has learned; False when it could not be sent now."""
+        """Send the measurements of a rank; return False if that is impossible now."""
         with self._lock:
             return self._send({"learned": rank, "text": text})
 
     def address(self) -> Address | None:
-        """Ask where rank 0 listens. None: not known yet."""
+        """Return the address of rank 0; None if not known yet."""
         answer = self._ask("address")
         return _address(answer[0]) if answer else None
 
     def learned(self) -> str | None:
-        """Ask what this rank has learned in another job: empty for nothing, None when there is no answer yet."""
+        """Return the measurements of this rank in an earlier job: empty if none, None without an answer yet."""
         answer = self._ask("learned")
         return str(answer[0] or "") if answer else None
 
@@ -151,11 +151,11 @@ class WriterConnection:
             answers.clear()
             until = time.monotonic() + ANSWER_S
             while self._socket is not None and not answers and time.monotonic() < until:
-                self._hear(until - time.monotonic())
+                self._receive(until - time.monotonic())
             return answers[-1:]
 
     def close(self, wait_s: float) -> None:
-        """Say good-bye, and see the process out if we have started it and are the last."""
+        """Send BYE, and wait for the end of the process if this rank started it and is the last."""
         with self._lock:
             self.given_up = True
             self._send({"bye": self._place.rank})
@@ -167,7 +167,7 @@ class WriterConnection:
                 time.sleep(0.005)
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: the connection is the parent's; nothing is said on it."""
+        """In a forked child: close the copy of the parent's connection without sending anything."""
         self.given_up = True
         self.child = 0
         self._drop()
@@ -176,16 +176,16 @@ class WriterConnection:
 
     def _maintain(self) -> None:
         if self._socket is not None:
-            self._hear(0.0)
+            self._receive(0.0)
         if self._socket is not None or self.given_up or time.monotonic() < self._retry_at:
             if self._socket is not None and not self._is_welcome and time.monotonic() > self._until:
-                self._why = "it does not answer"
+                self._why = "the process does not answer"
                 self._give_up()
             return
         self._retry_at = time.monotonic() + RETRY_S
         try:
             self._connect()
-        except ConnectionRefusedError:  # nobody has bound the name
+        except ConnectionRefusedError:  # no process has bound the name
             if self._may_start:
                 self._start()
         except (OSError, ValueError) as error:
@@ -200,7 +200,7 @@ class WriterConnection:
             sock.connect(socket_name(self._place))
             _, uid, _ = PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
             if uid != os.geteuid():
-                raise OSError(errno.EPERM, f"its socket belongs to user {uid}")
+                raise OSError(errno.EPERM, f"the socket belongs to user {uid}")
             hello = {"hello": self._place.rank, "pid": os.getpid(), "stacks": self._stacks.signal}
             descriptors = [self._slot.descriptor, *([self._stacks.descriptor] if self._stacks.signal else [])]
             socket.send_fds(sock, [json.dumps(hello).encode()], descriptors)
@@ -208,11 +208,11 @@ class WriterConnection:
             sock.close()
             raise
         self._socket = sock
-        self._hear(0.0)
+        self._receive(0.0)
 
     def _start(self) -> None:
         if self._starts >= MOST_STARTS:
-            self._why = f"it ended {self._starts} times"
+            self._why = f"the process ended {self._starts} times"
             self._give_up()
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -226,15 +226,15 @@ class WriterConnection:
                 self._reap()
                 self.child = start_process(listener, self._order)
             except (OSError, ValueError) as error:
-                self._why = f"it cannot be started: {error}"
+                self._why = f"the process cannot be started: {error}"
                 self._give_up()
                 return
-            # Before our copy of the listening socket is closed: from here on the process answers, or nobody does.
+            # Before our copy of the listening socket is closed: from here on only the process can answer.
             with contextlib.suppress(OSError, ValueError):
                 self._connect()
 
-    def _hear(self, wait_s: float) -> None:
-        """Take what has come; wait at most so long for the first packet."""
+    def _receive(self, wait_s: float) -> None:
+        """Receive all packets; wait at most `wait_s` for the first one."""
         while self._socket is not None:
             try:
                 self._socket.settimeout(max(0.0, wait_s))
@@ -275,10 +275,10 @@ class WriterConnection:
             return False
 
     def _lost(self) -> None:
-        """The process has gone: look for it, or start it, anew."""
+        """Drop the lost connection; connect or start the process again later."""
         if self._is_welcome:
             self._until = time.monotonic() + CONNECT_S
-        self._why = "it has gone"
+        self._why = "the process ended"
         self._drop()
 
     def _drop(self) -> None:
@@ -291,13 +291,15 @@ class WriterConnection:
         self._drop()
         self.given_up = True
         instead = "this rank writes the heartbeat itself" if self._place.is_first else "its heartbeat is not written"
-        self._warn(f"rank {self._place.rank} has no mirror process on {self._place.host}, {self._why}: {instead}")
+        self._warn(
+            f"rank {self._place.rank} cannot use the mirror process on {self._place.host} ({self._why}): {instead}"
+        )
 
     def _reap(self) -> None:
         if self.child:
             try:
                 ended, _ = os.waitpid(self.child, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # reaped elsewhere
                 ended = self.child
             if ended:
                 self.child = 0

@@ -1,17 +1,17 @@
-"""The process beside the ranks of a node: copies their beats to the run directory, and is gone when they are.
+"""The writer process of a node: copies the beats of its ranks to the run directory, and ends with them.
 
-A fresh interpreter with the standard library only, started by the node's first rank (`line.py`) with the
-listening socket as its standard input. Each rank connects and hands over its memory (SCM_RIGHTS, unix(7)). From then on
-nothing of a rank is needed: not its GIL, not its main thread. Ranks ask here where rank 0 listens, so that only this
-process of the node looks at the run directory.
+A new interpreter with the standard library only, started by the node's first rank (`connection.py`) with the listening
+socket as its standard input. Each rank connects and passes its shared memory (SCM_RIGHTS, unix(7)). From then on the
+process needs neither the GIL nor the main thread of a rank. Ranks query it for the address of rank 0, so that only one
+process per node reads the run directory.
 
 One thread serves the ranks and never touches a file; the other one writes, and may hang in a dead file system. When no
-rank is left, the last beat is written and the process ends, whatever the other thread does.
+rank is left, the process writes the last beat and ends, whatever the other thread does.
 
-When the batch shell asks for stacks (`switches/stacks.<jobid>`), each rank gets a signal that makes it write them into
-a second memory, in C, also while a library holds the GIL; from there they come to `journal/<jobid>.<rank>.stacks`.
+When the batch shell requests stacks (`switches/stacks.<jobid>`), the process signals each rank to write them into a
+second memory file, in C, even while a library holds the GIL; from there they go to `journal/<jobid>.<rank>.stacks`.
 
-Packets, one JSON table each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n, "stacks": signal}` with the
+Packets, one JSON object each (SOCK_SEQPACKET). From a rank: `{"hello": rank, "pid": n, "stacks": signal}` with the
 descriptors of its beat and of its stacks, `{"journal": rank, "line": text}`, `{"learned": rank, "text": text}`,
 `{"ask": "address"}` or `{"ask": "learned"}`, `{"bye": rank}`. To a rank: `{"welcome": pid}`, `{"warn": text}`, and
 `{"address": ...}`, `{"learned": ...}` with the text of the file, or null.
@@ -33,7 +33,7 @@ import time
 from resilience.base.files import read_own
 from resilience.guard.agreement.address_file import remove_own
 from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
-from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_asked
+from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_requested
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 LARGEST_PACKET = 65536
 MOST_RANKS = 1_024
 FIRST_RANK_S = 60.0
-"""The process ends if no rank comes in this time."""
+"""The process ends if no rank connects within this time."""
 LAST_WORDS_S = 2.0
 HUNG_S = 30.0
 STACKS_S = 1.0
-"""How long ranks have to write their stacks, in memory: a process that does not run writes none."""
+"""How long ranks have to write their stacks into memory: a stopped process writes none."""
 MOST_STACKS = 2**20
 MOST_LINES = 1_000
 """Journal lines kept per rank while the run directory cannot be written."""
 SOON_S = 0.1
-LOOK_AGAIN_S = 1.0
+REFRESH_S = 1.0
 PEER = struct.Struct("3i")
 """struct ucred: pid, uid, gid (unix(7), SO_PEERCRED)."""
 IGNORED_SIGNALS = (
@@ -66,11 +66,11 @@ IGNORED_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGALRM,
 )
-"""What proctrack/linuxproc and terminals give to every descendant of a job step."""
+"""Signals that proctrack/linuxproc and terminals send to every descendant of a job step."""
 
 
 class RankConnection:
-    """A rank that has connected: its socket, its memory, its process."""
+    """A connected rank: its socket, its shared memory, its process."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.socket: socket.socket | None = sock
@@ -81,29 +81,29 @@ class RankConnection:
         self.stacks_signal = 0
         self.beat = RankBeat(pid, Pulse(time.time()))
         self.process = -1
-        if pid > 0:  # 0: it lives in a pid namespace that we cannot see; then its connection tells
+        if pid > 0:  # 0: in a pid namespace not visible here; then only its connection shows its end
             with contextlib.suppress(OSError):
                 self.process = os.pidfd_open(pid)
 
     @property
     def is_alive(self) -> bool:
-        """Whether something may still come from it."""
+        """Return whether the rank may still send or step."""
         return self.beat.end == RUNNING and (self.process >= 0 or self.socket is not None)
 
-    def look(self, now: float) -> None:
-        """Sample its memory."""
+    def sample(self, now: float) -> None:
+        """Sample its shared memory."""
         if self.memory is not None:
             words = struct.unpack_from("=2Q", self.memory, 0)
-            self.beat.pulse.look((words[0], words[1], read_phase(self.memory)), now)
+            self.beat.pulse.update((words[0], words[1], read_phase(self.memory)), now)
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Send a packet, or let it be: a rank that does not read is not waited for."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a packet; drop it if the rank does not read."""
         with contextlib.suppress(OSError):
             if self.socket is not None:
                 self.socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
     def close(self, end: str) -> None:
-        """It is over."""
+        """Close its socket and descriptors, and note how it ended."""
         if self.beat.end == RUNNING:
             self.beat.end = end
         if self.socket is not None:
@@ -114,8 +114,8 @@ class RankConnection:
                 os.close(descriptor)
         self.process = self.stacks = -1
 
-    def ask_for_stacks(self) -> int:
-        """Make it write its stacks; return where they will begin in `stacks`, -1 where it cannot."""
+    def request_stacks(self) -> int:
+        """Signal the rank to write its stacks; return their offset in `stacks`, or -1 if it cannot."""
         if self.process < 0 or self.stacks < 0 or not self.stacks_signal:
             return -1
         begin = os.fstat(self.stacks).st_size
@@ -128,10 +128,10 @@ class Files:
     """The thread that touches the run directory.
 
     Attributes:
-        beats: the ranks that have come, by number; replaced, never changed in place.
-        writer: keeps what is to be written.
-        wants_stacks: the batch shell asks for the stacks of all ranks; reset by the thread that collects them.
-        busy_since: when the present round of work began, on the monotonic clock; None while the thread waits.
+        beats: the ranks that have connected, by number; replaced, never changed in place.
+        writer: queues data to write.
+        wants_stacks: the batch shell requests the stacks of all ranks; reset by the thread that collects them.
+        busy_since: when the current round of work began, on the monotonic clock; None while the thread waits.
     """
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -143,51 +143,51 @@ class Files:
         self.busy_since: float | None = None
         self._order = order
         self._lock = threading.Lock()
-        self._stacks_asked: Asked | None = None
-        self._askers: list[tuple[int, str, Callable[[dict[str, Any]], None]]] = []
+        self._stacks_requested: Asked | None = None
+        self._queries: list[tuple[int, str, Callable[[dict[str, Any]], None]]] = []
         self._due = 0.0
-        self._looked_again = time.monotonic()
+        self._refreshed_at = time.monotonic()
         self._wake = threading.Event()
         self._over = False
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def admit(self, rank: int, beat: RankBeat) -> None:
-        """Show this rank from now on."""
+        """Include this rank in the heartbeat from now on."""
         self.beats = {**self.beats, rank: beat}
         self.hurry()
 
     def hurry(self) -> None:
-        """Something has changed that people want to know soon; ranks come and go together."""
+        """Write the heartbeat soon, but not immediately: ranks start and end together."""
         self._due = min(self._due, time.monotonic() + SOON_S)
         self._wake.set()
 
     def add_line(self, rank: int, line: bytes) -> None:
-        """Keep a journal line until it is written."""
+        """Queue a journal line."""
         self.writer.add_lines(rank, [line])
         self._wake.set()
 
     def keep_learned(self, rank: int, text: str) -> None:
-        """Write what a rank has learned."""
+        """Queue the measurements of a rank."""
         self.writer.add_learned(rank, text)
         self._wake.set()
 
     def add_stacks(self, rank: int, pid: int, stacks: bytes) -> None:
-        """Write down where all threads of a rank are; nothing was written by one that does not run."""
+        """Queue the stacks of a rank; they are empty if its process does not run."""
         head = f"{int(time.time())} {self._order['host']} pid {pid}: where it hangs, by the batch shell's wish\n"
         stacks = stacks or b"it did not answer: the process is stopped, or in the kernel"
         self.writer.add_stacks(rank, head.encode() + stacks + b"\n")
         self._wake.set()
 
-    def ask(self, rank: int, what: str, say: Callable[[dict[str, Any]], None]) -> None:
-        """Answer a rank where rank 0 listens (`address`), or what it had learned in another job (`learned`)."""
+    def query(self, rank: int, what: str, send: Callable[[dict[str, Any]], None]) -> None:
+        """Answer a rank's query for the `address` of rank 0, or its measurements in an earlier job (`learned`)."""
         with self._lock:
-            if (rank, what, say) not in self._askers:
-                self._askers.append((rank, what, say))
+            if (rank, what, send) not in self._queries:
+                self._queries.append((rank, what, send))
         self._wake.set()
 
     def finish(self, wait_s: float) -> None:
-        """Write the last words."""
+        """Write all queued data and stop."""
         self._over = True
         self._wake.set()
         self._thread.join(wait_s)
@@ -202,7 +202,7 @@ class Files:
                 self._due = time.monotonic() + float(self._order["beat_s"])
             self.writer.write(self.beats if is_due else None)
             if is_due:
-                self._look_for_stacks()
+                self._check_stacks_request()
             self.busy_since = None
             if over:
                 self._remove_address()
@@ -212,39 +212,39 @@ class Files:
 
     def _answer(self) -> None:
         with self._lock:
-            askers, self._askers = self._askers, []
+            queries, self._queries = self._queries, []
         address: str | None = None
-        if any(what == "address" for _, what, _ in askers):
+        if any(what == "address" for _, what, _ in queries):
             address = self._read_address()
-        for rank, what, say in askers:
-            say({what: address if what == "address" else read_learned(self._order["run_dir"], rank)})
+        for rank, what, send in queries:
+            send({what: address if what == "address" else read_learned(self._order["run_dir"], rank)})
 
     def _read_address(self) -> str | None:
         text = read_own(self._order["address"])
-        if text is None and time.monotonic() > self._looked_again + LOOK_AGAIN_S:
-            self._looked_again = time.monotonic()
-            look_again(self._order["address"])
+        if text is None and time.monotonic() > self._refreshed_at + REFRESH_S:
+            self._refreshed_at = time.monotonic()
+            refresh_directory(self._order["address"])
             text = read_own(self._order["address"])
         return text
 
-    def _look_for_stacks(self) -> None:
+    def _check_stacks_request(self) -> None:
         with contextlib.suppress(OSError):
-            asked = stacks_asked(self._order["run_dir"], self._order["job_id"])
-            if asked is not None and asked != self._stacks_asked:
-                self._stacks_asked, self.wants_stacks = asked, True
+            asked = stacks_requested(self._order["run_dir"], self._order["job_id"])
+            if asked is not None and asked != self._stacks_requested:
+                self._stacks_requested, self.wants_stacks = asked, True
 
     def _remove_address(self) -> None:
-        """Rank 0 of this node was killed, and its address file is still there: nobody listens there any more."""
+        """Remove the address file of a killed rank 0 of this node."""
         first = self.beats.get(0)
         if first is not None and first.end == GONE:
             with contextlib.suppress(OSError):
                 remove_own(self._order["address"], self._order["host"], first.pid)
 
 
-def look_again(path: str) -> None:
-    """Make an NFS client forget that a file was not there: it believes that for up to a minute (nfs(5), acdirmax).
+def refresh_directory(path: str) -> None:
+    """Make an NFS client drop a cached negative entry, which it may keep for a minute (nfs(5), acdirmax).
 
-    It asks the server again about a directory in which it has written itself.
+    The client revalidates a directory after it has written there itself.
     """
     directory, name = os.path.split(path)
     beside = os.path.join(directory, f".{name}.{os.urandom(6).hex()}.tmp")
@@ -265,20 +265,20 @@ class WriterProcess:
         self._files = Files(order)
         self._ranks: list[RankConnection] = []
         self._begun = time.monotonic()
-        self._told = ""
+        self._reported = ""
         self._asked: list[tuple[RankConnection, int]] = []  # for stacks, and where they begin
         self._asked_at = 0.0
 
     def serve(self) -> None:
-        """Return when all ranks are gone, or none ever came; the last beat is written then."""
+        """Return when all ranks have ended, or none has connected; the last beat is written then."""
         while True:
             self._wait()
             now = time.time()
             for peer in self._ranks:
-                peer.look(now)
+                peer.sample(now)
             self._take_stacks()
             self._drop_silent()
-            self._tell_error()
+            self._report_error()
             if self._is_over() and not self._accept():
                 break
         self._listener.close()
@@ -301,8 +301,8 @@ class WriterProcess:
                 continue
             peer, is_process = by_descriptor[descriptor]
             if is_process and peer.process == descriptor:
-                self._read(peer)  # its last words came before its end
-                peer.look(time.time())
+                self._read(peer)  # packets sent before its end
+                peer.sample(time.time())
                 peer.close(GONE)
                 self._files.hurry()
             elif not is_process and peer.socket is not None:
@@ -322,7 +322,7 @@ class WriterProcess:
             sock.setblocking(False)
             peer = RankConnection(sock, pid)
             self._ranks.append(peer)
-            peer.say({"welcome": os.getpid()})
+            peer.send({"welcome": os.getpid()})
             accepted = True
         return accepted
 
@@ -341,12 +341,12 @@ class WriterProcess:
                     if peer.process < 0 or peer.rank < 0:
                         peer.close(GONE)
                     return
-                self._obey(peer, packet, descriptors)
+                self._handle(peer, packet, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
 
-    def _obey(self, peer: RankConnection, packet: bytes, descriptors: list[int]) -> None:
+    def _handle(self, peer: RankConnection, packet: bytes, descriptors: list[int]) -> None:
         try:
             message = json.loads(packet)
             if "hello" in message and descriptors:
@@ -355,7 +355,7 @@ class WriterProcess:
                 peer.beat.pid = int(message["pid"])
                 if len(descriptors) > 1:
                     peer.stacks, peer.stacks_signal = os.dup(descriptors[1]), int(message["stacks"])
-                peer.look(time.time())
+                peer.sample(time.time())
                 self._files.admit(peer.rank, peer.beat)
                 self._forget_former(peer)
             elif "journal" in message:
@@ -363,22 +363,22 @@ class WriterProcess:
             elif "learned" in message:
                 self._files.keep_learned(int(message["learned"]), str(message["text"]))
             elif "ask" in message:
-                self._files.ask(peer.rank, str(message["ask"]), peer.say)
+                self._files.query(peer.rank, str(message["ask"]), peer.send)
             elif "bye" in message:
-                peer.look(time.time())
+                peer.sample(time.time())
                 peer.close(LEFT)
         except (ValueError, TypeError, KeyError, OSError, RecursionError):
-            peer.close(GONE)  # not one of ours
+            peer.close(GONE)  # not a rank of this launch
 
     def _forget_former(self, peer: RankConnection) -> None:
-        """A rank that has come again takes the place of what was known of it."""
+        """Drop earlier connections of a rank that has reconnected."""
         for former in self._ranks:
             if former is not peer and former.rank == peer.rank:
                 former.close(GONE)
         self._ranks = [one for one in self._ranks if one is peer or one.rank != peer.rank]
 
     def _take_stacks(self) -> None:
-        """Ask all ranks for their stacks when somebody wants them, and a second later collect what they wrote."""
+        """Request the stacks of all ranks if the batch shell wants them, and collect them a second later."""
         if self._asked and time.monotonic() >= self._asked_at + STACKS_S:
             for peer, begin in self._asked:
                 if peer.stacks >= 0:
@@ -387,7 +387,7 @@ class WriterProcess:
             self._asked = []
         elif self._files.wants_stacks and not self._asked:
             self._files.wants_stacks = False
-            asked = [(peer, peer.ask_for_stacks()) for peer in self._ranks if peer.is_alive]
+            asked = [(peer, peer.request_stacks()) for peer in self._ranks if peer.is_alive]
             self._asked = [(peer, begin) for peer, begin in asked if begin >= 0]
             self._asked_at = time.monotonic()
 
@@ -403,27 +403,27 @@ class WriterProcess:
             return False
         return bool(self._files.beats) or time.monotonic() > self._begun + FIRST_RANK_S
 
-    def _tell_error(self) -> None:
-        """What cannot be written is told to one rank, which warns: this process has no stderr."""
+    def _report_error(self) -> None:
+        """Send an error to one rank, which warns: this process has no stderr."""
         since, error = self._files.busy_since, self._files.writer.error
         if since is not None and time.monotonic() - since > HUNG_S:
             error = f"no answer for {HUNG_S:g} s"
-        if error and not self._told:
+        if error and not self._reported:
             peer = next((one for one in self._ranks if one.socket is not None and one.rank >= 0), None)
             if peer is not None:
-                self._told = error
-                peer.say({"warn": f"the heartbeat cannot be written: {error}. The training goes on"})
+                self._reported = error
+                peer.send({"warn": f"the heartbeat cannot be written: {error}. The training continues"})
 
 
 def ignore_signals() -> None:
-    """Ignore what is meant for the training. Until here these signals were blocked."""
+    """Ignore signals meant for the training. Until here they were blocked."""
     for number in IGNORED_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def close_inherited() -> None:
-    """Close what a library of the training has left open for its children: a pipe held open is a `tee` that waits."""
+    """Close descriptors inherited from the training: an open pipe would keep a `tee` waiting."""
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -435,7 +435,7 @@ def close_inherited() -> None:
 
 
 def main(order: str) -> None:
-    """Serve with standard input as the listening socket; `order` is the JSON of `line.order`."""
+    """Serve with standard input as the listening socket; `order` is the JSON of `connection.order`."""
     ignore_signals()
     close_inherited()
     os.chdir("/")

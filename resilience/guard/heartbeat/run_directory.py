@@ -1,11 +1,11 @@
-"""The run directory as the guard writes it: journals, heartbeats, stacks, and what ranks have learned.
+"""Writes the guard's files in the run directory: journals, heartbeats, stacks, and the measurements of ranks.
 
-Modes as the run directory has them, files whole or not there. Every function may wait for ever on a dead file system:
-they are called from threads that may be left behind.
+Files get the modes of the run directory and are written atomically. Every function may hang on a dead file system:
+they are called from threads that can be abandoned.
 
-`journal/<jobid>.<rank>.jsonl` has one JSON line per event. One process writes a rank's file at a time. The next line
-closes off a line that a crash has cut, so that the cut one spoils no other; a line that a full disk has cut is taken
-back at once.
+`journal/<jobid>.<rank>.jsonl` has one JSON line per event. One process writes a rank's file at a time. A line truncated
+by a crash is terminated before the next one, so that it corrupts no other; a line truncated by a full disk is removed
+immediately.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
     Asked = tuple[int, int]
 
 GROUP_FOLDER = stat.S_ISGID | stat.S_IWGRP
-"""What the mode of a run directory has that a group may operate: 2770, docs/reference/run-directory.md."""
+"""Mode bits of a run directory that a group may operate: 2770, docs/reference/run-directory.md."""
 
 AT_ONCE = 200
-"""Journal lines written in one go."""
+"""Journal lines per write."""
 LONGEST_LINE = 32_768
 LONGEST_TEXT = 4_000
 """Characters of one text: an error message may carry a whole tensor."""
 
 
 class RunDirectoryWriter:
-    """Writes the heartbeat, journals, stacks and what ranks have learned. What cannot be written now is kept, within
-    bounds. Any thread may add; one at a time writes, and may hang.
+    """Writes the heartbeat, journals, stacks and measurements of ranks, and queues them, within bounds, while writing
+    fails. Any thread may add; one thread at a time writes, and may hang.
 
     Attributes:
-        error: why the last writing failed; empty once something was written again.
-        lost: how many journal lines were dropped because nobody could write them.
+        error: why the last write failed; empty after a successful one.
+        lost: how many journal lines were dropped because the queue was full.
     """
 
     def __init__(self, run_dir: str, job_id: str, attempt: int, host: str, *, most_lines: int) -> None:
-        """`most_lines` of each rank's journal are kept: the newest."""
+        """Queue at most `most_lines` of each rank's journal: the newest."""
         self.error = ""
         self.lost = 0
         self._run_dir, self._job_id, self._attempt, self._host = run_dir, job_id, attempt, host
@@ -62,7 +62,7 @@ class RunDirectoryWriter:
         self._has_tidied = False
 
     def add_lines(self, rank: int, lines: Iterable[bytes]) -> None:
-        """Keep journal lines until they are written."""
+        """Queue journal lines."""
         with self._lock:
             kept = self._lines.setdefault(rank, [])
             kept += lines
@@ -70,19 +70,19 @@ class RunDirectoryWriter:
             del kept[: -self._most_lines]
 
     def add_learned(self, rank: int, text: str) -> None:
-        """Keep what a rank has learned until it is written."""
+        """Queue the measurements of a rank."""
         with self._lock:
             self._learned[rank] = text
 
     def add_stacks(self, rank: int, text: bytes) -> None:
-        """Keep the stacks of a rank until they are written."""
+        """Queue the stacks of a rank."""
         with self._lock:
             self._stacks.append((rank, text))
 
     def write(self, beats: Mapping[int, RankBeat] | None = None) -> str:
-        """Write what is kept, and the heartbeat of these ranks. Return what failed, in words; empty when nothing has.
+        """Write all queued data, and the heartbeat of these ranks. Return the error as text; empty on success.
 
-        Never raises. One write that fails does not keep the others from being tried.
+        Never raises. After a failed write the others are still tried.
         """
         error, has_written = "", False
         for write in (self._write_lines, self._write_learned, self._write_stacks, lambda: self._write_beats(beats)):
@@ -139,17 +139,17 @@ class RunDirectoryWriter:
 
 
 def is_for_group(directory: str) -> bool:
-    """Whether a directory is open to a group. Raise OSError if it cannot be looked at."""
+    """Return whether a directory is open to a group. Raise OSError if it cannot be read."""
     return os.stat(directory).st_mode & GROUP_FOLDER == GROUP_FOLDER
 
 
 def file_mode(directory: str) -> int:
-    """The mode of files in a run directory: 0660 where a group operates it, else 0600. Raise OSError."""
+    """Return the mode of files in a run directory: 0660 if a group operates it, else 0600. Raise OSError."""
     return 0o660 if is_for_group(directory) else 0o600
 
 
 def subfolder(run_dir: str, name: str) -> str:
-    """A directory of the run directory, made where it is missing; the run directory itself never is. Raise OSError."""
+    """Return a subdirectory, created if missing; never create the run directory itself. Raise OSError."""
     path = os.path.join(run_dir, name)
     try:
         os.mkdir(path, 0o700)
@@ -161,7 +161,7 @@ def subfolder(run_dir: str, name: str) -> str:
 
 
 def read_learned(run_dir: str, rank: int) -> str | None:
-    """The text of `learned/<rank>.json`; None when it is not there, or cannot be read."""
+    """Return the text of `learned/<rank>.json`; None if missing or unreadable."""
     try:
         found = read_regular(os.path.join(run_dir, layout.LEARNED, f"{rank}.json"))
     except OSError:
@@ -169,8 +169,8 @@ def read_learned(run_dir: str, rank: int) -> str | None:
     return None if found is None else found[0].decode("utf-8", "replace")
 
 
-def stacks_asked(run_dir: str, job_id: str) -> Asked | None:
-    """Which request for stacks lies in the switches, by inode and time; None when there is none. Raise OSError."""
+def stacks_requested(run_dir: str, job_id: str) -> Asked | None:
+    """Return the identity (inode and time) of the request for stacks; None if there is none. Raise OSError."""
     directory = open_directory(os.path.join(run_dir, layout.SWITCHES))
     try:
         info = os.stat(layout.STACKS_PREFIX + job_id, dir_fd=directory, follow_symlinks=False)
@@ -193,9 +193,9 @@ def append_stacks(run_dir: str, job_id: str, rank: int, text: bytes) -> None:
 
 
 def as_line(record: Mapping[str, Any]) -> bytes:
-    """Given an event, return its line. Never fails: what JSON does not know is written as a text.
+    """Given an event, return its line. Never fails: other types than JSON's are written as text.
 
-    NaN and infinities are no JSON (RFC 8259, section 6): they become the texts `nan`, `inf` and `-inf`.
+    NaN and infinities are not JSON (RFC 8259, section 6): they become the texts `nan`, `inf` and `-inf`.
     """
     try:
         line = json.dumps(_plain(record, depth=6), separators=(",", ":"), allow_nan=False).encode()
@@ -208,17 +208,17 @@ def as_line(record: Mapping[str, Any]) -> bytes:
 
 
 def append_journal(run_dir: str, job_id: str, rank: int, lines: Iterable[bytes]) -> None:
-    """Add lines to a rank's journal, all or none, and wait until they are on the disk. Raise OSError.
+    """Append lines to a rank's journal, all or none, and wait until they are durable. Raise OSError.
 
-    Opened anew each time: the run directory may have gone and come back. A link, a FIFO or a directory of that name is
-    refused.
+    The file is opened each time, because the run directory may have disappeared and returned. A link, a FIFO or a
+    directory of that name is rejected.
     """
     path = os.path.join(subfolder(run_dir, layout.JOURNAL), f"{job_id}.{rank}.jsonl")
     append(path, b"".join(lines), mode=file_mode(run_dir), is_only_writer=True)
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """The value in JSON types. Nothing here asks a device: a tensor is named, not read."""
+    """Return the value in JSON types. Never reads from a device: a tensor is written as its type."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

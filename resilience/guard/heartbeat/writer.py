@@ -1,7 +1,7 @@
-"""Copies the beats of a node's ranks to the run directory, by time, and writes the journal.
+"""Copies the beats of a node's ranks to the run directory at intervals, and writes the journal.
 
-A process beside the ranks does it where several ranks share a node, and a thread of rank 0 where it is alone. The
-process needs nothing of the training, so its beat goes on while the training holds the GIL; the thread's stands still.
+For several ranks a process beside the ranks of each node writes, for a single rank a thread of its own. The process is
+independent of the training, so its heartbeat continues while the training holds the GIL; the thread's stops meanwhile.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 FINISHED_S = 30.0
-"""How long the training waits, when it is done, for `finished` to be on the disk."""
+"""How long a completed training waits until `finished` is durable."""
 SILENT_S = 60.0
-"""After so long without an answer of the run directory people are told."""
+"""Warn when the run directory has not responded for this long."""
 LAST_WORDS_S = 5.0
 ROUTINE = frozenset({"start", "resume", "phase", "save_begin", "save_staged", "save", "decision", "finished", "end"})
-"""Events that every rank has alike: only rank 0's are written."""
+"""Events that are the same on every rank: only rank 0's are written."""
 
 
 def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> HeartbeatWriter:
-    """Return this rank's heartbeat writer. Start the process of the node where the settings ask for one; never wait."""
+    """Return this rank's heartbeat writer. Start the node's writer process if the settings require it; never wait."""
     writer = HeartbeatWriter(place, settings, slot, recorder)
-    wanted = settings.mirror
-    if wanted == "auto":
-        wanted = "process" if place.world > 1 else "thread"
-    if wanted == "process" and place.run_dir and slot.descriptor >= 0:
+    mode = settings.mirror
+    if mode == "auto":
+        mode = "process" if place.world > 1 else "thread"
+    if mode == "process" and place.run_dir and slot.descriptor >= 0:
         from resilience.guard.agreement.address_file import address_file
         from resilience.guard.heartbeat.connection import WriterConnection, order
 
@@ -60,17 +60,17 @@ def start_writer(place: RankInfo, settings: GuardSettings, slot: SharedProgress,
         line = WriterConnection(place, slot, order(place, settings.beat_s, file), writer.warn_once, writer.stacks)
         line.maintain()
         writer.use(line, file)
-    elif place.run_dir and wanted == "thread":
+    elif place.run_dir and mode == "thread":
         writer.stacks.show()
     return writer
 
 
 class HeartbeatWriter:
-    """Writes the heartbeat and the journal of one rank, or hands them to the writer process of its node.
+    """Writes the heartbeat and the journal of one rank, or sends them to the writer process of its node.
 
     Attributes:
-        locate: asks the node's writer process where rank 0 listens; None when ranks must read the file themselves.
-        stacks: writes the stacks of this process when it gets a signal.
+        locate: queries the node's writer process for the address of rank 0; None if ranks read the file themselves.
+        stacks: writes the stacks of this process on a signal.
     """
 
     def __init__(self, place: RankInfo, settings: GuardSettings, slot: SharedProgress, recorder: Recorder) -> None:
@@ -96,19 +96,19 @@ class HeartbeatWriter:
         self._is_over = False
 
     def use(self, line: WriterConnection, address_file: str) -> None:
-        """Let the node's process write the heartbeat, and tell where rank 0 listens."""
+        """Use the node's writer process for the heartbeat and the address of rank 0."""
         self._line = line
         self._address_file = address_file
         self.locate = self._locate
 
     def warn_once(self, text: str) -> None:
-        """One fault of the heartbeat costs one warning, however long it lasts."""
+        """Warn once of each fault of the heartbeat, however long it lasts."""
         self._recorder.warn(text, key="mirror:" + text.partition(":")[0])
 
     def work(self) -> None:
-        """Do what is due. On rank 0 this may wait for the run directory; on other ranks it never touches it.
+        """Write everything due. On rank 0 this may wait for the run directory; other ranks never touch it.
 
-        Never raises: what cannot be written is kept, and people are told once.
+        Never raises: while writing fails, events stay queued and the guard warns once.
         """
         if not self._place.run_dir or self._is_over or not self._one_at_a_time.acquire(blocking=False):
             return
@@ -117,55 +117,55 @@ class HeartbeatWriter:
         finally:
             self._one_at_a_time.release()
 
-    def look_after(self) -> None:
-        """From a thread that touches no shared file: say so when the one that does has not come back for long."""
+    def check_responsive(self) -> None:
+        """Warn if the thread that touches shared files has been blocked for long; called from another thread."""
         if not self._place.is_first or not self._place.run_dir or self._is_over:
             return
         silent_s = max(SILENT_S, 3 * self._settings.poll_s)
         if time.monotonic() - self._worked_at > silent_s:
             self._recorder.warn(
-                f"{self._place.run_dir} has not answered for {silent_s:g} s: switches are not seen and nothing is "
-                "written there until it does. The training goes on",
+                f"{self._place.run_dir} has not responded for {silent_s:g} s: until it does, switches are not read and "
+                "nothing is written there. The training continues",
                 key="silent",
             )
 
     def write_finished(self) -> None:
-        """Mark the run as finished, safe on the disk; waits `FINISHED_S` at most."""
+        """Mark the run as finished, durably; wait `FINISHED_S` at most."""
         place = self._place
         if not place.run_dir:
             return
         self._owed_finish = finished_text(place, os.environ, time.time())
-        self._why_unfinished = f"no answer in {FINISHED_S:g} s"
+        self._why_unfinished = f"no response within {FINISHED_S:g} s"
         self._in_thread(self._finish_now, FINISHED_S)
         if self._owed_finish:
             self._recorder.warn(
                 f"the run could not be marked as finished in {place.run_dir}: {self._why_unfinished}. Queued jobs of "
-                "the run would start; it is tried again until this process ends"
+                "the run would start; retrying until this process ends"
             )
 
     def write_now(self) -> None:
-        """Write what is known now, in the caller's thread, which may hang. After `stop`, rank 0's journal only."""
+        """Write now, in the caller's thread, which may hang. After `stop`, write rank 0's journal only."""
         if self._place.run_dir and (self._place.is_first or not self._is_over):
             with self._one_at_a_time:
                 self._work(last=True)
 
     def learned(self) -> str | None:
-        """What this rank has learned in another job: empty for nothing, None when the node's process has not answered
-        yet. Reads the file itself where there is no such process. May wait for the file system."""
+        """Return the measurements of this rank in an earlier job: empty if none, None while the node's process has not
+        answered. Read the file without such a process. May wait for the file system."""
         if self._line is not None and not self._line.given_up:
             return self._line.learned()
         return (read_learned(self._place.run_dir, self._place.rank) if self._place.run_dir else None) or ""
 
     def learn(self, text: str) -> None:
-        """Write this rank's `learned/<rank>.json`, when there is time."""
+        """Queue this rank's `learned/<rank>.json`."""
         self._learned = text
 
     def lead(self) -> None:
-        """This rank decides by itself from now on: what rank 0 would write of it is written."""
+        """Write all events from now on: this rank decides by itself, without rank 0."""
         self._writes_routine = True
 
     def write_last(self) -> None:
-        """After `stop`, when the interpreter exits: append to this rank's journal, in a thread where one can be had."""
+        """After `stop`, when the interpreter exits: append to this rank's journal, in a thread if possible."""
         lines = [as_line(record) for record in self._recorder.take()]
 
         def write() -> None:
@@ -176,7 +176,7 @@ class HeartbeatWriter:
             write()
 
     def stop(self, wait_s: float) -> None:
-        """Write the last words, and leave the node's process; waits about `wait_s` for each."""
+        """Write the remaining events, and disconnect from the node's process; wait about `wait_s` for each."""
         if self._is_over:
             return
         self._in_thread(self.write_now, wait_s)
@@ -187,22 +187,22 @@ class HeartbeatWriter:
         self.stacks.close()
 
     def after_fork_in_child(self) -> None:
-        """In a forked child: nothing is ours."""
+        """In a forked child: close the copies of the parent's resources."""
         self._is_over = True
         self.stacks.close()
         if self._line is not None:
             self._line.after_fork_in_child()
         self._slot.after_fork_in_child()
 
-    # ---- what is written --------------------------------------------------------------------------------------
+    # ---- writing ----------------------------------------------------------------------------------------------
 
-    def _in_thread(self, what: Callable[[], None], wait_s: float) -> bool:
-        """Do what may hang in a dead file system, and wait for it so long at most. False: there is no thread."""
+    def _in_thread(self, function: Callable[[], None], wait_s: float) -> bool:
+        """Call a function that may hang in a dead file system, in a thread; wait at most `wait_s`. False: no thread."""
         try:
-            call = BackgroundCall(what, "resil-last-words").start()
+            call = BackgroundCall(function, "resil-last-words").start()
         except RuntimeError:
             return False
-        with contextlib.suppress(Exception):  # TimeoutError too: a thread that hangs is left behind
+        with contextlib.suppress(Exception):  # TimeoutError too: a thread that hangs is abandoned
             call.result(wait_s)
         return True
 
@@ -227,8 +227,8 @@ class HeartbeatWriter:
         lost = writer.lost + self._recorder.dropped
         if error:
             self._recorder.warn(
-                f"cannot write to {place.run_dir}: {error}. Heartbeat and journal wait until it is well again; the "
-                "training goes on",
+                f"cannot write to {place.run_dir}: {error}. Heartbeat and journal stay queued until it recovers; the "
+                "training continues",
                 key="run directory",
             )
         elif lost:
@@ -237,19 +237,19 @@ class HeartbeatWriter:
         self._worked_at = time.monotonic()
 
     def _hand_over(self) -> None:
-        """What is out of the routine on another rank goes to its node's process, which writes it."""
+        """On other ranks: send events that are not routine to the node's process, which writes them."""
         taken = self._recorder.take()
         records = [record for record in taken if self._writes_routine or record["event"] not in ROUTINE]
         self._unsent += [as_line(record) for record in records]
         del self._unsent[:-1000]
-        while self._unsent and self._line is not None and self._line.tell(self._place.rank, self._unsent[0]):
+        while self._unsent and self._line is not None and self._line.send_line(self._place.rank, self._unsent[0]):
             del self._unsent[0]
         if self._learned and self._line is not None and self._line.learn(self._place.rank, self._learned):
             self._learned = ""
 
     def _due_beat(self, last: bool) -> dict[int, RankBeat] | None:
-        """The heartbeat that this rank writes itself, if it is time to."""
-        self._pulse.look(self._slot.read(), time.time())
+        """Return the heartbeat that this rank writes itself, if due."""
+        self._pulse.update(self._slot.read(), time.time())
         if not self._writes_beat or (self._line is not None and not self._line.given_up):
             return None
         if not last and time.monotonic() < self._beat_due:
@@ -282,7 +282,7 @@ class HeartbeatWriter:
 
 
 def finished_text(place: RankInfo, environ: Mapping[str, str], now: float) -> str:
-    """What `finished` says: the words that the batch shell writes, with the job's label as people write it."""
+    """Return the text of `finished`, the same that the batch shell writes, with the job id as squeue shows it."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
     label = f"{array}_{task}" if array.isdigit() and task.isdigit() and place.job_id != "0" else place.job_id
     return f'attempt = {place.attempt}\ntime = {int(now)}\njob = "{label}"\n'

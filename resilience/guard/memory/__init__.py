@@ -1,1 +1,1 @@
-"""How much memory there is and how long it lasts: of the node, of every cgroup of the job, of the GPU."""
+"""Memory limits and their use, and forecasts of when they are reached: the node, every cgroup of the job, the GPU."""

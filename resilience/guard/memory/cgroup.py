@@ -1,9 +1,9 @@
-"""Which memory limits hold for this process: those of its cgroup and of every cgroup above, version 1 and 2.
+"""The memory limits of this process: those of its cgroup and of every cgroup above, version 1 and 2.
 
-A task's own cgroup often says `max` while the step's or the job's above it holds the limit, so all are read. Where
-they are is told by /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo (proc_pid_mountinfo(5)). In a container
-either may be seen from within a cgroup namespace, where `/` is the container's own and `/..` lies above it
-(cgroup_namespaces(7)); SLURM may bind a part of the tree over the tree.
+A task's own cgroup often says `max` while the limit is set on the step or the job above, so all are read. They are
+located through /proc/self/cgroup (cgroups(7)) and /proc/self/mountinfo (proc_pid_mountinfo(5)). In a container either
+may be relative to a cgroup namespace, where `/` is the container's own cgroup and `/..` is above it
+(cgroup_namespaces(7)); SLURM may bind-mount a part of the tree over the tree.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from resilience.base.mounts import Mount, parse_mountinfo
 
 NO_LIMIT = 2**62
-"""Version 1 says "none" as the largest multiple of the page size in 63 bits: 9223372036854771712 with 4 KiB pages."""
+"""Version 1 has no word for "no limit": it reports the largest multiple of the page size in 63 bits,
+9223372036854771712 with 4 KiB pages."""
 MOST_SEARCHED = 2000
-"""So many cgroups are searched for this process where the names do not tell its place."""
+"""At most this many cgroups are searched for this process if their names do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A memory cgroup: its directory, its path as people see it (in /proc/self/cgroup), its version."""
+    """A memory cgroup: its directory, its path as /proc/self/cgroup shows it, its version."""
 
     directory: str
     path: str
@@ -30,12 +31,12 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What memory.stat says, in bytes.
+    """The fields of memory.stat that are needed, in bytes.
 
     Attributes:
-        reclaimable_bytes: file cache that the kernel gives up before it kills.
+        reclaimable_bytes: file cache that the kernel reclaims before it calls the OOM killer.
         shared_bytes: /dev/shm and other tmpfs, System V and anonymous shared memory: not reclaimable.
-        above_bytes: version 1: the smallest limit of this cgroup and all above; None where nothing is said.
+        above_bytes: version 1: the smallest limit of this cgroup and all above; None if not reported.
         above_with_swap_bytes: the same for memory and swap together.
     """
 
@@ -69,15 +70,15 @@ def parse_limit(text: str) -> int | None:
 
 
 def parse_stat(text: str, version: int) -> Stat:
-    """Given memory.stat, return what cannot be told from the usage alone.
+    """Given memory.stat, return how much of the use is reclaimable and shared, and version 1's limits above.
 
     Reclaimable is the file cache on both LRU lists, `inactive_file` and `active_file`, as for the kernel's own
-    MemAvailable (`si_mem_available` in mm/show_mem.c; "the size of the file LRU lists", proc_meminfo(5)): a cgroup at
-    its limit gives up both before the OOM killer is called. A data set that is mapped or read a second time lies on
-    the active list; who counts it as used sees a leak where there is none (kubernetes/kubernetes#43916). Shared
-    memory and tmpfs are on the anonymous lists and so stay used, locked pages as well. Of the dentries and inodes
-    (`slab_reclaimable`) half is counted: "might be reclaimed" (admin-guide/cgroup-v2.rst). Version 1 counts
-    descendants in `total_*` (cgroup-v1/memory.rst).
+    MemAvailable (`si_mem_available` in mm/show_mem.c; "the size of the file LRU lists", proc_meminfo(5)): at the limit
+    the kernel reclaims both before it calls the OOM killer. A data set that is mapped or read twice is on the active
+    list; counting it as used would look like a leak (kubernetes/kubernetes#43916). Shared memory and tmpfs are on the
+    anonymous lists and so count as used, as do locked pages. Half of the dentries and inodes (`slab_reclaimable`)
+    counts: "might be reclaimed" (admin-guide/cgroup-v2.rst). Version 1 reports descendants in `total_*`
+    (cgroup-v1/memory.rst).
     """
     values = {}
     for line in text.splitlines():
@@ -99,10 +100,10 @@ def parse_stat(text: str, version: int) -> Stat:
 
 
 def below(path: str, root: str) -> str | None:
-    """Given a cgroup's path and a mount's root, return where the cgroup is in the mount; None when names do not tell.
+    """Given a cgroup's path and a mount's root, return its path in the mount; None if the names do not match.
 
-    For instance, `/docker/4f/job` below `/docker/4f` is `/job`. Below `/..`, the cgroup `/` has a name that cannot be
-    seen from here, and below `/other` it is not at all.
+    For instance, `/docker/4f/job` below `/docker/4f` is `/job`. Below `/..` the name of the cgroup `/` is not visible
+    from this namespace, and below `/other` the cgroup does not exist.
     """
     parts, above = _parts(path), _parts(root)
     if parts[: len(above)] != above or ".." in parts[len(above) :]:
@@ -111,10 +112,10 @@ def below(path: str, root: str) -> str | None:
 
 
 def find_directories(root: str = "/", pid: int | None = None) -> list[Cgroup]:
-    """The memory cgroups of this process, its own first, then all above that can be seen from here.
+    """Return the memory cgroups of this process, its own first, then all visible ones above.
 
-    Version 1 goes first where both are mounted (hybrid), because then its hierarchy holds the memory controller. An
-    empty list means that nothing limits the memory, as far as can be seen. Raise OSError without /proc.
+    Version 1 takes precedence where both are mounted (hybrid), because its hierarchy then holds the memory controller.
+    An empty list means that no visible cgroup limits the memory. Raise OSError without /proc.
     """
     pid = os.getpid() if pid is None else pid
     memberships = parse_memberships(read_text(os.path.join(root, "proc/self/cgroup")))
@@ -131,13 +132,13 @@ def find_directories(root: str = "/", pid: int | None = None) -> list[Cgroup]:
 
 
 def visible(mounts: tuple[Mount, ...]) -> list[Mount]:
-    """Leave out mounts that another one lies over at the same point."""
+    """Return the mounts without those that another mount at the same point hides."""
     hidden = {(mount.parent, mount.point) for mount in mounts}
     return [mount for mount in mounts if (mount.ident, mount.point) not in hidden]
 
 
-def whose(path: str) -> str:
-    """Given a cgroup's path, say whose it is, as SLURM and systemd name them; the path stands behind."""
+def describe_owner(path: str) -> str:
+    """Given a cgroup's path, return its owner, as SLURM and systemd name them, followed by the path."""
     last = path.rstrip("/").rpartition("/")[2]
     if not last or last == "..":
         return "the container's cgroup"
@@ -148,18 +149,18 @@ def whose(path: str) -> str:
 
 
 class CgroupMemory:
-    """One cgroup's limit and use.
+    """The limit and the use of one cgroup.
 
     Attributes:
-        whose: as in `whose`.
-        limit_bytes: what holds now; None for no limit. Renewed by `read_limit`.
+        owner: as returned by `describe_owner`.
+        limit_bytes: the current limit; None for no limit. Updated by `read_limit`.
     """
 
     def __init__(self, cgroup: Cgroup, *, with_swap: bool = False) -> None:
-        """Raise OSError if it has no memory files: the root has none, and a leaf without the controller has none."""
+        """Raise OSError if the cgroup has no memory files, as the root and a leaf without the controller."""
         self.cgroup = cgroup
         self.with_swap = with_swap
-        self.whose = whose(cgroup.path) + (" (memory and swap together)" if with_swap else "")
+        self.owner = describe_owner(cgroup.path) + (" (memory and swap together)" if with_swap else "")
         self.limit_bytes: int | None = None
         if cgroup.version == 2:
             names, usage = ["memory.max", "memory.high"], "memory.current"
@@ -174,21 +175,21 @@ class CgroupMemory:
         self.raw_bytes()
 
     def read_limit(self) -> int | None:
-        """The smaller of memory.max and memory.high.
+        """Return the smaller of memory.max and memory.high, or None.
 
-        Beyond memory.high nothing is killed, but the processes "are throttled and put under heavy reclaim pressure"
-        (admin-guide/cgroup-v2.rst): a training that leaks stands still there, and cannot save any more.
+        Beyond memory.high the kernel kills no process, but the processes "are throttled and put under heavy reclaim
+        pressure" (admin-guide/cgroup-v2.rst): a leaking training stalls there and can no longer save.
         """
         found = [limit for limit in (parse_limit(read_text(path)) for path in self._limits) if limit is not None]
         self.limit_bytes = min(found, default=None)
         return self.limit_bytes
 
     def raw_bytes(self) -> int:
-        """What is charged now, file cache included. Children are in it: they live in the same cgroup or below."""
+        """Return the bytes charged now, file cache and child processes (in this cgroup or below) included."""
         return int(read_text(self._usage))
 
     def stat(self) -> Stat:
-        """What memory.stat says now."""
+        """Return the current memory.stat."""
         return parse_stat(read_text(self._stat), self.cgroup.version)
 
 
@@ -199,7 +200,7 @@ def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[C
         inside = _search(point, pid)
         if inside is None:
             return [Cgroup(point, mount.root, version)] if _is_above(mount.root, path) else []
-    # Named as the mount names it: /proc/self/cgroup may count from somewhere in the middle, and `..` is no name.
+    # Named as in the mount: /proc/self/cgroup may be relative to the middle of the tree, and `..` is not a name.
     parts, outside = _parts(inside), [part for part in _parts(mount.root) if part != ".."]
     return [
         Cgroup(os.path.join(point, *parts[:length]), "/" + "/".join(outside + parts[:length]), version)
@@ -208,9 +209,9 @@ def _chain(mount: Mount, path: str, version: int, root: str, pid: int) -> list[C
 
 
 def _search(point: str, pid: int) -> str | None:
-    """Where in a mounted tree this process is, found by its number, when it cannot be told by names."""
-    for looked, (directory, directories, files) in enumerate(os.walk(point)):
-        if looked >= MOST_SEARCHED:
+    """Return the path of this process's cgroup in a mounted tree, found by its pid; None if not found."""
+    for count, (directory, directories, files) in enumerate(os.walk(point)):
+        if count >= MOST_SEARCHED:
             return None
         directories.sort()
         if "cgroup.procs" in files:
@@ -223,7 +224,7 @@ def _search(point: str, pid: int) -> str | None:
 
 
 def _is_above(root: str, path: str) -> bool:
-    """Whether a mount shows all cgroups from somewhere above this process on, whatever its own is called there."""
+    """Return whether a mount shows all cgroups below an ancestor of this process's, whatever its own name there."""
     parts = _parts(root)
     return all(part == ".." for part in parts) and ".." not in _parts(path)[len(parts) :]
 
@@ -237,6 +238,6 @@ def _parts(path: str) -> list[str]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file in /proc or /sys. Raise OSError."""
+    """Return the text of a file in /proc or /sys. Raise OSError."""
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         return file.read()

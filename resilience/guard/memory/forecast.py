@@ -1,15 +1,14 @@
-"""How the use of memory will go on: the trend of hours, the rise of seconds, and the need of a save. Pure.
+"""Forecasts of memory use: the trend over hours, a rise over seconds, and the memory that a save needs. Pure.
 
 The slope is the median of the slopes of all pairs of readings (Theil 1950; Sen, P. K., "Estimates of the regression
-coefficient based on Kendall's tau", JASA 63 (1968) 1379-1389): up to 29 % of the readings may be anything. Whether
-there is a slope at all is judged by the Mann-Kendall test (Mann, Econometrica 13 (1945) 245-259), and, because
-memory readings follow each other and are no independent draws, by two more conditions: each third of the time must
-rise about as fast as the whole, and the rise must stand out of the scatter. A cache that fills and stops, a sawtooth,
-noise and a step thus give no forecast; a random walk, the worst that can look like a leak, gives one in 2 % of the
-looks (60 walks of one hour).
+coefficient based on Kendall's tau", JASA 63 (1968) 1379-1389), robust against up to 29 % outliers. Its significance is
+tested by Mann-Kendall (Mann, Econometrica 13 (1945) 245-259) and, because consecutive memory readings are not
+independent, by two more conditions: each third of the time must rise about as fast as the whole, and the rise must
+exceed the scatter clearly. A cache that fills and stops, a sawtooth, noise and a step thus give no forecast; a random
+walk, which resembles a leak most, gives one in 2 % of the evaluations (60 walks of one hour).
 
-The trend needs a minute of readings. A leak of 120 MB/s fills 400 MB in three seconds: `rush` judges whether a rise of
-the last seconds lasts, and whether it uses up too soon what a save needs (`SaveMemory`).
+The trend needs a minute of readings, but a leak of 120 MB/s fills 400 MB in three seconds: `rush` returns whether a
+rise over the last seconds persists and would too soon use up the memory that a save needs (`SaveMemory`).
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ MOST_READINGS = 72
 LEAST_READINGS = 12
 LEAST_SPAN_S = 60.0
 LEAST_Z = 4.0
-"""How many standard deviations Mann and Kendall's S must be from 0."""
+"""Mann and Kendall's S must be this many standard deviations from 0."""
 ALIKE = 2.0
-"""A third of the time may rise so many times faster or slower than the whole."""
+"""Each third may rise at most this many times faster or slower than the whole."""
 LEAST_RISE = 8.0
-"""The rise over the whole time is at least so many times the scatter around the line."""
+"""The rise over the whole time must be at least this multiple of the scatter around the line."""
 REACH = 10.0
-"""A forecast reaches no further than so many times the time that was seen."""
+"""A forecast extends no further than this multiple of the observed time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A rise that can be trusted.
+    """A significant rise.
 
     Attributes:
-        per_s: how much more it is each second; more than 0.
-        level: what the line says for the last reading.
-        at: when that was.
-        span_s: how long it was seen.
+        per_s: rise per second; more than 0.
+        level: value of the fitted line at the last reading.
+        at: time of the last reading.
+        span_s: how long the rise was observed.
     """
 
     per_s: float
@@ -52,19 +51,19 @@ class Trend:
     span_s: float
 
     def is_like(self, per_s: float) -> bool:
-        """Whether `per_s` is about the same rise."""
+        """Return whether `per_s` is about the same rise."""
         return self.per_s / ALIKE <= per_s <= self.per_s * ALIKE
 
     def reaches_in_s(self, limit: float, now: float) -> float | None:
-        """In how many seconds `limit` is reached; 0 if it is; None if that is further off than can be told."""
+        """Return in how many seconds `limit` is reached; 0 if already; None if beyond the reach of a forecast."""
         wait_s = (limit - self.level) / self.per_s
         return None if wait_s > REACH * self.span_s else max(0.0, wait_s - (now - self.at))
 
 
 class History:
-    """Readings of hours in bounded memory: the recent ones close together, all of them further apart.
+    """Readings over hours in bounded memory: a dense recent window, and a sparse one over all the time.
 
-    When the long window is full every second reading is dropped and the distance doubled.
+    When the sparse window is full, every second reading is dropped and the interval doubled.
     """
 
     def __init__(self, every_s: float = 10.0) -> None:
@@ -78,11 +77,11 @@ class History:
         return len(self._recent) + len(self._long)
 
     def is_due(self, now: float) -> bool:
-        """Whether another reading is wanted."""
+        """Return whether another reading is due."""
         return not self._recent or now - self._recent[-1][0] >= self._every_s
 
     def add(self, now: float, value: float) -> None:
-        """Remember a reading at `now` (monotonic seconds), if one is due."""
+        """Store a reading at `now` (monotonic seconds), if one is due."""
         if not self.is_due(now):
             return
         self._recent.append((now, value))
@@ -96,13 +95,13 @@ class History:
 
     @property
     def slope(self) -> float | None:
-        """How much more it is each second, whether that can be trusted or not; None while the readings are too few."""
+        """Return the rise per second, significant or not; None while there are too few readings."""
         return _slope(self._long)[0] if _are_enough(self._long) else None
 
     def trend(self) -> Trend | None:
-        """The rise over all the time; else the recent one, if it goes where the readings never were before.
+        """Return the trend over all the time; else the recent one, if it exceeds all earlier readings.
 
-        Without that condition the slow side of each tooth of a sawtooth would be a leak.
+        Without that condition the rising side of each tooth of a sawtooth would count as a leak.
         """
         whole = fit(self._long)
         if whole is not None:
@@ -112,13 +111,13 @@ class History:
 
 
 def fit(readings: list[tuple[float, float]]) -> Trend | None:
-    """Given readings as (seconds, value) in order, return their rise; None if there is none that can be trusted."""
+    """Given readings as (seconds, value) in order, return their trend; None if there is no significant one."""
     if not _are_enough(readings):
         return None
     count = len(readings)
     third = count // 3
     if _median([value for _, value in readings[:third]]) >= _median([value for _, value in readings[-third:]]):
-        return None  # most of the time: spare the pairs
+        return None  # the usual case: skip the quadratic part
     slope, rises = _slope(readings)
     z = (rises - 1) / sqrt(count * (count - 1) * (2 * count + 5) / 18)
     if slope <= 0 or z < LEAST_Z:
@@ -140,7 +139,7 @@ def _are_enough(readings: list[tuple[float, float]]) -> bool:
 
 
 def _slope(readings: list[tuple[float, float]]) -> tuple[float, int]:
-    """The median of all pairs' slopes, and how many more pairs rise than fall (Mann and Kendall's S)."""
+    """Return the median of all pairs' slopes, and how many more pairs rise than fall (Mann and Kendall's S)."""
     slopes = [
         (value - earlier) / (when - before)
         for index, (when, value) in enumerate(readings)
@@ -158,27 +157,27 @@ def _median(values: list[float]) -> float:
 
 
 RISE_REACH = 2.0
-"""A rise is believed for so many times as long as it has lasted. So it must have taken half of what is left: loading
-and buffers that take less than a third of the free memory ask for nothing, however fast they are."""
+"""A rise is extrapolated to this multiple of the time it has lasted. So it must have used half of what is left: loading
+and buffers that use less than a third of the free memory trigger no request, however fast they are."""
 KEPT = 4.0
-"""Looks are kept for so many times the time that a step and a save need: a leak of one lump per step shows three lumps
-in it, also where the save takes no time."""
-MOST_LOOKS = 32
-"""Looks kept for each limit: the newer half as they came, the older half ever further apart."""
+"""Samples are kept for this multiple of the time that a step and a save need: long enough to contain three increments
+of a leak that grows once per step, even if saves take no time."""
+MOST_SAMPLES = 32
+"""Samples kept for each limit: all of the newer half, the older half increasingly sparse."""
 JUMPS = 2
 BESIDES_JUMPS = 1 / 8
-"""The largest two rises between looks are data that was loaded at once: so much of the rise must come on top."""
+"""The largest two rises between samples may be data loaded at once: the others must add this fraction of the rise."""
 OF_LATE = 1 / 6
-"""A steady rise has a third of itself in the last third of the time. At half of that it is still going on."""
+"""The last third of a steady rise has a third of it. With at least half of that, the rise still continues."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """The use of a limit at one moment.
 
     Attributes:
         at: monotonic seconds.
-        is_exact: whether nothing else is in it that a save in flight holds.
+        is_exact: whether the use contains no memory held by a save in flight.
     """
 
     at: float
@@ -187,82 +186,83 @@ class Look:
 
 
 class RecentUse:
-    """The last looks at one limit.
+    """The latest samples of one limit.
 
     Attributes:
-        looks: in order, the newest last.
-        known_bytes: the highest exact use before these: what comes back up to there is no leak but, say, an evaluation.
+        samples: in order, the newest last.
+        known_bytes: the highest exact use before these samples: a return to that level is no leak, but for instance an
+            evaluation.
     """
 
     def __init__(self) -> None:
-        self.looks: list[Look] = []
+        self.samples: list[Sample] = []
         self.known_bytes = 0
 
-    def add(self, look: Look, keep_s: float) -> None:
-        """Remember a look, and those of the last `keep_s` seconds."""
-        self.looks.append(look)
-        if len(self.looks) > MOST_LOOKS:
-            del self.looks[1 : MOST_LOOKS // 2 : 2]
-        while self.looks[0].at < look.at - keep_s:
-            gone = self.looks.pop(0)
-            if gone.is_exact:
-                self.known_bytes = max(self.known_bytes, gone.used_bytes)
+    def add(self, sample: Sample, keep_s: float) -> None:
+        """Store a sample, and drop those older than `keep_s` seconds."""
+        self.samples.append(sample)
+        if len(self.samples) > MOST_SAMPLES:
+            del self.samples[1 : MOST_SAMPLES // 2 : 2]
+        while self.samples[0].at < sample.at - keep_s:
+            dropped = self.samples.pop(0)
+            if dropped.is_exact:
+                self.known_bytes = max(self.known_bytes, dropped.used_bytes)
 
-    def forget_inexact(self) -> None:
-        """Drop the looks that had something else in them: the use seems to have fallen since."""
-        self.looks = [look for look in self.looks if look.is_exact]
+    def drop_inexact(self) -> None:
+        """Drop samples taken during a save: the end of the save would look like a fall."""
+        self.samples = [sample for sample in self.samples if sample.is_exact]
 
     def fills_in_s(self, room_bytes: int) -> float:
-        """In how many seconds `room_bytes` are used up at the steepest rise up to now; infinity if nothing rises."""
-        last = self.looks[-1]
-        rises = [(last.used_bytes - one.used_bytes) / (last.at - one.at) for one in self.looks if one.at < last.at]
+        """Return in how many seconds `room_bytes` are used up at the steepest rise up to now; infinity if none."""
+        last = self.samples[-1]
+        rises = [(last.used_bytes - one.used_bytes) / (last.at - one.at) for one in self.samples if one.at < last.at]
         per_s = max(rises, default=0.0)
         return max(0, room_bytes) / per_s if per_s > 0 else float("inf")
 
 
-def rush(looks: list[Look], *, room_bytes: int, need_s: float, known_bytes: int = 0) -> float | None:
-    """Given the last looks, return in how many seconds `room_bytes` are used up; None where `need_s` is left or more.
+def rush(samples: list[Sample], *, room_bytes: int, need_s: float, known_bytes: int = 0) -> float | None:
+    """Given recent samples, return in how many seconds `room_bytes` are used up; None if `need_s` or more is left.
 
-    None also where nothing is certain: the rise must be still going on, be no jump, have taken at least 1/`RISE_REACH`
-    of what it has yet to take, and go where the use never was before (`known_bytes`). Of all the times that it may have
-    begun at, the one counts that tells the earliest end. For instance, after 0, 30, 60, 90 and 120 bytes at seconds 0
-    to 4, with 60 bytes of room and 2 s needed: 2.0.
+    Return None also if uncertain: the rise must still continue, be more than a jump, have used at least 1/`RISE_REACH`
+    of the room left, and exceed all earlier use (`known_bytes`). Of all possible starts of the rise, the one with the
+    earliest end counts. For instance, after 0, 30, 60, 90 and 120 bytes at seconds 0 to 4, with 60 bytes of room and
+    2 s needed: 2.0.
     """
-    last, left_s = looks[-1], float("inf")
-    for index, first in enumerate(looks[:-1]):
-        # What came faster than half of the needed time counts as if it had taken so long.
+    last, left_s = samples[-1], float("inf")
+    for index, first in enumerate(samples[:-1]):
+        # A rise in less than half of the needed time counts as if it had taken that long.
         span_s = max(last.at - first.at, need_s / RISE_REACH)
         rise = last.used_bytes - max(first.used_bytes, known_bytes)
-        if rise > 0 and room_bytes * span_s <= rise * need_s and _lasts(looks[index:]):
+        if rise > 0 and room_bytes * span_s <= rise * need_s and _persists(samples[index:]):
             left_s = min(left_s, max(0.0, room_bytes * span_s / rise))
     return left_s if left_s <= need_s else None
 
 
-def _lasts(looks: list[Look]) -> bool:
-    """Whether looks show a rise that is no jump and goes on."""
-    last = looks[-1]
-    rises = sorted(later.used_bytes - one.used_bytes for one, later in pairwise(looks))
+def _persists(samples: list[Sample]) -> bool:
+    """Return whether samples show a rise that is more than a jump and still continues."""
+    last = samples[-1]
+    rises = sorted(later.used_bytes - one.used_bytes for one, later in pairwise(samples))
     rise = sum(rises)
-    of_late = last.at - (last.at - looks[0].at) / 3
-    before = next(one for one in reversed(looks) if one.at <= of_late)
+    of_late = last.at - (last.at - samples[0].at) / 3
+    before = next(one for one in reversed(samples) if one.at <= of_late)
     return sum(rises[:-JUMPS]) >= BESIDES_JUMPS * rise and last.used_bytes - before.used_bytes >= OF_LATE * rise
 
 
-SAVE_LOOKS = 50
-"""The next look at a save comes after 1/50 of the time that it has taken: ten minutes of save cost 370 looks. Of a use
-that rises until the save's end 2 % may be missed so, and are added; a peak shorter than 20 ms may be missed at all."""
+SAVE_SAMPLES = 50
+"""A save is sampled again after 1/50 of the time it has taken so far: a save of ten minutes costs 370 samples. If the
+use rises until the save's end, 2 % may be missed, and are added; a peak shorter than 20 ms may be missed entirely."""
 
 
 class SaveMemory:
     """The largest of the recent rises during a save, in bytes; 0 until one was measured.
 
-    A rise is what is given back when the save ends, or is durable if it went on in the background: from the highest use
-    while the training waited for it, or the last one in flight, down to where it was before. What stays in use is no
-    need of the next save, and what a leak takes meanwhile is none of this one.
+    A rise is the memory freed when the save ends, or is durable if it continued in the background: from the highest use
+    while the training waited for it, or the last one in flight, down to the use before. Memory that stays in use is
+    not needed by the next save, and memory leaked meanwhile not by this one.
 
     Attributes:
-        since: when the training was first seen to wait for the present save (monotonic seconds); None while it trains.
-        is_in_flight: whether a save was in flight at the last look.
+        since: when the training was first seen waiting for the current save (monotonic seconds); None while it trains.
+        is_in_flight: whether a save was in flight at the last sample.
     """
 
     def __init__(self) -> None:
@@ -272,8 +272,8 @@ class SaveMemory:
         self._used = self._peak = 0
         self._before: int | None = None
 
-    def look(self, now: float, used_bytes: int, *, is_saving: bool, is_in_flight: bool) -> None:
-        """Take a sample at `now` (monotonic seconds). With both, a save waits for the one in flight."""
+    def sample(self, now: float, used_bytes: int, *, is_saving: bool, is_in_flight: bool) -> None:
+        """Store a sample at `now` (monotonic seconds). With both flags, a save waits for the one in flight."""
         if is_saving and not is_in_flight:
             self.since = now if self.since is None else self.since
         else:
@@ -288,21 +288,21 @@ class SaveMemory:
         self._used, self.is_in_flight = used_bytes, is_in_flight
 
     def learned(self) -> list[int]:
-        """The recent rises, for `restore` in another process."""
+        """Return the recent rises, for `restore` in another process."""
         return list(self._rises)
 
     def restore(self, rises: list[int]) -> None:
-        """Remember what another process has measured."""
+        """Add the rises measured by another process."""
         self._rises.extendleft(reversed(rises[max(0, len(rises) + len(self._rises) - SAVES) :]))
 
     @property
     def is_measuring(self) -> bool:
-        """Whether a save was under way at the last look."""
+        """Return whether a save was running at the last sample."""
         return self._before is not None
 
     @property
     def bytes(self) -> int:
-        """What a save would need now, without what the last one still holds: that is in use already."""
+        """Return the memory that a save would need now, less that still held by the last one, already in use."""
         still_held = 0 if self._before is None else max(0, self._used - self._before)
         rise = max(0, max(self._rises, default=0) - still_held)
-        return rise + rise // SAVE_LOOKS
+        return rise + rise // SAVE_SAMPLES

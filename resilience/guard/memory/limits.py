@@ -1,4 +1,4 @@
-"""What limits this process's memory, and how much of each limit is used: the node itself and every cgroup above."""
+"""The memory limits of this process and the use of each: the node, its cgroup and every cgroup above."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from resilience.guard.memory.cgroup import CgroupMemory, find_directories, read_
 
 
 def parse_meminfo(text: str) -> tuple[int, int]:
-    """Given /proc/meminfo, return the bytes that programs can have at all, and those that are used.
+    """Given /proc/meminfo, return the bytes available to programs in total, and those in use.
 
-    Used is what is missing in MemAvailable, "an estimate of how much memory is available for starting new
-    applications, without swapping" (proc_meminfo(5)): file cache, mapped files too, does not count. Huge pages that
-    an administrator has set aside can be had by nobody else, so they are taken out of both (`Hugetlb`, or
-    `HugePages_Total` x `Hugepagesize` before Linux 4.19). Kernels before 3.14 have no MemAvailable: free memory and
-    file cache stand for it. Raise ValueError if it is no meminfo.
+    The use is the total less MemAvailable, "an estimate of how much memory is available for starting new applications,
+    without swapping" (proc_meminfo(5)): file cache, mapped files included, does not count. Reserved huge pages are
+    unavailable to ordinary allocations and excluded from both (`Hugetlb`, or `HugePages_Total` x `Hugepagesize` before
+    Linux 4.19). Kernels before 3.14 have no MemAvailable: free memory plus file cache replaces it. Raise ValueError if
+    the text has no MemTotal.
     """
     values: dict[str, int] = {}
     for line in text.splitlines():
@@ -45,9 +45,9 @@ def parse_process(text: str) -> tuple[int, int]:
 
 
 def family_bytes(pid: int, root: str = "/") -> int:
-    """Resident memory of a process and all its descendants. Pages that they share are counted in each: too much.
+    """Return the resident memory of a process and its descendants, an overestimate: shared pages count in each.
 
-    Only for where neither a cgroup nor meminfo tells. Raise OSError without /proc.
+    A fallback where neither a cgroup nor meminfo can be read. Raise OSError without /proc.
     """
     directory = os.path.join(root, "proc")
     parents: dict[int, int] = {}
@@ -72,7 +72,7 @@ def family_bytes(pid: int, root: str = "/") -> int:
 
 
 def physical_bytes() -> int | None:
-    """The machine's memory, as the C library knows it; None if it does not."""
+    """Return the machine's memory according to sysconf(3); None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -80,7 +80,7 @@ def physical_bytes() -> int | None:
 
 
 REFRESH_S = 30.0
-"""How often limits and the process's place among the cgroups are looked up anew: both may be changed meanwhile."""
+"""How often limits and the process's cgroups are read again: both may change."""
 
 NODE = "node"
 FAMILY = "family"
@@ -88,47 +88,47 @@ FAMILY = "family"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One limit, and what is used of it.
+    """One limit and its use.
 
     Attributes:
-        whose: `node`, `family` (the processes of this training, where nothing else tells), or a cgroup as in
-            `resilience.guard.memory.cgroup.whose`.
-        used_bytes: without file cache that the kernel would give up.
-        shared_bytes: how much of it is shared memory; 0 where nothing tells.
+        owner: `node`, `family` (the processes of this training, as a fallback), or a cgroup as returned by
+            `resilience.guard.memory.cgroup.describe_owner`.
+        used_bytes: without reclaimable file cache.
+        shared_bytes: how much of the use is shared memory; 0 if unknown.
     """
 
-    whose: str
+    owner: str
     limit_bytes: int
     used_bytes: int
     shared_bytes: int = 0
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells one limit from the others."""
-        return self.whose, self.limit_bytes
+        """Return the identity of this limit."""
+        return self.owner, self.limit_bytes
 
     @property
     def percent(self) -> float:
-        """How much of the limit is used; 100 where nothing is allowed."""
+        """Return how much of the limit is used; 100 for a limit of 0."""
         return 100.0 * self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 100.0
 
     @property
     def free_bytes(self) -> int:
-        """What is left; never below 0."""
+        """Return the bytes left; never below 0."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
 class MemoryLimits:
-    """Reads all limits and their use: some 50 us for each cgroup, 100 us for the node."""
+    """Reads all limits and their use: about 50 us for each cgroup, 100 us for the node."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
         self._cgroups: list[CgroupMemory] = []
-        self._place = ""
+        self._membership = ""
         self._refresh_at = float("-inf")
 
-    def look(self, now: float) -> list[Reading]:
-        """All limits with their use, the nearest cgroup first, the node last; an empty list where nothing tells."""
+    def read(self, now: float) -> list[Reading]:
+        """Return all limits with their use, the nearest cgroup first, the node last; empty if none can be read."""
         if now >= self._refresh_at:
             self._refresh()
             self._refresh_at = now + REFRESH_S
@@ -139,14 +139,14 @@ class MemoryLimits:
             try:
                 used, stat = cgroup.raw_bytes(), cgroup.stat()
                 used = max(0, used - stat.reclaimable_bytes)
-                found.append(Reading(cgroup.whose, cgroup.limit_bytes, used, stat.shared_bytes))
+                found.append(Reading(cgroup.owner, cgroup.limit_bytes, used, stat.shared_bytes))
             except (OSError, ValueError):
-                self._refresh_at = now  # it was removed, or we were moved: look for our place again
+                self._refresh_at = now  # the cgroup was removed, or this process moved: search again
         with contextlib.suppress(OSError, ValueError):
             found.append(Reading(NODE, *parse_meminfo(read_text(os.path.join(self._root, "proc/meminfo")))))
-        return found or self._look_at_family()
+        return found or self._read_family()
 
-    def _look_at_family(self) -> list[Reading]:
+    def _read_family(self) -> list[Reading]:
         limit = physical_bytes()
         try:
             return [Reading(FAMILY, limit, family_bytes(os.getpid(), self._root))] if limit else []
@@ -154,20 +154,20 @@ class MemoryLimits:
             return []
 
     def _refresh(self) -> None:
-        """Read the limits again, and find the cgroups again if this process was moved or one is gone."""
+        """Read the limits again, and find the cgroups again if this process moved or a cgroup is gone."""
         try:
-            place = read_text(os.path.join(self._root, "proc/self/cgroup"))
+            membership = read_text(os.path.join(self._root, "proc/self/cgroup"))
         except OSError:
-            place = ""
+            membership = ""
         try:
-            if place != self._place or not place:
+            if membership != self._membership or not membership:
                 raise OSError("moved")
             for cgroup in self._cgroups:
                 cgroup.read_limit()
         except OSError:
             self._find()
-            self._place = place
-        self._add_unseen()
+            self._membership = membership
+        self._add_hidden_limits()
 
     def _find(self) -> None:
         self._cgroups = []
@@ -180,12 +180,12 @@ class MemoryLimits:
                 try:
                     self._cgroups.append(CgroupMemory(directory, with_swap=with_swap))
                 except (OSError, ValueError):
-                    continue  # the root has no such files, and without swap accounting there are none for swap
+                    continue  # the root has no such files, nor has swap without swap accounting
 
-    def _add_unseen(self) -> None:
-        """Version 1 tells the smallest limit of all cgroups above, even of those that a container does not see.
+    def _add_hidden_limits(self) -> None:
+        """Add the smallest limit above, which version 1 reports even for cgroups hidden from a container.
 
-        How much is used there is not told: at least what the outermost cgroup uses that is seen.
+        The use there is unknown: at least that of the outermost visible cgroup.
         """
         for with_swap in (False, True):
             chain = [cgroup for cgroup in self._cgroups if cgroup.cgroup.version == 1 and cgroup.with_swap == with_swap]
@@ -199,4 +199,4 @@ class MemoryLimits:
             seen = min((cgroup.limit_bytes for cgroup in chain if cgroup.limit_bytes is not None), default=None)
             if above is not None and (seen is None or above < seen):
                 chain[-1].limit_bytes = above
-                chain[-1].whose = f"a cgroup above {chain[-1].cgroup.path}"
+                chain[-1].owner = f"a cgroup above {chain[-1].cgroup.path}"

@@ -1,4 +1,4 @@
-"""What may ask for a save or a stop. One file per subject; each is a `Trigger` (see `decision.py`)."""
+"""The built-in triggers: sources of requests to save or stop. One file each; `decision.py` defines `Trigger`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def built_in_triggers(
     place: RankInfo, settings: GuardSettings, recorder: Recorder, timer: StepTimer, *, without_rank_0: bool = False
 ) -> list[Trigger]:
-    """The triggers that make sense here and are switched on. Their modules are imported only then.
+    """Return the enabled triggers that apply to this process; import only their modules.
 
-    With `without_rank_0`, for a rank on its own: of the triggers that rank 0 polled for all ranks, those that end the
-    training.
+    With `without_rank_0`, for a rank that has lost rank 0: of the triggers that rank 0 polls for all ranks, those that
+    end the training.
     """
     found: list[Trigger] = []
     if place.run_dir:
@@ -43,7 +43,7 @@ def built_in_triggers(
     if settings.walltime or settings.stop_after:
         from resilience.guard.triggers.walltime import Walltime
 
-        # Thousands of ranks may be on their own at once: none asks the scheduler whether the end was moved.
+        # Thousands of ranks may lose rank 0 at once: none queries the scheduler for a changed end.
         found.append(Walltime(place, settings, recorder, timer, asks=not without_rank_0))
     if without_rank_0:
         return found

@@ -1,4 +1,4 @@
-"""A run that is finished needs no training: seen before the first step only."""
+"""Stops a training before its first step if the run is already finished."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class FinishedRun(BuiltInTrigger):
-    """Asks once, at the start: whether an earlier job has finished the run.
+    """Checks once, at the start, whether an earlier job has finished the run.
 
-    Later looks would see what this very training writes when it is done. "I could not look" is no reason not to train.
+    Later checks would find the file that this training writes itself at its end. A failed check does not stop the
+    training.
     """
 
     name = "finished"
@@ -28,22 +29,22 @@ class FinishedRun(BuiltInTrigger):
         self._path = os.path.join(place.run_dir, layout.FINISHED)
         self._run = place.run or os.path.basename(place.run_dir.rstrip("/"))
         self._recorder = recorder
-        self._has_looked = False
+        self._has_checked = False
 
     def poll(self) -> Request | None:
-        """Look, the first time."""
-        if self._has_looked:
+        """Check, at the first call only."""
+        if self._has_checked:
             return None
-        self._has_looked = True
+        self._has_checked = True
         try:
             odd = kind_of(os.lstat(self._path))
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._recorder.warn(f"cannot see whether the run is finished: {error}; it is trained on")
+            self._recorder.warn(f"cannot check whether the run is finished: {error}; the training continues")
             return None
         if odd:
             self._recorder.warn(f"{self._path} is {odd}, not a regular file: the run does not count as finished")
             return None
-        why = f"the run is finished already (to train on: resil clear {self._run} --finished)"
+        why = f"the run is already finished (to train further: resil clear {self._run} --finished)"
         return Request(self.name, why, save=False, exit_code=EXIT_DONE)

@@ -1,11 +1,11 @@
-"""The memory of this process's GPU, by NVML, or by torch where there is no NVML: stop before an allocation fails.
+"""The memory of this process's GPU, from NVML, or from torch without NVML: stop before an allocation fails.
 
-`judge` is pure; `GpuLook` looks. NVML is preferred because it leaves CUDA alone: cudaMemGetInfo from another thread may
-come in the middle of a graph capture. torch is never imported and CUDA never initialised here; both are only looked at
-when the training has done so (`sys.modules`, `torch.cuda.is_initialized()`).
+`judge` is pure; `GpuProbe` reads. NVML is preferred because it does not touch CUDA: cudaMemGetInfo from another thread
+may interfere with a graph capture. This module never imports torch and never initialises CUDA; it uses them only after
+the training has done so (`sys.modules`, `torch.cuda.is_initialized()`).
 
-The driver may never answer (a process that asks NVML can hang in D state for hours), so each question is put by a
-thread of its own, which nobody waits for (0.1 ms every few seconds); the next one only after the answer.
+The driver may never answer (a process that calls NVML can hang in D state for hours), so each query runs in a thread of
+its own, which is not joined (0.1 ms every few seconds); the next query starts only after the answer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 UNIFIED = frozenset({"GH200", "GB200", "GB300", "GB10", "GRACE", "THOR", "ORIN", "XAVIER", "TEGRA", "NVGPU", "MI300A"})
-"""Words in the names of GPUs that share their memory with the processor, or lend it to the operating system."""
+"""Words in the names of GPUs that share their memory with the CPU, or provide it to the operating system."""
 POOLS = ("jax", "tensorflow", "cupy", "paddle", "mxnet")
-"""Modules that take GPU memory ahead of need: what is free on the device says nothing about what is left to them."""
+"""Modules that preallocate GPU memory: the free memory of the device says nothing about what is left to them."""
 SAME_MEMORY = 0.01
-"""A GPU whose size is the machine's within this part has no memory of its own."""
+"""A GPU whose memory size equals the machine's within this fraction has no memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class GpuUse:
     """One GPU of this process.
 
     Attributes:
-        name: for people: `GPU 3 (NVIDIA H100 80GB HBM3)`.
-        cached_bytes: what torch's caching allocator has reserved on it and does not use.
-        others: (pid, bytes) of other processes, the largest first; empty if that cannot be told.
-        meaningless: why the figures mean nothing; empty if they do.
+        name: as shown in messages: `GPU 3 (NVIDIA H100 80GB HBM3)`.
+        cached_bytes: unused bytes reserved by torch's caching allocator.
+        others: (pid, bytes) of other processes, the largest first; empty if unknown.
+        meaningless: why the figures are meaningless; empty if they are valid.
     """
 
     name: str
@@ -61,8 +61,8 @@ class GpuUse:
 def parse_visible(text: str | None) -> list[str] | None:
     """Given CUDA_VISIBLE_DEVICES, return its entries; None if it is not set: all devices.
 
-    The first entry that is none ends the list, as `-1` or an empty one does (CUDA C++ Programming Guide,
-    "CUDA Environment Variables"). Entries are numbers, `GPU-...` or `MIG-...`, UUIDs also by their beginning.
+    The first invalid entry ends the list, such as `-1` or an empty one (CUDA C++ Programming Guide,
+    "CUDA Environment Variables"). Entries are numbers, `GPU-...` or `MIG-...`; UUIDs may be abbreviated.
     """
     if text is None:
         return None
@@ -76,32 +76,32 @@ def parse_visible(text: str | None) -> list[str] | None:
 
 
 def choose(entries: Sequence[str], local_rank: int) -> str | None:
-    """Given the visible devices, return the one of this rank, or None if that cannot be told."""
+    """Given the visible devices, return the one of this rank, or None if unknown."""
     if len(entries) == 1:
         return entries[0]
     return entries[local_rank] if 0 <= local_rank < len(entries) else None
 
 
 def why_meaningless(name: str, total_bytes: int, *, host_bytes: int, is_integrated: bool, is_numa_node: bool) -> str:
-    """Say why a GPU's free memory means nothing; an empty text if it means something.
+    """Return why a GPU's free memory is meaningless; an empty text if it is valid.
 
-    Where the memory is shared with the processor, or is a NUMA node that the operating system lends out (GH200,
-    GB200), "the accuracy depends on the memory accounting of the operating system" (nvmlDeviceGetMemoryInfo): pages
-    are not given back when a process ends, and file cache may lie there.
+    If the memory is shared with the CPU, or is a NUMA node of the operating system (GH200, GB200), "the accuracy
+    depends on the memory accounting of the operating system" (nvmlDeviceGetMemoryInfo): pages are not freed when a
+    process ends, and may hold file cache.
     """
     if is_integrated or UNIFIED & set(re.split(r"[^A-Z0-9]+", name.upper())):
-        return "it shares its memory with the processor"
+        return "it shares its memory with the CPU"
     if is_numa_node:
         return "its memory is a NUMA node of the operating system"
     if host_bytes and abs(total_bytes - host_bytes) <= SAME_MEMORY * host_bytes:
-        return "its memory is as large as the machine's: it is the same"
+        return "its memory is as large as the machine's, and so probably shared with the CPU"
     return ""
 
 
 def others_of(processes: Iterable[Any], pid: int) -> tuple[tuple[int, int], ...]:
-    """Given NVML's processes, return the others' (pid, bytes); nothing if this process is not among them.
+    """Given NVML's processes, return (pid, bytes) of the others; nothing if this process is not among them.
 
-    In a container the numbers are the host's: then nobody can tell which one is this process.
+    In a container NVML may return the host's pids: then this process cannot be identified.
     """
     found = [(int(one.pid), int(getattr(one, "usedGpuMemory", 0) or 0)) for one in processes]
     if pid not in [number for number, _ in found]:
@@ -109,13 +109,13 @@ def others_of(processes: Iterable[Any], pid: int) -> tuple[tuple[int, int], ...]
     return tuple(sorted(((number, size) for number, size in found if number != pid), key=lambda pair: -pair[1]))
 
 
-class GpuLook:
-    """Looks at this process's GPUs. One thread at a time."""
+class GpuProbe:
+    """Reads the memory of this process's GPUs. One thread at a time."""
 
     def __init__(
         self, *, environ: Mapping[str, str], modules: Mapping[str, Any], local_rank: int, host_bytes: int, insist: bool
     ) -> None:
-        """With `insist` the process's device is judged by NVML even if nothing shows that this process uses it."""
+        """With `insist`, read the rank's device from NVML even if no sign shows that this process uses it."""
         self._environ = environ
         self._modules = modules
         self._local_rank = local_rank
@@ -124,13 +124,13 @@ class GpuLook:
         self._nvml: Any = None
         self._no_nvml: Exception | None = None
 
-    def look(self, *, collect: bool = False) -> list[GpuUse]:
-        """All devices on which this process's torch holds memory; without torch, the device of this rank.
+    def read(self, *, collect: bool = False) -> list[GpuUse]:
+        """Return all devices on which this process's torch holds memory; without torch, the device of this rank.
 
-        With `collect` garbage is collected and torch's cache given back before. That is done in the calling thread:
-        the collector holds all Python threads up meanwhile, and finalizers run here; `empty_cache` takes the
-        allocator's lock and waits for the device, but is safe from any thread, except while another one captures a
-        CUDA graph. Raise whatever NVML and torch raise.
+        With `collect`, first collect garbage and empty torch's cache, in the calling thread: the collector blocks all
+        Python threads meanwhile, and finalizers run here; `empty_cache` takes the allocator's lock and waits for the
+        device, but is safe from any thread, except while another one captures a CUDA graph. Raise whatever NVML and
+        torch raise.
         """
         torch = initialised_torch(self._modules)
         if torch is not None:
@@ -182,7 +182,7 @@ class GpuLook:
         try:
             is_numa_node = nvml.nvmlDeviceGetNumaNodeId(handle) >= 0
         except (nvml.NVMLError, AttributeError):
-            is_numa_node = False  # says "not supported" where it has memory of its own
+            is_numa_node = False  # "not supported" on a GPU with memory of its own
         why = why_meaningless(
             name, memory.total, host_bytes=self._host_bytes, is_integrated=is_integrated, is_numa_node=is_numa_node
         )
@@ -194,13 +194,14 @@ class GpuLook:
         try:
             return list(self._nvml.nvmlDeviceGetComputeRunningProcesses(handle))
         except self._nvml.NVMLError:
-            return []  # no permission, or not supported on this card: nobody is named
+            return []  # no permission, or not supported on this card: no processes are named
 
     def _is_ours(self, handle: Any) -> bool:
         return os.getpid() in [one.pid for one in self._processes(handle)]
 
     def _by_number(self, number: int) -> Any:
-        """CUDA numbers the fastest device first unless told otherwise: with unlike cards NVML's numbers are others."""
+        """Return the device of a CUDA number; None if unknown: with unlike cards CUDA and NVML number differently,
+        unless CUDA_DEVICE_ORDER is PCI_BUS_ID."""
         nvml = self._nvml
         handles = self._handles()
         if number >= len(handles):
@@ -210,7 +211,7 @@ class GpuLook:
         return handles[number] if is_ordered else None
 
     def _by_uuid(self, uuid: str) -> Any:
-        """torch tells the UUID without `GPU-`; people may write its beginning only."""
+        """Return the device of a UUID, which torch gives without `GPU-` and users may abbreviate; None if unknown."""
         nvml = self._start_nvml() if uuid else None
         if nvml is None:
             return None
@@ -226,7 +227,7 @@ class GpuLook:
         return None
 
     def _handles(self) -> list[Any]:
-        """The devices that may be opened. A job may see those of others as well; CUDA does not count them."""
+        """Return the devices that this process may open: NVML also counts those of other jobs, CUDA does not."""
         found = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
             try:
@@ -248,7 +249,7 @@ class GpuLook:
 
 
 def initialised_torch(modules: Mapping[str, Any]) -> Any:
-    """The training's torch if it has begun to use CUDA (or HIP); else None."""
+    """Return the training's torch if it has initialised CUDA (or HIP); else None."""
     cuda = getattr(modules.get("torch"), "cuda", None)
     is_initialized = getattr(cuda, "is_initialized", None)
     return modules["torch"] if is_initialized is not None and is_initialized() else None
@@ -261,18 +262,18 @@ def _text(name: str | bytes) -> str:
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl", "/dev/dxg")
 """Without one of these (the last is WSL's) there is no NVIDIA driver, and pynvml is not even imported."""
 LATE_S = 10.0
-"""A driver that has not answered for so long is said not to."""
-LOOKS = 3
-"""So many looks in a row must find too little: in the middle of a step the memory may be full and well so."""
+"""Warn when the driver has not answered for this long."""
+LOW_IN_A_ROW = 3
+"""This many readings in a row must be too low: within a step the memory may legitimately be full."""
 COLLECT_EVERY_S = 60.0
 MOST_FAILURES = 3
 MOST_NAMED = 3
 
 
 def judge(uses: Sequence[GpuUse], *, free_bytes: int, host: str) -> str | None:
-    """Given the GPUs of this process, return the sentence for why to stop, or None.
+    """Given the GPUs of this process, return the reason to stop as a sentence, or None.
 
-    What torch's caching allocator holds unused counts as free: it would use that before it asks the device for more.
+    Unused memory in torch's caching allocator counts as free: the allocator uses that before it allocates more.
     """
     low = [use for use in uses if use.free_bytes + use.cached_bytes < free_bytes]
     if not low:
@@ -281,8 +282,8 @@ def judge(uses: Sequence[GpuUse], *, free_bytes: int, host: str) -> str | None:
     left = worst.free_bytes + worst.cached_bytes
     text = f"{worst.name} of {host} has {format_bytes(left)} left of {format_bytes(worst.total_bytes)}"
     if worst.cached_bytes:
-        text += ", torch's unused cache counted in"
-    text += f": less than the {format_bytes(free_bytes)} that are to stay free"
+        text += ", torch's unused cache included"
+    text += f": less than the {format_bytes(free_bytes)} that must stay free"
     if worst.others:
         named = [f"pid {pid}: {format_bytes(size)}" for pid, size in worst.others[:MOST_NAMED]]
         more = [f"{len(worst.others) - MOST_NAMED} more"] if len(worst.others) > MOST_NAMED else []
@@ -292,7 +293,7 @@ def judge(uses: Sequence[GpuUse], *, free_bytes: int, host: str) -> str | None:
 
 
 class GpuMemory(BuiltInTrigger):
-    """Asks for a save and a stop when this process's GPU is nearly full."""
+    """Requests a save and a stop when this process's GPU is nearly full."""
 
     name = "gpu_memory"
 
@@ -314,57 +315,57 @@ class GpuMemory(BuiltInTrigger):
         self._clock = clock
         self._insist = settings.gpu_memory == "on"
         self._has_driver = any(os.path.exists(path) for path in device_files)
-        self._look = GpuLook(
+        self._probe = GpuProbe(
             environ=os.environ if environ is None else environ,
             modules=self._modules,
             local_rank=place.local_rank,
             host_bytes=physical_bytes() or 0,
             insist=self._insist,
         )
-        self._question: BackgroundCall[list[GpuUse]] | None = None
-        self._asked_at = float("-inf")
+        self._query: BackgroundCall[list[GpuUse]] | None = None
+        self._queried_at = float("-inf")
         self._next = float("-inf")
         self._collected_at = float("-inf")
         self._low = 0
         self._failures = 0
-        self._has_told = False
+        self._has_noted = False
 
     def poll(self) -> Request | None:
-        """Take the last answer, put the next question. Never waits."""
+        """Process the last answer, start the next query. Never waits."""
         if self._failures >= MOST_FAILURES:
             return None
-        has_asked = self._asked_at > float("-inf")
-        if not (has_asked or self._has_driver or self._insist) and initialised_torch(self._modules) is None:
+        has_queried = self._queried_at > float("-inf")
+        if not (has_queried or self._has_driver or self._insist) and initialised_torch(self._modules) is None:
             return None
-        now, question = self._clock(), self._question
-        if question is not None and question.is_over:
-            self._question = None
-            return self._understand(question)
-        if question is not None and now - self._asked_at > LATE_S:
-            self._cannot_look(f"the driver has not answered for {LATE_S:g} s; it may hang")
-        if question is None and (now >= self._next or self._low):
+        now, query = self._clock(), self._query
+        if query is not None and query.is_over:
+            self._query = None
+            return self._on_answer(query)
+        if query is not None and now - self._queried_at > LATE_S:
+            self._report_unreadable(f"the driver has not answered for {LATE_S:g} s; it may hang")
+        if query is None and (now >= self._next or self._low):
             self._next = now + self._settings.poll_s
-            self._ask()
+            self._start_query()
         return None
 
     def done(self, outcome: str) -> None:
-        """Nothing follows: it is looked at again."""
+        """Count low readings anew."""
         self._low = 0
 
-    def _ask(self, *, collect: bool = False) -> None:
-        self._asked_at = self._clock()
-        self._question = BackgroundCall(lambda: self._look.look(collect=collect), "resil-gpu").start()
+    def _start_query(self, *, collect: bool = False) -> None:
+        self._queried_at = self._clock()
+        self._query = BackgroundCall(lambda: self._probe.read(collect=collect), "resil-gpu").start()
 
-    def _understand(self, question: BackgroundCall[list[GpuUse]]) -> Request | None:
+    def _on_answer(self, query: BackgroundCall[list[GpuUse]]) -> Request | None:
         try:
-            answer = question.result()
+            answer = query.result()
         except Exception as error:
             self._failures += 1
-            self._cannot_look(f"{type(error).__name__}: {error}")
+            self._report_unreadable(f"{type(error).__name__}: {error}")
             return None
         self._failures = 0
         if not answer and self._insist:
-            self._cannot_look("no GPU of this process was found")
+            self._report_unreadable("no GPU of this process was found")
         why = judge(self._meaningful(answer), free_bytes=self._settings.gpu_memory_free_bytes, host=self._place.host)
         if why is None:
             self._low = 0
@@ -372,23 +373,23 @@ class GpuMemory(BuiltInTrigger):
         now = self._clock()
         if self._settings.gpu_memory_collect and now >= self._collected_at + COLLECT_EVERY_S:
             self._collected_at = now
-            self._ask(collect=True)
+            self._start_query(collect=True)
             return None
         self._low += 1
-        return Request(self.name, why) if self._low >= LOOKS else None
+        return Request(self.name, why) if self._low >= LOW_IN_A_ROW else None
 
     def _meaningful(self, uses: list[GpuUse]) -> list[GpuUse]:
         for use in uses:
             if use.meaningless and self._insist:
-                text = f"the free memory of {use.name} may mean little: {use.meaningless}. It is watched, as you wish"
+                text = f"the free memory of {use.name} may be meaningless: {use.meaningless}. Watched as configured"
                 self._recorder.warn(text, key=f"{self.name} {use.name}")
         return [use for use in uses if self._insist or not use.meaningless]
 
-    def _cannot_look(self, why: str) -> None:
-        """Said once; where nobody has asked for this, to the journal only."""
-        text = f"could not look at the GPU memory of {self._place.host}: {why}"
+    def _report_unreadable(self, why: str) -> None:
+        """Warn once; only in the journal unless the setting insists on this trigger."""
+        text = f"cannot read the GPU memory of {self._place.host}: {why}"
         if self._insist:
             self._recorder.warn(text, key=self.name)
-        elif not self._has_told:
-            self._has_told = True
+        elif not self._has_noted:
+            self._has_noted = True
             self._recorder.event("warning", text=text)

@@ -1,21 +1,21 @@
-"""The loss: not a number, infinite, or far above what it was.
+"""The loss: NaN, infinite, or far above its recent level.
 
-Spikes are judged by the median and the median absolute deviation (MAD) of a window of recent losses, because a few
-wild values move neither, while they carry mean and standard deviation away (F. R. Hampel, J. Am. Stat. Assoc. 69, 383,
-1974; C. Leys et al., J. Exp. Soc. Psychol. 49, 764, 2013). A loss is high when it is above
+Spikes are detected by the median and the median absolute deviation (MAD) of a window of recent losses, because a few
+outliers hardly move either, unlike mean and standard deviation (F. R. Hampel, J. Am. Stat. Assoc. 69, 383, 1974;
+C. Leys et al., J. Exp. Soc. Psychol. 49, 764, 2013). A loss is high when it is above
 
     median + loss_spike_mads x max(MAD, 0.001 x |median|, 1e-6)
 
-and `loss_spike_in_a_row` high ones are a spike. The default of 10 MADs is 6.7 standard deviations of Gaussian noise
-(MAD = 0.6745 sigma): early training is noisy, and an alarm that cries too often is switched off. The floor is for
-windows that hold one value mostly: their MAD is zero. Only high losses count; a loss that falls is no fault.
+and `loss_spike_in_a_row` consecutive high losses are a spike. The default of 10 MADs is 6.7 standard deviations of
+Gaussian noise (MAD = 0.6745 sigma): early training is noisy, and users disable an alarm with false positives. The floor
+is for windows of mostly equal values, whose MAD is zero. Only high losses count; a falling loss is no fault.
 
-High losses are kept out of the window as long as they last. Once they are over they are put in: more than half of the
-window must be high before that is normal. When they last for a whole window, the loss has a new level: the window is
-filled with them, people are told, and what comes is judged by that.
+High losses are kept out of the window while they last, and added afterwards: more than half of the window must be high
+to make that normal. If they last for a whole window, the loss has a new level: they fill the window, the guard reports
+the new level, and further losses are compared with it.
 
-The threshold is computed after a quarter of a window, and then every half, so that a step costs a comparison: the
-window is sorted then. That it is a little old matters little: a loss that falls is judged too mildly for a while.
+The threshold is computed after a quarter of a window, and then every half, so that a step costs one comparison: the
+window is sorted only then. A slightly old threshold is harmless: while the loss falls, it is too lenient for a while.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 LEAST_MAD_SHARE = 1e-3
 LEAST_MAD = 1e-6
 LEAST_VALUES = 20
-"""No spike is judged by fewer values: the MAD of eight is often so small by chance that plain noise looks high."""
+"""Detect no spike with fewer values: the MAD of eight is often so small by chance that ordinary noise looks high."""
 MOST_WARNINGS = 10
-"""After so many episodes people have understood; the journal has them all."""
+"""Warn of this many episodes; further ones are only in the journal."""
 NONFINITE_LABEL = "nonfinite-loss"
-"""Name of a checkpoint that is saved because the loss is NaN: nobody should take it for a good one."""
+"""Label of a checkpoint saved because the loss is NaN, so that users do not resume from it by mistake."""
 
 
 class Loss:
-    """Looks at each loss that the training gives. `look` is called by the training thread, in every step."""
+    """Checks each loss that the training passes. The training thread calls `check` in every step."""
 
     name = "loss"
 
@@ -58,18 +58,18 @@ class Loss:
         size = settings.loss_window
         self._values: collections.deque[float] = collections.deque(maxlen=size)
         self._every = max(LEAST_VALUES, size // 2)
-        self._until_judged = max(LEAST_VALUES, size // 4)
-        self._limit = math.inf  # what is not below this is odd; infinite until the window tells enough
+        self._until_update = max(LEAST_VALUES, size // 4)
+        self._limit = math.inf  # losses from here on are abnormal; infinite until the window has enough values
         self._median = self._mad = 0.0
-        self._high: list[float] = []  # the high ones in a row up to now, kept out of the window
-        self._nonfinite = 0  # so many in a row up to now
-        self._has_told_spike = self._has_told_nonfinite = False  # in this row
+        self._high: list[float] = []  # consecutive high losses up to now, kept out of the window
+        self._nonfinite = 0  # how many in a row up to now
+        self._has_reported_spike = self._has_reported_nonfinite = False  # in this row
         self._episodes = {"spike": 0, "nonfinite": 0}
-        self._pending: set[str] = set()  # the kinds of requests that are on their way
+        self._pending: set[str] = set()  # the kinds of requests without an outcome yet
         self._has_warned_of_type = False
 
-    def look(self, loss: Any, step: int) -> Request | None:
-        """Judge one loss. Cheap as long as all is well: a comparison, and the window is sorted now and then."""
+    def check(self, loss: Any, step: int) -> Request | None:
+        """Check one loss. Cheap while it is normal: a comparison, and the window is sorted occasionally."""
         if type(loss) is not float:
             number = None if self._is_off else self._number(loss)
             if number is None:
@@ -77,34 +77,34 @@ class Loss:
             loss = number
         if -math.inf < loss < self._limit:
             if self._high or self._nonfinite:
-                self._calm_down(step)
+                self._end_spike(step)
             self._values.append(loss)
-            self._until_judged -= 1
-            if not self._until_judged:
-                self._judge()
+            self._until_update -= 1
+            if not self._until_update:
+                self._update_threshold()
             return None
         if self._is_off:
             return None
-        return self._odd(loss, step)
+        return self._abnormal(loss, step)
 
-    def hear(self, triggers: Iterable[str], outcome: str) -> None:
-        """A decision was obeyed that these triggers asked for. If the loss was among them it may ask again."""
+    def on_outcome(self, triggers: Iterable[str]) -> None:
+        """A decision requested by these triggers was carried out: if the loss is among them, it may request again."""
         if self.name in triggers:
             self._pending.clear()
 
     def window(self) -> list[float]:
-        """The losses that the threshold is computed of, oldest first. For the training thread."""
+        """Return the losses that the threshold is computed from, oldest first. For the training thread."""
         return [float(f"{value:.6g}") for value in self._values]
 
     def restore(self, values: Iterable[float]) -> None:
-        """Judge by these losses from now on: they were those before this process began. For the training thread."""
+        """Start with the window of an earlier process, unless there are losses already. For the training thread."""
         if not self._values:
             self._values.extend(values)
-            self._judge()
+            self._update_threshold()
 
-    # ---- what is wrong with it ----------------------------------------------------------------------------------
+    # ---- abnormal losses ----------------------------------------------------------------------------------------
 
-    def _odd(self, loss: float, step: int) -> Request | None:
+    def _abnormal(self, loss: float, step: int) -> Request | None:
         if math.isfinite(loss):
             if self._nonfinite:
                 self._end_nonfinite(step)
@@ -113,13 +113,13 @@ class Loss:
         if settings.loss_nonfinite == "off":
             return None
         self._nonfinite += 1
-        if self._nonfinite < settings.loss_nonfinite_in_a_row or self._has_told_nonfinite:
+        if self._nonfinite < settings.loss_nonfinite_in_a_row or self._has_reported_nonfinite:
             return None
-        self._has_told_nonfinite = True
+        self._has_reported_nonfinite = True
         row = f" for {self._nonfinite} steps in a row" if self._nonfinite > 1 else ""
         why = f"{self._where}the loss is {_word(loss)}{row}, at step {step}"
         self._recorder.event("loss_nonfinite", step=step, loss=_word(loss), in_a_row=self._nonfinite)
-        return self._ask_for(settings.loss_nonfinite, why, "nonfinite")
+        return self._request(settings.loss_nonfinite, why, "nonfinite")
 
     def _high_loss(self, loss: float, step: int) -> Request | None:
         settings = self._settings
@@ -128,9 +128,9 @@ class Loss:
         if len(high) >= settings.loss_window:
             self._accept_level(step)
             return None
-        if len(high) < settings.loss_spike_in_a_row or self._has_told_spike:
+        if len(high) < settings.loss_spike_in_a_row or self._has_reported_spike:
             return None
-        self._has_told_spike = True
+        self._has_reported_spike = True
         self._recorder.event(
             "loss_spike", step=step, loss=loss, in_a_row=len(high), median=self._median, mad=self._mad,
             threshold=self._limit,
@@ -140,82 +140,80 @@ class Loss:
             f"{self._where}the loss is above {self._limit:.4g}{row}, {loss:.4g} at step {step}: the median of the last "
             f"{len(self._values)} is {self._median:.4g}, the median deviation {self._mad:.2g}"
         )
-        return self._ask_for(settings.loss_spike, why, "spike")
+        return self._request(settings.loss_spike, why, "spike")
 
-    def _ask_for(self, what: str, why: str, kind: str) -> Request | None:
-        """Turn a setting into a request, and tell people where no decision will."""
+    def _request(self, action: str, why: str, kind: str) -> Request | None:
+        """Return the request for a configured action, or None after a warning if no decision will report the loss."""
         self._episodes[kind] += 1
-        if what == "report" or kind in self._pending:
+        if action == "report" or kind in self._pending:
             if self._episodes[kind] <= MOST_WARNINGS:
                 last = "; further ones are in the journal only" if self._episodes[kind] == MOST_WARNINGS else ""
                 self._recorder.warn(why + last)
             return None
         self._pending.add(kind)
-        if what == "stop":
+        if action == "stop":
             return Request(self.name, why, save=False, discard=True, exit_code=EXIT_ERROR)
         label = NONFINITE_LABEL if kind == "nonfinite" else ""
-        if what == "save_and_stop":
+        if action == "save_and_stop":
             return Request(self.name, why, label=label, exit_code=EXIT_ERROR)
         return Request(self.name, why, stop=False, label=label)
 
-    # ---- what is normal -----------------------------------------------------------------------------------------
+    # ---- normal losses ------------------------------------------------------------------------------------------
 
-    def _calm_down(self, step: int) -> None:
-        """The loss is as it was. The high ones go into the window now: one in two must be high to move the median."""
+    def _end_spike(self, step: int) -> None:
+        """The loss is normal again: add the high ones to the window, whose median moves only if half of it is high."""
         if self._nonfinite:
             self._end_nonfinite(step)
-        if self._has_told_spike:
+        if self._has_reported_spike:
             self._recorder.event("loss_normal", step=step, after=len(self._high))
         self._values.extend(self._high)
         self._high.clear()
-        self._has_told_spike = False
+        self._has_reported_spike = False
 
     def _end_nonfinite(self, step: int) -> None:
-        if self._has_told_nonfinite:
+        if self._has_reported_nonfinite:
             self._recorder.event("loss_finite", step=step, after=self._nonfinite)
         self._nonfinite = 0
-        self._has_told_nonfinite = False
+        self._has_reported_nonfinite = False
 
     def _accept_level(self, step: int) -> None:
-        """It has been high for a whole window: that is how it is now."""
+        """Accept a new level after a whole window of high losses."""
         before = self._median
         self._values.extend(self._high)
         self._high.clear()
-        self._has_told_spike = False
-        self._judge()
-        text = (
-            f"the loss stays at {self._median:.4g} (before: {before:.4g}): that is taken as normal from step {step} on"
-        )
+        self._has_reported_spike = False
+        self._update_threshold()
+        text = f"the loss stays at {self._median:.4g} (before: {before:.4g}): the new normal level from step {step} on"
         self._recorder.event("loss_level", step=step, median=self._median, before=before)
         if self._episodes["spike"] <= MOST_WARNINGS:
             self._recorder.say(self._where + text)
 
-    def _judge(self) -> None:
+    def _update_threshold(self) -> None:
         """Compute the threshold from the window."""
-        self._until_judged = self._every
+        self._until_update = self._every
         if not self._watches_spikes or len(self._values) < LEAST_VALUES:
             return
         self._median, self._mad, self._limit = threshold(self._values, self._settings.loss_spike_mads)
 
-    # ---- what was given -----------------------------------------------------------------------------------------
+    # ---- types of losses ----------------------------------------------------------------------------------------
 
     def _number(self, loss: Any) -> float | None:
-        """The number that was given, or None with one warning. What is on a device is not read: that would wait."""
+        """Return the loss as a number, or None after one warning. Reading a tensor on a device would wait."""
         try:
             if isinstance(loss, int | float):
                 return float(loss)
             if is_on_device(loss):
                 self._warn_of_type(
-                    "a tensor that is not in the CPU's memory. It is not read, because that would wait for the device "
-                    "in every step"
+                    "a tensor that is not in CPU memory, which the guard does not read because that would wait for the "
+                    "device in every step"
                 )
                 return None
             value = loss.item()
             if isinstance(value, int | float):
                 return float(value)
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer too large for a float
             return math.inf
-        except Exception:  # a stranger's class, a tensor of many values, one without memory
+        except Exception:  # an unknown class, a tensor of several values, one without memory
             value = None
         self._warn_of_type(f"{_kind(loss)}, which is not a number")
         return None
@@ -230,15 +228,15 @@ class Loss:
 
 
 def threshold(values: Iterable[float], mads: float) -> tuple[float, float, float]:
-    """Given losses, return their median, their median absolute deviation, and the loss above which one is high. Pure.
+    """Given losses, return their median, their median absolute deviation, and the threshold of a high loss. Pure.
 
-    The median of an even number of values is the upper of the two in the middle. Huge losses do not overflow into an
-    error: the threshold is infinite then.
+    The median of an even number of values is the upper of the two in the middle. With huge losses the threshold is
+    infinite, not an OverflowError.
     """
     ordered = sorted(values)
     middle = len(ordered) // 2
     median = ordered[middle]
-    # Two ascending runs, which sorted() only has to merge.
+    # Two ascending runs, which sorted() merges in linear time.
     mad = sorted(
         [median - value for value in ordered[middle::-1]] + [value - median for value in ordered[middle + 1 :]]
     )[middle]
@@ -246,10 +244,10 @@ def threshold(values: Iterable[float], mads: float) -> tuple[float, float, float
 
 
 def is_on_device(loss: Any) -> bool:
-    """Whether reading this value would wait for a device or another rank, or that cannot be told. Reads nothing. Pure.
+    """Return whether reading this value would or might wait for a device or another rank. Reads no value. Pure.
 
-    torch tells `device.type`, JAX `device.platform`, numpy 2 the word cpu, TensorFlow a path that ends in CPU:0. A
-    DTensor has a `device_mesh`: its parts lie on other ranks.
+    torch has `device.type`, JAX `device.platform`, numpy 2 the text cpu, TensorFlow a path that ends in CPU:0. A
+    DTensor has a `device_mesh`: its parts are on other ranks.
     """
     if getattr(loss, "is_cuda", False) is True or getattr(loss, "device_mesh", None) is not None:
         return True
@@ -265,7 +263,7 @@ def _word(loss: float) -> str:
 
 
 def _kind(loss: Any) -> str:
-    """What it is, for people: its type, and its shape if it has one."""
+    """Return the type of a value as text, with its shape if it has one."""
     try:
         shape = getattr(loss, "shape", None)
         return f"a {type(loss).__name__} of shape {tuple(shape)}" if shape else f"a {type(loss).__name__}"

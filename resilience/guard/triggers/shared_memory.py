@@ -1,7 +1,7 @@
-"""/dev/shm, through which data-loader workers hand over their batches: when it is full they die by SIGBUS.
+"""/dev/shm, through which data-loader workers pass their batches: when it is full, workers die by SIGBUS.
 
-What lies in it is memory, too: charged to the cgroup of whoever wrote it, and no file cache that could be given up.
-Where the cgroup's limit is smaller than /dev/shm, `host_memory` sees that, and names the shared part.
+Its files are memory charged to the cgroup of the writing process, and not reclaimable. Where the cgroup's limit is
+smaller than /dev/shm, `host_memory` detects that and names the shared part.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 def judge(used_bytes: int, size_bytes: int, used_files: int, most_files: int, *, percent: float) -> str | None:
-    """Given what statvfs(3) tells of a file system in memory, return how full it is, or None if that is well.
+    """Given the statvfs(3) figures of a file system in memory, return how full it is, or None if below `percent`.
 
-    A size of 0 means that it has no limit of its own.
+    A size of 0 means no limit of its own.
     """
     if size_bytes > 0 and 100.0 * used_bytes / size_bytes >= percent:
         return f"{100.0 * used_bytes / size_bytes:.1f} % full, {format_bytes(used_bytes)} of {format_bytes(size_bytes)}"
@@ -33,7 +33,7 @@ def judge(used_bytes: int, size_bytes: int, used_files: int, most_files: int, *,
 
 
 class SharedMemory(BuiltInTrigger):
-    """Asks for a save and a stop when /dev/shm is nearly full; one rank of each node does."""
+    """Requests a save and a stop when /dev/shm is nearly full. Runs on one rank of each node."""
 
     name = "shared_memory"
     ranks = "node"
@@ -47,11 +47,11 @@ class SharedMemory(BuiltInTrigger):
         self._is_memory = False
 
     def poll(self) -> Request | None:
-        """Look. Without a /dev/shm in memory there is nothing to watch: a disk that is 96 % full is no reason."""
+        """Check /dev/shm if it is in memory: a disk that is 96 % full is no reason to stop."""
         try:
             device = os.stat(self._path).st_dev
             if device != self._device:
-                self._device, self._is_memory = device, self._lies_in_memory(device)
+                self._device, self._is_memory = device, self._is_in_memory(device)
             if not self._is_memory:
                 return None
             found = os.statvfs(self._path)
@@ -68,11 +68,11 @@ class SharedMemory(BuiltInTrigger):
             return None
         why = (
             f"{self._path} of {self._place.host} is {how_full}: data-loader workers die by SIGBUS when it is full; "
-            "use fewer workers, a smaller prefetch_factor or a larger --shm-size, and look for files left behind there"
+            "use fewer workers, a smaller prefetch_factor or a larger --shm-size, and check for leftover files there"
         )
         return Request(self.name, why)
 
-    def _lies_in_memory(self, device: int) -> bool:
+    def _is_in_memory(self, device: int) -> bool:
         with open(os.path.join(self._root, "proc/self/mountinfo"), encoding="utf-8", errors="surrogateescape") as file:
             mounts = parse_mountinfo(file.read())
         number = f"{os.major(device)}:{os.minor(device)}"

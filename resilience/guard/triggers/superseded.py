@@ -1,4 +1,4 @@
-"""A newer attempt of the run has begun: this one stops without saving over what the other reads."""
+"""Stops this attempt when a newer one of the run has started, without overwriting checkpoints that the newer reads."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ if TYPE_CHECKING:
     from resilience.guard.recorder import Recorder
 
 LOST = "lost"
-"""`end` of an attempt whose end was written by a later one: scheduler and heartbeat agreed that it is no more."""
+"""`end` of an attempt whose end a later one wrote: scheduler and heartbeat agreed that the attempt was gone."""
 
 
 class Superseded(BuiltInTrigger):
-    """Looks whether a newer attempt has taken this one's place.
+    """Checks whether a newer attempt has replaced this one.
 
-    The rule is the batch shell's (docs/decisions/0008), as far as it goes without asking a scheduler. Two things mean
-    that we are the lost copy: a newer attempt, not over, of our own job id, because SLURM starts a job again only when
-    it has given its first start up; and an end that another one wrote for us, because it did so only when scheduler
-    and heartbeat agreed that we are gone. A newer attempt of another job alone means nothing: somebody queued the run
-    a second time, and that copy waits for us. Where only the scheduler could tell, our batch shell asks it.
+    The rule is the batch shell's (docs/decisions/0008), as far as it works without querying a scheduler. Two cases
+    prove this attempt to be the stale copy: a newer, running attempt with the same job id, because SLURM starts a job
+    again only after it has given up the earlier start; and an end that another attempt wrote for this one, because it
+    does so only if scheduler and heartbeat agree that this one is gone. A newer attempt of another job alone proves
+    nothing: the run was queued twice, and the second copy waits for this one. The batch shell handles cases that need
+    the scheduler.
 
-    Costs a look at the directory and at two names in it. Numbers that are judged for good are not looked at again.
+    A poll opens the directory and checks two names in it. Attempts with a final result are not read again.
     """
 
     name = "superseded"
@@ -38,26 +39,26 @@ class Superseded(BuiltInTrigger):
         self._recorder = recorder
         self._directory = os.path.join(place.run_dir, layout.ATTEMPTS)
         self._next = place.attempt + 1
-        self._asked: Request | None = None
+        self._request: Request | None = None
 
     def poll(self) -> Request | None:
-        """Look for a newer attempt."""
-        if self._asked is not None:
+        """Check for a newer attempt."""
+        if self._request is not None:
             return None
         try:
-            # Opening it makes an NFS client ask its server, see `open_directory`.
+            # Opening makes an NFS client revalidate with its server, see `open_directory`.
             directory = open_directory(self._directory)
             try:
-                self._asked = self._was_given_up(directory) or self._newer(directory)
+                self._request = self._was_given_up(directory) or self._newer(directory)
             finally:
                 os.close(directory)
         except (FileNotFoundError, NotADirectoryError):
-            return None  # the run directory is gone; whoever looks for switches says so
+            return None  # the run directory is gone; `SwitchDirectory` reports that
         except (OSError, ImportError) as error:  # ImportError: the Python installation is gone
             self._recorder.warn(
-                f"cannot look for newer attempts in {self._directory}: {error}", key=f"attempts {error}"
+                f"cannot check for newer attempts in {self._directory}: {error}", key=f"attempts {error}"
             )
-        return self._asked
+        return self._request
 
     def _newer(self, directory: int) -> Request | None:
         number = self._next
@@ -68,8 +69,8 @@ class Superseded(BuiltInTrigger):
             if read.get("job_id") == self._place.job_id and not self._is_over(number, directory):
                 label = read.get("label") or read["job_id"]
                 host = f" on {read['host']}" if read.get("host") else ""
-                return self._stop(f"attempt {number} of job {label} has begun{host}")
-            if number == self._next and read.get("job_id"):  # else it is being written, and is looked at again
+                return self._stop(f"attempt {number} of job {label} has started{host}")
+            if number == self._next and read.get("job_id"):  # else it is being written: read it again next time
                 self._next = number + 1
             number += 1
 
@@ -77,14 +78,14 @@ class Superseded(BuiltInTrigger):
         read = self._read(layout.attempt_end_file(self._place.attempt), directory)
         if read is None or read.get("end") != LOST:
             return None
-        return self._stop(f"attempt {read.get('seen_by', 'of another job')} has begun, taking this job for lost")
+        return self._stop(f"attempt {read.get('seen_by', 'of another job')} has started and declared this job lost")
 
     def _stop(self, why: str) -> Request:
         why = f"{why}: this attempt {self._place.attempt} stops without saving"
         return Request(self.name, why, save=False, discard=True)
 
     def _read(self, name: str, directory: int) -> dict[str, str] | None:
-        """The fields of a file; None when there is nothing. What is no regular file has no fields."""
+        """Return the fields of a file; None if there is no file. A file that is not regular has no fields."""
         try:
             info = os.stat(name, dir_fd=directory, follow_symlinks=False)
             read = None if kind_of(info) else read_regular(name, directory=directory)

@@ -1,4 +1,4 @@
-"""The switch files, as the training sees them: kill, save, and the batch shell's own stop."""
+"""Triggers for the switch files: kill, save, and the batch shell's stop file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 PAUSE_S = 60.0
 MOST_PAUSE_S = 3600.0
-"""A save that failed is tried again after a minute, then two, four, and so on up to this."""
+"""A failed save is retried after one minute, then two, four, and so on up to this."""
 STALE_S = 5.0
-"""A stop file older than the attempt by this much is of an earlier start: both times are of the batch shell's clock."""
+"""A stop file older than the attempt by this much is left from an earlier start: both times are the batch shell's."""
 
 
 class _SwitchFile(BuiltInTrigger):
@@ -34,10 +34,10 @@ class _SwitchFile(BuiltInTrigger):
         self._directory = directory
         self._recorder = directory.recorder
         self._now = now
-        self._is_first_look = True
+        self._is_first_poll = True
 
     def _note(self, found: FoundSwitch) -> None:
-        """Write down in the journal who has thrown it, when, and why."""
+        """Record in the journal who has set the switch, when, and why."""
         switch = found.switch
         self._recorder.event(
             "switch",
@@ -51,37 +51,37 @@ class _SwitchFile(BuiltInTrigger):
 
 
 class KillSwitch(_SwitchFile):
-    """`switches/kill`: save and stop, and let no job of the run train while it lies there."""
+    """`switches/kill`: save and stop; no job of the run trains while the switch is set."""
 
     name = layout.KILL_SWITCH
 
     def __init__(self, directory: SwitchDirectory, *, now: Callable[[], float] = time.time) -> None:
         super().__init__(directory, now=now)
-        self._asked: tuple[int, int, int] | None = None
+        self._requested: tuple[int, int, int] | None = None
 
     def poll(self) -> Request | None:
-        """Look whether it is thrown. One that lay there before the job is named with its age, and how to clear it."""
+        """Check the switch. Warn about one set before this job, with its age and how to clear it."""
         found = self._directory.read(self.name)
-        is_first_look, self._is_first_look = self._is_first_look, False
-        if found is None or found.identity == self._asked:
+        is_first_poll, self._is_first_poll = self._is_first_poll, False
+        if found is None or found.identity == self._requested:
             return None
-        self._asked = found.identity
+        self._requested = found.identity
         self._note(found)
-        if is_first_look:
+        if is_first_poll:
             run = self._directory.run
             ago = describe_age(self._now() - found.switch.when)
             self._recorder.warn(
-                f"the kill switch of run {run} was thrown{ago} by {found.switch.who}, before this training started; "
-                f"no job of the run trains while it lies there. To let it go on: resil clear {run}"
+                f"the kill switch of run {run} was set{ago} by {found.switch.who}, before this training started; no "
+                f"job of the run trains while it is set. To continue: resil clear {run}"
             )
         return Request(self.name, describe(found.switch))
 
 
 class SaveSwitch(_SwitchFile):
-    """`switches/save`: save and go on. Removed when that has succeeded.
+    """`switches/save`: save and continue. The switch is removed after a successful save.
 
-    A failed save leaves it armed, to be tried again after a growing pause; whoever throws it anew is obeyed at once.
-    One that cannot be removed is obeyed once.
+    After a failed save it stays set, and is retried with exponential backoff; a switch that is set again is applied
+    immediately. A switch that cannot be removed is applied once.
     """
 
     name = layout.SAVE_SWITCH
@@ -98,14 +98,14 @@ class SaveSwitch(_SwitchFile):
         self._monotonic = monotonic
         self._first_pause_s = pause_s
         self._pause_s = pause_s
-        self._obeying: FoundSwitch | None = None
-        self._spent: tuple[int, int, int] | None = None  # obeyed, and could not be removed
+        self._active: FoundSwitch | None = None
+        self._spent: tuple[int, int, int] | None = None  # applied, but could not be removed
         self._failed: tuple[int, int, int] | None = None  # its save failed
         self._noted: tuple[int, int, int] | None = None
         self._not_before = 0.0
 
     def poll(self) -> Request | None:
-        """Look whether it is thrown, and not obeyed yet."""
+        """Check whether the switch is set and not applied yet."""
         found = self._directory.read(self.name)
         if found is None:
             return None
@@ -121,19 +121,19 @@ class SaveSwitch(_SwitchFile):
             if found.identity != self._noted:
                 self._noted = found.identity
                 self._note(found)
-        self._obeying = found
+        self._active = found
         return Request(self.name, describe(found.switch), stop=False, label=found.switch.label)
 
     def done(self, outcome: str) -> None:
-        """Remove it, unless the save failed or was passed over, or it is another one by now."""
-        found, self._obeying = self._obeying, None
+        """Remove the switch, unless the save failed or was skipped, or the switch was set again meanwhile."""
+        found, self._active = self._active, None
         if found is None or outcome == SKIPPED:
             return
         if outcome == FAILED:
             self._failed = found.identity
             self._recorder.warn(
-                f"the save failed that the save switch of {found.switch.who} asks for: the switch stays, and is tried "
-                f"again in {self._pause_s:g} s. To give it up: resil clear {self._directory.run}"
+                f"the save requested by the save switch of {found.switch.who} failed; retrying in {self._pause_s:g} s. "
+                f"To give up: resil clear {self._directory.run}"
             )
             self._wait()
             return
@@ -141,7 +141,7 @@ class SaveSwitch(_SwitchFile):
         self._remove(found)
 
     def _remove(self, found: FoundSwitch) -> None:
-        """Take a switch away that was obeyed; where that cannot be, remember it, say so once, and try again later."""
+        """Remove an applied switch; if that fails, warn once and retry later."""
         try:
             self._directory.remove(found)
         except OSError as error:
@@ -149,8 +149,8 @@ class SaveSwitch(_SwitchFile):
                 self._spent = found.identity
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 self._recorder.warn(
-                    f"the save switch {found.path} of {found.switch.who} cannot be removed: {reason}. It has been "
-                    "obeyed, and is passed over until it is thrown anew"
+                    f"the save switch {found.path} of {found.switch.who} cannot be removed: {reason}. The save was "
+                    "made; the switch is ignored until it is set again"
                 )
             self._wait()
 
@@ -160,10 +160,10 @@ class SaveSwitch(_SwitchFile):
 
 
 class StopFile(_SwitchFile):
-    """`switches/stop.<jobid>`: the batch shell says that the time is nearly over.
+    """`switches/stop.<jobid>`: the batch shell announces that the time limit is near.
 
-    The batch shell removes what an earlier start of its job has left (a requeue keeps the id). Where it could not, the
-    file is told by its time.
+    The batch shell removes the file of an earlier start of its job (a requeue keeps the id). If it could not, the
+    file's time shows that it is stale.
     """
 
     name = "stop"
@@ -171,23 +171,23 @@ class StopFile(_SwitchFile):
     def __init__(self, directory: SwitchDirectory, *, now: Callable[[], float] = time.time) -> None:
         super().__init__(directory, now=now)
         self._file = layout.STOP_PREFIX + directory.place.job_id
-        self._asked: tuple[int, int, int] | None = None
+        self._requested: tuple[int, int, int] | None = None
 
     def poll(self) -> Request | None:
-        """Look whether it is there."""
+        """Check for the file."""
         found = self._directory.read(self._file, accept_own=True)
-        if found is None or found.identity == self._asked:
+        if found is None or found.identity == self._requested:
             return None
-        self._asked = found.identity
+        self._requested = found.identity
         began = self._attempt_began()
         if began is not None and found.switch.when < began - STALE_S:
-            self._recorder.warn(f"the stop file {found.path} is of an earlier start of this job: it is passed over")
+            self._recorder.warn(f"the stop file {found.path} is left from an earlier start of this job: ignored")
             return None
         self._note(found)
         return Request(self.name, found.switch.why.rstrip(". ") or describe(found.switch))
 
     def _attempt_began(self) -> float | None:
-        """When this attempt began, in seconds since the epoch, by the batch shell's clock; None when nothing tells."""
+        """Return when this attempt started, in seconds since the epoch by the batch shell's clock; None if unknown."""
         place = self._directory.place
         if not place.attempt:
             return None
@@ -201,9 +201,9 @@ class StopFile(_SwitchFile):
 
 
 def describe(switch: Switch) -> str:
-    """The switch as a sentence: `the kill switch was thrown by bob at 2026-11-20 10:57: loss is NaN`."""
-    sentence = f"the {called(switch.kind)} was thrown by {switch.who}"
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a file can bear any time
+    """Return the switch as a sentence: `the kill switch was set by bob at 2026-11-20 10:57: loss is NaN`."""
+    sentence = f"the {called(switch.kind)} was set by {switch.who}"
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a file can have any time
         sentence += time.strftime(" at %Y-%m-%d %H:%M", time.localtime(switch.when))
     if switch.scope.value == "all":
         sentence += " for all jobs of the run"

@@ -1,1 +1,1 @@
-"""Template and spec to batch script. Pure, but for reading the templates themselves."""
+"""Batch scripts: rendered from templates, and linted. Pure, except for reading the templates."""

@@ -1,4 +1,4 @@
-"""The language of sbatch: its variables, values quoted for it and for bash, and `#SBATCH` lines as it reads them. Pure.
+"""The syntax of sbatch: its variables, quoting for sbatch and bash, and parsing of `#SBATCH` lines. Pure.
 
 Source: sbatch(1) and the behaviour of sbatch 22.05.
 """
@@ -36,7 +36,7 @@ _SAME_NAMES = frozenset({
 
 
 def option_of(variable: str) -> str | None:
-    """Given the name of a variable, return the long option it sets, or None. For instance, SBATCH_QOS gives qos."""
+    """Return the long option that a variable sets, or None: SBATCH_QOS sets qos."""
     name = variable.removeprefix("SBATCH_").lower().replace("_", "-")
     return _OTHER_NAMES.get(variable) or (name if variable.startswith("SBATCH_") and name in _SAME_NAMES else None)
 
@@ -53,9 +53,9 @@ _SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "'": "\\'", "\\": "\\\\
 
 
 def quote_bash(text: str) -> str:
-    """Given any text, return one word of bash, on one line, that stands for exactly its bytes.
+    """Return any text as one word of bash, on one line, with exactly its bytes.
 
-    Control characters go into `$'...'`, so that no value can begin a line of the script, in a comment either.
+    Control characters go into `$'...'`, so that no value can begin a new line of the script, not even in a comment.
     Raise TemplateError for NUL, which no argument or variable can hold.
     """
     if "\0" in text:
@@ -74,11 +74,11 @@ def _escape(character: str) -> str:
 
 
 def write_directive(name: str, value: str | None) -> str:
-    """Given a long option of sbatch and its value (None: a flag), return the `#SBATCH` line.
+    """Return the `#SBATCH` line of a long option and its value (None: a flag).
 
     sbatch reads values much as a shell does: quotes and backslashes count, `#` begins a comment, nothing is expanded
-    (sbatch's own parser, checked against 22.05). A line end would begin a line of the script. Raise TemplateError for
-    what cannot be written.
+    (sbatch's own parser, checked against 22.05). A line break would begin a new line of the script. Raise TemplateError
+    for values that cannot be written.
     """
     if _OPTION_NAME.fullmatch(name) is None:
         raise TemplateError(
@@ -88,8 +88,8 @@ def write_directive(name: str, value: str | None) -> str:
         return f"#SBATCH --{name}"
     if _CONTROL.search(value):
         raise TemplateError(
-            f"--{name} cannot be {value!r}: it holds a line end or another control character",
-            hint="one line of text, please",
+            f"--{name} cannot be {value!r}: it contains a line break or another control character",
+            hint="use one line of text",
         )
     if len(value.encode()) > DIRECTIVE_LIMIT:
         raise TemplateError(f"--{name} is longer than {DIRECTIVE_LIMIT} bytes: {value[:60]!r}...")
@@ -100,7 +100,7 @@ def write_directive(name: str, value: str | None) -> str:
 
 
 def without_python(command: str, module: str = "-m") -> str:
-    """Given a command line, return what a launcher wants of it: without `python` in front.
+    """Return a command line without the leading `python`, as launchers need it.
 
     For instance, `python -u train.py --lr 1` gives `train.py --lr 1`, and `python -m pkg.train` gives `-m pkg.train`,
     with `module` in the place of `-m`. Anything else is returned as it is.
@@ -131,7 +131,7 @@ FLAGS = frozenset({
     "test-only", "use-min-nodes", "verbose", "wait",
 })
 # fmt: on
-"""Long options whose value is optional or does not exist: the next word is never theirs (sbatch(1))."""
+"""Long options without a value, or with an optional one: the next word is never their value (sbatch(1))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,9 @@ class Directives:
     Attributes:
         options: long names to values, in their order; None for a flag. A later one of the same name wins, as with
             sbatch.
-        late: the directives after the first command, as written; sbatch ignores them without a word.
+        late: the directives after the first command, as written; sbatch silently ignores them.
         crlf: whether the script has DOS line ends, which sbatch refuses.
-        problems: what cannot be read, a sentence each.
+        problems: a message for each directive that cannot be parsed.
     """
 
     options: tuple[tuple[str, str | None], ...]
@@ -153,7 +153,7 @@ class Directives:
 
 
 def parse_directives(script: str) -> Directives:
-    """Given a batch script, return its directives, short options by their long names. Never raises."""
+    """Return the directives of a batch script, short options by their long names. Never raises."""
     options: dict[str, str | None] = {}
     problems: list[str] = []
     lines = script.splitlines()
@@ -178,9 +178,9 @@ def _is_directive(line: str) -> bool:
 
 
 def split_words(text: str) -> tuple[list[str], str]:
-    """Given what follows `#SBATCH`, return its words and what is wrong with it, or an empty text.
+    """Return the words after `#SBATCH`, and a syntax error or an empty text.
 
-    As sbatch 22.05 does, and not quite as a shell: a backslash counts within single quotes too, does not keep a
+    Splits as sbatch 22.05 does, not as a shell: a backslash also escapes within single quotes, does not keep a
     blank outside of quotes, `#` begins a comment anywhere, and nothing is expanded.
     """
     words: list[str] = []

@@ -1,6 +1,6 @@
-"""What is wrong with a batch script and its options, before anything is queued. Pure.
+"""Finds errors in a batch script and its options before the script is queued. Pure.
 
-There is no other linter for sbatch: SLURM fails such jobs without a word, or days later.
+SLURM fails such jobs without a message, or days later.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from resilience.runs.templates.directives import Directives, option_of, parse_di
 from resilience.submission import MAX_LEAD_S, ArrayExpression
 
 SIGNAL_SLACK_S = 60
-"""SLURM looks at time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
+"""SLURM checks time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
 
 
 class Severity(StrEnum):
-    """REFUSE: it cannot work. WARN: it probably is not what was meant."""
+    """REFUSE: the job cannot work. WARN: the option is probably a mistake."""
 
     REFUSE = "refuse"
     WARN = "warn"
@@ -27,7 +27,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LintFinding:
-    """One thing that is wrong: the reason, and what to do about it."""
+    """One finding: the problem and a hint."""
 
     severity: Severity
     message: str
@@ -36,7 +36,7 @@ class LintFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintFacts:
-    """What the lint knows of the system. The defaults mean: not known, and nothing is said about it.
+    """Facts about the system. The defaults mean unknown, and cause no finding.
 
     Attributes:
         run: the run's name.
@@ -69,7 +69,7 @@ class _Case:
     directives: Directives
     options: Mapping[str, str | None]
     """Directives and command line together; the command line wins, as with sbatch."""
-    asked: frozenset[str]
+    given: frozenset[str]
     """Names of the options on the command line."""
     facts: LintFacts
 
@@ -78,7 +78,7 @@ class _Case:
 
 
 def lint(script: str, options: Mapping[str, str | None], facts: LintFacts) -> tuple[LintFinding, ...]:
-    """Judge a batch script and the options it is queued with; the worst come first."""
+    """Return the findings for a batch script and its command line options, the worst first."""
     directives = parse_directives(script)
     case = _Case(script, directives, {**dict(directives.options), **options}, frozenset(options), facts)
     findings = [finding for rule in RULES for finding in rule(case)]
@@ -128,7 +128,7 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
     flags, colon, body = value.rpartition(":")
     name, at, number = body.partition("@")
     if not name or (at and not number.isdigit()) or set(flags.upper()) - {"B", "R"}:
-        yield _refuse(f"--signal={value} is no signal with a lead in seconds", "write B:USR1@300")
+        yield _refuse(f"--signal={value} is not a signal with a lead in seconds", "write B:USR1@300")
         return
     lead_s = int(number) if at else 60
     if lead_s > MAX_LEAD_S:
@@ -138,14 +138,14 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
     if limit_s is not None and lead_s >= limit_s - case.facts.signal_slack_s:
         yield _refuse(
             f"--signal={value} with a time limit of {limit_s} s would be sent as soon as the job begins "
-            f"{_early(case.facts.signal_slack_s)}, perhaps before anything can catch it",
+            f"{_early(case.facts.signal_slack_s)}, perhaps before the job can catch it",
             f"choose a lead well below {limit_s} s, or a longer --time",
         )
     stop_after_s = case.facts.stop_after_s
     if 0 < stop_after_s <= lead_s:
         yield _warn(
-            f"stop_after of {stop_after_s:g} s is no longer than the lead of {lead_s} s, so the training is asked to "
-            "stop as soon as it begins",
+            f"stop_after of {stop_after_s:g} s is no longer than the lead of {lead_s} s, so the training is requested "
+            "to stop as soon as it starts",
             f"set stop_after in [guard] well above {lead_s} s, or a shorter signal_lead_s in [submit]",
         )
     saving_s = case.facts.measured_save_s
@@ -161,7 +161,7 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
         )
     if colon and "B" in flags.upper() and not _traps(case.script, name) and "exec " not in case.script:
         yield _warn(
-            f"--signal={value} goes to the batch shell alone, which has no trap for {name} and would die of it",
+            f"--signal={value} goes to the batch shell alone, which has no trap for {name} and would be killed by it",
             f"add a trap for {name} and wait for the training in the background, or use one of resil's templates",
         )
 
@@ -203,52 +203,55 @@ def _dependency(case: _Case) -> Iterator[LintFinding]:
     for part in value.replace("?", ",").split(","):
         if part.strip().split("_")[0].isdigit():
             yield _warn(
-                f"--dependency={value} has no type: SLURM takes it for afterany, so it starts after a failure as well",
-                f"write afterany:{part.strip()}, or afterok:{part.strip()} if that is meant",
+                f"--dependency={value} has no type: SLURM reads it as afterany, so the job starts even after a failure",
+                f"write afterany:{part.strip()}, or afterok:{part.strip()} to require success",
             )
 
 
 def _requeue(case: _Case) -> Iterator[LintFinding]:
     if "requeue" in case.options and case.text("open-mode") != "append":
-        yield _warn("a requeue empties the output file", "add --open-mode=append")
+        yield _warn("a requeue truncates the output file", "add --open-mode=append")
 
 
 def _name(case: _Case) -> Iterator[LintFinding]:
     value = case.text("job-name")
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        yield _refuse(f"--job-name {value!r} holds a line end or another control character", "one word, please")
+        yield _refuse(f"--job-name {value!r} contains a line break or another control character", "use one word")
 
 
 def _directories(case: _Case) -> Iterator[LintFinding]:
     for directory in case.facts.missing_directories:
-        yield _refuse(f"the directory {directory} for the output does not exist: SLURM fails such a job without a word",
+        yield _refuse(f"the output directory {directory} does not exist: SLURM fails such a job without a message",
                       f"mkdir -p {directory}")  # fmt: skip
     if case.facts.state_dir_is_node_local:
         yield _warn(
-            f"the state directory {case.facts.state_dir} is on this machine's own disk: other nodes see another",
+            f"the state directory {case.facts.state_dir} is on a local disk of this machine: other nodes cannot see it",
             "set state_dir in resil.toml to a directory on the shared file system",
         )
     owner = case.facts.run_dir_owner
     if owner and case.facts.run and owner != case.facts.run:
         yield _refuse(
             f"the run directory already belongs to the run {owner!r}, not to {case.facts.run!r}",
-            "two runs in one directory would obey each other's switches: choose another name or state_dir",
+            "two runs in one directory would react to each other's switches: use another name or state_dir",
         )
 
 
 def _environment(case: _Case) -> Iterator[LintFinding]:
-    given = set(dict(case.directives.options))
+    directives = set(dict(case.directives.options))
     for variable in case.facts.sbatch_environment:
         option = option_of(variable)
-        if option is None or option in case.asked:
+        if option is None or option in case.given:
             continue
-        if option in given:
+        if option in directives:
             yield _warn(
                 f"{variable} is set in your environment and wins over the script's own --{option}",
                 f"unset {variable}, or give --{option} on the command line, which wins over both",
             )
         else:
-            yield _warn(f"{variable} is set in your environment and adds --{option}", f"unset {variable} if not meant")
+            yield _warn(
+                f"{variable} is set in your environment and adds --{option}",
+                f"unset {variable} if that is not intended",
+            )
 
 
 RULES: tuple[Callable[[_Case], Iterator[LintFinding]], ...] = (
@@ -262,4 +265,4 @@ RULES: tuple[Callable[[_Case], Iterator[LintFinding]], ...] = (
     _directories,
     _environment,
 )
-"""Every rule; each yields what it finds."""
+"""Every rule; each yields its findings."""

@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import TemplateError
+from resilience.messages import nearest
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
@@ -34,13 +34,19 @@ BASE = "base"
 """The base of the others; not offered as a template of its own."""
 
 
+def _choices(word: str, names: Sequence[str]) -> str:
+    """Return a hint with the nearest of the names, and all of them."""
+    near = nearest(word, names, cutoff=0.6)
+    return (f"did you mean {near}? " if near else "") + f"there are: {', '.join(names) or 'none'}"
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateInfo:
     """One template file.
 
     Attributes:
         name: the file's name without `.sbatch.j2`.
-        path: where it lies.
+        path: of the file.
         origin: label of the directory that holds it: `project`, `user`, `shipped`.
         summary: first line of its documentation, or empty.
         documentation: all lines of it.
@@ -62,7 +68,7 @@ class TemplateLibrary:
     Attributes:
         directories: label and path of each, for instance `("project", Path("slurm_templates"))`. Missing ones are
             empty.
-        cache: where compiled templates are saved, which is three quarters of rendering; None for nowhere. They are run
+        cache: directory of compiled templates, which saves three quarters of the time; None for no cache. They are run
             as code: no other user may write there.
     """
 
@@ -70,7 +76,7 @@ class TemplateLibrary:
     cache: Path | None = None
 
     def list(self) -> tuple[TemplateInfo, ...]:
-        """Every template that can be rendered, sorted by name; of equal names the one that wins comes first.
+        """Return every template that can be rendered, sorted by name; of equal names the winner comes first.
 
         Raise TemplateError if one cannot be read.
         """
@@ -86,28 +92,24 @@ class TemplateLibrary:
         return tuple(info for name in sorted(found) for info in found[name])
 
     def names(self) -> tuple[str, ...]:
-        """The names of the templates, each once."""
+        """Return the names of the templates, each once."""
         return tuple(dict.fromkeys(info.name for info in self.list()))
 
     def find(self, name: str) -> Path:
-        """Given a name, with or without `.sbatch.j2`, return the file. Raise TemplateError with the nearest name."""
+        """Return the file of a template, named with or without `.sbatch.j2`. Raise TemplateError for an unknown
+        name."""
         bare = name.removesuffix(SUFFIX)
         path = self.locate(bare + SUFFIX)
         if path is not None and "/" not in bare:
             return path
-        names = self.names()
-        near = get_close_matches(bare, names, n=1)
-        mean = f"did you mean {near[0]}? " if near else ""
-        raise TemplateError(
-            f"there is no template {bare!r}", hint=f"{mean}there are: {', '.join(names) or 'none at all'}"
-        )
+        raise TemplateError(f"there is no template {bare!r}", hint=_choices(bare, self.names()))
 
     def source(self, name: str) -> str:
-        """The text of a template as its author wrote it. Raise TemplateError if there is none or it is unreadable."""
+        """Return the source of a template. Raise TemplateError if the template is unknown or unreadable."""
         return read_template(self.find(name))
 
     def locate(self, file_name: str) -> Path | None:
-        """The file that a template extends or includes; `shipped/python.sbatch.j2` names the directory as well.
+        """Return the file that a template extends or includes; `shipped/python.sbatch.j2` names the directory as well.
 
         Return None if there is none. Only files directly in the directories are found.
         """
@@ -121,7 +123,7 @@ class TemplateLibrary:
 
 
 def template_library(project: Project) -> TemplateLibrary:
-    """The templates of a project: its own win over the user's, and those over the shipped ones."""
+    """Return the templates of a project: its own override the user's, and those override the shipped ones."""
     shipped = shipped_directory(TEMPLATES)
     directories = [
         ("project", project.loaded.project / TEMPLATES),
@@ -136,17 +138,17 @@ def template_library(project: Project) -> TemplateLibrary:
 
 
 def read_documentation(source: str) -> tuple[str, ...]:
-    """Given a template's text, return its `# resil:` lines without the mark. For instance, `("One process.",)`."""
+    """Return the `# resil:` lines of a template without the mark, for instance `("One process.",)`."""
     lines = (line for line in source.splitlines() if line.startswith(DOCUMENTATION))
     return tuple(line.removeprefix(DOCUMENTATION).strip() for line in lines)
 
 
 def read_template(path: Path) -> str:
-    """The text of a template file. Raise TemplateError if it cannot be read."""
+    """Return the text of a template file. Raise TemplateError if the file cannot be read."""
     try:
         # The author of a template runs code as the user who submits it.
         if path.stat().st_mode & stat.S_IWOTH:
-            raise TemplateError(f"{path} can be written by everybody", hint=f"chmod o-w {path}")
+            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {path}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateError(f"cannot read the template {path}: {error.strerror}") from error
@@ -161,7 +163,7 @@ _GUARD_NAME = re.compile(r"RESIL_GUARD__[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptSpec:
-    """Everything a batch script is made of.
+    """The input of a template.
 
     Attributes:
         run: the run's name.
@@ -169,22 +171,22 @@ class ScriptSpec:
         command: the training, a bash command line as the user wrote it; each launcher runs it by `bash -c`.
         directives: sbatch's long options without dashes to their values, None for a flag. job-name, output,
             open-mode and signal are added where they are missing.
-        setup: bash lines before the launch: modules, virtual environment. They run as they are written.
+        setup: bash lines before the launch: modules, virtual environment. They run as written.
         environment: variables exported before the setup.
         signal: name of the signal for the batch shell, without SIG.
         signal_lead_s: how long before the time limit SLURM sends it.
-        beat_s: how often the batch shell shows that it lives.
-        previous_wait_s: how long a job waits for the attempt before it to be truly gone.
-        owner_policy: whose switches are obeyed: owner, group or any.
-        guard: variables that tell the guard its settings: `RESIL_GUARD__KEY`.
-        group: Unix group that may steer the run; empty keeps the files private.
-        user: who renders it; for templates that want to say so.
+        beat_s: interval of the batch shell's heartbeat.
+        previous_wait_s: how long a job waits for the end of the previous attempt.
+        owner_policy: whose switches are accepted: owner, group or any.
+        guard: variables with the guard's settings: `RESIL_GUARD__KEY`.
+        group: Unix group that may control the run; empty keeps the files private.
+        user: login name of the submitter, for templates that show it.
         finish_on_success: whether exit code 0 of the training finishes the run.
         cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
         cron_look_s: interval at which the batch shell checks that scheduler.
         array: whether the script is queued as an array; decides the default name of the output file.
         launcher: variables of the template: `gpus_per_node`, `image`. The template may ignore them.
-        variables: the same from `--set`; they win, and one that the template does not know is refused.
+        variables: the same from `--set`; they take precedence, and unknown ones are refused.
     """
 
     run: str
@@ -210,12 +212,14 @@ class ScriptSpec:
 
 
 def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
-    """Given a spec and the template's name, return the template's variables.
+    """Return the variables of a template for a spec.
 
-    Raise TemplateError for a value that cannot be written, and for a name that would hide one of resil's own.
+    Raise TemplateError for a value that cannot be written, and for a name that is reserved by resil.
     """
     if spec.owner_policy not in set(OwnerPolicy):
-        raise TemplateError(f"{spec.owner_policy!r} is no owner policy", hint=f"there are: {', '.join(OwnerPolicy)}")
+        raise TemplateError(
+            f"{spec.owner_policy!r} is not an owner policy", hint=f"there are: {', '.join(OwnerPolicy)}"
+        )
     own: dict[str, Any] = {
         "run": check_run_name(spec.run),
         "run_dir": _check_path(spec.run_dir),
@@ -244,14 +248,14 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
     for source in (spec.launcher, spec.variables):
         for name in source:
             if name in own:
-                raise TemplateError(f"{name!r} is resil's own and cannot be set for a template")
+                raise TemplateError(f"{name!r} is reserved by resil and cannot be set for a template")
             _check(name, _VARIABLE_NAME, "the name of a template variable")
     return own | dict(spec.launcher) | dict(spec.variables)
 
 
 def _directives_function(spec: ScriptSpec) -> Callable[..., str]:
     def directives(**defaults: object) -> str:
-        """The `#SBATCH` lines: the spec's, and where those are silent the template's defaults and resil's own."""
+        """Return the `#SBATCH` lines: the spec's, else the template's defaults, else resil's."""
         from markupsafe import Markup
 
         lines: dict[str, str | None] = {
@@ -286,15 +290,15 @@ def _check_path(path: str) -> str:
 
 def _check_bash(text: str, what: str) -> str:
     if "\0" in text or "\r" in text:
-        raise TemplateError(f"{what} holds a NUL or carriage return: {text!r}", hint="use Unix line ends")
+        raise TemplateError(f"{what} contains a NUL or carriage return: {text!r}", hint="use Unix line ends")
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise TemplateError(f"{what} holds bytes that are not UTF-8: {text!r}")
+        raise TemplateError(f"{what} contains bytes that are not UTF-8: {text!r}")
     return text
 
 
 def _check_variable(name: str) -> str:
     if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
-        raise TemplateError(f"{name} is resil's own and cannot be set in [environment]")
+        raise TemplateError(f"{name} is reserved by resil and cannot be set in [environment]")
     return _check(name, _VARIABLE_NAME, "the name of an environment variable")
 
 
@@ -318,7 +322,7 @@ _UNDEFINED_HINT = "give it with --set {name}=VALUE, or under [template] in resil
 def render_template(library: TemplateLibrary, file_name: str, context: Mapping[str, object]) -> str:
     """Return a template's text for a context.
 
-    Raise TemplateError, naming file, line and variable, for whatever is wrong in it.
+    Raise TemplateError, with file, line and variable, for every error in the template.
     """
     import jinja2
 
@@ -338,7 +342,7 @@ def render_template(library: TemplateLibrary, file_name: str, context: Mapping[s
 
 
 def variables_of(library: TemplateLibrary, file_name: str) -> frozenset[str]:
-    """The variables that a template, and what it extends or includes, asks for.
+    """Return the variables of a template and of the templates that it extends or includes.
 
     Raise TemplateError if one of them cannot be parsed.
     """
@@ -364,12 +368,12 @@ def variables_of(library: TemplateLibrary, file_name: str) -> frozenset[str]:
 
 
 def _environment(library: TemplateLibrary) -> Environment:
-    """A sandbox that knows the library's files. It is no boundary: its product is a shell script anyway."""
+    """Return a Jinja sandbox for the library's files. No security boundary: the result is a shell script anyway."""
     import jinja2
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from markupsafe import Markup
 
-    @jinja2.pass_context  # so that constants go the same way as variables
+    @jinja2.pass_context  # so that constants are handled like variables
     def finalize(_: Context, value: object) -> object:
         return value if isinstance(value, jinja2.Undefined) else Markup(_to_bash(value))
 
@@ -379,7 +383,7 @@ def _environment(library: TemplateLibrary) -> Environment:
 
     class Cache(jinja2.FileSystemBytecodeCache):
         def dump_bytecode(self, bucket: Bucket) -> None:
-            with suppress(OSError):  # a full home costs the time of compiling again, and no submit
+            with suppress(OSError):  # a full home directory must not fail the submit
                 super().dump_bytecode(bucket)
 
     environment = ImmutableSandboxedEnvironment(
@@ -413,7 +417,7 @@ def _to_bash(value: object) -> str:
 
 
 def _prepare(source: str) -> str:
-    """Leave the documentation out, and let bash's `${#array[@]}` not begin a comment of Jinja's. Lines stay lines."""
+    """Remove the documentation, and escape bash's `${#array[@]}`, which begins a Jinja comment. Keeps line numbers."""
     lines = ("{# #}" if line.startswith(DOCUMENTATION) else line for line in source.split("\n"))
     return "\n".join(lines).replace("${#", "{{ '${#' | raw }}")
 
@@ -428,12 +432,12 @@ def _undefined(error: Exception, library: TemplateLibrary) -> TemplateError:
         uses = (n for n, text in enumerate(lines, 1) if n >= line and re.search(rf"\b{match[1]}\b", text))
         line = next(uses, line)
     return TemplateError(
-        f"{_where(file, line)}: the variable {match[1]!r} is not given", hint=_UNDEFINED_HINT.format(name=match[1])
+        f"{_where(file, line)}: the variable {match[1]!r} is not set", hint=_UNDEFINED_HINT.format(name=match[1])
     )
 
 
 def _place(error: BaseException, library: TemplateLibrary) -> tuple[str | None, int]:
-    """File and line of a template in which an exception arose: Jinja puts them into the traceback."""
+    """Return file and line of the template that raised: Jinja puts them into the traceback."""
     directories = {str(directory) for _, directory in library.directories}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if str(Path(frame.filename).parent) in directories:
@@ -451,8 +455,8 @@ _GLUED = re.compile(r'^#SBATCH[^"\n]*#SBATCH.*$', re.MULTILINE)
 def render(library: TemplateLibrary, template_name: str, spec: ScriptSpec) -> str:
     """Return the batch script for a spec.
 
-    Every value is quoted on its way into the text. Raise TemplateError, naming file, line and variable where there is
-    one, if there is no such template, if it asks for what is not given, or if sbatch would misread the result.
+    Every value is quoted. Raise TemplateError, with file, line and variable if known, for an unknown template, for a
+    variable that is not set, or if sbatch would misread the result.
     """
     path = library.find(template_name)
     name = path.name.removesuffix(SUFFIX)
@@ -466,16 +470,13 @@ def render(library: TemplateLibrary, template_name: str, spec: ScriptSpec) -> st
 
 
 def _refuse_unknown(template: str, given: set[str], settable: frozenset[str]) -> None:
-    """A misspelt `--set` would change nothing, silently: refuse it."""
+    """Refuse a misspelt `--set`, which would silently have no effect."""
     for name in sorted(given - settable):
-        near = get_close_matches(name, settable, n=1)
-        mean = f"did you mean {near[0]}? " if near else ""
-        choice = ", ".join(sorted(settable)) or "none that can be set"
-        raise TemplateError(f"template {template} has no variable {name!r}", hint=f"{mean}there are: {choice}")
+        raise TemplateError(f"template {template} has no variable {name!r}", hint=_choices(name, sorted(settable)))
 
 
 def _refuse_misread(script: str, name: str) -> None:
-    """Raise TemplateError for text that sbatch would misread without a message."""
+    """Raise TemplateError for text that sbatch would silently misread."""
     if not script.startswith("#!"):
         raise TemplateError(f"template {name} does not begin with #!", hint="make its first line #!/bin/bash")
     if "\r" in script or "\0" in script:
@@ -483,7 +484,7 @@ def _refuse_misread(script: str, name: str) -> None:
     if "#SBATCH" in script[1:].replace("\n#SBATCH", "") and (glued := _GLUED.search(script)):
         raise TemplateError(
             f"template {name} writes a directive that does not begin its line: {glued[0][:80]!r}",
-            hint="a Jinja tag at the end of a line takes the line end with it; put it on a line of its own",
+            hint="a Jinja tag at the end of a line removes the line break; put the tag on its own line",
         )
     if late := parse_directives(script).late:
         raise TemplateError(f"template {name} writes {late[0]!r} after the first command, where sbatch ignores it")

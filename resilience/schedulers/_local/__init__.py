@@ -1,1 +1,1 @@
-"""Parts of the embedded scheduler: its spool, its rules, its daemon. `../local.py` is the entry."""
+"""Parts of the embedded scheduler: spool, rules, daemon. The entry point is `../local.py`."""

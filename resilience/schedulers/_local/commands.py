@@ -1,6 +1,6 @@
-"""Stand-ins for scontrol, squeue, scancel and sbatch inside jobs of the embedded scheduler.
+"""Replacements of scontrol, squeue, scancel and sbatch inside jobs of the embedded scheduler.
 
-They understand what batch scripts commonly ask; anything else is refused in a sentence, not guessed.
+They support the common usage in batch scripts; anything else is rejected with an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _UPDATES = {"timelimit", "endtime", "arraytaskthrottle", "dependency", "starttim
 
 
 def main(name: str, arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run one stand-in and return its exit code."""
+    """Run a replacement command and return its exit code."""
     scheduler = LocalScheduler(clock=SystemClock(), runner=ProcessRunner(), environ=environ)
     commands = {"scontrol": _scontrol, "squeue": _squeue, "scancel": _scancel, "sbatch": _sbatch}
     try:
@@ -103,12 +103,12 @@ def _scontrol(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[
     elif verb == "ping":
         _out(f"Slurmctld(primary) at {environ.get('SLURMD_NODENAME', 'localhost')} is UP")
     else:
-        raise UsageError(f"`scontrol {' '.join(arguments)}` is not known to the embedded scheduler")
+        raise UsageError(f"`scontrol {' '.join(arguments)}` is not supported by the embedded scheduler")
     return 0
 
 
 def parse_update(words: Sequence[str], now: float) -> tuple[JobId, JobUpdate]:
-    """Given `JobId=5 TimeLimit=10 ...`, return the change. Pure. Raise UsageError for an unknown key."""
+    """Parse `JobId=5 TimeLimit=10 ...` to a change. Pure. Raise UsageError for an unknown key."""
     given = {key.lower(): value for key, _, value in (word.partition("=") for word in words)}
     job = given.pop("jobid", given.pop("job", ""))
     if unknown := set(given) - _UPDATES:
@@ -166,7 +166,7 @@ def _squeue(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[st
         ids = {JobId.parse(word) for word in requested.split(",")}
         jobs = tuple(j for j in jobs if j.id in ids or j.id.whole in ids or JobId(j.raw_id) in ids)
         if not jobs and len(ids) == 1:
-            scheduler.job(next(iter(ids)))  # raises NoSuchJob when there is none
+            scheduler.job(next(iter(ids)))  # raises NoSuchJob if there is none
     layout = options.get("format", _DEFAULT_FORMAT)
     if "noheader" not in options:
         _out(_row(layout, lambda letter: _HEADINGS.get(letter, letter)))
@@ -225,7 +225,9 @@ def _scancel(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[s
 def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[str, str]) -> int:
     given, rest = SBATCH.parse(arguments)
     if not rest:
-        raise UsageError("no script given", hint="a script by standard input is not known to the embedded scheduler")
+        raise UsageError(
+            "no script given", hint="a script by standard input is not supported by the embedded scheduler"
+        )
     names = dict(given)
     submission = Submission(
         token=secrets.token_hex(8),
@@ -247,7 +249,7 @@ def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[st
 
 
 def _read(syntax: Syntax, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Options and other words, in any order."""
+    """Parse options and other words, in any order."""
     options: dict[str, str] = {}
     others: list[str] = []
     rest = list(arguments)

@@ -1,7 +1,7 @@
 """The process that runs the jobs of one spool: `python -m resilience.schedulers._local.daemon SPOOL`.
 
-Every client starts the daemon when there is none; a lock keeps it single, and it exits when nothing is left to do. It
-may be killed at any moment: each job has its own watcher (see _local/job.py), and the next daemon goes on.
+Every client starts the daemon if there is none; a lock ensures a single daemon, which exits when the queue is empty.
+The daemon may be killed at any time: each job has its own watcher (see _local/job.py), and the next daemon takes over.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Engine:
     def _each(self) -> list[tuple[Entry, Task]]:
         return [(self._entries[key], task) for key, tasks in self._tasks.items() for task in tasks]
 
-    def _is_asked_to_end(self, entry: Entry, task: Task) -> bool:
+    def _is_cancelled(self, entry: Entry, task: Task) -> bool:
         """True if a cancel file asks for the end of a waiting job. Checked before every start: many short tasks could
         start between two checks of all jobs' files."""
         raws = {task.raw, entry.id} if entry.indices is not None else {task.raw}
@@ -149,7 +149,7 @@ class Engine:
                 whole.unlink(missing_ok=True)
 
     def _settle(self) -> bool:
-        """Check the running jobs: which ended, which are due a signal. True if a record changed."""
+        """Check running jobs for their end and for due signals. Return whether a record changed."""
         changed = False
         failure: Exception | None = None
         now = self._now()
@@ -162,7 +162,7 @@ class Engine:
                 try:
                     self._save(entry, new)
                     changed = True
-                except (OSError, ResilError) as error:  # a full disk: the others are due their signals all the same
+                except (OSError, ResilError) as error:  # a full disk: continue with the signals of the other jobs
                     failure = error
         changed = self._close_finished() or changed
         if failure is not None:
@@ -171,7 +171,7 @@ class Engine:
 
     def _check(self, entry: Entry, task: Task, now: float) -> Task:
         directory = self._spool.directory(task.raw)
-        # In this order: a watcher may save the exit just before its own end.
+        # In this order, because a watcher may save the exit just before its own end.
         watched = processes.is_alive(task.supervisor, task.supervisor_ticks, task.boot)
         exit_ = job.read_exit(directory)
         if watched:
@@ -183,11 +183,11 @@ class Engine:
         if exit_ is None:
             self._kill_leftovers(task)
             if not task.ending:
-                say(f"job {task.raw} was lost: its watcher is gone, and its exit code is unknown")
+                say(f"job {task.raw} was lost: its watcher is gone, its exit code is unknown")
         return rules.ended(entry, task, exit_, now)
 
     def _has_begun(self, task: Task, directory: Path) -> bool:
-        """True if anything of it ran. The mark is not forced to the disk, so after a reboot assume that it did."""
+        """Return whether the job has begun. The marker is not synced, so after a reboot assume that it has."""
         return task.boot != processes.boot_id() or (directory / job.BEGUN_FILE).exists()
 
     def _apply_due(self, entry: Entry, task: Task, directory: Path, now: float) -> Task:
@@ -204,16 +204,16 @@ class Engine:
             return self._terminate(task, directory, now)
         if due is Due.KILL:
             below = processes.descendants(task.supervisor, spare=os.getpid())
-            # A watcher with nothing below it hangs before its first process: its output's file system does not respond.
+            # A watcher without children hangs before its first process, because the file system of its output hangs.
             processes.send(below or [task.supervisor], signal.SIGKILL)
         return task
 
     def _terminate(self, task: Task, directory: Path, now: float) -> Task:
-        """SIGCONT and SIGTERM to the batch shell and to srun's tasks, as to a job under proctrack/cgroup."""
+        """Send SIGCONT and SIGTERM to the batch shell and to srun's tasks, as under proctrack/cgroup."""
         completing = replace(task, state=JobState.COMPLETING)
         batch = job.batch_shell(directory)
         if not batch and job.read_exit(directory) is None:
-            return completing  # only just starting: try again
+            return completing  # still starting: retry
         why = {"TIMEOUT": " DUE TO TIME LIMIT", "REQUEUED": " DUE TO JOB REQUEUE"}.get(task.ending, "")
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
         line = f"slurmstepd-{self._host}: error: *** JOB {task.raw} ON {self._host} CANCELLED AT {when}{why} ***\n"
@@ -222,7 +222,7 @@ class Engine:
         return replace(completing, termed=True)
 
     def _kill_leftovers(self, task: Task) -> None:
-        """Kill what a job left whose watcher is gone. Two copies of one job must never run."""
+        """Kill the processes of a job whose watcher is gone. A job must never run twice."""
         for _ in range(50):
             left = processes.carrying(SLURM_JOB_ID=str(task.raw), RESIL_LOCAL_SPOOL=str(self._spool.root))
             if not left:
@@ -247,8 +247,8 @@ class Engine:
             self._plan_at = 0.0
         for raw in plan.start:
             entry, task = by_raw[raw]
-            if self._is_asked_to_end(entry, task):
-                self._apply_cancel_files()  # all at once: one request often comes with many
+            if self._is_cancelled(entry, task):
+                self._apply_cancel_files()  # all files: cancellations often come in groups
                 self._plan_at = 0.0
                 return
             self._start(entry, task, now)
@@ -285,12 +285,12 @@ class Engine:
 
 
 def say(text: str) -> None:
-    """One line into daemon.log."""
+    """Write a line to daemon.log."""
     os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {text}\n".encode("utf-8", "replace"))
 
 
 def run(spool: Spool, ready: Callable[[], None]) -> None:
-    """Hold the daemon's lock and run the queue until it is empty for a while. Return at once if another daemon does."""
+    """Hold the daemon's lock and run the queue until it is empty for a while. Return at once if another daemon runs."""
     lock = os.open(spool.root / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     # A client that checks for a daemon holds the lock for an instant.
     if not take_lock(lock, _START_LOCK_S, 0.01):
@@ -311,11 +311,11 @@ def run(spool: Spool, ready: Callable[[], None]) -> None:
     os.set_blocking(wakeup, False)
     signal.signal(signal.SIGCHLD, _nothing)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    # Opened for both ways: the last writer's closing is then no end of file.
+    # Opened for reading and writing, so that closing by the last writer is not an end of file.
     fifo = os.open(spool.root / "wake", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     engine.recover()
     ready()
-    # When the spool is removed, a directory of that name may remain, with a file that a client made meanwhile.
+    # After the removal of the spool, its directory may exist again, with a file that a client created meanwhile.
     while spool.root.is_dir() and os.fstat(lock).st_nlink:
         try:
             if not engine.step() and _leave(spool, lock):
@@ -331,7 +331,7 @@ def run(spool: Spool, ready: Callable[[], None]) -> None:
 
 
 def _leave(spool: Spool, lock: int) -> bool:
-    """Release the daemon's lock while no client can submit; False when a client submitted meanwhile."""
+    """Release the daemon's lock while no client can submit; return False if a client submitted meanwhile."""
     with spool.locked(LOCK_S, announce=False):
         if spool.active():
             return False
@@ -340,7 +340,7 @@ def _leave(spool: Spool, lock: int) -> bool:
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """Let the signal be delivered; the wake-up descriptor does the rest."""
+    """Handle SIGCHLD, so that the wake-up descriptor is written."""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
-"""Decides if the dependencies of a job are fulfilled. Pure.
+"""Decides whether the dependencies of a job are fulfilled. Pure.
 
-Source: sbatch(1), --dependency; an array as a whole counts as its tasks do together.
+Source: sbatch(1), --dependency. A whole array stands for all its tasks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _JOB = re.compile(r"(?P<id>\d+)(?:_(?P<task>\d+|\*))?(?:\+(?P<minutes>\d+))?")
 
 
 class Answer(StrEnum):
-    """YES: go. NOT_YET: wait. NEVER: it cannot happen any more, unless that job is requeued."""
+    """YES: start. NOT_YET: wait. NEVER: cannot be fulfilled any more, unless that job is requeued."""
 
     YES = "yes"
     NOT_YET = "not yet"
@@ -24,12 +24,12 @@ class Answer(StrEnum):
 
 
 def job_ids(dependency: str) -> tuple[int, ...]:
-    """The ids of the jobs that a dependency (with its types spelt out) names."""
+    """Return the job ids in a dependency with explicit types."""
     return tuple(int(match["id"]) for part in _parts(dependency)[1] for match in _jobs(part))
 
 
 def with_array_ids(dependency: str, names: Mapping[int, tuple[int, int]]) -> str:
-    """Given raw ids of array tasks to (array, index), write them as `array_index`, so that one name is one job."""
+    """Replace raw ids of array tasks by `array_index`. `names` maps raw ids to (array, index)."""
 
     def rename(match: re.Match[str]) -> str:
         found = names.get(int(match["id"]))
@@ -45,23 +45,23 @@ def with_array_ids(dependency: str, names: Mapping[int, tuple[int, int]]) -> str
 
 
 def needs_singleton(dependency: str) -> bool:
-    """True if `singleton` is one of the dependencies."""
+    """Return whether `singleton` is one of the dependencies."""
     return "singleton" in _parts(dependency)[1]
 
 
 def after_start(dependency: str) -> str:
-    """The rest of a dependency once the job has started: only `singleton` binds again after a requeue."""
+    """Return the dependency of a job that has started: only `singleton` applies again after a requeue."""
     return "singleton" if needs_singleton(dependency) else ""
 
 
 def judge(
     dependency: str, index: int | None, known: Mapping[int, Sequence[Task]], now: float, *, singleton: bool
 ) -> Answer:
-    """Say whether a job with this dependency may start.
+    """Return whether a job with this dependency may start.
 
-    `known` has the jobs of every submission that is named; one that is not there is forgotten, and counts as ended
-    well, as in SLURM. `singleton` says whether no earlier job of the same name is left. A delay (`after:7+5`) is
-    compared with `now`.
+    `known` has the jobs of the submissions in the dependency; a missing submission was purged, and counts as completed,
+    as in SLURM. `singleton`: whether there is no earlier job of the same name. A delay (`after:7+5`) is relative to
+    `now`.
     """
     separator, parts = _parts(dependency)
     answers = [

@@ -1,8 +1,8 @@
-"""One job of the embedded scheduler: its environment, the process that watches it, and its signals.
+"""A job of the embedded scheduler: its environment, its watcher process, and its signals.
 
-One watcher per job, forked from the daemon (so it costs little), and independent of it: when the daemon dies, the
-watcher stays the parent of everything the job started, detached processes included, and the next daemon finds it.
-SLURM's slurmstepd is the model.
+Each job has a watcher, forked cheaply from the daemon and independent of it: after the death of the daemon, the watcher
+remains the parent of all processes of the job, including detached ones, and the next daemon finds the watcher. The
+model is SLURM's slurmstepd.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Launch:
 
     Attributes:
         directory: `jobs/<raw>` in the spool.
-        output: path of the standard output, relative ones to the job's working directory. So `error` and `input`, which
-            may be empty.
+        output: path of the standard output, relative to the job's working directory. Likewise `error` and `input`,
+            which may be empty.
     """
 
     spool: Spool
@@ -66,7 +66,7 @@ class Launch:
 
 
 def plan_launch(spool: Spool, entry: Entry, task: Task, *, host: str, cpus: int) -> Launch:
-    """Given a job that is about to start on a machine with `cpus` CPUs, return all that its watcher needs.
+    """Return the data for the watcher of a job that is about to start on a host with `cpus` CPUs.
 
     Raise SchedulerUnavailable if the environment saved for it cannot be read.
     """
@@ -93,9 +93,9 @@ def plan_launch(spool: Spool, entry: Entry, task: Task, *, host: str, cpus: int)
 def job_variables(
     entry: Entry, task: Task, environment: Mapping[str, str], *, spool: str, host: str, cpus_on_node: int
 ) -> dict[str, str]:
-    """The whole environment of a job: that of its submission, and the scheduler's variables. Pure.
+    """Return the environment of a job: that of its submission, and the scheduler's variables. Pure.
 
-    SLURM_RESTART_COUNT is unset in the first run, SLURM_JOB_END_TIME when there is no limit. Source: sbatch(1),
+    SLURM_RESTART_COUNT is unset in the first run, SLURM_JOB_END_TIME without a time limit. Source: sbatch(1),
     OUTPUT ENVIRONMENT VARIABLES.
     """
     variables: list[tuple[str, object]] = [
@@ -134,9 +134,9 @@ def job_variables(
 
 
 def spawn(launch: Launch, gate: int) -> int:
-    """Fork the watcher and return its pid. It waits for one byte on `gate`; when the pipe closes it does nothing.
+    """Fork the watcher and return its pid. The watcher waits for a byte on `gate`, and exits if the pipe is closed.
 
-    So the record of the pid is on the disk before anything of the job runs, and a job is never started twice.
+    So the pid is recorded on disk before the job runs, and a job is never started twice.
     """
     pid = os.fork()
     if pid:
@@ -164,7 +164,7 @@ def spawn(launch: Launch, gate: int) -> int:
 
 
 def read_exit(directory: Path) -> Exit | None:
-    """How the batch shell of the job in this directory ended; None while it has not."""
+    """Return the exit of the batch shell of the job in this directory; None before its end."""
     try:
         data = json.loads((directory / EXIT_FILE).read_text())
         return Exit(data["status"], data["signal"], data["at"], data.get("launch_failure", ""))
@@ -173,20 +173,20 @@ def read_exit(directory: Path) -> Exit | None:
 
 
 def terminate(pids: Iterable[int]) -> None:
-    """Send SIGTERM, to stopped processes too."""
+    """Send SIGTERM, also to stopped processes."""
     for pid in pids:
         send([pid], signal.SIGCONT)
         send([pid], signal.SIGTERM)
 
 
 def batch_shell(directory: Path) -> list[int]:
-    """The pid of the job's batch shell, if it lives."""
+    """Return the pid of the job's batch shell, if alive."""
     pid = read_pid(directory / BATCH_FILE)
     return [pid] if pid else []
 
 
 def step_tasks(directory: Path) -> tuple[list[int], list[int]]:
-    """The pids of the tasks that srun started in the job, and those of the sruns themselves."""
+    """Return the pids of the tasks that srun started in the job, and the pids of the srun processes."""
     pids: dict[str, list[int]] = {"task": [], "srun": []}
     with contextlib.suppress(OSError):
         for file in list((directory / STEPS).iterdir()):
@@ -199,10 +199,10 @@ def step_tasks(directory: Path) -> tuple[list[int], list[int]]:
 
 
 def send_signal(spool: Spool, task: Task, number: int, *, batch: bool, full: bool) -> None:
-    """Signal srun's tasks; with `batch` the batch shell alone; with `full` the batch shell and everything below it.
+    """Signal srun's tasks; with `batch` the batch shell only; with `full` the batch shell and its descendants.
 
-    A full signal reaches an srun's task but not the children of that task, nor the srun itself (it would pass the
-    signal on). Source: scancel(1). Raise SchedulerError if the job's processes are not there.
+    A full signal reaches a task of srun, but neither the children of the task nor srun itself, which would forward the
+    signal. Source: scancel(1). Raise SchedulerError if the job has no processes.
     """
     if not is_alive(task.supervisor, task.supervisor_ticks, task.boot):
         raise SchedulerError(f"job {task.raw} has no processes", transient=True)
@@ -236,13 +236,13 @@ def _watch(launch: Launch) -> None:
     launch.spool.wake()
     _clear(launch)
     if not launch.spool.wake() and launch.directory.is_dir():
-        # The daemon was killed. The queue must go on though no client may call for days.
+        # The daemon was killed. Restart it, because no client may call for days.
         command = launch.spool.daemon_command()
         os.execv(command[0], command)
 
 
 def _open_streams(launch: Launch) -> tuple[str, list[int]]:
-    """Open standard input, output and error. Return why that failed, and the descriptors."""
+    """Open standard input, output and error. Return an error message or an empty text, and the descriptors."""
     os.umask(launch.entry.umask)
     how = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if launch.entry.append else os.O_TRUNC)
     base = Path(launch.entry.directory if os.path.isdir(launch.entry.directory) else "/tmp")  # noqa: PTH112 - as slurmd
@@ -257,7 +257,7 @@ def _open_streams(launch: Launch) -> tuple[str, list[int]]:
 
 
 def _become_batch_shell(launch: Launch, streams: list[int]) -> None:
-    """Never returns."""
+    """Replace this process by the batch shell. Never returns."""
     try:
         os.setsid()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -269,7 +269,7 @@ def _become_batch_shell(launch: Launch, streams: list[int]) -> None:
         except OSError as error:
             os.chdir("/tmp")
             _complain(launch, f"couldn't chdir to `{launch.entry.directory}': {error.strerror}: going to /tmp instead")
-        # The interpreter is named here rather than left to the kernel: the spool's file system may be mounted noexec.
+        # The interpreter is called explicitly, because the spool's file system may be mounted noexec.
         script = launch.spool.directory(launch.entry.id) / "slurm_script"
         with open(script, "rb") as file:
             words = os.fsdecode(file.readline()).removeprefix("#!").strip().split(None, 1)
@@ -297,14 +297,14 @@ def _save_exit(launch: Launch, status: int, number: int, failure: str) -> None:
             write_atomic(launch.directory / EXIT_FILE, json.dumps(record))
             return
         except ResilError:
-            # A full disk: wait until there is room, or until the spool is gone. An exit is never lost.
+            # A full disk: retry until there is space, or until the spool is gone. An exit is never lost.
             if not launch.directory.is_dir():
                 return
             time.sleep(_RETRY_S)
 
 
 def _clear(launch: Launch) -> None:
-    """End what the batch shell left behind: terminate the steps first, and kill everything else at once."""
+    """End the remaining processes: terminate the steps first, and kill all others at once."""
     deadline = time.monotonic() + launch.entry.kill_wait_s
     terminated: set[int] = set()
     while left := descendants(os.getpid(), spare=launch.spool.daemon_pid()):
@@ -321,7 +321,7 @@ def _clear(launch: Launch) -> None:
 
 
 def append_line(path: str, line: str) -> None:
-    """Add a line to a job's error file, as slurmstepd does. Best effort: the file may be a pipe, or gone."""
+    """Append a line to a job's error file, as slurmstepd does. Best effort: the file may be a pipe, or gone."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

@@ -1,7 +1,7 @@
-"""Reads the command lines of SLURM's clients, and merges the places that sbatch takes its options from. Pure.
+"""Parses the command lines of SLURM's clients, and merges the sources of sbatch's options. Pure.
 
-Source: getopt_long(3), and sbatch(1) of 22.05 to 26.05. For sbatch the command line wins over the environment, and the
-environment over the script.
+Source: getopt_long(3), and sbatch(1) of 22.05 to 26.05. For sbatch the command line overrides the environment, and the
+environment overrides the script.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resilience.errors import SchedulerError, UsageError
+from resilience.messages import nearest
 
 Given = tuple[str, str | None]
 """A long option's name and its value; None for a flag."""
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text, for a table of options."""
+    """Return the words of a text, for a table of options."""
     return frozenset(text.split())
 
 
@@ -30,7 +31,7 @@ class Syntax:
         values: long names of the options that need a value.
         optional: long names of the options that take a value only when attached (`--exclusive=user`).
         short: one-letter options to their long names.
-        renamed: older long names to the present ones.
+        renamed: deprecated long names to the current ones.
         lenient: accept unknown options, each with a value.
     """
 
@@ -45,7 +46,7 @@ class Syntax:
     def parse(self, arguments: Sequence[str]) -> tuple[list[Given], list[str]]:
         """Return the options by their long names, and the arguments from the first non-option on.
 
-        Understood: `--opt value`, `--opt=value`, unique beginnings of long names, `-t 10`, `-t10`, `-t=10`, `-Ht10`,
+        Supported: `--opt value`, `--opt=value`, unique prefixes of long names, `-t 10`, `-t10`, `-t=10`, `-Ht10`,
         and `--` as the end of the options. Raise UsageError for an unknown option or a missing value.
         """
         found: list[Given] = []
@@ -61,7 +62,7 @@ class Syntax:
         return found, rest
 
     def pair(self, name: str, value: str | None) -> Given:
-        """Given an option's name and its value apart, return both as `parse` does."""
+        """Return an option given by name and value, as `parse` does."""
         long = self._long_name(name)
         if long in self.values and value is None:
             raise UsageError(f"{self.program}: option '--{long}' requires an argument")
@@ -94,7 +95,7 @@ class Syntax:
 
     @property
     def _manual(self) -> str:
-        return f"see {self.program}(1); the embedded scheduler knows what batch scripts commonly use"
+        return f"see {self.program}(1); the embedded scheduler supports the common options"
 
     def _needs_value(self, name: str) -> bool:
         return name in self.values or (self.lenient and name not in self.flags | self.optional)
@@ -117,13 +118,10 @@ class Syntax:
                 f"{self.program}: option '--{name}' is ambiguous", hint=f"one of {', '.join(beginnings[:5])}?"
             )
         if name == "wrap":
-            raise UsageError(f"{self.program}: --wrap is not known here", hint="write the command into a script")
-        import difflib
-
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            raise UsageError(f"{self.program}: --wrap is not supported", hint="write the command into a script")
+        near = nearest(name, known)
         raise UsageError(
-            f"{self.program}: unrecognized option '--{name}'",
-            hint=f"did you mean --{near[0]}?" if near else self._manual,
+            f"{self.program}: unrecognized option '--{name}'", hint=f"did you mean --{near}?" if near else self._manual
         )
 
 
@@ -132,9 +130,9 @@ _VALUES = words(
     "job-name array dependency time signal output error input open-mode export chdir begin comment cpus-per-task "
     "ntasks nodes ntasks-per-node kill-on-invalid-dep"
 )
-"""The options that the embedded scheduler obeys."""
+"""The options that the embedded scheduler supports."""
 _SILENT = words("parsable quiet verbose test-only ignore-pbs")
-"""Options for the client alone. All others are ignored, and named in a note."""
+"""Options of the client only. All others are ignored with a note."""
 SBATCH = Syntax(
     "sbatch",
     flags=_FLAGS
@@ -185,10 +183,10 @@ _ENVIRONMENT = {
 def collect(
     options: Mapping[str, str | None], extra_args: Sequence[str], environ: Mapping[str, str], script: str
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Merge the options of all four places.
+    """Merge the options of all four sources.
 
-    Return the values of those that mean something here (empty for a flag), and the names of the others as written
-    (`--partition`). Raise UsageError for an option that sbatch does not have.
+    Return the values of the supported options (empty for a flag), and the names of the others (`--partition`). Raise
+    UsageError for an option that sbatch does not have.
     """
     layers = [
         parse_options(script_arguments(script)),
@@ -210,17 +208,17 @@ def collect(
 
 
 def parse_options(arguments: Sequence[str]) -> list[Given]:
-    """Given sbatch's arguments before the script, return them. Raise UsageError for an argument that is no option."""
+    """Parse sbatch's arguments before the script. Raise UsageError for an argument that is not an option."""
     found, rest = SBATCH.parse(arguments)
     if rest:
         raise UsageError(
-            f"sbatch: {rest[0]!r} is not an option", hint="the script is given apart; its arguments too, after it"
+            f"sbatch: {rest[0]!r} is not an option", hint="the script and its arguments are given separately"
         )
     return found
 
 
 def script_arguments(script: str) -> list[str]:
-    """The arguments on the `#SBATCH` lines of a script, up to its first command."""
+    """Return the arguments on the `#SBATCH` lines of a script, up to its first command."""
     arguments: list[str] = []
     for number, line in enumerate(script.split("\n"), start=1):
         if line.startswith("#SBATCH"):
@@ -237,7 +235,7 @@ def script_arguments(script: str) -> list[str]:
 
 
 def check_script(content: bytes, path: str) -> None:
-    """Refuse what sbatch refuses (sbatch.c): an empty file, no `#!`, DOS line breaks. Raise SchedulerError."""
+    """Raise SchedulerError for scripts that sbatch rejects (sbatch.c): empty, without `#!`, with DOS line breaks."""
     refusals = (
         (not content, "Batch script is empty!", f"{path} has no content"),
         (not content.strip(), "Batch script contains only whitespace!", f"{path} has no command"),

@@ -1,6 +1,6 @@
-"""Processes of this machine: identity, descendants, signals, and those of a lost job.
+"""Processes of this host: identity, descendants, signals, and the processes of a lost job.
 
-Source: proc(5), prctl(2). A pid is used again; pid, start time and boot id together identify a process.
+Source: proc(5), prctl(2). Pids are reused; pid, start time and boot id together identify a process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _prctl(option: int, value: object) -> None:
 
 @cache
 def machine_id() -> str:
-    """This machine: /etc/machine-id (machine-id(5)), or its name where there is none."""
+    """Return the id of this host: /etc/machine-id (machine-id(5)), or its name."""
     with contextlib.suppress(OSError):
         if found := Path("/etc/machine-id").read_text().strip():
             return found
@@ -51,21 +51,21 @@ boot_id, descendants = processes.boot_id, processes.descendants
 
 
 def start_ticks(pid: int) -> int:
-    """When the process started, in clock ticks since the boot; 0 when it is dead or a zombie."""
+    """Return the start of a process, in clock ticks since the boot; 0 if dead or a zombie."""
     return (processes.start_ticks(pid) or 0) if processes.is_alive(pid) else 0
 
 
 def is_alive(pid: int, ticks: int, boot: str) -> bool:
-    """Whether this very process lives."""
+    """Return whether this process is alive."""
     return boot == boot_id() and processes.is_same(pid, ticks)
 
 
 def carrying(**variables: str) -> list[int]:
-    """Every other process of this user whose environment holds all of these variables.
+    """Return the other processes of this user with all these variables in their environment.
 
     Finds the processes of a lost job, whose watcher is gone.
     """
-    import psutil  # for the daemon only: the stand-ins run without site-packages
+    import psutil  # for the daemon only: the replacement commands run without site-packages
 
     return [
         process.pid
@@ -75,32 +75,32 @@ def carrying(**variables: str) -> list[int]:
 
 
 def available_cpus(environ: Mapping[str, str]) -> int:
-    """How many CPUs the jobs may share: $RESIL_LOCAL_CPUS, else those this process may use."""
+    """Return the number of CPUs for jobs: $RESIL_LOCAL_CPUS, else the CPUs of this process."""
     chosen = environ.get(CPUS_VARIABLE, "")
     return int(chosen) if chosen.isdigit() and int(chosen) else len(os.sched_getaffinity(0))
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to each. Processes that are gone meanwhile are no error."""
+    """Send a signal to each process. Ended processes are ignored."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def reap() -> None:
-    """Collect every child that has ended."""
+    """Reap all ended children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def slurm_variables(rows: Iterable[tuple[str, object]]) -> dict[str, str]:
-    """Given names without `SLURM_`, with blanks between, and the value of each, return the variables. None: unset."""
+    """Return SLURM_* variables for rows of (names separated by blanks, without `SLURM_`; value). None: unset."""
     return {f"SLURM_{name}": str(value) for names, value in rows if value is not None for name in names.split()}
 
 
 def default_signals() -> None:
-    """Undo every handler and mask that a child would inherit, so that it starts as from a fresh shell."""
+    """Reset all signal handlers and the signal mask, which a child would inherit."""
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
@@ -109,7 +109,7 @@ def default_signals() -> None:
 
 
 def current_umask() -> int:
-    """This process's umask, read without changing it."""
+    """Return the umask of this process, without changing it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("Umask:"):
@@ -118,7 +118,7 @@ def current_umask() -> int:
 
 
 def user_name(environ: Mapping[str, str]) -> str:
-    """Whose processes these are; a number where the account has no name."""
+    """Return the name of the current user; a number if the account has no name."""
     import pwd
 
     try:

@@ -1,4 +1,4 @@
-"""Reads the queue in a spool: submissions, jobs, and the reasons why they wait. Changes nothing."""
+"""Reads the queue of a spool: submissions, jobs, and their pending reasons. Read only."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TASK_NAME = re.compile(r"(\d+)_(\d+)")
 
 
 class Queue:
-    """The queue of one spool, read afresh by every method. Every method may raise SchedulerUnavailable."""
+    """The queue of one spool, read by every method. Every method may raise SchedulerUnavailable."""
 
     def __init__(self, spool: Spool, *, host: str, cpus: int) -> None:
         self._spool = spool
@@ -28,16 +28,16 @@ class Queue:
         self._cpus = cpus
 
     def require(self) -> None:
-        """Raise SchedulerUnavailable where there is no spool: its jobs may live."""
+        """Raise SchedulerUnavailable if there is no spool, because jobs may be alive elsewhere."""
         if not self._spool.exists():
             raise SchedulerUnavailable(
                 f"there is no spool of the embedded scheduler at {self._spool.root}",
-                hint=f"nothing was submitted yet, or ${SPOOL_VARIABLE} or the file system is another one now",
+                hint=f"nothing was submitted yet, or ${SPOOL_VARIABLE} or the file system has changed",
             )
         self._spool.refuse_other_machine()
 
     def locate(self, job_id: JobId) -> tuple[Entry, list[int]]:
-        """The submission, and the raw ids of those of its jobs that are meant. Raise NoSuchJob."""
+        """Return the submission of a job id, and the raw ids of the selected jobs. Raise NoSuchJob."""
         entry = self._spool.owner_of(job_id.array)
         if entry is not None and job_id.task is None:
             return entry, list(entry.raw_ids) if entry.id == job_id.array else [job_id.array]
@@ -45,12 +45,12 @@ class Queue:
         if entry is None or not raws or entry.id != job_id.array:
             raise NoSuchJob(
                 f"Invalid job id specified: there is no job {job_id}",
-                hint="ended jobs are remembered for a week; `resil status` lists the jobs of a run",
+                hint="ended jobs are kept for a week; `resil status` lists the jobs of a run",
             )
         return entry, raws
 
     def load(self, *, finished: bool = False) -> tuple[Entries, Tasks]:
-        """Every submission that is not over, or with `finished` all, and their jobs."""
+        """Return the active submissions, or with `finished` all submissions, and their jobs."""
         entries: Entries = {}
         tasks: Tasks = {}
         for key in self._spool.everything() if finished else self._spool.active():
@@ -63,7 +63,7 @@ class Queue:
         return entries, tasks
 
     def records(self, entries: Entries, tasks: Tasks, now: float, *, finished: bool) -> tuple[Job, ...]:
-        """The records as squeue shows them, with the reasons why jobs wait."""
+        """Return the records as shown by squeue, with pending reasons."""
         reasons = self._plan(entries, tasks, now).reasons
         result: list[Job] = []
         for key, entry in entries.items():
@@ -72,7 +72,7 @@ class Queue:
         return tuple(result)
 
     def records_of(self, entry: Entry, now: float, *, only: int | None = None) -> tuple[Job, ...]:
-        """The records of one submission, ended jobs included; with `only`, that of this one of its jobs."""
+        """Return the records of a submission, including ended jobs; with `only`, the record of this job."""
         entries, tasks = self.load()
         entries[entry.id], tasks[entry.id] = entry, self._spool.tasks(entry)
         reasons = self._plan(entries, tasks, now).reasons
@@ -82,7 +82,7 @@ class Queue:
         return jobs_of(entry, shown, self._host)
 
     def forecast(self, entry: Entry, now: float) -> str:
-        """Why a submission that is not queued yet would wait; empty when it would start now."""
+        """Return why a new submission would wait; empty if it would start now."""
         entries, tasks = self.load()
         entries[entry.id] = entry
         tasks[entry.id] = [entry.fresh(raw) for raw in entry.raw_ids]
@@ -91,7 +91,7 @@ class Queue:
         return "" if first in plan.start else plan.reasons.get(first, "")
 
     def resolve(self, dependency: str) -> str:
-        """Check that every job it names exists, and name tasks of arrays as such. Raise SchedulerError otherwise."""
+        """Return a dependency with tasks as `array_index`. Raise SchedulerError if one of its jobs does not exist."""
         names: dict[int, tuple[int, int]] = {}
         for key in job_ids(dependency):
             entry = self._spool.owner_of(key) if self._spool.exists() else None
@@ -117,7 +117,7 @@ class Queue:
 
 
 def _with_reason(task: Task, reasons: Mapping[int, str]) -> Task:
-    """A waiting job with why it waits; one that is about to start keeps the reason it was put back for."""
+    """Return a pending job with its reason; a job about to start keeps the reason of its requeue."""
     if task.state is not JobState.PENDING:
         return task
     return replace(task, reason=reasons.get(task.raw) or task.reason or "None")
@@ -126,5 +126,5 @@ def _with_reason(task: Task, reasons: Mapping[int, str]) -> Task:
 def _dependency_problem(why: str) -> SchedulerError:
     return SchedulerError(
         f"Batch job submission failed: Job dependency problem ({why})",
-        hint="`resil status` shows the jobs that are known; ended ones are remembered for a week",
+        hint="`resil status` shows the known jobs; ended jobs are kept for a week",
     )

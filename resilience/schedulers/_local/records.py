@@ -1,4 +1,4 @@
-"""The embedded scheduler's records of a submission and of each of its jobs, and their JSON. Pure."""
+"""The embedded scheduler's records of submissions and jobs, and their JSON. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.job import ExitCode, Job, JobId, JobState
 
 
 class DamagedRecord(ResilError):
-    """A record is incomplete, or was edited."""
+    """A record is incomplete or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,13 @@ class Entry:
 
     Attributes:
         id: the job's or the array's id.
-        indices: of an array's tasks, sorted; None for a plain job.
-        throttle: how many tasks may run at once; 0 is no limit.
-        time_limit_s: seconds; None is no limit.
-        signal: number of the signal to send before the end of the time; 0 is none.
-        signal_lead_s: how many seconds before.
-        signal_batch: whether it goes to the batch shell (`B:`) and not to the steps.
-        directory: the job's working directory; `submit_dir` is where sbatch was called.
+        indices: task indices of an array, sorted; None for a single job.
+        throttle: maximum number of running tasks; 0: no limit.
+        time_limit_s: seconds; None: no limit.
+        signal: number of the signal to send before the time limit; 0: none.
+        signal_lead_s: seconds before the time limit.
+        signal_batch: whether the signal is sent to the batch shell (`B:`) instead of the steps.
+        directory: the job's working directory; `submit_dir`: working directory of sbatch.
         kill_wait_s: seconds between SIGTERM and SIGKILL.
     """
 
@@ -66,22 +66,22 @@ class Entry:
 
     @property
     def cpus(self) -> int:
-        """How many CPUs each of its jobs takes from the others: none, if it shares those that others have."""
+        """Return the CPUs that each job occupies; none for an oversubscribed job."""
         return 0 if self.oversubscribe else self.ntasks * (self.cpus_per_task or 1)
 
     @property
     def raw_ids(self) -> tuple[int, ...]:
-        """The number of each of its jobs: its own, or for an array the numbers that follow the array's."""
+        """Return the raw ids of its jobs: its id, or for an array the numbers after the array's id."""
         if self.indices is None:
             return (self.id,)
         return tuple(self.id + 1 + position for position in range(len(self.indices)))
 
     def index_of(self, raw: int) -> int | None:
-        """The task index of one of its jobs; None for a plain job."""
+        """Return the task index of one of its jobs; None for a single job."""
         return None if self.indices is None else self.indices[raw - self.id - 1]
 
     def fresh(self, raw: int) -> Task:
-        """The job `raw` as it was when it was submitted."""
+        """Return the job `raw` as initially submitted."""
         return Task(
             raw=raw,
             index=self.index_of(raw),
@@ -95,14 +95,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One job: a plain one, or one task of an array.
+    """One job: a single job, or one task of an array.
 
     Attributes:
-        raw: its number (SLURM_JOB_ID).
-        queued_at: when it was submitted or last requeued; earlier jobs start first.
+        raw: the raw id (SLURM_JOB_ID).
+        queued_at: time of submission or of the last requeue; earlier jobs start first.
         supervisor: pid of its watcher; `supervisor_ticks` (its start) and `boot` distinguish the watcher from
             another process with the same pid.
-        ending: the state it is being ended with (CANCELLED, TIMEOUT, or REQUEUED); empty without such a request.
+        ending: the requested end state (CANCELLED, TIMEOUT, or REQUEUED), or empty.
         ending_at: time of that request.
     """
 
@@ -133,14 +133,14 @@ class Task:
 
     @property
     def deadline(self) -> float | None:
-        """When its time is over; None while it does not run or when it has no limit."""
+        """Return the end of the time limit; None if not running or without a limit."""
         if self.start is None or self.time_limit_s is None:
             return None
         return self.start + self.time_limit_s
 
     @property
     def is_running(self) -> bool:
-        """True if it may have processes."""
+        """Return whether the job may have processes."""
         return self.state in (JobState.RUNNING, JobState.COMPLETING)
 
 
@@ -148,12 +148,12 @@ R = TypeVar("R", Entry, Task)
 
 
 def to_json(record: Entry | Task) -> str:
-    """Write a record as JSON. File names that are not UTF-8 survive, as escaped surrogates."""
+    """Return a record as JSON. File names that are not UTF-8 are kept as escaped surrogates."""
     return json.dumps(asdict(record), separators=(",", ":")) + "\n"
 
 
 def from_json(kind: type[R], text: str) -> R:
-    """Read a record. Raise DamagedRecord if the text holds none of this kind; keys of newer releases are ignored."""
+    """Parse a record. Raise DamagedRecord for an invalid text; keys of newer releases are ignored."""
     try:
         known = {field.name for field in fields(kind)}
         data: dict[str, Any] = {
@@ -169,7 +169,7 @@ def from_json(kind: type[R], text: str) -> R:
 
 
 def job_of(entry: Entry, task: Task, host: str) -> Job:
-    """One job as a `Job`."""
+    """Return a task as `Job`."""
     return Job(
         id=JobId(entry.id, task.index),
         raw_id=task.raw,
@@ -194,9 +194,9 @@ def job_of(entry: Entry, task: Task, host: str) -> Job:
 
 
 def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
-    """The records of one submission as squeue shows them.
+    """Return the records of a submission as shown by squeue.
 
-    The tasks that wait for the same reason and never ran are one record (`2-10%1`); every other task has its own.
+    Pending tasks with the same reason that never ran are one record (`2-10%1`); every other task has its own.
     """
     if entry.indices is None:
         return tuple(job_of(entry, task, host) for task in tasks)
@@ -220,7 +220,7 @@ def jobs_of(entry: Entry, tasks: Sequence[Task], host: str) -> tuple[Job, ...]:
 def _folded(entry: Entry, group: Sequence[Task], host: str) -> Job:
     indices = format_indices([task.index for task in group if task.index is not None])
     throttle = f"%{entry.throttle}" if entry.throttle else ""
-    # squeue shows the reason of the first one.
+    # squeue shows the reason of the first task.
     return replace(
         job_of(entry, group[0], host),
         id=JobId(entry.id),
@@ -231,9 +231,9 @@ def _folded(entry: Entry, group: Sequence[Task], host: str) -> Job:
 
 
 def format_indices(indices: Sequence[int]) -> str:
-    """Given task indices, return SLURM's short form. For instance, 1, 2, 3, 7 gives `1-3,7`."""
+    """Return SLURM's short form of task indices. For instance, 1, 2, 3, 7 gives `1-3,7`."""
     parts = []
-    # Within a run of neighbours, index and position grow together.
+    # Within consecutive indices, index and position increase together.
     for _, neighbours in groupby(enumerate(sorted(indices)), key=lambda pair: pair[1] - pair[0]):
         run = [index for _, index in neighbours]
         parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")

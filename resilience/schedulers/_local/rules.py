@@ -127,11 +127,11 @@ class Due(StrEnum):
 
 
 def due(entry: Entry, task: Task, now: float) -> Due:
-    """Say what a running job is due now. The limits are exact here: SLURM checks only every 30 seconds."""
+    """Return the signal that is due for a running job. Limits are exact; SLURM checks only every 30 seconds."""
     if not task.is_running:
         return Due.NOTHING
     if task.ending and task.ending_at is not None:
-        # One that has nothing to ask yet (it is only just starting) is killed all the same, a second later.
+        # A job that is still starting cannot be terminated yet, and is killed a second later.
         if now >= task.ending_at + entry.kill_wait_s + (0.0 if task.termed else 1.0):
             return Due.KILL
         return Due.NOTHING if task.termed else Due.TERM
@@ -146,7 +146,7 @@ def due(entry: Entry, task: Task, now: float) -> Due:
 
 
 def next_due(entry: Entry, task: Task) -> float | None:
-    """When `due` may next say something else, or None."""
+    """Return the time at which the result of `due` may change, or None."""
     if not task.is_running:
         return None
     if task.ending and task.ending_at is not None:
@@ -158,10 +158,10 @@ def next_due(entry: Entry, task: Task) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """The end of the batch shell.
+    """The exit of the batch shell.
 
     Attributes:
-        launch_failure: why it could not be started at all, or empty.
+        launch_failure: why the batch shell could not be started, or empty.
     """
 
     status: int
@@ -171,10 +171,10 @@ class Exit:
 
 
 def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
-    """The record of a job that has no process any more. None for its exit: unknown.
+    """Return the record of a job without processes. `exit_` is None if unknown.
 
-    A job whose exit is unknown, and that was not ended on request, is lost. It is queued again, with NODE_DOWN,
-    or is NODE_FAIL if it may not be requeued.
+    A job with an unknown exit that was not ended on request is lost: it is requeued with reason NODE_DOWN, or is
+    NODE_FAIL if it may not be requeued.
     """
     at = exit_.at if exit_ is not None else now
     if task.ending == JobState.REQUEUED:
@@ -195,7 +195,7 @@ def ended(entry: Entry, task: Task, exit_: Exit | None, now: float) -> Task:
 
 
 def not_started(task: Task) -> Task:
-    """The record of a job that was to start when the daemon died: nothing of it ran, so it simply waits again."""
+    """Return the record of a job that had not begun when the daemon died, and is pending again."""
     return replace(task, state=JobState.PENDING, start=None, supervisor=0, supervisor_ticks=0)
 
 
@@ -209,18 +209,18 @@ _FRESH: Mapping[str, Any] = {
     "termed": False,
     "requeue_held": False,
 }
-"""The fields of a run that has not begun to end."""
+"""Fields of a run at its start."""
 
 
 def started(task: Task, now: float) -> Task:
-    """The record of a queued job that starts now."""
+    """Return the record of a queued job that starts now."""
     return replace(
         task, **_FRESH, state=JobState.RUNNING, reason="", start=now, dependency=after_start(task.dependency)
     )
 
 
 def requeued(task: Task, now: float) -> Task:
-    """The record of a job that goes back into the queue, behind the others."""
+    """Return the record of a requeued job, at the end of the queue."""
     return replace(
         not_started(task),
         **_FRESH,
@@ -233,12 +233,12 @@ def requeued(task: Task, now: float) -> Task:
 
 
 def cancelled(task: Task, now: float) -> Task:
-    """The record of a job that is cancelled now: at once while it waits, on the way when it runs."""
+    """Return the record of a cancelled job: final if pending, with a request to end if running."""
     if task.state.is_final:
         return task
     if task.is_running:
         if task.ending != JobState.REQUEUED and (task.ending or task.state is JobState.COMPLETING):
-            return task  # it is on its way out already
+            return task  # already ending
         return replace(
             task, ending=JobState.CANCELLED.value, ending_at=task.ending_at or now, requeue_held=False, held=False
         )
@@ -246,7 +246,7 @@ def cancelled(task: Task, now: float) -> Task:
 
 
 def ending(task: Task, how: JobState, now: float) -> Task:
-    """The record of a running job that is being ended with the state `how`."""
+    """Return the record of a running job that is ended with the state `how`."""
     if task.ending:
         return task
     return replace(task, ending=how.value, ending_at=now)
@@ -259,7 +259,7 @@ def _final(task: Task, state: JobState, status: int, number: int, at: float, rea
 
 
 def updated(task: Task, change: JobUpdate, job_id: JobId) -> Task:
-    """Given a job that has not ended, return its new record. Raise SchedulerError if it is too late, or early."""
+    """Return the changed record of a live job. Raise SchedulerError if its state does not allow the change."""
     if task.state is not JobState.PENDING and (change.dependency is not None or change.begin_time is not None):
         raise SchedulerError(f"Job is no longer pending execution for job {job_id}")
     if change.dependency is not None:

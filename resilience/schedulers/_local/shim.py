@@ -1,4 +1,4 @@
-"""Stand-ins for SLURM's commands on the PATH of jobs: as much of each as batch scripts use."""
+"""Replacements of SLURM's commands on the PATH of jobs, with the features that batch scripts use."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NAMES = ("srun", "scontrol", "squeue", "scancel", "sbatch")
 
 
 def shim_script(name: str, *, python: str, source: str) -> str:
-    """The program: it calls `_local/shim.py` without touching the environment that the job's own programs see. Pure."""
+    """Return a script that calls `_local/shim.py` without changes of the environment. Pure."""
     code = f"import sys; sys.path.insert(0, {source!r}); from resilience.schedulers._local.shim import main; main()"
     return f'#!/bin/sh\nexec {shlex.quote(python)} -IS -c {shlex.quote(code)} {name} "$@"\n'
 
 
 def write_shims(directory: Path) -> None:
-    """Write the stand-ins into `directory`, for this Python; works from an installed package and from a clone."""
+    """Write the replacement commands to `directory`, for this Python, from an installed package or a clone."""
     source = str(Path(resilience.__file__).parent.parent)
     for name in NAMES:
         script = shim_script(name, python=sys.executable, source=source)
@@ -59,10 +59,10 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The command of a step.
+    """A job step.
 
     Attributes:
-        kill_on_bad_exit: end all tasks as soon as one fails.
+        kill_on_bad_exit: end all tasks when one fails.
     """
 
     command: tuple[str, ...]
@@ -71,7 +71,7 @@ class Step:
 
 
 def parse_srun(arguments: Sequence[str], environ: Mapping[str, str]) -> Step:
-    """Given srun's arguments, return the step. Raise UsageError, in srun's words, for what cannot run here. Pure."""
+    """Parse srun's arguments. Raise UsageError, in srun's words, for an unsupported step. Pure."""
     options, rest = _SRUN.parse(arguments)
     given = dict(options)
     if not rest:
@@ -85,7 +85,7 @@ def parse_srun(arguments: Sequence[str], environ: Mapping[str, str]) -> Step:
 
 
 def task_variables(rank: int, count: int, step: int, environ: dict[str, str]) -> dict[str, str]:
-    """The environment of one task. Pure. Source: srun(1), OUTPUT ENVIRONMENT VARIABLES."""
+    """Return the environment of one task. Pure. Source: srun(1), OUTPUT ENVIRONMENT VARIABLES."""
     return environ | slurm_variables(
         [
             ("PROCID LOCALID", rank),
@@ -117,7 +117,7 @@ def run_step(step: Step, environ: dict[str, str]) -> int:
     number = _next_step(directory)
     for rank in range(step.ntasks):
         try:
-            # Popen itself is not waited for: all tasks are, by pid, in whatever order they end.
+            # Tasks are waited for by pid, in any order, and not by Popen.
             process = subprocess.Popen(
                 step.command, env=task_variables(rank, step.ntasks, number, environ), start_new_session=True
             )
@@ -165,7 +165,7 @@ def _steps_directory(environ: Mapping[str, str]) -> Path | None:
 
 
 def _next_step(directory: Path | None) -> int:
-    """The step's number: a file is made for it, so that no two are the same."""
+    """Return the step's number. A file makes the number unique."""
     if directory is None:
         return 0
     with contextlib.suppress(OSError):
@@ -178,7 +178,7 @@ def _next_step(directory: Path | None) -> int:
 
 
 def _register(directory: Path | None, running: Mapping[int, int]) -> None:
-    """List the tasks for the daemon, which signals them itself."""
+    """List the tasks for the daemon, which sends their signals."""
     if directory is None:
         return
     lines = [f"srun {os.getpid()} {start_ticks(os.getpid())}"]
@@ -193,7 +193,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Run the stand-in named by the first argument, and exit as the real command would."""
+    """Run the command named by the first argument, and exit with its code."""
     name, *arguments = sys.argv[1:]
     environ = dict(os.environ)
     if name != "srun":

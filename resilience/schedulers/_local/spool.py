@@ -1,20 +1,20 @@
 """The spool directory of the embedded scheduler: its records, its lock, its commit.
 
-    spool/                      0700, one per person
+    spool/                      0700, one per user
       lock                      flock: held by every process that changes a record
-      serial                    touched with every lock taken; the daemon compares its time
+      serial                    touched at every lock; the daemon compares its time
       wake                      FIFO that wakes the daemon
       daemon.lock, daemon.log   flock and pid of the one daemon, and its log
       next-id                   the last id given
-      active/<id>               one empty file per submission that is not over
-      tokens/<token>            the submission that carries the token
-      incoming/<id>             a submission on its way; after a crash it names the directories to clean up
-      jobs/<id>/                submission.json environment.json slurm_script     written before it counts
+      active/<id>               one empty file per active submission
+      tokens/<token>            the submission with the token
+      incoming/<id>             an incomplete submission; after a crash, the directories to clean up
+      jobs/<id>/                submission.json environment.json slurm_script     written before the commit
       jobs/<raw>/               task.json, and for bash: state, comment, cancel
       bin/                      srun, scontrol ... for the jobs
 
-Every file is replaced whole. A submission exists from the moment its `submission.json` does, which is written last. A
-job without task.json is as it was submitted.
+Every file is replaced atomically. A submission exists as soon as its `submission.json`, which is written last. A job
+without task.json is in its initial state.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from resilience.system.files import write_atomic
 
 SPOOL_VARIABLE = "RESIL_LOCAL_SPOOL"
 KEEP_ENDED_S = 7 * 86400.0
-"""How long ended jobs are remembered."""
+"""How long ended jobs are kept."""
 _FEW = 16
-"""So many records are forced to the disk one by one. A mass change (cancelling an array of a thousand) is not: it
-would take seconds, and only a power cut in the next moments could undo it."""
+"""Maximum number of records that are synced one by one. Larger changes (cancelling an array of a thousand) are not
+synced: that would take seconds, and they are lost only in a power failure shortly after."""
 _SETTLED_NS = 50_000_000
 _LOCK_POLL_S = 0.005
 _SAFE_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -61,12 +61,12 @@ def spool_path(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def access(path: Path) -> Iterator[None]:
-    """Raise SchedulerUnavailable for every refusal of the file system: a job behind it may well live."""
+    """Raise SchedulerUnavailable for every error of the file system, because jobs may be alive."""
     try:
         yield
     except OSError as error:
         raise _unavailable(error, path) from error
-    except StateDirectoryError as error:  # of write_atomic, and worded for a state_dir
+    except StateDirectoryError as error:  # from write_atomic, with a hint about state_dir
         cause = error.__cause__
         raise _unavailable(cause if isinstance(cause, OSError) else OSError(error.message), path) from error
 
@@ -74,13 +74,13 @@ def access(path: Path) -> Iterator[None]:
 def _unavailable(error: OSError, path: Path) -> SchedulerUnavailable:
     return SchedulerUnavailable(
         f"the embedded scheduler's spool cannot be used: {error.filename or path}: {error.strerror or error}",
-        hint=f"it lies where ${SPOOL_VARIABLE} says, else in ~/.local/state/resil/local",
+        hint=f"the spool is ${SPOOL_VARIABLE}, by default ~/.local/state/resil/local",
         transient=error.errno not in (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS),
     )
 
 
 def take_lock(descriptor: int, timeout_s: float, poll_s: float = _LOCK_POLL_S) -> bool:
-    """Lock a file for this process alone, trying again until `timeout_s` is over. Raise OSError if it has no locks."""
+    """Lock a file exclusively; return False after `timeout_s`. Raise OSError if locks are not supported."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -95,7 +95,7 @@ def take_lock(descriptor: int, timeout_s: float, poll_s: float = _LOCK_POLL_S) -
 
 
 def read_pid(path: Path) -> int:
-    """Return the pid in a file of `PID START_TICKS`; 0 when that process has ended or there is no such file."""
+    """Return the pid in a file of `PID START_TICKS`; 0 if the process has ended or there is no such file."""
     try:
         pid, ticks = (int(word) for word in path.read_text().split())
     except (OSError, ValueError):
@@ -104,24 +104,24 @@ def read_pid(path: Path) -> int:
 
 
 class RecordQuarantined(SchedulerUnavailable):
-    """A submission's record was damaged. The state of its jobs is unknown."""
+    """The record of a submission was damaged. The state of its jobs is unknown."""
 
 
 class Spool:
-    """One spool directory. Every change is made under `locked()`; reading needs no lock.
+    """A spool directory. Changes require `locked()`; reading needs no lock.
 
-    Every method raises SchedulerUnavailable when the file system refuses: unknown is not dead.
+    Every method raises SchedulerUnavailable on errors of the file system: the state of jobs is then unknown.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._jobs = root / "jobs"
         self._written = 0
-        # By path: (mtime_ns, inode) and the record read then. Files are replaced whole, so these name a content.
+        # By path: (mtime_ns, inode) and the record. Files are replaced atomically, so these identify the content.
         self._cache: dict[Path, tuple[tuple[int, int], Entry | Task]] = {}
 
     def exists(self) -> bool:
-        """True if anything was ever submitted here."""
+        """Return whether anything was ever submitted."""
         with access(self.root):
             try:
                 os.stat(self._jobs)  # noqa: PTH116 - exists() would take a file in the way for nothing there
@@ -130,7 +130,7 @@ class Spool:
         return True
 
     def create(self) -> None:
-        """Make the directories, private whatever the umask. Harmless when they are there."""
+        """Create the directories, private regardless of the umask. Existing directories are kept."""
         with access(self.root):
             self.root.parent.mkdir(parents=True, exist_ok=True)
             for name in ("", "active", "tokens", "incoming", "bin", "jobs"):
@@ -147,20 +147,20 @@ class Spool:
                 raise SchedulerUnavailable(f"the spool {self.root} belongs to another user", transient=False)
 
     def refuse_other_machine(self) -> None:
-        """Raise SchedulerUnavailable if jobs of another machine are in here: process ids mean nothing across machines.
+        """Raise SchedulerUnavailable if the spool has jobs of another host, whose pids have no meaning on this host.
 
-        Machines that share a home directory share one spool; the first machine to submit owns it.
+        Hosts with a shared home directory share one spool; the first host to submit owns the spool.
         """
         if self._is_of_other_machine() and self.active():
             raise SchedulerUnavailable(
-                f"the spool {self.root} holds live jobs of another machine",
-                hint=f"set ${SPOOL_VARIABLE} to a directory of this machine; or, if that machine is no more, remove "
+                f"the spool {self.root} has live jobs of another host",
+                hint=f"set ${SPOOL_VARIABLE} to a directory of this host; or, if that host no longer exists, remove "
                 f"{self.root / 'machine'}",
                 transient=False,
             )
 
     def claim(self) -> None:
-        """Make it this machine's, unless jobs of another machine live in it. Under the lock."""
+        """Claim the spool for this host, unless it has live jobs of another host. Under the lock."""
         self.refuse_other_machine()
         if self._is_of_other_machine() is not False:
             write_atomic(self.root / "machine", machine_id() + "\n", durable=True)
@@ -174,7 +174,7 @@ class Spool:
 
     @contextlib.contextmanager
     def locked(self, timeout_s: float, *, announce: bool = True) -> Iterator[None]:
-        """Hold the queue's lock. Raise SchedulerUnavailable if another process holds it for longer than `timeout_s`.
+        """Hold the queue's lock. Raise SchedulerUnavailable if another process holds the lock longer than `timeout_s`.
 
         `announce` makes the daemon read all records again.
         """
@@ -186,9 +186,9 @@ class Spool:
                 if not take_lock(descriptor, timeout_s):
                     raise SchedulerUnavailable(
                         f"the queue in {self.root} is locked by another process for more than {timeout_s:g} s",
-                        hint=f"see which process holds it: fuser {lock}",
+                        hint=f"find the process that holds the lock: fuser {lock}",
                     )
-            # Before anything is changed: the daemon that sees it waits for the lock, and so for the change.
+            # Before any change: the daemon then waits for the lock, and so for the change.
             if announce:
                 with access(self.root / "serial"):
                     os.utime(self.root / "serial")
@@ -199,14 +199,14 @@ class Spool:
             os.close(descriptor)
 
     def serial(self) -> int:
-        """A number that changes with every announced lock."""
+        """Return a number that changes with every announced lock."""
         with access(self.root / "serial"):
             return (self.root / "serial").stat().st_mtime_ns
 
     # The daemon
 
     def wake(self) -> bool:
-        """Wake the daemon. False when there is none that listens."""
+        """Wake the daemon. Return False if no daemon listens."""
         try:
             descriptor = os.open(self.root / "wake", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
@@ -217,15 +217,15 @@ class Spool:
         return True
 
     def daemon_command(self) -> list[str]:
-        """The argv that starts the daemon."""
+        """Return the argv that starts the daemon."""
         return [sys.executable, "-P", "-m", "resilience.schedulers._local.daemon", str(self.root)]
 
     def daemon_pid(self) -> int:
-        """The daemon's pid, 0 when there is none. A daemon that a job's script started runs below that job."""
+        """Return the daemon's pid, or 0. A daemon that was started by a job's script is a descendant of that job."""
         return read_pid(self.root / "daemon.lock")
 
     def has_daemon(self) -> bool:
-        """True if a process holds the daemon's lock."""
+        """Return whether a process holds the daemon's lock."""
         try:
             descriptor = os.open(self.root / "daemon.lock", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -241,15 +241,15 @@ class Spool:
     # Reading
 
     def active(self) -> list[int]:
-        """The ids of the submissions that are not over."""
+        """Return the ids of the active submissions."""
         return self.ids("active")
 
     def everything(self) -> list[int]:
-        """The ids of all submissions still remembered."""
+        """Return the ids of all submissions."""
         return [key for key in self.ids("jobs") if (self._jobs / str(key) / "submission.json").exists()]
 
     def ids(self, name: str) -> list[int]:
-        """The numbers that name the entries of `active`, `jobs` or `incoming`."""
+        """Return the numeric names of the entries of `active`, `jobs` or `incoming`."""
         directory = self.root / name
         with access(directory):
             try:
@@ -260,19 +260,19 @@ class Spool:
                 raise
 
     def entry(self, key: int) -> Entry | None:
-        """One submission; None when there is none of that id. Raise SchedulerUnavailable if its record is damaged."""
+        """Return a submission, or None if there is none. Raise SchedulerUnavailable if its record is damaged."""
         path = self._jobs / str(key) / "submission.json"
         found = self._read(path, Entry)
         if found is None and path.with_name("submission.json.bad").exists():
             raise RecordQuarantined(
-                f"the record of job {key} was damaged and has been set aside",
+                f"the record of job {key} was damaged and has been renamed",
                 hint=f"see {path}.bad; if you can repair it, rename it back",
                 transient=False,
             )
         return found
 
     def task(self, entry: Entry, raw: int) -> Task:
-        """One job of a submission. A job whose record was damaged is NODE_FAIL: its progress is unknown."""
+        """Return a job of a submission. A job whose record was damaged is NODE_FAIL: its progress is unknown."""
         path = self._jobs / str(raw) / "task.json"
         found = self._read(path, Task)
         if found is not None:
@@ -282,11 +282,11 @@ class Spool:
         return entry.fresh(raw)
 
     def tasks(self, entry: Entry) -> list[Task]:
-        """All jobs of a submission."""
+        """Return all jobs of a submission."""
         return [self.task(entry, raw) for raw in entry.raw_ids]
 
     def owner_of(self, raw: int) -> Entry | None:
-        """The submission that the job `raw` belongs to, or whose array's id it is."""
+        """Return the submission of the job or array `raw`."""
         with access(self._jobs):
             try:
                 return self.entry(int((self._jobs / str(raw) / "array").read_text()))
@@ -294,7 +294,7 @@ class Spool:
                 return self.entry(raw)
 
     def find(self, token: str) -> Entry | None:
-        """The submission that carries the token."""
+        """Return the submission with the token."""
         path = self.root / "tokens" / _token_file(token)
         with access(path):
             try:
@@ -304,17 +304,17 @@ class Spool:
         return found if found is not None and found.token == token else None
 
     def environment(self, key: int) -> dict[str, str]:
-        """The environment saved for a submission's jobs."""
+        """Return the saved environment of a submission."""
         path = self._jobs / str(key) / "environment.json"
         with access(path):
             return {str(name): str(value) for name, value in json.loads(path.read_text()).items()}
 
     def directory(self, raw: int) -> Path:
-        """The directory of a job."""
+        """Return the directory of a job."""
         return self._jobs / str(raw)
 
     def _read(self, path: Path, kind: type[R]) -> R | None:
-        """Read a record; quarantine it when it is damaged. None when there is none (any more)."""
+        """Return a record, or None if there is none. A damaged record is quarantined."""
         with access(path):
             try:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
@@ -332,7 +332,7 @@ class Spool:
                     if path.stat().st_ino == version[1]:
                         path.replace(path.with_name(f"{path.name}.bad"))
                 return None
-        # Only files old enough: two versions written within one tick of the file system's clock may look the same.
+        # Only old files are cached: two versions within one tick of the file system's clock have the same time.
         if time.time_ns() - version[0] > _SETTLED_NS:
             self._cache[path] = (version, record)
         return record
@@ -340,7 +340,7 @@ class Spool:
     # Writing, under the lock
 
     def add(self, entry: Entry, script: bytes, environment: Mapping[str, str]) -> Entry:
-        """Give a submission its id and commit it. Return it with the id. Under the lock."""
+        """Assign an id to a submission and commit it. Return the submission with its id. Under the lock."""
         entry = replace(entry, id=self._allocate(1 + len(entry.indices or ())))
         marker = self.root / "incoming" / str(entry.id)
         write_atomic(marker, f"{entry.id} {entry.raw_ids[-1]}\n", durable=False)
@@ -361,7 +361,7 @@ class Spool:
         return entry
 
     def save(self, entry: Entry, task: Task) -> None:
-        """Save a job's new record, for bash too. Under the lock."""
+        """Save a job's new record, also for bash. Under the lock."""
         if task.state.is_alive:
             (self.root / "active" / str(entry.id)).touch(mode=0o600)
         self._written += 1
@@ -373,7 +373,7 @@ class Spool:
         write_atomic(self._jobs / str(entry.id) / "submission.json", to_json(entry), durable=True)
 
     def close(self, key: int) -> None:
-        """Mark a submission as over. Under the lock."""
+        """Mark a submission as ended. Under the lock."""
         (self.root / "active" / str(key)).unlink(missing_ok=True)
 
     def publish(self, entry: Entry, task: Task) -> None:
@@ -393,7 +393,7 @@ class Spool:
         return last + 1
 
     def cleanup(self) -> None:
-        """Remove the remains of submissions that crashed before they counted. Under the lock."""
+        """Remove incomplete submissions. Under the lock."""
         for key in self.ids("incoming"):
             marker = self.root / "incoming" / str(key)
             with access(marker):
@@ -402,12 +402,12 @@ class Spool:
                     self._remove(range(key, (int(words[-1]) if words else key) + 1))
                     self.close(key)
                 marker.unlink(missing_ok=True)
-        # All writes here are under the lock, and an id is given once: no later write would remove these.
+        # All writes are under the lock, and ids are not reused: no later write would remove these files.
         for half in (self.root / "incoming").glob(".*.tmp"):
             half.unlink(missing_ok=True)
 
     def prune(self, now: float, keep: Collection[int]) -> None:
-        """Forget submissions whose last job ended KEEP_ENDED_S ago, except `keep`. Under the lock."""
+        """Remove submissions whose last job ended KEEP_ENDED_S ago, except `keep`. Under the lock."""
         spared = {*self.active(), *keep}
         for key in self.everything():
             with contextlib.suppress(SchedulerUnavailable):
@@ -427,7 +427,7 @@ class Spool:
 
 
 def _token_file(token: str) -> str:
-    """The name of the file in tokens/ that stands for a token."""
+    """Return the name of a token's file in tokens/."""
     if _SAFE_TOKEN.fullmatch(token):
         return token
     import hashlib

@@ -1,4 +1,4 @@
-"""Turns a submission into the record of a job, refusing what sbatch refuses. Pure."""
+"""Converts a submission to a record, and rejects what sbatch rejects. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOGIN_NAMES = ("HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "LANG")
 
 
 def parse_array(text: str) -> ArrayExpression:
-    """Given the value of --array, return it. Raise SchedulerError, as sbatch does, if it is none or too large."""
+    """Parse the value of --array. Raise SchedulerError, as sbatch, if invalid or too large."""
     try:
         array = ArrayExpression.parse(text)
     except UsageError as error:
@@ -52,7 +52,7 @@ def parse_array(text: str) -> ArrayExpression:
 
 
 def parse_dependency(text: str) -> str:
-    """Given the value of --dependency, return it with every type spelt out. Raise SchedulerError if it is none."""
+    """Return the value of --dependency with explicit types. Raise SchedulerError if invalid."""
     try:
         written = write_dependency(text)
     except UsageError as error:
@@ -67,7 +67,7 @@ def _dependency_problem(why: str, hint: str) -> SchedulerError:
 
 
 def parse_time_limit_s(text: str) -> int | None:
-    """Given the value of --time, return seconds; None is no limit, which 0 means as well (sbatch(1))."""
+    """Parse the value of --time to seconds; None is no limit, and 0 as well (sbatch(1))."""
     try:
         return parse_slurm_time_s(text) or None
     except QuantityError as error:
@@ -75,9 +75,9 @@ def parse_time_limit_s(text: str) -> int | None:
 
 
 def parse_signal(text: str) -> tuple[int, int, bool]:
-    """Given `[B:]SIG[@seconds]`, return the signal's number, the lead in seconds, and whether `B:` was there.
+    """Parse `[B:]SIG[@seconds]` to the signal's number, the lead in seconds, and whether `B:` is given.
 
-    No `@` means 60 seconds. Raise UsageError if sbatch would refuse it.
+    The default lead is 60 seconds. Raise UsageError if sbatch would reject the value.
     """
     match = _SIGNAL.fullmatch(text.strip())
     number = signal_number(match["name"]) if match else 0
@@ -90,7 +90,7 @@ def parse_signal(text: str) -> tuple[int, int, bool]:
 
 
 def signal_number(name: str) -> int:
-    """Given `USR1`, `SIGUSR1` or `10`, return 10; 0 if there is no such signal."""
+    """Return the number of `USR1`, `SIGUSR1` or `10`; 0 if there is no such signal."""
     if name.isdigit():
         return int(name) if 0 < int(name) < signal.NSIG else 0
     word = name.upper()
@@ -99,10 +99,10 @@ def signal_number(name: str) -> int:
 
 
 def parse_begin(text: str, now: float) -> float:
-    """Given the value of --begin, return seconds since the epoch. Raise UsageError if sbatch would refuse it.
+    """Parse the value of --begin to seconds since the epoch. Raise UsageError if sbatch would reject the value.
 
-    `now+10`, `now+2hours`, `16:00`, `2026-11-20T08:00`, `11/20`, `tomorrow`, `uts1800000000`; read in this machine's
-    time zone. A time of day that is past means tomorrow.
+    `now+10`, `now+2hours`, `16:00`, `2026-11-20T08:00`, `11/20`, `tomorrow`, `uts1800000000`; in this host's
+    time zone. A time of day in the past means tomorrow.
     """
     word = text.strip().lower()
     if match := _NOW.fullmatch(word):
@@ -119,7 +119,7 @@ def parse_begin(text: str, now: float) -> float:
     clock = re.sub(r"\s*([ap]m)$", r" \1", _WORDS.get(word, word))
     if when := _parse(f"{today:%Y-%m-%d} {clock}", [f"%Y-%m-%d {form}" for form in _CLOCKS]):
         return (when if when.timestamp() >= now else when + timedelta(days=1)).timestamp()
-    # A day without a year is one of this year.
+    # A day without a year is in this year.
     day = re.sub(r"^(\d+/\d+)(?=$|-)", rf"\g<1>/{today.year}", word)
     separated = [f"{form}{between}{of_day}" for form in _DAYS for between in "t -" for of_day in ("%H:%M", "%H:%M:%S")]
     if when := _parse(day, [*_DAYS, *separated]):
@@ -138,7 +138,7 @@ def _parse(text: str, forms: Sequence[str]) -> datetime | None:
 
 
 def expand_pattern(pattern: str, *, raw: int, array: int, index: int | None, name: str, user: str, host: str) -> str:
-    """Given the value of --output, return the path. `%4a` pads to four digits (sbatch(1), "filename pattern")."""
+    """Return the path for the value of --output. `%4a` pads to four digits (sbatch(1), "filename pattern")."""
     # SLURM's NO_VAL stands for "no task", as its own logs show.
     task = 4294967294 if index is None else index
     values: dict[str, int | str] = {
@@ -154,15 +154,15 @@ def expand_pattern(pattern: str, *, raw: int, array: int, index: int | None, nam
 
 
 def default_output(is_array: bool) -> str:
-    """The default of --output."""
+    """Return the default of --output."""
     return "slurm-%A_%a.out" if is_array else "slurm-%j.out"
 
 
 def export_environment(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Given the value of --export and the submitter's environment, return the job's, before SLURM's own variables.
+    """Return the job's environment for the value of --export, before SLURM's own variables.
 
-    ALL (also when empty) takes everything, NONE a login's bare minimum, NIL nothing; `A,B=1` those alone, and
-    `ALL,B=1` everything with B changed. SLURM_* variables of an enclosing job are left behind: they are its, not ours.
+    ALL (the default) exports everything, NONE a minimal login environment, NIL nothing; `A,B=1` only these variables,
+    and `ALL,B=1` everything with B changed. SLURM_* variables of an enclosing job are not exported.
     """
     own = {key: value for key, value in environ.items() if not _is_of_another_job(key)}
     words = _split_quoted(export) if export else ["ALL"]
@@ -192,7 +192,7 @@ def _is_of_another_job(name: str) -> bool:
 
 
 def _split_quoted(text: str) -> list[str]:
-    """Split at commas outside quotes; the quotes go."""
+    """Split at commas outside quotes, and remove the quotes."""
     lexer = shlex.shlex(text, posix=True)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = ",", True, "", ""
     try:
@@ -206,8 +206,8 @@ class Request:
     """A checked submission, before it has an id.
 
     Attributes:
-        environment: what the job inherits.
-        notes: for the user: the options without a meaning here.
+        environment: environment of the job.
+        notes: messages for the user: the ignored options.
     """
 
     entry: Entry
@@ -219,10 +219,10 @@ class Request:
 def check(
     submission: Submission, script: bytes, environ: Mapping[str, str], *, user: str, umask: int, now: float
 ) -> Request:
-    """Check a submission against the rules of sbatch.
+    """Validate a submission by the rules of sbatch.
 
-    Raise UsageError for options that sbatch does not have or cannot read, SchedulerError for what a controller
-    refuses. Job ids in the dependency are not looked up here.
+    Raise UsageError for unknown or invalid options, SchedulerError for requests that a controller rejects. Job ids in
+    the dependency are not checked here.
     """
     environment = {**environ, **submission.environment}
     check_script(script, submission.script)
@@ -281,7 +281,7 @@ def _one_node(text: str | None) -> None:
     if int(least) > 1:
         raise SchedulerError(
             "Batch job submission failed: Requested node configuration is not available",
-            hint=f"--nodes={text}, and the embedded scheduler has this one machine; a cluster needs SLURM",
+            hint=f"--nodes={text}, but the embedded scheduler has only this host; a cluster needs SLURM",
         )
 
 
@@ -304,7 +304,7 @@ def _choice(options: Mapping[str, str], name: str, choices: Mapping[str, bool]) 
 
 
 def kill_wait_s(environ: Mapping[str, str]) -> float:
-    """Seconds between SIGTERM and SIGKILL: $RESIL_LOCAL_KILL_WAIT_S, else SLURM's default."""
+    """Return the seconds between SIGTERM and SIGKILL: $RESIL_LOCAL_KILL_WAIT_S, else SLURM's default."""
     text = environ.get(KILL_WAIT_VARIABLE, "")
     try:
         return max(0.0, float(text)) if text else DEFAULT_KILL_WAIT_S

@@ -1,1 +1,1 @@
-"""Parts of the SLURM client: forming commands, reading answers, submitting once. `../slurm.py` is the entry."""
+"""Parts of the SLURM client: commands, parsers, submission. The entry point is `../slurm.py`."""

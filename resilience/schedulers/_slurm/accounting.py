@@ -1,7 +1,7 @@
-"""Reads sacct's rows. Pure.
+"""Parses sacct's rows. Pure.
 
-Known losses of sacct, by release: exit codes of 128 and more lose their top bit before 26.05 (255 reads as 127, 128 as
-0), `"` in a name became a backquote in the database, and a comment is kept only where the site stores it.
+Known losses of sacct: exit codes of 128 and more lose their top bit before 26.05 (255 becomes 127, 128 becomes 0), `"`
+in a name becomes a backquote in the database, and comments are stored only if the site configured it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ HISTORY_COLUMNS = (
     *("JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NNodes", "NodeList"),
     *("User", "Partition", "Account", "QOS", "Reason", "JobName"),
 )
-"""sacct's names, valid from 20.11 on (`Restarts` is refused by 22.05)."""
+"""sacct's names, valid since 20.11 (22.05 rejects `Restarts`)."""
 _COUNT = len(HISTORY_COLUMNS)
 _NONE = frozenset({"None assigned", "None", "(null)", "Unknown"})
 
 
 def parse_history(text: str) -> tuple[Job, ...]:
-    """Given sacct's rows of HISTORY_COLUMNS, each ended by the separator, return a job for each run of each job.
+    """Parse sacct's rows of HISTORY_COLUMNS, each ended by the separator; return a job for each run of each job.
 
-    Raise SchedulerUnavailable if a row is not sacct's, or was cut.
+    Raise SchedulerUnavailable for an invalid or truncated row.
     """
     jobs: list[Job] = []
     held: str | None = None
     for line in text.removesuffix("\n").split("\n") if text else []:
         row = f"{held}\n{line}" if held is not None else line
-        # a name may hold a newline or a separator: it is last, and the row ends with a separator
+        # A name may contain a newline or a separator, so it is the last column, and the row ends with a separator.
         if row.count(SEPARATOR) < _COUNT or not row.endswith(SEPARATOR):
             held = row
             continue
@@ -80,14 +80,14 @@ def _job(row: str) -> Job:
 
 
 def _exit_code(text: str, state: JobState) -> ExitCode | None:
-    """None where sacct says nothing, or says what cannot be: a job that FAILED with 0:0 lost its code of 128."""
+    """Return the exit code, or None if missing or lost: a FAILED job with 0:0 had an exit code of 128."""
     code = parse_wait_status(text) if ":" in text else None
     lost = state is JobState.FAILED and code == ExitCode(0)
     return code if not lost and (state.is_final or state is JobState.REQUEUED) else None
 
 
 def loses_exit_codes(version: str) -> bool:
-    """True if this release's sacct loses exit codes of 128 and more: all before 26.05, and an unknown one."""
+    """Return whether sacct loses exit codes of 128 and more: all releases before 26.05, and unknown releases."""
     year, _, rest = version.partition(".")
     month = rest.partition(".")[0]
     return not (year.isdigit() and month.isdigit() and (int(year), int(month)) >= (26, 5))

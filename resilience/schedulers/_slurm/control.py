@@ -1,4 +1,4 @@
-"""Forms the commands that submit, end and change jobs, and reads how they ended. Pure: nothing here runs a command.
+"""Forms the commands that submit, cancel and change jobs, and parses their results. Pure.
 
 Manual pages: sbatch(1), scancel(1), scontrol(1).
 """
@@ -20,19 +20,19 @@ from resilience.system.process import Completed
 
 _HARMLESS = re.compile(r"Invalid job id specified|already complet|Job already finished|not pending|not running")
 _OF_TASKS = re.compile(r"^\d[\d_,\[\]-]*: (.*\S)", re.MULTILINE)
-"""scontrol's lines about some tasks of an array: `4_1: Job has already finished`, `4_2-4,7-8: No error`."""
+"""scontrol's messages about tasks of an array: `4_1: Job has already finished`, `4_2-4,7-8: No error`."""
 _PASSED_BY = frozenset({"Job has already finished", "Job is no longer pending execution"})
 
 
 def cancel_command(job_ids: Sequence[JobId], *, pending_only: bool = False) -> list[str]:
-    """End these jobs. Raise UsageError if there are none: a bare scancel is not a question to ask."""
+    """Return the command that cancels jobs. Raise UsageError if there are none."""
     if not job_ids:
         raise UsageError("no job to cancel")
     return ["scancel", *(["--state=PENDING"] if pending_only else []), *map(str, job_ids)]
 
 
 def signal_command(job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> list[str]:
-    """Signal the steps, the batch shell alone, or everything (scancel(1), --batch and --full)."""
+    """Return the command that signals the steps, the batch shell only, or all (scancel(1), --batch and --full)."""
     if not signal_name.isalnum():
         raise UsageError(f"{signal_name!r} is not a signal's name", hint="write for instance USR1")
     return [
@@ -44,7 +44,7 @@ def signal_command(job_id: JobId, signal_name: str, *, batch: bool = False, full
 
 
 def check_scancel(completed: Completed) -> None:
-    """Given how scancel ended, raise SchedulerError unless the jobs were signalled, or have ended."""
+    """Raise SchedulerError unless scancel signalled the jobs, or the jobs have ended."""
     bad = [line for line in completed.stderr.splitlines() if line.strip() and not _HARMLESS.search(line)]
     failed = completed.returncode != 0
     if (failed and (bad or not completed.stderr.strip())) or (bad and complains("\n".join(bad))):
@@ -52,9 +52,9 @@ def check_scancel(completed: Completed) -> None:
 
 
 def update_command(job_id: JobId, change: JobUpdate) -> list[str]:
-    """Change a job. Times are written as UTC, without a zone: scontrol reads them in $TZ, which is UTC for it.
+    """Return the command that changes a job. Times are in UTC, which is the $TZ of scontrol.
 
-    Raise UsageError if nothing is to be changed.
+    Raise UsageError for an empty change.
     """
     words: list[str] = []
     if change.exclude is not None:
@@ -79,10 +79,10 @@ def _utc(seconds: float) -> str:
 
 
 def check_update(completed: Completed) -> bool:
-    """Given how `scontrol update` ended, return whether all was changed; False if the job's record must confirm that.
+    """Return whether `scontrol update` changed the job; False if the job's record must be checked.
 
-    Tasks that have ended or started make scontrol end with 1 although the waiting ones were changed. Raise
-    SchedulerError for every other failure.
+    For tasks that have ended or started, scontrol exits with 1 although the pending tasks were changed. Raise
+    SchedulerError for any other failure.
     """
     if completed.returncode == 0 and not complains(completed.stderr):
         return True
@@ -93,14 +93,14 @@ def check_update(completed: Completed) -> bool:
 
 
 def update_error(completed: Completed) -> SchedulerError:
-    """The error of an `scontrol update` that failed."""
+    """Return the error of a failed `scontrol update`."""
     return diagnose(completed.stderr, completed.returncode).error("scontrol update")
 
 
 def is_updated(text: str, change: JobUpdate) -> bool:
-    """Given `scontrol --oneliner show job`, say whether the waiting tasks show the change, and there are some.
+    """Return whether `scontrol --oneliner show job` shows pending tasks, and all of them have the change.
 
-    Times and dependencies are rewritten by SLURM: for those it is enough that there are waiting tasks.
+    Times and dependencies are rewritten by SLURM, and are not compared.
     """
     waiting = [job for job in records.parse_settings(text) if job["JobState"] == "PENDING"]
     return bool(waiting) and all(
@@ -115,10 +115,10 @@ def _nodes(text: str) -> set[str]:
 
 
 def submit_command(submission: Submission, *, test: bool = False) -> list[str]:
-    """The sbatch call: options, extra arguments, script, its arguments.
+    """Return the sbatch command: options, extra arguments, script, arguments of the script.
 
-    The user's own comment is added behind ours, wherever it was given: a later `--comment` would win, and the
-    job could not be found again.
+    The user's comment is appended to resil's, because a second `--comment` would replace resil's, and the job could not
+    be found by its token.
     """
     own: list[str] = []
     extra: list[str] = []

@@ -1,7 +1,7 @@
-"""The meaning of SLURM's error texts, and hints. Pure.
+"""Classifies SLURM's error messages, with hints. Pure.
 
-Exit codes say little (scancel's is errno & 255, `squeue -u nosuch` is 0), so the text decides. The texts are the same
-from 20.11 to 26.05; those that need a reason carry it.
+Exit codes are not sufficient (scancel's is errno & 255, that of `squeue -u nosuch` is 0), so the text decides. The
+texts are the same from 20.11 to 26.05.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from enum import StrEnum
 from resilience.errors import NoSuchJob, NotSupported, SchedulerError, SchedulerUnavailable
 from resilience.system.process import DeadlineExceeded, ProgramMissing
 
-JOBS_KEEP_RUNNING = "slurmctld may be down or busy; jobs keep running. `scontrol ping` tells"
+JOBS_KEEP_RUNNING = "slurmctld may be down or busy; jobs keep running; check with `scontrol ping`"
 
 
 class Meaning(StrEnum):
-    """The conclusion that a failed command allows."""
+    """The classification of a failed command."""
 
     REFUSED = "refused"
-    """SLURM understood and said no: nothing was done."""
+    """SLURM rejected the request; nothing was changed."""
     NOT_SENT = "not sent"
-    """The client gave up before it spoke to the controller: nothing was done, and nothing is known."""
+    """The client failed before it contacted the controller; nothing was changed, and nothing is known."""
     UNAVAILABLE = "unavailable"
-    """The controller did not answer, or not in a way that can be trusted. The request may have been carried out."""
+    """The controller gave no reliable answer. The request may have been executed."""
     NO_SUCH_JOB = "no such job"
     NO_ACCOUNTING = "no accounting"
     UNCLEAR = "unclear"
-    """A text that this table does not have. The request may have been carried out."""
+    """An unknown error message. The request may have been executed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The meaning of a command's failure in words, and a hint."""
+    """The classification of a failed command, with an explanation and a hint."""
 
     meaning: Meaning
     words: str
     hint: str = ""
 
     def error(self, program: str) -> SchedulerError:
-        """The exception that says so."""
+        """Return the exception for this diagnosis."""
         if self.meaning is Meaning.REFUSED:
             return SchedulerError(f"{program} refused: {self.words}", hint=self.hint)
         if self.meaning is Meaning.NO_SUCH_JOB:
@@ -56,18 +56,20 @@ _ASSOCIATIONS = "`sacctmgr show assoc user=$USER` lists your accounts, partition
 _PARTITIONS = "`sinfo` lists the partitions and their limits"
 _NODES = "`sinfo -N -o '%N %c %m %G %f'` shows what the nodes have"
 
-# The first match wins: a lost connection is looked for before anything else.
+# The first match applies: connection errors come first.
 _TABLE: tuple[_Row, ...] = (
-    (r"Munge encode failed|Did you start munged", _N, "munge, which proves who you are, does not answer on this host",
+    (r"Munge encode failed|Did you start munged", _N, "the authentication service munge does not respond on this host",
      "ask the administrators to start munged here; jobs keep running"),
     (r"Could not establish a configuration source|resolve_ctls_from_dns_srv|Unable to process configuration file"
      r"|cannot stat file .*slurm\.conf|s_p_parse_file",
      _N, "no usable slurm.conf was found", "is this a login node? check $SLURM_CONF; without SLURM: --scheduler local"),
     (r"[Aa]ccounting storage is disabled|not running with accounting|accounting_storage/none", Meaning.NO_ACCOUNTING,
-     "accounting is off on this cluster, so sacct remembers nothing", "`scontrol show job` remembers for MinJobAge"),
-    (r"slurm_persist_conn_open|Problem talking to the database|slurmdbd", _U, "the accounting database does not answer",
+     "accounting is off on this cluster, so sacct has no records",
+     "`scontrol show job` shows ended jobs for MinJobAge"),
+    (r"slurm_persist_conn_open|Problem talking to the database|slurmdbd", _U,
+     "the accounting database does not respond",
      "slurmdbd may be down; the queue is not affected, and its records arrive later"),
-    (r"RPC (rate )?limit|rate.?limit", _U, "the controller limits how often it may be asked", "ask again later"),
+    (r"RPC (rate )?limit|rate.?limit", _U, "the controller limits the rate of requests", "retry later"),
     (r"Socket timed out|connect failure|Unable to contact slurm controller|Connection (refused|reset|timed out)"
      r"|Insane message length|Unexpected message rec|Zero Bytes were transmitted|Transport endpoint|Broken pipe"
      r"|Message (receive|send) failure|Header lengths are longer|Incompatible versions of client and server"
@@ -76,8 +78,8 @@ _TABLE: tuple[_Row, ...] = (
      r"|Network is unreachable|No route to host|Temporary failure in name resolution|sleeping and retrying",
      _U, "the controller could not be reached", ""),
     (r"Invalid job id specified|Job \S+ not found|Invalid job id: \S+|Invalid job id \S+", Meaning.NO_SUCH_JOB,
-     "there is no such job", "it may have ended and been forgotten; `sacct -j` remembers where accounting is on"),
-    (r"Invalid job format specification", _U, "this release does not know a column we need",
+     "there is no such job", "it may have ended and been purged; `sacct -j` shows it if accounting is on"),
+    (r"Invalid job format specification", _U, "this release lacks a required column",
      "SLURM 20.11 or newer is needed; please report the release"),
     # ---- sbatch
     (r"[Ii]nvalid partition (specified|name)", _R, "there is no such partition", _PARTITIONS),
@@ -86,14 +88,14 @@ _TABLE: tuple[_Row, ...] = (
     (r"[Ii]nvalid qos", _R, "there is no such QOS, or it is not yours", _ASSOCIATIONS),
     (r"Invalid job array specification", _R, "the array's indices are wrong or beyond MaxArraySize",
      "`scontrol show config | grep MaxArraySize`; the largest index is one less"),
-    (r"[Jj]ob dependency problem", _R, "the dependency is wrong or names a job that SLURM has forgotten",
+    (r"[Jj]ob dependency problem", _R, "the dependency is invalid or names a job that SLURM has purged",
      "write it with its type, for instance afterany:123"),
     (r"[Tt]ime limit is invalid|Requested time limit", _R, "the time limit is beyond the partition's", _PARTITIONS),
     (r"accounting/QOS policy|Assoc\w+Limit|QOS\w+Limit|MaxSubmit\w*", _R, "a limit of your account or QOS is reached",
      "wait for jobs to end (an array counts with all its tasks); `sacctmgr show assoc user=$USER` shows the limits"),
-    (r"More processors requested", _R, "it asks for more processors than the partition permits", _PARTITIONS),
+    (r"More processors requested", _R, "it requests more processors than the partition permits", _PARTITIONS),
     (r"Memory specification can not be satisfied|Requested node configuration is not available|Node count"
-     r"|Too many tasks|CPU count", _R, "no node of the partition has what it asks for", _NODES),
+     r"|Too many tasks|CPU count", _R, "no node of the partition satisfies the request", _NODES),
     (r"Invalid generic resource|[Ii]nvalid gres|Invalid Trackable RESource", _R, "there is no such generic resource",
      _NODES),
     (r"[Ii]nvalid node name", _R, "there is no such node", "`sinfo -N` lists the nodes"),
@@ -104,7 +106,7 @@ _TABLE: tuple[_Row, ...] = (
      _PARTITIONS),
     (r"[Rr]eservation", _R, "the reservation does not exist, is over, or is not yours",
      "`scontrol show reservation` lists them"),
-    (r"[Ll]icense", _R, "the licence is not known", "`scontrol show licenses` lists them"),
+    (r"[Ll]icense", _R, "the licence is unknown", "`scontrol show licenses` lists them"),
     (r"does not look like a batch script", _R, "the script does not start with #!",
      "its first line must be #!/bin/bash"),
     (r"DOS line breaks", _R, "the script has DOS line breaks", "`dos2unix` the script or its template"),
@@ -118,61 +120,61 @@ _TABLE: tuple[_Row, ...] = (
      "an option is not known to this release", "`sbatch --help` lists the options"),
     (r"Invalid --?[\w-]+ specification|[Ii]nvalid .{0,60}specification|Invalid argument|Invalid numeric value", _R,
      "an option's value is wrong", "`sbatch --help` shows the form"),
-    (r"Unable to allocate resources|allocation failure", _R, "the request was refused", "`resil doctor` looks for why"),
+    (r"Unable to allocate resources|allocation failure", _R, "the request was refused", "run `resil doctor`"),
     # job_submit plugins of the site refuse with a text of their own and this errno
     (r"Unspecified error|job_submit|cli_filter", _R, "a rule of this site refused it",
-     "the words are the administrators' own; ask them"),
+     "the message is from the administrators; ask them"),
     (r"[Rr]equest denied|[Jj]ob submit/allocate failed|Job (cannot|can not) be submitted", _R, "it was refused", ""),
     # ---- scontrol, scancel
     (r"disabled for job|[Oo]peration is presently disabled", _R, "the job forbids it",
-     "a job submitted with --no-requeue cannot be requeued: submit it anew"),
-    (r"pending execution for job", _R, "the job is waiting already", "`scontrol release` it if it is held"),
-    (r"no longer pending", _R, "the job has started: only waiting jobs can be changed like this", ""),
+     "a job submitted with --no-requeue cannot be requeued: submit a new job"),
+    (r"pending execution for job", _R, "the job is already pending", "`scontrol release` it if it is held"),
+    (r"no longer pending", _R, "the job has started: only pending jobs can be changed like this", ""),
     (r"[Aa]lready finished|already completing|already completed", _R, "the job has ended", ""),
     (r"permission denied|Invalid user id", _R, "the job is another user's, or this is for administrators only "
      "(owners may shorten a time limit, never lengthen it)", "`squeue -j` shows whose job it is"),
     (r"scrontab jobs", _R, "the job belongs to scrontab", "change it by `scrontab -e`"),
     (r"Unknown job signal", _R, "there is no such signal", "write for instance USR1"),
-    (r"Invalid time specif", _R, "the time is not one this release reads", ""),
+    (r"Invalid time specif", _R, "this release does not accept the time", ""),
     (r"Invalid user: \S+", _R, "there is no such user", "check the name with `id NAME`"),
 )  # fmt: skip
 _PREFIX = re.compile(r"^(?:\[[^\]]*\] )?(?:\w+: )?(?:error|fatal): ")
 
 
 def diagnose(stderr: str, returncode: int) -> Diagnosis:
-    """Given what a failed command wrote to its standard error, say what it means. SLURM's own words are kept."""
+    """Classify the standard error of a failed command. SLURM's message is included."""
     said = quote(stderr)
-    for pattern, meaning, words, hint in _TABLE:  # compiled when a command first fails: most never do
+    for pattern, meaning, words, hint in _TABLE:  # compiled at the first failure
         if re.search(pattern, stderr):
             return Diagnosis(meaning, f"{words} ({said})", hint)
     if not said:
-        return Diagnosis(Meaning.UNCLEAR, f"it ended with {returncode} and said nothing")
+        return Diagnosis(Meaning.UNCLEAR, f"exit code {returncode} without a message")
     return Diagnosis(Meaning.UNCLEAR, f"{said} [{returncode}]")
 
 
 def quote(stderr: str) -> str:
-    """Given standard error, return it as one short line without the `sbatch: error:` prefixes."""
+    """Return standard error as one short line without prefixes such as `sbatch: error:`."""
     lines = [_PREFIX.sub("", line.strip()).strip() for line in stderr.splitlines()]
     return "; ".join(dict.fromkeys(line for line in lines if line))[:400]
 
 
 def complains(stderr: str) -> bool:
-    """True if SLURM's own client wrote an error, whatever its exit code (`squeue -u nosuch` ends with 0).
+    """Return whether SLURM's client wrote an error, regardless of the exit code (0 for `squeue -u nosuch`).
 
-    Lines of others - a dynamic loader, a locale warning - are no reason to distrust an answer whose rows are whole.
+    Other lines (of a dynamic loader, a locale warning) do not make complete rows unreliable.
     """
     own = r"^(?:(?:squeue|sinfo|scontrol|sacct|scancel|slurm_\w+)\b.*(?:error|fatal|limit|retry)|.*(?:RPC|Invalid ).*)"
     return re.search(own, stderr, re.MULTILINE) is not None
 
 
 def runner_error(error: Exception, program: str) -> SchedulerUnavailable:
-    """Given why a program gave no result at all, return the error that says so."""
+    """Return the error for a program that could not be run or did not end in time."""
     if isinstance(error, ProgramMissing):
         return SchedulerUnavailable(
             f"{program} is not installed on this machine",
-            hint="go to a login node, install SLURM's clients, or try `--scheduler local`",
+            hint="use a login node, install SLURM's clients, or try `--scheduler local`",
             transient=False,
         )
     if isinstance(error, DeadlineExceeded):
         return SchedulerUnavailable(f"{program} did not answer: {error}", hint=JOBS_KEEP_RUNNING)
-    return SchedulerUnavailable(f"{program} could not be asked: {error}", hint=JOBS_KEEP_RUNNING)
+    return SchedulerUnavailable(f"{program} failed: {error}", hint=JOBS_KEEP_RUNNING)

@@ -1,7 +1,7 @@
-"""Decides whether a job is ALIVE, GONE or UNKNOWN from what was seen. Pure.
+"""Decides from evidence whether a job is ALIVE, GONE or UNKNOWN. Pure.
 
-GONE makes others act: start a successor, free a lock. So it needs a row that says "ended", or every source
-agreeing that there is none; all else is UNKNOWN.
+GONE triggers actions: a successor starts, a lock is released. Therefore GONE requires a row with an end state, or the
+agreement of all sources that there is no row; everything else is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.schedulers._slurm.queue import concerns
 
 SETTLED_AFTER_S = 10.0
-"""A controller younger than this may not have heard from all nodes yet: jobs that its last state save missed still
-run there, as orphans, until the nodes report and SLURM kills them."""
+"""Age at which a controller has contacted all nodes. Before, jobs missing in its saved state may still run as orphans,
+until the nodes report and SLURM kills them."""
 _MAY_COME_BACK = frozenset({JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL})
-"""Ends after which SLURM requeues: sacct shows them as the last record until the job starts again."""
+"""End states after which SLURM may requeue: sacct shows them until the job starts again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The observations of one job.
+    """The evidence about a job.
 
     Attributes:
-        queue: its rows in a successful query of all states.
-        past: its rows in accounting; empty when there is none or it did not answer.
-        confirmed: whether the controller was up, and `queue` is the second look without a row.
-        hides_jobs: whether this cluster shows users their own jobs only (PrivateData).
-        controller_age_s: seconds since the controller started; None if unknown.
+        queue: rows of the job in a successful query of all states.
+        past: rows of the job in accounting; empty without accounting, or if accounting did not respond.
+        confirmed: whether the controller is up, and `queue` is the second query without a row.
+        hides_jobs: whether the cluster shows users only their own jobs (PrivateData).
+        controller_age_s: seconds since the start of the controller; None if unknown.
     """
 
     queue: tuple[Job, ...]
@@ -38,15 +38,15 @@ class Evidence:
 
 
 def judge(job_id: JobId, evidence: Evidence) -> Presence | None:
-    """Say whether the job exists and how we know; None if there is no row and more must be looked at."""
+    """Return whether the job exists, with a reason; None if there is no row and more evidence is needed."""
     rows = [job for job in evidence.queue if concerns(job, job_id)]
-    living = [job for job in rows if job.state.is_alive]
-    if living:
-        job = max(living, key=lambda job: job.state.may_have_processes)
+    live = [job for job in rows if job.state.is_alive]
+    if live:
+        job = max(live, key=lambda job: job.state.may_have_processes)
         return Presence(Liveness.ALIVE, f"squeue shows job {job.id}{_tasks(job)} as {job.state}", job)
     if evidence.queue and not rows:
         return Presence(
-            Liveness.UNKNOWN, f"squeue cut the tasks of array {job_id.array}, so {job_id} may be among them"
+            Liveness.UNKNOWN, f"squeue truncated the tasks of array {job_id.array}, so {job_id} may be among them"
         )
     if rows:
         job = rows[-1]
@@ -66,17 +66,17 @@ def judge(job_id: JobId, evidence: Evidence) -> Presence | None:
             last[-1],
         )
     if evidence.hides_jobs:
-        return Presence(Liveness.UNKNOWN, f"squeue shows no job {job_id}, but this cluster hides other people's jobs")
+        return Presence(Liveness.UNKNOWN, f"squeue shows no job {job_id}, but this cluster hides other users' jobs")
     age = evidence.controller_age_s
     if age is not None and age < SETTLED_AFTER_S:
         return Presence(
             Liveness.UNKNOWN, f"squeue has no job {job_id}, but the controller started only {age:.0f} s ago"
         )
-    return Presence(Liveness.GONE, f"two looks at the whole queue, with the controller up, found no job {job_id}")
+    return Presence(Liveness.GONE, f"two queries of the whole queue, with the controller up, found no job {job_id}")
 
 
 def _last_runs(past: tuple[Job, ...]) -> tuple[Job, ...]:
-    """The latest record of each task: a requeued job has several."""
+    """Return the latest record of each task: a requeued job has several."""
     last = {(job.id, job.raw_id): job for job in past}
     return tuple(last.values())
 

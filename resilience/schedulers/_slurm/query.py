@@ -1,7 +1,7 @@
-"""Queries SLURM through its clients: with a deadline, and in an environment that cannot change the answers.
+"""Queries SLURM by its clients, with a deadline and in a clean environment.
 
-Manual pages: squeue(1), scontrol(1), sacct(1), sinfo(1), each with its INPUT ENVIRONMENT VARIABLES, which are removed
-here because they change answers unnoticed.
+Manual pages: squeue(1), scontrol(1), sacct(1), sinfo(1). Their INPUT ENVIRONMENT VARIABLES are removed, because they
+would change the answers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilience.system.process import CommandFailed, Completed
 _QUEUE_FORMAT = ",".join(f"{name}:{SEPARATOR}" for name in QUEUE_COLUMNS) + ROW_END
 
 NODE_FORMAT = SEPARATOR.join(("%N", "%T", "%R", "%E")) + ROW_END
-"""%N is SLURM's name of the node; %n is the host's, the same for all nodes where one host carries several."""
+"""%N is SLURM's name of the node; %n is the host name, shared by all nodes of a host."""
 
 NODES_COMMAND = ("sinfo", "--all", "--noheader", "--Node", f"--format={NODE_FORMAT}")
 CONFIG_COMMAND = ("scontrol", "show", "config")
@@ -29,19 +29,19 @@ PARTITIONS_COMMAND = ("scontrol", "--all", "--oneliner", "show", "partition")
 PING_COMMAND = ("scontrol", "ping")
 
 _KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_SOCKET"})
-"""Which cluster is meant, and how to authenticate. SLURM_CLUSTERS stays because every client honours it: without
-the variable we would query, and submit to, another cluster than the person's own `sbatch` does."""
+"""Variables that select the cluster and the authentication. Without SLURM_CLUSTERS, which applies to every client,
+resil would use another cluster than the user's own `sbatch`."""
 _SCRUBBED_PREFIXES = ("SLURM_", "SLURMD_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SCONTROL_")
-"""SLURM_* is mostly the surrounding job's: SLURM_JOB_ID, SLURM_NTASKS, SLURM_MEM_PER_NODE ... An sbatch inside a job
-hands them on to the new job, and some of them change or forbid its request (SLURM_MEM_PER_CPU and _PER_NODE together
-are fatal). SCANCEL_INTERACTIVE would prompt, and wait for ever."""
+"""SLURM_* variables are mostly those of the surrounding job: SLURM_JOB_ID, SLURM_NTASKS, SLURM_MEM_PER_NODE ... sbatch
+passes them to the new job, and some change or prevent the request (SLURM_MEM_PER_CPU with SLURM_MEM_PER_NODE is fatal).
+SCANCEL_INTERACTIVE would prompt, and block."""
 
 
 def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Given the caller's environment, return the one for squeue, scontrol, sacct, sinfo and scancel.
+    """Return the environment for squeue, scontrol, sacct, sinfo and scancel.
 
-    Times come as seconds since the epoch whatever the time zone; array expressions are not cut at 64 characters
-    (SLURM_BITSTR_LEN=0: no limit); messages are English; times we write are read as UTC.
+    Times are seconds since the epoch in any time zone; array expressions are not truncated at 64 characters
+    (SLURM_BITSTR_LEN=0: no limit); messages are English; times in arguments are UTC.
     """
     return submit_environment(environ) | {
         "SLURM_TIME_FORMAT": "%s",
@@ -52,20 +52,20 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def submit_environment(environ: Mapping[str, str], added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Given the caller's environment, return the one for sbatch, `added` on top.
+    """Return the environment for sbatch, with the variables in `added`.
 
-    sbatch hands its environment on to the job, so none of our variables (LC_ALL, TZ, SLURM_TIME_FORMAT) may be in it.
-    SBATCH_* stays: the user has set those for sbatch.
+    sbatch passes its environment to the job, so the variables of `client_environment` (LC_ALL, TZ, SLURM_TIME_FORMAT)
+    are not set. SBATCH_* variables are kept, because the user set them for sbatch.
     """
     kept = {k: v for k, v in environ.items() if k in _KEPT or not k.startswith(_SCRUBBED_PREFIXES)}
     return kept | dict(added or {})
 
 
 def queue_command(users: Collection[str] | None, *, finished: bool) -> list[str]:
-    """The whole queue of oneself (None), of these users, or (an empty collection) of everybody.
+    """Return the command for the queue of the current user (None), of `users`, or (an empty collection) of all users.
 
-    `--all` shows jobs in hidden partitions as well: without it a living job there would read as gone. Never `-j`:
-    with one id it tries twice, so 20 s for a hung controller instead of 10.
+    `--all` includes hidden partitions, where a live job would otherwise read as gone. Never `-j`: with one id squeue
+    tries twice, which takes 20 s instead of 10 with a hung controller.
     """
     argv = ["squeue", "--all", "--noheader", "--noconvert"]
     if users is None:
@@ -78,15 +78,15 @@ def queue_command(users: Collection[str] | None, *, finished: bool) -> list[str]
 
 
 def show_job_command(job_id: JobId, *, json: bool = False) -> list[str]:
-    """One job, or all records of an array, in full. A JobId is never an empty word, which would print all jobs."""
+    """Return the command for a job or all records of an array. A JobId is never empty, which would select all jobs."""
     return ["scontrol", "--json" if json else "--oneliner", "show", "job", str(job_id)]
 
 
 def history_command(job_ids: Collection[JobId]) -> list[str]:
-    """The accounting records of these jobs, earlier runs of requeued ones included.
+    """Return the command for the accounting records of jobs, including earlier runs of requeued jobs.
 
-    `--parsable` ends each row with the separator, so a row that was cut shows. With `-j` sacct covers all times;
-    with `-S` or `-s` it would need `-E now` too, or print nothing.
+    `--parsable` ends each row with the separator, which detects truncated rows. With `-j`, sacct covers all times;
+    with `-S` or `-s`, it would also need `-E now`.
     """
     return [
         "sacct",
@@ -101,7 +101,7 @@ def history_command(job_ids: Collection[JobId]) -> list[str]:
 
 
 class Budget:
-    """The rest of a method's deadline, shared by all the commands it runs."""
+    """The remaining time of a method, shared by all its commands."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -109,7 +109,7 @@ class Budget:
         self.until = clock.monotonic() + seconds
 
     def left_s(self) -> float:
-        """Seconds left. Raise SchedulerUnavailable when there are none."""
+        """Return the seconds left. Raise SchedulerUnavailable after the deadline."""
         left = self.until - self._clock.monotonic()
         if left <= 0:
             raise SchedulerUnavailable(f"SLURM did not answer within {self.seconds:g} s")
@@ -117,7 +117,7 @@ class Budget:
 
 
 class Client:
-    """Runs SLURM's command-line clients, and reads their answers about jobs."""
+    """Runs SLURM's command-line clients and parses their answers about jobs."""
 
     def __init__(self, clock: Clock, runner: Runner, environ: Mapping[str, str], deadline_s: float) -> None:
         self.clock = clock
@@ -127,11 +127,11 @@ class Client:
         self._release: str | None = None
 
     def budget(self) -> Budget:
-        """A fresh deadline, for one method."""
+        """Return a new budget for one method."""
         return Budget(self.clock, self.deadline_s)
 
     def run(self, argv: Sequence[str], budget: Budget) -> Completed:
-        """Run a client to its end, whatever its exit code. Raise SchedulerUnavailable if it gave no result."""
+        """Run a client and return its result, whatever the exit code. Raise SchedulerUnavailable without result."""
         self.refuse_several_clusters()
         env = client_environment(self.environ)
         try:
@@ -140,19 +140,19 @@ class Client:
             raise runner_error(error, argv[0]) from error
 
     def answer(self, argv: Sequence[str], budget: Budget, *, name: str = "") -> str:
-        """Run a client and return its output. Raise the meaning of its error text if it failed, or complained.
+        """Run a client and return its output. Raise the diagnosed error if the client failed or wrote an error.
 
-        `name`: of the command in that error.
+        `name`: name of the command in the error.
         """
         completed = self.run(argv, budget)
         if completed.returncode != 0 or complains(completed.stderr):
-            # `scontrol show job 3_9` says "Job 3_9 not found" on its standard output
+            # `scontrol show job 3_9` writes "Job 3_9 not found" to standard output
             said = completed.stderr if completed.stderr.strip() else completed.stdout[:1000]
             raise diagnose(said, completed.returncode).error(name or argv[0])
         return completed.stdout
 
     def version(self, budget: Budget | None = None) -> str | None:
-        """The clients' release, queried once; None if there are no clients. Needs no controller."""
+        """Return the release of the clients, queried once; None without clients. Needs no controller."""
         if self._release is None:
             try:
                 completed = self.run(["scontrol", "--version"], budget or self.budget())
@@ -171,7 +171,7 @@ class Client:
         accepts: RowFilter | None = None,
         mark: str = "",
     ) -> tuple[Job, ...]:
-        """The accepted rows of one queue query. Raise SchedulerUnavailable unless every row is whole."""
+        """Return the accepted rows of a queue query. Raise SchedulerUnavailable unless every row is valid."""
         argv = queue_command(users, finished=finished)
         env = client_environment(self.environ)
         try:
@@ -183,10 +183,10 @@ class Client:
             raise runner_error(error, "squeue") from error
 
     def records(self, job_id: JobId, budget: Budget) -> tuple[Job, ...]:
-        """slurmctld's records of a job or of all of an array. Raise NoSuchJob if there is none."""
+        """Return slurmctld's records of a job or an array. Raise NoSuchJob if there are none."""
         version = self.version(budget)
         if version is not None and _at_least(version, (23, 11)):
-            # Exact where names hold anything. An empty list is no answer: 24.11 gives it when the controller is down.
+            # JSON is exact for any name. An empty list is ignored: 24.11 prints it when the controller is down.
             try:
                 output = self.answer(show_job_command(job_id, json=True), budget)
                 if found := records.parse_document(output):
@@ -201,13 +201,13 @@ class Client:
         clusters = self.environ.get("SLURM_CLUSTERS", "")
         if "," in clusters or clusters == "all":
             raise SchedulerError(
-                f"SLURM_CLUSTERS={clusters} names several clusters, and a job id says nothing across clusters",
+                f"SLURM_CLUSTERS={clusters} names several clusters, and job ids are not unique across clusters",
                 hint="export SLURM_CLUSTERS with one name, or unset it",
             )
 
 
 def _without_noise(lines: Iterator[str]) -> Iterator[str]:
-    """The lines; noise of other programs on standard error is no failure, as every row is whole."""
+    """Yield the lines; ignore messages of other programs on standard error, because every row is validated."""
     try:
         yield from lines
     except CommandFailed as error:

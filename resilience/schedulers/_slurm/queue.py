@@ -1,8 +1,7 @@
-"""Reads squeue's rows, streamed, into jobs. Pure.
+"""Parses squeue's rows as a stream. Pure.
 
-A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Any other line - a banner of a wrapper,
-a column missing, a row cut in the middle - makes the whole answer unusable: a row that is dropped in silence is a job
-that reads as gone.
+A row is the columns of `QUEUE_COLUMNS`, each ended by SEPARATOR, then ROW_END. Any other line (the banner of a wrapper,
+a missing column, a truncated row) invalidates the whole answer, because the job of a dropped row would read as gone.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ from resilience.schedulers import Keep
 from resilience.submission import ArrayExpression
 
 SEPARATOR = "\x1f"
-"""ASCII unit separator. `|`, blanks and quotes are all seen in names and comments."""
+"""ASCII unit separator. Names and comments contain `|`, blanks and quotes."""
 ROW_END = "\x1e"
-"""ASCII record separator, printed after the last column: names may hold newlines, and a row without it was cut."""
+"""ASCII record separator after the last column: names may contain newlines, and rows without it are truncated."""
 
 QUEUE_COLUMNS = (
-    # What predicates need comes first, what may hold anything comes last (see `scan_jobs`).
+    # Columns for filters come first, free text comes last (see `scan_jobs`).
     *("JobArrayID", "JobID", "UserName", "State"),
     *("ArrayTaskID", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "NumNodes", "Partition", "Account", "QOS"),
     *("RestartCnt", "exit_code", "NodeList", "Reason", "Dependency", "Command", "Comment", "Name"),
 )
-"""squeue -O's names, the same from 20.11 to 26.05. -O has the exit code and the restarts, which -o has not.
-A field without `:SUFFIX` would be cut to 20 characters; with one it is not."""
+"""Columns of squeue -O, from 20.11 to 26.05. -O has the exit code and the restarts, unlike -o. A field without
+`:SUFFIX` would be truncated to 20 characters."""
 
 HEAD = 4
-"""How many columns a filter gets one by one: id, raw id, user, state. Splitting no more is what makes 100,000 rows
-cheap."""
+"""Number of columns that are split for a filter: id, raw id, user, state. Splitting more would be slow for 100,000
+rows."""
 REST = HEAD
-"""Where in a filter's columns the rest of the row is, as one text."""
+"""Index of the unsplit rest of the row in the columns of a filter."""
 
 _END = SEPARATOR + ROW_END
 _COUNT = len(QUEUE_COLUMNS)
@@ -51,16 +50,15 @@ RowFilter = Callable[[Sequence[str]], bool]
 
 
 def scan_jobs(lines: Iterable[str], accepts: RowFilter | None = None, *, mark: str = "") -> Iterator[Job]:
-    """Given squeue's lines without newlines, yield the accepted jobs, and build no object for the others.
+    """Yield the accepted jobs of squeue's lines (without newlines), and build no object for the others.
 
-    A row without `mark` in it is passed over; that is the quickest test. `accepts` gets [id, raw id, user, state, rest
-    of the row] of each other row, as squeue wrote them. Every row is checked, accepted or not. A name that holds a
-    newline spans several lines.
-    Raise SchedulerUnavailable at the first line that squeue cannot have written, and at the end if the last row was
-    cut. So no job that was yielded may be believed before the iteration has ended.
+    Rows that do not contain `mark` are skipped, which is the fastest test. `accepts` gets [id, raw id, user, state,
+    rest of the row] of the other rows, unconverted. Every row is validated, accepted or not. A row whose name contains
+    a newline spans several lines. Raise SchedulerUnavailable at the first invalid line, and at the end for a truncated
+    row: the yielded jobs are reliable only after the iteration has ended.
     """
     held = ""
-    end, separator, count = _END, SEPARATOR, _COUNT  # local names are quicker, a hundred thousand times
+    end, separator, count = _END, SEPARATOR, _COUNT  # local names are faster in a loop over 100,000 rows
     is_plain = _plain_head
     for line in lines:
         if held:
@@ -80,7 +78,7 @@ def scan_jobs(lines: Iterable[str], accepts: RowFilter | None = None, *, mark: s
 
 
 def only(names: Collection[str], keep: Keep | None) -> RowFilter:
-    """The filter of `scan_jobs` that accepts jobs of these names (empty: any) for which `keep` returns True."""
+    """Return a filter of `scan_jobs` for jobs of these names (empty: any) for which `keep` returns True."""
     names = frozenset(names)
 
     def accepts(columns: Sequence[str]) -> bool:
@@ -94,22 +92,22 @@ def only(names: Collection[str], keep: Keep | None) -> RowFilter:
 
 
 def _is_head(line: str) -> bool:
-    """True if a row begins as squeue's do: an id as people write it, then the raw one."""
+    """Return whether a row begins with a displayed id and a raw id."""
     shown, raw, _ = line.split(SEPARATOR, 2)
     return raw.isdecimal() and (shown.isdecimal() or _is_id(shown) is not None)
 
 
 def unexpected(program: str, line: str) -> SchedulerUnavailable:
-    """The error for a line that this program does not write."""
+    """Return the error for an invalid line of a program."""
     shown = line.strip().replace(SEPARATOR, "|").replace(ROW_END, "")[:120]
     return SchedulerUnavailable(
         f"{program} wrote an unexpected line: {shown!r}",
-        hint=f"nothing of that answer is believed; does a wrapper or a login script print through {program}?",
+        hint=f"the answer is discarded; does a wrapper or a login script write to the output of {program}?",
     )
 
 
 def parse_row(line: str) -> Job:
-    """Given one whole row, return its job. Raise SchedulerUnavailable if a column is not what it should be."""
+    """Return the job of a row. Raise SchedulerUnavailable for an invalid column."""
     columns = line.removesuffix(_END).split(SEPARATOR, _COUNT - 1)
     if len(columns) != _COUNT:
         raise unexpected("squeue", line)
@@ -147,10 +145,10 @@ def parse_row(line: str) -> Job:
 
 
 def parse_id(shown: str, task: str = "") -> tuple[JobId, str]:
-    """Given `12`, `12_3`, `12_[2-10%1]` or `12+1`, return the id and the set of tasks it stands for, or "".
+    """Parse `12`, `12_3`, `12_[2-10%1]` or `12+1`; return the id and the set of tasks of the record, or "".
 
-    A component of a heterogeneous job (`12+1`) has its leader's id. `task` is squeue's own column of it; it
-    lists the tasks where the id hides them (`12_*`). Raise ValueError if it is no id.
+    A component of a heterogeneous job (`12+1`) has its leader's id. `task` is squeue's column ArrayTaskID, which lists
+    the tasks that the id omits (`12_*`). Raise ValueError for an invalid id.
     """
     match = _parts_of_id(shown)
     if match is None or int(match[1]) == 0:
@@ -162,14 +160,14 @@ def parse_id(shown: str, task: str = "") -> tuple[JobId, str]:
 
 
 def parse_state(text: str) -> JobState:
-    """Given a state's long name, return it; a word from a newer SLURM is UNKNOWN. Raise ValueError if it is no word."""
+    """Parse the long name of a state; states of a newer SLURM are UNKNOWN. Raise ValueError for an invalid text."""
     if _is_state(text) is None:
         raise ValueError(text)
     return JobState.parse(text)
 
 
 def parse_time(text: str) -> float | None:
-    """Given seconds since the epoch (SLURM_TIME_FORMAT=%s), return them; None if there is no time yet."""
+    """Parse seconds since the epoch (SLURM_TIME_FORMAT=%s); return None if there is no time yet."""
     if text in _NO_TIME:
         return None
     seconds = int(text)
@@ -177,19 +175,19 @@ def parse_time(text: str) -> float | None:
 
 
 def parse_limit(text: str) -> int | None:
-    """Given a time limit as squeue or scontrol print it, return seconds, or None if there is none."""
+    """Parse a time limit of squeue or scontrol; return seconds, or None if unlimited."""
     return None if text in _NO_LIMIT else parse_slurm_time_s(text)
 
 
 def parse_count(text: str) -> int:
-    """Given a number of nodes, return it. `2-4` is 2 (the least it asks for), `1K` is 1024."""
+    """Parse a number of nodes. `2-4` is 2 (the minimum), `1K` is 1024."""
     number = text.partition("-")[0]
     factor = {"K": 1024, "k": 1024, "M": 1024**2}.get(number[-1:], 1)
     return int(float(number.rstrip("KkM")) * factor) if number else 0
 
 
 def parse_wait_status(text: str) -> ExitCode | None:
-    """Given squeue's exit_code, return it: `3:0` since 24.11, wait(2)'s raw status (`768`) up to 22.05."""
+    """Parse squeue's exit_code: `3:0` since 24.11, the raw status of wait(2) (`768`) up to 22.05."""
     if text in {"", "N/A", "(null)"}:
         return None
     status, colon, signal = text.partition(":")
@@ -199,9 +197,9 @@ def parse_wait_status(text: str) -> ExitCode | None:
 
 
 def parse_tasks(tasks: str) -> frozenset[int] | None:
-    """Given `2,5-9:2%1`, return {2, 5, 7, 9}; None if it cannot be known (cut with `...`).
+    """Parse `2,5-9:2%1` to {2, 5, 7, 9}; return None if unknown (truncated with `...`).
 
-    sacct writes long sets as a bit mask, `0x7FC`.
+    sacct prints long sets as a bit mask, `0x7FC`.
     """
     body = tasks.partition("%")[0]
     try:
@@ -214,15 +212,16 @@ def parse_tasks(tasks: str) -> frozenset[int] | None:
 
 
 def count_tasks(tasks: str) -> int:
-    """Given the tasks of a record, return how many; 1 for a record that stands for itself or cannot be counted."""
+    """Return the number of tasks of a record; 1 for a single job or an unknown number."""
     indices = parse_tasks(tasks) if tasks else None
     return len(indices) if indices else 1
 
 
 def concerns(job: Job, job_id: JobId) -> bool | None:
-    """Say if a record is of this job: itself, a task of this array, the raw id of a task, the record that holds it.
+    """Return whether a record is about a job: the job, a task of the array, the raw id of a task, or a set with the
+    task.
 
-    None if it cannot be known: the record's set of tasks was cut.
+    None if unknown, because the record's set of tasks was truncated.
     """
     if job_id.task is None:
         return job_id.array in {job.id.array, job.raw_id}
@@ -235,5 +234,5 @@ def concerns(job: Job, job_id: JobId) -> bool | None:
 
 
 def known(text: str) -> str:
-    """Given a value, return it, or an empty text for SLURM's words for none."""
+    """Return the value, or an empty text for SLURM's placeholders for missing values."""
     return "" if text in {"(null)", "N/A"} else text

@@ -1,11 +1,11 @@
-"""Reads scontrol's and sinfo's text, and SLURM's JSON: jobs, configuration, partitions, nodes, ping. Pure.
+"""Parses the text of scontrol and sinfo, and SLURM's JSON: jobs, configuration, partitions, nodes, ping. Pure.
 
-`scontrol --oneliner` writes `Key=Value` words, but values may hold blanks, and a job's name may hold anything, even
-`JobState=COMPLETED` or a newline. So free values are found by the fixed words that scontrol always writes after them.
+`scontrol --oneliner` writes `Key=Value` words, but values may contain blanks, and a job's name may contain anything,
+even `JobState=COMPLETED` or a newline. Free values are delimited by the fixed words that scontrol writes after them.
 
-JSON comes in two shapes. 22.05 writes `"job_state": "RUNNING"`, `"time_limit": 10` and a raw wait status; 23.11 and
-later write `["RUNNING"]`, `{"set": true, "infinite": false, "number": 10}` and an object. Both keep times as seconds
-since the epoch. An empty list of jobs proves nothing, with or without `errors`: 24.11 writes both empty when the
+JSON has two forms. 22.05 writes `"job_state": "RUNNING"`, `"time_limit": 10` and a raw wait status; 23.11 and
+later write `["RUNNING"]`, `{"set": true, "infinite": false, "number": 10}` and an object. Times are seconds since the
+epoch in both. An empty list of jobs is no evidence, with or without `errors`: 24.11 writes both empty when the
 controller is down.
 """
 
@@ -53,30 +53,30 @@ _OUTPUT = re.compile(
 )
 _COMMENT = re.compile(r" Comment=(?P<comment>.*?) {1,2}$", re.DOTALL)
 _UNRESOLVED_TASK = "4294967294"
-"""The text in place of %a in the path of a record that is no single task: NO_VAL, 0xfffffffe."""
+"""The value of %a in the path of a record that is not a single task: NO_VAL, 0xfffffffe."""
 
 
 def parse_jobs(text: str) -> tuple[Job, ...]:
-    """Given `scontrol --oneliner show job`, return its records, in SLURM's order.
+    """Parse `scontrol --oneliner show job`; return its records in SLURM's order.
 
-    Raise SchedulerUnavailable if there is none, or one that is not as scontrol writes it.
+    Raise SchedulerUnavailable if there is no record or an invalid one.
     """
     return tuple(_job(match) for match in _matches(text))
 
 
 def parse_settings(text: str) -> tuple[Mapping[str, str], ...]:
-    """Given the same text, return each record's words that `update` changes, with JobState: to verify a change."""
-    wanted = {"ExcNodeList", "TimeLimit", "EndTime", "StartTime"}
+    """Parse the same text; return each record's JobState and the values that `update` changes, to verify a change."""
+    names = {"ExcNodeList", "TimeLimit", "EndTime", "StartTime"}
     found = []
     for match in _matches(text):
-        facts = {k: v for k, v in _WORD.findall(match["facts"]) if k in wanted}
+        facts = {k: v for k, v in _WORD.findall(match["facts"]) if k in names}
         named = {"JobState": match["state"], "ArrayTaskThrottle": match["throttle"] or "0"}
         found.append(facts | named | {"Dependency": match["dependency"]})
     return tuple(found)
 
 
 def _split(text: str, opening: str) -> Iterator[str]:
-    """Yield records; a name's newline does not end one."""
+    """Yield records; a newline in a name does not end a record."""
     if not text.startswith(opening) or not text.endswith("\n"):
         raise unexpected("scontrol", text[:200] or "nothing at all")
     starts = [match.start() for match in re.finditer(rf"^{re.escape(opening)}\S+ ", text, re.MULTILINE)]
@@ -85,7 +85,7 @@ def _split(text: str, opening: str) -> Iterator[str]:
 
 
 def _matches(text: str) -> Iterator[re.Match[str]]:
-    """Yield jobs. A line of a name may look like the start of a record, so join incomplete pieces."""
+    """Yield jobs. Incomplete pieces are joined, because a line of a name may look like the start of a record."""
     held = ""
     for piece in _split(text, "JobId="):
         held = f"{held}\n{piece}" if held else piece
@@ -141,14 +141,14 @@ def _job(match: re.Match[str]) -> Job:
 
 
 def parse_ping(text: str) -> bool:
-    """Given `scontrol ping`, say whether a controller is up: the primary, or a backup that took over."""
+    """Return whether `scontrol ping` shows a controller that is up: the primary, or a backup."""
     return re.search(r"^Slurmctld\(\S+\) at .* is UP\s*$", text, re.MULTILINE) is not None
 
 
 def parse_config(config: str, partitions: str) -> ClusterConfig:
-    """Given `scontrol show config` and `scontrol --oneliner show partition`, return what resil needs of them.
+    """Parse `scontrol show config` and `scontrol --oneliner show partition`.
 
-    A key that a release does not have is None. Raise SchedulerUnavailable if it is not scontrol's answer.
+    Keys that the release does not have are None. Raise SchedulerUnavailable for an invalid text.
     """
     raw = parse_raw_config(config)
     states, default = parse_partitions(partitions)
@@ -178,9 +178,9 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
 
 
 def parse_raw_config(text: str) -> Mapping[str, str]:
-    """Given `scontrol show config`, return its keys and values as they are; `asked_at` is the time of the query.
+    """Parse `scontrol show config` to its unconverted keys and values; `asked_at` is the time of the query.
 
-    Raise SchedulerUnavailable if it is not scontrol's answer.
+    Raise SchedulerUnavailable for an invalid text.
     """
     raw = {}
     if opening := re.match(r"Configuration data as of (\S+)", text):
@@ -195,13 +195,13 @@ def parse_raw_config(text: str) -> Mapping[str, str]:
 
 
 def controller_age_s(raw: Mapping[str, str]) -> float | None:
-    """Given the configuration, return how long the controller was up at the query; None if unknown."""
+    """Return the uptime of the controller at the time of the query; None if unknown."""
     asked, booted = raw.get("asked_at", ""), raw.get("BOOT_TIME", "")
     return float(int(asked) - int(booted)) if asked.isdigit() and booted.isdigit() else None
 
 
 def parse_partitions(text: str) -> tuple[Mapping[str, str], str]:
-    """Given `scontrol --oneliner show partition`, return the names with their states, and the default's name."""
+    """Parse `scontrol --oneliner show partition`; return the states by name, and the name of the default partition."""
     if not text.strip() or text.strip() == "No partitions in the system":
         return {}, ""
     states, default = {}, ""
@@ -295,13 +295,13 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
 
 
 _FLAGS_FIRST = ("COMPLETING", "REQUEUED", "SPECIAL_EXIT", "REQUEUE_HOLD", "CONFIGURING", "STAGE_OUT", "STOPPED")
-"""Flags that squeue shows instead of the base state, so that text and JSON say the same of a job."""
+"""Flags that squeue shows instead of the base state, so that text and JSON give the same state."""
 
 
 def parse_document(text: str, program: str = "scontrol") -> tuple[Job, ...]:
-    """Given a document of squeue or scontrol, return its jobs, which may be none.
+    """Parse a JSON document of squeue or scontrol; return its jobs.
 
-    Raise SchedulerUnavailable if it is no such document, is cut, or names errors.
+    Raise SchedulerUnavailable if the document is invalid, truncated, or contains errors.
     """
     try:
         document = json.loads(text)
@@ -315,7 +315,7 @@ def parse_document(text: str, program: str = "scontrol") -> tuple[Job, ...]:
 
 
 def parse_job(record: dict[str, Any]) -> Job:
-    """Given one job of either shape, return it. Raise KeyError, TypeError or ValueError if it is none."""
+    """Parse a job of either form. Raise KeyError, TypeError or ValueError if invalid."""
     raw_id = int(record["job_id"])
     array = _json_number(record.get("array_job_id")) or 0
     leader = _json_number(record.get("het_job_id")) or 0
@@ -340,7 +340,7 @@ def parse_job(record: dict[str, Any]) -> Job:
         node_count=_json_count(record.get("node_count")),
         submit_time=_json_time(record.get("submit_time")),
         start_time=_json_time(record.get("start_time")),
-        # of a job without a limit it is a year ahead
+        # of a job without a time limit, SLURM reports a year ahead
         end_time=None if limit_minutes is None and state.is_alive else _json_time(record.get("end_time")),
         time_limit_s=None if limit_minutes is None else int(limit_minutes * 60),
         dependency=str(record.get("dependency") or ""),
@@ -353,7 +353,7 @@ def parse_job(record: dict[str, Any]) -> Job:
 
 
 def parse_states(value: str | list[str]) -> JobState:
-    """Given `"RUNNING"` or `["CANCELLED", "COMPLETING"]`, return the state as squeue's text would show it."""
+    """Parse `"RUNNING"` or `["CANCELLED", "COMPLETING"]` to the state that squeue's text shows."""
     states = [value] if isinstance(value, str) else list(value)
     if not states or not all(isinstance(state, str) for state in states):
         raise ValueError(f"no state in {value!r}")
@@ -362,7 +362,7 @@ def parse_states(value: str | list[str]) -> JobState:
 
 
 def parse_exit_code(value: Any) -> ExitCode | None:
-    """Given 22.05's raw wait status or the object since 23.11, return the exit code; None if there is none."""
+    """Parse the raw wait status of 22.05 or the object since 23.11; return None if there is no exit code."""
     if value is None:
         return None
     if isinstance(value, int):
@@ -372,7 +372,7 @@ def parse_exit_code(value: Any) -> ExitCode | None:
 
 
 def _json_number(value: Any) -> float | int | None:
-    """A plain number, or `{"set", "infinite", "number"}`; None when there is none or it has no end."""
+    """Parse a number or `{"set", "infinite", "number"}`; return None if unset or infinite."""
     if isinstance(value, dict):
         return None if value.get("infinite") or not value.get("set") else value["number"]
     if value is not None and not isinstance(value, int | float):

@@ -1,8 +1,8 @@
-"""Submits exactly one job per intent, however sbatch fails.
+"""Submits exactly one job per submission, whatever the failure of sbatch.
 
-A controller that hangs takes the request, lets sbatch time out with rc 1, and creates the job when it goes on (seen in
-20.11 to 26.05). So after anything but a clear refusal the job is looked for by its token, and sbatch is repeated only
-when two looks, some seconds apart, were answered and found none.
+A hung controller accepts the request, sbatch times out with exit code 1, and the job is created when the controller
+continues (observed in 20.11 to 26.05). So unless sbatch was clearly rejected, the job is searched by its token, and
+sbatch is repeated only after two successful searches, some seconds apart, without a job.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from resilience.submission import Submission, Submitted, split_comment
 from resilience.system.ports import Clock
 from resilience.system.process import Completed
 
-LOOK_APART_S = 2.5
-"""Between two looks that shall confirm each other: a controller that goes on works through what it had taken in."""
-LOOK_EVERY_S = 1.0
+CONFIRM_AFTER_S = 2.5
+"""Time between two searches that confirm each other, in which a recovering controller processes its backlog."""
+SEARCH_EVERY_S = 1.0
 RETRIES = 2
 _ANSWER = re.compile(r"([1-9]\d*)(?:;[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The result of one sbatch: the job's number, or why there is no answer."""
+    """The result of one sbatch: the job's number, or a diagnosis."""
 
     number: int | None
     notes: tuple[str, ...] = ()
@@ -35,10 +35,9 @@ class Attempt:
 
 
 def parse_submitted(completed: Completed) -> Attempt:
-    """Given how `sbatch --parsable` ended, say what came of it.
+    """Parse the result of `sbatch --parsable`: `88`, or `88;cluster` with -M.
 
-    `88`, or `88;cluster` with -M. An id with an error code, or an id among other lines, is no answer: the job is
-    looked up instead.
+    An id with a non-zero exit code, or among other lines, does not count: the job is searched by its token.
     """
     notes = tuple(line.strip() for line in completed.stderr.splitlines() if line.strip())
     match = _ANSWER.fullmatch(completed.stdout.strip())
@@ -51,7 +50,7 @@ def parse_submitted(completed: Completed) -> Attempt:
 
 
 def carries(job: Job, token: str) -> bool:
-    """True if a job came of this token: by its comment, or by its script's path where a site rewrites comments."""
+    """Return whether a job has this token: in its comment, or in its script's path if a site rewrites comments."""
     ours = split_comment(job.comment)
     if ours is not None:
         return ours[1] == token
@@ -60,7 +59,7 @@ def carries(job: Job, token: str) -> bool:
 
 
 def distinct(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
-    """Given records, return one for each job or array, oldest first; a living record stands for its array."""
+    """Return one record for each job or array, oldest first; live records of an array take precedence."""
     first: dict[JobId, Job] = {}
     for job in sorted(jobs, key=lambda job: (job.submit_time or 0.0, job.raw_id)):
         known = first.get(job.id.whole)
@@ -71,28 +70,28 @@ def distinct(jobs: tuple[Job, ...]) -> tuple[Job, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """One submission, done once.
+    """Performs one submission exactly once.
 
     Attributes:
-        send: runs sbatch; raises SchedulerUnavailable if it did not end in time, SchedulerError if it could not start.
-        look: the jobs that carry the token; raises SchedulerUnavailable if nobody answered.
-        cancel: ends a job.
-        until: monotonic second at which everything ends.
-        looking_s: how long to look after one ambiguous sbatch.
+        send: runs sbatch; raises SchedulerUnavailable if sbatch times out, SchedulerError if sbatch cannot start.
+        find: returns the jobs with the token; raises SchedulerUnavailable without a reliable answer.
+        cancel: cancels a job.
+        until: deadline of the submission on the monotonic clock.
+        lookup_s: how long to search after an ambiguous failure of sbatch.
     """
 
     submission: Submission
     clock: Clock
     send: Callable[[], Completed]
-    look: Callable[[], tuple[Job, ...]]
+    find: Callable[[], tuple[Job, ...]]
     cancel: Callable[[JobId], None]
     until: float
-    looking_s: float
+    lookup_s: float
 
     def submit(self) -> Submitted:
-        """Look, send, look again where it is not clear, and send again where it is clear that nothing came of it."""
-        # The same intent may have been sent before, by a process that was killed before it heard the answer.
-        if not self.submission.fresh and (found := self._look_for(self.looking_s, confirm=False, sent=False)):
+        """Search, send, search again after an ambiguous failure, and send again if no job was created."""
+        # The submission may have been sent before, by a process that was killed before it got the answer.
+        if not self.submission.fresh and (found := self._search(self.lookup_s, confirm=False, sent=False)):
             return self._only(found, (), recovered=True)
         last: Diagnosis | None = None
         notes: tuple[str, ...] = ()
@@ -103,14 +102,14 @@ class Submitter:
             notes = result.notes
             if result.number is not None:
                 sent = Submitted(JobId(result.number), notes)
-                return sent if attempt == 0 else self._without_twins(sent)
+                return sent if attempt == 0 else self._without_duplicates(sent)
             last = result.diagnosis
             assert last is not None
             if last.meaning in {Meaning.REFUSED, Meaning.NO_SUCH_JOB, Meaning.NO_ACCOUNTING, Meaning.NOT_SENT}:
                 if attempt == 0:
                     raise last.error("sbatch")
                 break
-            if found := self._look_for(self.looking_s, confirm=True, sent=True, why=last.words):
+            if found := self._search(self.lookup_s, confirm=True, sent=True, why=last.words):
                 return self._only(found, notes, recovered=True)
         assert last is not None
         raise self._given_up(last)
@@ -123,17 +122,17 @@ class Submitter:
                 raise
             return Attempt(None, (), Diagnosis(Meaning.UNAVAILABLE, error.message, error.hint))
 
-    def _look_for(self, looking_s: float, *, confirm: bool, sent: bool, why: str = "") -> tuple[Job, ...]:
-        """Return the jobs that carry the token; none only from an answered look, with `confirm` from two.
+    def _search(self, lookup_s: float, *, confirm: bool, sent: bool, why: str = "") -> tuple[Job, ...]:
+        """Return the jobs with the token; none only after a successful search, with `confirm` after two.
 
-        Raise SubmissionUncertain if no look was answered in time (SchedulerUnavailable when nothing was sent by us).
+        Raise SubmissionUncertain without a successful search in time (SchedulerUnavailable if nothing was sent).
         """
-        until = min(self.until, self.clock.monotonic() + looking_s)
+        until = min(self.until, self.clock.monotonic() + lookup_s)
         answered_at: float | None = None
         problem: SchedulerUnavailable | None = None
         while True:
             try:
-                found = self.look()
+                found = self.find()
             except SchedulerUnavailable as error:
                 answered_at, problem = None, error
                 if not error.transient:
@@ -143,10 +142,10 @@ class Submitter:
             else:
                 if found or not confirm:
                     return found
-                if answered_at is not None and self.clock.monotonic() - answered_at >= LOOK_APART_S:
+                if answered_at is not None and self.clock.monotonic() - answered_at >= CONFIRM_AFTER_S:
                     return ()
                 answered_at = self.clock.monotonic() if answered_at is None else answered_at
-            pause = LOOK_APART_S if answered_at is not None else LOOK_EVERY_S
+            pause = CONFIRM_AFTER_S if answered_at is not None else SEARCH_EVERY_S
             if self.clock.monotonic() + pause > until:
                 break
             self.clock.sleep(pause)
@@ -154,54 +153,56 @@ class Submitter:
 
     def _uncertain(self, sent: bool, why: str, problem: SchedulerUnavailable | None) -> SchedulerUnavailable:
         token = self.submission.token
-        looked = problem.message if problem is not None else "there was no time for a second look"
-        hint = f"run `resil submit` again: it looks for the token {token} first"
+        failure = problem.message if problem is not None else "there was no time for a second search"
+        hint = f"run `resil submit` again, which first searches for token {token}"
         if not sent:
-            # An earlier process may have sent it, so even this is not "nothing was submitted".
+            # An earlier process may have sent the submission, so "nothing was submitted" would be wrong.
             return SubmissionUncertain(
-                f"nothing was sent now, because the queue could not be looked at for an earlier job of token {token}: "
-                f"{looked}",
+                f"nothing was sent, because the search for an earlier job with token {token} failed: {failure}",
                 hint=hint,
             )
         return SubmissionUncertain(
-            f"sbatch was sent for run {self.submission.run} and its fate is not known: {why}; looking for token "
-            f"{token} failed: {looked}",
+            f"sbatch was run for {self.submission.run} with an unknown outcome: {why}; the search for token {token} "
+            f"failed: {failure}",
             hint=hint,
         )
 
     def _only(
         self, found: tuple[Job, ...], notes: tuple[str, ...], *, recovered: bool, just_sent: bool = False
     ) -> Submitted:
-        """The oldest of the jobs that carry the token; younger ones that wait are cancelled.
+        """Return the oldest job with the token, and cancel its pending duplicates.
 
-        A younger one that runs is cancelled only when it was sent moments ago, by us.
+        A running duplicate is cancelled only if this call has just sent it.
         """
         oldest, *younger = distinct(found)
-        for twin in younger:
-            if not twin.state.is_alive:
+        for duplicate in younger:
+            if not duplicate.state.is_alive:
                 continue
-            if just_sent or twin.state.is_waiting:
-                self.cancel(twin.id.whole)
-                notes = (*notes, f"job {twin.id.whole} carried the same token {self.submission.token}: cancelled")
+            if just_sent or duplicate.state.is_waiting:
+                self.cancel(duplicate.id.whole)
+                notes = (*notes, f"job {duplicate.id.whole} had the same token {self.submission.token}: cancelled")
             else:
-                notes = (*notes, f"job {twin.id.whole} carries the same token and runs: `scancel {twin.id.whole}`")
+                notes = (
+                    *notes,
+                    f"job {duplicate.id.whole} has the same token and is running: `scancel {duplicate.id.whole}`",
+                )
         return Submitted(oldest.id.whole, notes, recovered)
 
-    def _without_twins(self, sent: Submitted) -> Submitted:
-        """After a repeated sbatch, look once more: the earlier one may have come through after all."""
-        self.clock.sleep(LOOK_APART_S)
+    def _without_duplicates(self, sent: Submitted) -> Submitted:
+        """After a repeated sbatch, search again, because the earlier sbatch may have created a job as well."""
+        self.clock.sleep(CONFIRM_AFTER_S)
         try:
-            found = self.look()
+            found = self.find()
             if not found:
                 return sent
             return self._only(found, sent.notes, recovered=len(distinct(found)) > 1, just_sent=True)
         except SchedulerError:
-            note = f"whether an earlier try came through as well could not be looked up (token {self.submission.token})"
+            note = f"could not check for a duplicate job of an earlier try (token {self.submission.token})"
             return Submitted(sent.id, (*sent.notes, note))
 
     def _given_up(self, last: Diagnosis) -> SchedulerError:
         if last.meaning in {Meaning.UNAVAILABLE, Meaning.NOT_SENT}:
             return SchedulerUnavailable(
-                f"sbatch failed and no job came of it: {last.words}", hint="submit again later: nothing is queued"
+                f"sbatch failed and no job was created: {last.words}", hint="submit again later: nothing was queued"
             )
-        return SchedulerError(f"sbatch failed and no job came of it: {last.words}", hint=last.hint or "`resil doctor`")
+        return SchedulerError(f"sbatch failed and no job was created: {last.words}", hint=last.hint or "`resil doctor`")

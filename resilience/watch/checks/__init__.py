@@ -1,4 +1,4 @@
-"""Watchdogs: each file is one, and exports it as CHECK."""
+"""Watchdogs: each file exports one as CHECK."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 class Check(Protocol):
     """One watchdog: a file in checks/ (or in a plugin directory) that exports it as CHECK.
 
-    `Settings` and `Reading` are frozen dataclasses. The fields of `Settings` are the keys of its table in resil.toml
-    ([watch.NAME]) and the options of `resil watch NAME`; its docstring's Attributes are their help. The fields of
-    `Reading` are plain values (texts, numbers, booleans, None, tuples and dicts of them), because readings are
-    remembered as JSON. Any: each check knows its own.
+    `Settings` and `Reading` are frozen dataclasses. The fields of `Settings` are the keys of the table [watch.NAME] in
+    resil.toml and the options of `resil watch NAME`; the docstring's Attributes are their help. The fields of
+    `Reading` are plain values (texts, numbers, booleans, None, tuples and dicts of them), because readings are stored
+    as JSON. They are typed as Any here, since each check has its own.
 
     Attributes:
         summary: one line for `resil watch --list` and `--help`.
-        Settings: dataclass whose every field has a default: a watchdog works without configuration.
-        Reading: dataclass of what a probe reads of one subject.
-        memory: how many readings of each subject `judge` wants.
-        argument: the field of Settings (a tuple of texts) that takes what stands after the name:
-            `resil watch fs /scratch`. Empty: none does.
+        Settings: a dataclass with a default for every field: a watchdog works without configuration.
+        Reading: a dataclass with the result of probing one subject.
+        memory: how many readings of each subject `judge` receives.
+        argument: the field of Settings (a tuple of texts) that takes the positional arguments:
+            `resil watch fs /scratch`. Empty: none.
         example: a command line for `--help`.
 
-    It may have a text `on_nothing` besides: the advice where it was requested and has no target.
+    Optional: `on_nothing`, the advice if the watchdog was requested by name and has no target.
     """
 
     summary: str
@@ -39,9 +39,9 @@ class Check(Protocol):
     example: str
 
     def targets(self, settings: Any, context: Context) -> Sequence[Target]:
-        """The targets to probe. Must not touch anything that may hang: that is for `probe`.
+        """Return the targets to probe. Must not access anything that may hang; `probe` does that.
 
-        Raise UsageError or SettingsError for settings that cannot be meant. No target is an empty sequence.
+        Raise UsageError or SettingsError for invalid settings. Return an empty sequence if there is no target.
         """
         ...
 
@@ -50,11 +50,11 @@ class Check(Protocol):
     ) -> Mapping[str, Any]:
         """Return a Reading for each subject of a target. The only I/O; runs in a child process with a deadline.
 
-        `before` holds what was last remembered of each subject of this check. Raise ProbeError (or any ResilError) if
-        there was no answer: that is UNKNOWN, never OK and never dead.
+        `before` has the last remembered reading of each subject of this check. Raise ProbeError (or any ResilError) if
+        the target could not be read: the verdict is then UNKNOWN, never OK and never dead.
         """
         ...
 
     def judge(self, subject: str, readings: Sequence[Timed[Any]], settings: Any, now: float) -> Sequence[Finding]:
-        """Return the findings about one subject. Pure. The last one was just taken; older ones come before."""
+        """Return the findings about one subject. Pure. `readings` are oldest first; the last one is new."""
         ...

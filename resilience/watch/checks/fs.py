@@ -1,53 +1,54 @@
-"""`resil watch fs`: is there room, and for how long? Bytes, quotas, missing and read-only file systems."""
+"""`resil watch fs`: free space, quotas, growth, and missing or read-only file systems."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilience.watch.checks._filesystem.check import FileSystemCheck
+from resilience.watch.checks._filesystem import FileSystemCheck
 from resilience.watch.checks._filesystem.reading import BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsSettings:
-    """[watch.fs]: the room on file systems.
+    """[watch.fs]: free space on file systems.
 
     Attributes:
-        paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
-            to the current directory. Default: the file systems of the project, the state directory, home, $SCRATCH,
-            $WORK and the like, /dev/shm and /tmp.
-        warn_percent: warn when more than this is used. Default: 85%, where no free amount is asked for. Percents and
-            free amounts may both be set: any that is crossed counts.
-        crit_percent: critical when more than this is used. Default: 95%, as above.
-        warn_free_bytes: warn when less than this is free: 500GiB.
-        crit_free_bytes: critical when less than this is free.
-        warn_runway_s: warn when it will be full sooner than this; 0 looks at no growth.
-        crit_runway_s: critical when it will be full sooner than this; 0 never is.
-        usable_percent: how much of a limit counts as the whole: 80% for file systems that fail before they are full.
-        large_bytes: a shared file system larger than this is judged by what is free and by its runway, not by percent,
+        paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
+            settings file, and to the current directory on the command line. Default: the file systems of the project,
+            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp.
+        warn_percent: warn if more than this is used. Default: 85%, unless a free amount is set. Percentages and free
+            amounts may both be set; crossing either counts.
+        crit_percent: critical if more than this is used. Default: 95%, unless a free amount is set.
+        warn_free_bytes: warn if less than this is free: 500GiB.
+        crit_free_bytes: critical if less than this is free.
+        warn_runway_s: warn if the file system will be full sooner than this at its measured growth; 0: never.
+        crit_runway_s: critical if the file system will be full sooner than this at its measured growth; 0: never.
+        usable_percent: the usable part of each limit: 80% for file systems that fail before they are full.
+        large_bytes: a shared file system larger than this is judged by its free amount and runway, not by percent,
             unless a percentage is set.
-        large_warn_free_bytes: warn when less than this is free on such a one, where nothing else is set.
-        large_crit_free_bytes: critical when less than this is free on such a one, where nothing else is set.
+        large_warn_free_bytes: warn if less than this is free on such a file system and no other threshold is set.
+        large_crit_free_bytes: critical if less than this is free on such a file system and no other threshold is set.
         command: a command of your site that prints quotas, as a list: ["idrquota", "-w"]. {path} and {user} are filled
             in.
-        used_regex: regular expression for what is used in its output: the figure in the first group, its unit there or
-            in a second.
+        used_regex: regular expression for the usage in the command's output: the figure in the first group, the unit
+            in the same or a second group.
         limit_regex: the same for the limit.
-        percent_regex: the same for the percentage, where it prints no amounts.
+        percent_regex: the same for the percentage, if the command prints no amounts.
         command_unit: the unit of sizes printed without one: KiB.
-        command_max_age_s: how old the figures of that command may be.
-        quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
-        du: whether du counts the directory: slow, and hard on a parallel file system.
-        du_limit_bytes: the limit that du's total is compared with.
-        du_every_s: how often du counts anew.
-        du_deadline_s: how long du may take.
+        command_max_age_s: the maximum age of the command's figures.
+        quota: query lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota, depending on the file system.
+        du: measure the directory with du, which is slow and loads a parallel file system.
+        du_limit_bytes: the limit for du's total.
+        du_every_s: how often to run du.
+        du_deadline_s: the time limit of du.
         checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
-        checkpoint_bytes: what one checkpoint takes. Default: measured there.
-        checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
-        purge_days: the site deletes files that were not used for so many days; 0: it does not. Looked at are the
-            checkpoints, else the path that was named, else the project.
-        purge_warn_days: how many days before that the watchdog warns.
-        read_only: whether the file system is read-only on purpose.
+        checkpoint_bytes: the size of one checkpoint. Default: measured in that directory.
+        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the file
+            times of the checkpoints.
+        purge_days: the site deletes files not used for this many days; 0: never. Checked are the checkpoints, else
+            the named path, else the project.
+        purge_warn_days: how many days before the purge to warn.
+        read_only: accept a read-only file system.
     """
 
     paths: tuple[str, ...] = ()
@@ -81,10 +82,10 @@ class FsSettings:
 
 
 class FsCheck(FileSystemCheck):
-    """The watchdog of bytes, and of whether a file system is there and can be written."""
+    """The watchdog of free space, and of missing and read-only file systems."""
 
     kind = BYTES
-    summary = "room on file systems: quotas, percent, free bytes, how long it lasts; missing and read-only ones"
+    summary = "free space on file systems: quotas, percent, free bytes, runway; missing and read-only file systems"
     Settings = FsSettings
     example = "resil watch fs /scratch --warn-percent 80"
 

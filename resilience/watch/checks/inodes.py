@@ -1,10 +1,10 @@
-"""`resil watch inodes`: may more files be made? A disk with room refuses them when its inodes are used up."""
+"""`resil watch inodes`: free inodes. Without these, creating a file fails although there is free space."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilience.watch.checks._filesystem.check import FileSystemCheck
+from resilience.watch.checks._filesystem import FileSystemCheck
 from resilience.watch.checks._filesystem.reading import INODES
 
 
@@ -13,31 +13,32 @@ class InodesSettings:
     """[watch.inodes]: the number of files on file systems.
 
     Attributes:
-        paths: the paths to watch; `~` and `$SCRATCH` are filled in. In a settings file relative to the project, typed
-            to the current directory. Default: the file systems of the project, the state directory, home, $SCRATCH,
-            $WORK and the like, /dev/shm and /tmp.
-        warn_percent: warn when more than this is used. Default: 85%, where no free number is asked for. Percents and
-            free numbers may both be set: any that is crossed counts.
-        crit_percent: critical when more than this is used. Default: 95%, as above.
-        warn_free: warn when fewer inodes than this are free.
-        crit_free: critical when fewer than this are free.
-        warn_runway_s: warn when they will be used up sooner than this; 0 looks at no growth.
-        crit_runway_s: critical when they will be used up sooner than this; 0 never is.
-        usable_percent: how much of a limit counts as the whole.
+        paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
+            settings file, and to the current directory on the command line. Default: the file systems of the project,
+            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp.
+        warn_percent: warn if more than this is used. Default: 85%, unless a free number is set. Percentages and free
+            numbers may both be set; crossing either counts.
+        crit_percent: critical if more than this is used. Default: 95%, unless a free number is set.
+        warn_free: warn if fewer inodes than this are free.
+        crit_free: critical if fewer inodes than this are free.
+        warn_runway_s: warn if the inodes will be used up sooner than this at the measured growth; 0: never.
+        crit_runway_s: critical if the inodes will be used up sooner than this at the measured growth; 0: never.
+        usable_percent: the usable part of each limit.
         command: a command of your site that prints quotas, as a list: ["idrquota", "-w"]. {path} and {user} are filled
             in.
-        used_regex: regular expression for the number of files in its output: the figure in the first group.
+        used_regex: regular expression for the number of files in the command's output, in the first group.
         limit_regex: the same for the limit.
-        percent_regex: the same for the percentage, where it prints no numbers.
-        command_max_age_s: how old the figures of that command may be.
-        quota: whether lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota are asked where they fit.
-        du: whether `du --inodes` counts the directory: slow, and hard on a parallel file system.
-        du_limit: the limit that du's total is compared with.
-        du_every_s: how often du counts anew.
-        du_deadline_s: how long du may take.
+        percent_regex: the same for the percentage, if the command prints no numbers.
+        command_max_age_s: the maximum age of the command's figures.
+        quota: query lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota, depending on the file system.
+        du: count files with `du --inodes`, which is slow and loads a parallel file system.
+        du_limit: the limit for du's total.
+        du_every_s: how often to run du.
+        du_deadline_s: the time limit of du.
         checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
-        checkpoint_files: how many files and directories one checkpoint has. Default: counted there.
-        checkpoint_every_s: how often one is written. Default: from the run's journal, else their times.
+        checkpoint_files: files and directories in one checkpoint. Default: counted in that directory.
+        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the file
+            times of the checkpoints.
     """
 
     paths: tuple[str, ...] = ()
@@ -67,7 +68,7 @@ class InodesCheck(FileSystemCheck):
     """The watchdog of inodes."""
 
     kind = INODES
-    summary = "inodes on file systems: quotas, percent, free ones, how long they last"
+    summary = "inodes on file systems: quotas, percent, free inodes, runway"
     Settings = InodesSettings
     example = "resil watch inodes /scratch --warn-free 100000"
 

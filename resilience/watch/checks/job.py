@@ -1,7 +1,7 @@
-"""The `job` watchdog: is the run alive, and will it stay so?
+"""`resil watch job`: runs and jobs that are gone, stuck in the queue, or about to end without a successor.
 
-It watches the runs of the state directory, or jobs of any user by name, with one query of the queue for all of them.
-A job that cannot be seen is UNKNOWN: an empty answer alone never means dead.
+Watches the runs of the state directory, or jobs of any user by name, with one query of the queue for all of them. A job
+missing from one answer is UNKNOWN: an empty answer alone never means dead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from resilience.watch.reading import Memory, Target, Timed
 class JobCheck:
     """The watchdog of runs and jobs."""
 
-    summary = "Runs and jobs: queued or running, whether they will start, and what comes after them."
+    summary = "runs and jobs: gone, not starting, ending without a successor, requeued too often"
     Settings = JobSettings
     Reading = JobReading
     memory = Memory(count=1)
@@ -29,7 +29,7 @@ class JobCheck:
     example = "resil watch job gpt 'tr11-*' --users bob"
 
     def targets(self, settings: JobSettings, context: Context) -> Sequence[Target]:
-        """Each queue, which is queried once for all subjects. Only the probe touches the run directories."""
+        """Return a target for each queue, queried once for all subjects. Does not access the run directories."""
         check_settings(settings)
         for name in settings.names:
             parse_requested(name)
@@ -39,14 +39,14 @@ class JobCheck:
     def probe(
         self, target: Target, settings: JobSettings, context: Context, before: Mapping[str, Timed[JobReading]]
     ) -> Mapping[str, JobReading]:
-        """Read the runs' files and the queue, and confirm which jobs are gone."""
+        """Read the run directories, query the queue, and confirm that missing jobs are gone."""
         asked = (one for one in settings.clusters if _target(context, one) == target.name)
         return probe_queues(settings, context, before, next(asked, ""))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[JobReading]], settings: JobSettings, now: float
     ) -> Sequence[Finding]:
-        """The findings of the last reading, which carries the conditions that last."""
+        """Return the findings of the last reading, which includes the start of each ongoing condition."""
         return judge(subject, readings[-1].reading, settings, now)
 
 

@@ -1,6 +1,6 @@
-"""`resil watch log`: does the training go on? Progress is a step that becomes greater, or the guard's heartbeat.
+"""`resil watch log`: trainings that stop making progress, which is a greater step in the log or the guard's heartbeat.
 
-What the guard wrote of a loss that is NaN or has spiked, and of a save that failed, is told too.
+Also reports what the guard recorded of a NaN or spiking loss and of failed saves.
 """
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
@@ -32,7 +32,7 @@ from resilience.watch.processor import BACKTRACKS, cpu_limit, no_collection
 from resilience.watch.reading import Memory, Target, Timed
 
 REGEX_CPU_S = 1.0
-"""Processor time that a regular expression of one's own may take in one log and look."""
+"""The CPU limit of `progress_regex` for one log and probe."""
 LEAST_READ_BYTES = 4096
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -40,7 +40,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 class LogCheck:
     """The watchdog of logs and heartbeats."""
 
-    summary = "does the training go on: steps in the log, the guard's heartbeat, its loss and its saves"
+    summary = "progress of trainings: steps in the log, the guard's heartbeat, loss and saves"
     Settings = LogSettings
     Reading = LogReading
     memory = Memory(count=1)
@@ -48,15 +48,15 @@ class LogCheck:
     example = "resil watch log 'logs/*.out'"
 
     def targets(self, settings: LogSettings, context: Context) -> Sequence[Target]:
-        """One for each file system that the logs lie on: ten thousand logs need one child, and a dead mount stops only
-        its own. Without paths, the state directory."""
+        """Return a target for each file system with logs: ten thousand logs need one child, and a hung mount affects
+        only its own. Without paths, the target is the state directory."""
         check_settings(settings)
         return [Target(name, subjects) for name, subjects in _groups(settings, context).items()]
 
     def probe(
         self, target: Target, settings: LogSettings, context: Context, before: Mapping[str, Timed[LogReading]]
     ) -> Mapping[str, LogReading]:
-        """Read what is new in the logs of one file system, or of the runs of the state directory."""
+        """Read the new part of the logs of one file system, or of the runs of the state directory."""
         clock = context.system.clock
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
@@ -67,13 +67,13 @@ class LogCheck:
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
     ) -> Sequence[Finding]:
-        """Say what the newest reading amounts to."""
+        """Return the findings about the newest reading."""
         return findings(subject, readings[-1].reading, settings, now)
 
     def deadline(
         self, reading: LogReading, settings: LogSettings, now: float
     ) -> tuple[tuple[str, ...], float, float] | None:
-        """(paths, when they last went on, how long they may be silent): when a daemon looks, though no tick is due."""
+        """Return (paths, last progress, timeout), by which the daemon schedules a probe between ticks, or None."""
         return deadline_of(reading, settings, now)
 
 
@@ -81,7 +81,7 @@ CHECK = LogCheck()
 
 
 def check_settings(settings: LogSettings) -> None:
-    """Raise SettingsError for settings that cannot be meant."""
+    """Raise SettingsError for invalid settings."""
     if settings.files not in (EACH, NEWEST, ANY):
         raise SettingsError(f"files = {settings.files!r} must be {EACH}, {NEWEST} or {ANY}")
     if settings.factor < 1:
@@ -93,33 +93,33 @@ def check_settings(settings: LogSettings) -> None:
     if settings.read_bytes < LEAST_READ_BYTES:
         raise SettingsError(f"read_bytes must be at least {LEAST_READ_BYTES}")
     if any(not path or "\0" in path for path in settings.paths):
-        raise SettingsError("a path among `paths` is empty or has a NUL byte in it")
+        raise SettingsError("an item of `paths` is empty or contains a NUL byte")
     if settings.progress_regex:
         compiled(settings.progress_regex)
 
 
 @lru_cache(maxsize=8)
 def compiled(text: str) -> re.Pattern[bytes]:
-    """The pattern of `progress_regex`. Raise SettingsError if it is none, or has not exactly one group."""
+    """Compile `progress_regex`. Raise SettingsError if it is invalid or does not have exactly one group."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             pattern = re.compile(text.encode("utf-8", "surrogateescape"))
     except re.error as error:
         place = "" if error.pos is None else f" at position {error.pos}: {text[: error.pos]} <-- here"
-        raise SettingsError(f"progress_regex {text!r} is no regular expression: {error.msg}{place}") from None
+        raise SettingsError(f"progress_regex {text!r} is not a regular expression: {error.msg}{place}") from None
     except (OverflowError, RecursionError, ValueError) as error:
-        raise SettingsError(f"progress_regex {text[:80]!r} is no regular expression: {error}") from None
+        raise SettingsError(f"progress_regex {text[:80]!r} is not a regular expression: {error}") from None
     if pattern.groups != 1:
         raise SettingsError(
-            f"progress_regex {text!r} has {pattern.groups} groups and needs one, which is the step",
+            f"progress_regex {text!r} has {pattern.groups} groups and needs exactly one, for the step",
             hint=r"progress_regex = 'iteration\s+(\d+)/'; other brackets are written (?:...)",
         )
     return pattern
 
 
 def _groups(settings: LogSettings, context: Context) -> dict[str, tuple[str, ...]]:
-    """The subjects of each target, by its name: the file system, or the state directory."""
+    """Return the subjects of each target by its name: a mount point, or the state directory."""
     if not settings.paths:
         return {str(context.state_dir): (str(context.state_dir),)}
     mounts = current_mounts()
@@ -132,17 +132,17 @@ def _groups(settings: LogSettings, context: Context) -> dict[str, tuple[str, ...
 
 
 def _may_be_run(text: str) -> bool:
-    """Whether it is one plain word: the name of a run, if there is one."""
+    """Return whether the text is a plain word and so may be the name of a run."""
     return not set(text) & set("/.*?[~$")
 
 
 def _subject(text: str, context: Context) -> str:
-    """What findings about it are about: the name of a run as it is, a path whole, without looking."""
+    """Return the subject for an item of `paths`: a run's name, or an absolute path; accesses no disk."""
     return text if _may_be_run(text) else _places(text, context)[0]
 
 
 def _places(text: str, context: Context) -> tuple[str, ...]:
-    """Where a path may lie: what stands in a settings file is relative to its project; typed, perhaps to here."""
+    """Return the absolute paths that an item may mean: relative to the project, or to the current directory."""
     environ = context.system.environ
     whole = Template(text).safe_substitute(environ)
     if whole.startswith("~/") or whole == "~":
@@ -176,10 +176,10 @@ def _look_at_all_runs(context: Context, known: Mapping[str, LogReading], reader:
     readings = probe_runs(directories, known, reader)
     there = {directory.run for directory in directories}
     for run, before in known.items():
-        # One that its loss has stopped, or whose save failed, long ago is not well: what people were told of it stays.
+        # A run that stopped because of its loss, or whose save failed, stays a fault, however long ago.
         was_told = before.over and not ((before.losses or before.save) and run not in there)
         if before.run and run not in readings and not was_told:
-            over = "it is no longer there, or was over long ago"
+            over = "removed, or over long ago"
             readings[run] = LogReading(run=run, over=over, clock=reader.moment)
     awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
     said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {context.state_dir}"
@@ -188,7 +188,7 @@ def _look_at_all_runs(context: Context, known: Mapping[str, LogReading], reader:
 
 @contextmanager
 def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | None]:
-    """Bound the processor time of a pattern of one's own, for each log anew."""
+    """Limit the CPU time of `progress_regex`, restarting the limit for each log."""
     if own is None:
         yield None
         return
@@ -197,8 +197,8 @@ def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | 
     def error() -> ProbeError:
         text = own.pattern.decode("utf-8", "replace")
         return ProbeError(
-            f"progress_regex {text!r} was not through {current} after {REGEX_CPU_S:g} s",
-            hint=f"{BACKTRACKS}, and begin with a fixed word",
+            f"progress_regex {text!r} took more than {REGEX_CPU_S:g} s on {current}",
+            hint=f"{BACKTRACKS}, and start with a fixed word",
         )
 
     with cpu_limit(REGEX_CPU_S, error, is_armed=False) as restart:

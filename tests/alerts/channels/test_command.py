@@ -68,7 +68,7 @@ def test_a_variable_that_is_named_is_passed_on(system: System, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("body", "transient", "said"),
     [
-        ("exit 75", True, "ended with 75 (try again later)"),
+        ("exit 75", True, "ended with 75 (temporary failure)"),
         ("echo 'no network' >&2; exit 1", True, "no network"),
         ("exit 7", True, "ended with 7"),
         ("echo who >&2; exit 67", False, "no such user"),

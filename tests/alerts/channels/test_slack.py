@@ -324,11 +324,11 @@ def test_a_page_instead_of_an_answer_is_tried_again(httpserver: HTTPServer, syst
         ({"webhook_file": "https://hooks.slack.com/services/T/B/secret"}, "seems to be the secret itself"),
         ({"token_file": "xoxb-123-secret"}, "seems to be the secret itself"),
         ({"webhook_variable": "https://hooks.slack.com/secret"}, "name of an environment variable"),
-        ({"webhook_file": "slack.txt"}, "whole path"),
+        ({"webhook_file": "slack.txt"}, "absolute path"),
         ({"webhook_file": "/a", "mention": ("@ada",)}, "not a mention in Slack"),
         ({"webhook_file": "/a", "timeout_s": 0.0}, "must be positive"),
         ({"webhook_file": "/a", "base_url": "http://slack.example/api/"}, "plain http"),
-        ({"webhook_file": "/a", "base_url": "slack"}, "no web address"),
+        ({"webhook_file": "/a", "base_url": "slack"}, "not a web address"),
     ],
 )
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], word: str) -> None:

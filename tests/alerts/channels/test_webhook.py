@@ -228,10 +228,10 @@ def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, system: 
     ("wrong", "word"),
     [
         ({"url": ""}, "needs a URL"),
-        ({"url": "ftp://example.org"}, "no web address"),
-        ({"url": "https://"}, "no web address"),
-        ({"url": "https://exa mple.org"}, "no web address"),
-        ({"url": "https://example.org:99999/"}, "no web address"),
+        ({"url": "ftp://example.org"}, "not a web address"),
+        ({"url": "https://"}, "not a web address"),
+        ({"url": "https://exa mple.org"}, "not a web address"),
+        ({"url": "https://example.org:99999/"}, "not a web address"),
         ({"url": "http://example.org/"}, "plain http to example.org"),
         ({"url": "https://hooks.slack.com/services/T/B/CaNaRy99"}, "is a secret"),
         ({"url": "https://discord.com/api/webhooks/1/CaNaRy99"}, "is a secret"),
@@ -248,7 +248,7 @@ def test_a_header_may_hold_the_secret(httpserver: HTTPServer, url: str, system: 
         ({"headers": {"Authorization": "Bearer CaNaRy99"}}, "contains a secret"),
         ({"headers": {"X-Api-Key": "CaNaRy99"}}, "contains a secret"),
         ({"headers": {"X": "{secret}"}}, "needs a secret"),
-        ({"secret_file": "secret.txt"}, "whole path"),
+        ({"secret_file": "secret.txt"}, "absolute path"),
     ],
 )
 def test_invalid_settings_are_rejected_without_showing_a_secret(wrong: dict[str, Any], word: str) -> None:
@@ -264,7 +264,7 @@ def test_plain_http_may_be_allowed() -> None:
 def test_a_malformed_url_in_a_secret_file_is_reported_without_it(system: System, canary: str) -> None:
     with pytest.raises(SettingsError) as caught:  # the canary is no address at all
         send(WebhookSettings(url_variable="RESIL_CANARY"), system)
-    assert "no web address" in caught.value.message and canary not in caught.value.message
+    assert "not a web address" in caught.value.message and canary not in caught.value.message
 
 
 # Servers

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from resilience.cron.checks._cron.judging import judge
-from resilience.cron.checks._cron.words import CronCheckSettings, CronReading
+from resilience.cron.checks._cron.reading import CronCheckSettings, CronReading
 from resilience.finding import Finding, Verdict
 
 NOW = 1_800_000_000.0
@@ -56,7 +56,7 @@ def test_the_scheduler_s_own_patience_counts_and_that_of_the_settings_wins() -> 
     assert one(patient, CronCheckSettings(late_s=30)).verdict is Verdict.CRITICAL
 
 
-def test_one_that_was_stopped_is_well_and_says_who_did_it() -> None:
+def test_a_stopped_scheduler_is_ok_and_names_the_user() -> None:
     finding = one(replace(silent_for(86400), stopped="stopped by ada 2 h ago (maintenance)"))
     assert finding.verdict is Verdict.OK and "ada" in finding.summary
 
@@ -76,25 +76,25 @@ def test_a_sign_of_life_from_the_future_shows_a_wrong_clock() -> None:
     assert finding.verdict is Verdict.WARNING and finding.fault == "clock" and "login1" in finding.summary
 
 
-def test_what_went_wrong_in_the_tick_itself_is_told() -> None:
+def test_an_error_in_the_tick_itself_is_reported() -> None:
     finding = one(replace(ALIVE, trouble="no successor could be queued: QOSMaxSubmitJobPerUserLimit"))
     assert finding.verdict is Verdict.WARNING and finding.fault == "trouble" and "QOSMax" in finding.summary
 
 
-def test_a_late_scheduler_in_trouble_is_told_of_both() -> None:
+def test_a_late_scheduler_with_an_error_reports_both() -> None:
     findings = judge("scheduler", replace(silent_for(300), trouble="no successor"), CronCheckSettings(), NOW)
     assert {finding.fault for finding in findings} == {"late", "trouble"}
 
 
 def test_a_whole_cluster_that_has_just_come_back_raises_no_alarm() -> None:
     finding = one(replace(silent_for(86400), awake_since=NOW - 40))
-    assert finding.verdict is Verdict.OK and "awaited" in finding.summary
+    assert finding.verdict is Verdict.OK and "waiting for the next tick" in finding.summary
     assert one(replace(silent_for(86400), awake_since=NOW - 400)).verdict is Verdict.CRITICAL
 
 
 def test_one_that_was_installed_and_never_ticked_is_late_as_well() -> None:
     finding = one(CronReading(time=NOW - 900, expected=NOW - 840, driver="slurm", is_installed=True))
-    assert finding.verdict is Verdict.CRITICAL and "has not ticked yet" in finding.summary
+    assert finding.verdict is Verdict.CRITICAL and "no tick yet" in finding.summary
 
 
 @pytest.mark.parametrize("outcome", ["failed", "timeout", "refused", "cut short"])
@@ -112,7 +112,7 @@ def test_three_failures_in_a_row_are_critical_unless_that_is_switched_off() -> N
 
 
 @pytest.mark.parametrize(("skips", "verdict"), [(2, Verdict.OK), (3, Verdict.WARNING), (30, Verdict.WARNING)])
-def test_three_skips_in_a_row_are_told(skips: int, verdict: Verdict) -> None:
+def test_three_skips_in_a_row_are_reported(skips: int, verdict: Verdict) -> None:
     reading = CronReading(kind="entry", outcome="done", ended=NOW - 60, skips=skips, running_since=NOW - 7200)
     finding = one(reading, subject="crontab/sync")
     assert finding.verdict is verdict
@@ -123,11 +123,11 @@ def test_three_skips_in_a_row_are_told(skips: int, verdict: Verdict) -> None:
 def test_an_entry_that_ran_well_or_not_yet_is_well() -> None:
     assert one(CronReading(kind="entry")).verdict is Verdict.OK
     done = one(CronReading(kind="entry", outcome="done", ended=NOW - 60, missed=4))
-    assert done.verdict is Verdict.OK and "4 slots were missed" in done.summary
+    assert done.verdict is Verdict.OK and "4 slots missed" in done.summary
     assert "as job 88" in one(CronReading(kind="entry", outcome="submitted", ended=NOW - 60, job_id="88")).summary
 
 
-def test_what_is_ignored_by_mistake_is_told_with_its_fix() -> None:
+def test_files_ignored_by_mistake_are_reported_with_a_fix() -> None:
     reading = CronReading(kind="ignored", summary="the directory is writable by everybody", hint="chmod o-w cron")
     finding = one(reading, subject="cron/cron.hourly/backup")
     assert (finding.verdict, finding.fault, finding.advice) == (Verdict.WARNING, "ignored", "chmod o-w cron")

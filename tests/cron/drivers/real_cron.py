@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from resilience.cron.drivers._ticks.daemon import find_daemon
+from resilience.cron.drivers.crontab import find_daemon
 from resilience.system.process import Completed, ProcessRunner
 from tests.slurm.host import LOCKS, write_interpreter
 

@@ -38,7 +38,7 @@ from tests.cron.drivers.real_cron import (
     requirements,
 )
 from tests.cron.drivers.site import Site, an_installation
-from tests.cron.drivers.ticks.test_editing import TABLES
+from tests.cron.drivers.ticks.test_lines import TABLES
 from tests.fakes import NOW
 
 SETTINGS = CronSettings()
@@ -142,7 +142,7 @@ def test_two_characters_that_look_like_a_carriage_return_stay_two(site: Site) ->
     assert (site.table() or b"").endswith(before)
 
 
-def test_what_somebody_else_writes_at_the_same_moment_is_kept(site: Site) -> None:
+def test_a_concurrent_write_is_kept(site: Site) -> None:
     site.write_table(b"0 3 * * * mine\n")
     site.break_program(
         "crontab",
@@ -160,7 +160,7 @@ def test_a_table_that_never_holds_still_is_an_error_and_not_a_loop(site: Site) -
         "crontab", 'if [ "$1" = - ]; then cat >/dev/null; echo "# $$" >"$SITE/crontab.table"; exit 0; fi'
     )
     context = site.context()
-    with pytest.raises(ResilError, match="changes faster"):
+    with pytest.raises(ResilError, match="keeps changing"):
         DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
 
 
@@ -201,7 +201,7 @@ def test_a_table_that_crontab_refuses_stays_as_it_was(site: Site) -> None:
     assert site.table() == b"0 3 * * * mine\n"
 
 
-def test_a_line_that_was_written_and_cannot_be_seen_is_taken_out_again(site: Site) -> None:
+def test_a_written_line_that_cannot_be_read_back_is_removed_again(site: Site) -> None:
     site.write_table(b"0 3 * * * mine\n")
     # After the write, the first listing fails.
     site.break_program(
@@ -227,7 +227,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("said", SAID)
-def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
+def test_a_user_without_access_to_crontab_gets_the_reason(site: Site, said: str) -> None:
     site.break_program("crontab", f"echo {shlex.quote(said)} >&2; exit 1")
     found = DRIVER.availability(site.context())
     assert not found.is_available and said.split("\n")[0] in found.reason and SAID[said] in found.hint
@@ -237,7 +237,7 @@ def test_who_may_not_use_crontab_is_told_so(site: Site, said: str) -> None:
 
 
 @pytest.mark.parametrize("said", ["no crontab for alice", "crontab: can't open 'alice': No such file or directory"])
-def test_no_table_is_no_trouble(site: Site, said: str) -> None:
+def test_a_missing_table_is_no_error(site: Site, said: str) -> None:
     site.break_program("crontab", f'[ "$1" = -l ] && {{ echo {shlex.quote(said)} >&2; exit 1; }}')
     assert DRIVER.availability(site.context()).is_available
 
@@ -263,7 +263,7 @@ def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
     site = Site(tmp_path)
     (tmp_path / "proc").mkdir()
     hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
-    assert "cannot be seen" in hidden.availability(site.context()).reason
+    assert "hides whether" in hidden.availability(site.context()).reason
     (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
     assert hidden.availability(site.context()).is_available
     (tmp_path / "crond.pid").write_text(f"{2**22 + 1}\n")
@@ -275,7 +275,7 @@ def test_a_project_in_afs_is_not_for_cron_which_has_no_token(site: Site) -> None
     assert not found.is_available and "AFS" in found.reason
 
 
-def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> None:
+def test_an_installation_elsewhere_cannot_be_checked_here(site: Site) -> None:
     context = site.context()
     there = replace(an_installation(context, "crontab"), host="login2")
     state = DRIVER.state(there, SETTINGS, context)
@@ -288,7 +288,7 @@ def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site) -> N
         DRIVER.uninstall(hers, SETTINGS, context)
 
 
-def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> None:
+def test_a_line_that_was_commented_out_is_detected_and_restored(site: Site) -> None:
     context = site.context()
     installation = an_installation(context, "crontab")
     DRIVER.install(installation, SETTINGS, context)
@@ -296,7 +296,7 @@ def test_a_line_that_somebody_commented_out_is_seen_and_put_back(site: Site) -> 
     site.write_table("\n".join([lines[0], f"#{lines[1]}", "0 3 * * * mine", ""]).encode())
     state = DRIVER.state(installation, SETTINGS, context)
     assert (
-        state.liveness is Liveness.GONE and "commented it out" in state.summary and "resil cron install" in state.hint
+        state.liveness is Liveness.GONE and "was commented out" in state.summary and "resil cron install" in state.hint
     )
     assert DRIVER.install(installation, SETTINGS, context)
     assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
@@ -353,7 +353,7 @@ def test_a_tick_that_cannot_start_is_silent_and_its_words_are_kept(site: Site) -
     assert "/gone/python" in (context.state_dir / ".cron" / "driver" / "crontab.out").read_text()
 
 
-def test_what_the_last_tick_said_before_it_failed_is_found(site: Site) -> None:
+def test_the_output_of_a_failed_tick_is_found(site: Site) -> None:
     context = site.context()
     installation = replace(an_installation(context, "crontab"), python="/gone/python")
     DRIVER.install(installation, SETTINGS, context)
@@ -383,7 +383,7 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
         assert site.table() == b"0 3 * * * mine\n"
 
 
-def test_without_the_state_directory_nothing_runs_and_nobody_is_mailed(site: Site) -> None:
+def test_without_the_state_directory_nothing_runs_and_no_mail_is_sent(site: Site) -> None:
     context = site.context()
     with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
         line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[1]
@@ -410,9 +410,9 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
-def test_what_no_line_can_say_is_refused_before_anything_is_written(site: Site, bad: str) -> None:
+def test_inexpressible_characters_are_refused_before_anything_is_written(site: Site, bad: str) -> None:
     context = site.context()
-    with pytest.raises(ResilError, match="cannot stand in a crontab"):
+    with pytest.raises(ResilError, match="a crontab cannot express"):
         DRIVER.install(replace(an_installation(context, "crontab"), project=f"/p/{bad}"), SETTINGS, context)
     assert site.table() is None
 
@@ -462,7 +462,7 @@ def test_a_real_cron_ticks_and_everybody_elses_lines_stay(tmp_path: Path) -> Non
         while not (project / "ran by cron").exists() and time.monotonic() < deadline:
             time.sleep(0.25)
         assert (project / "ran by cron").stat().st_uid == pwd.getpwnam(USER).pw_uid, "it ran, with the owner's rights"
-        assert "nothing was to be done" in resil("cron", "install")
+        assert "no change: already installed" in resil("cron", "install")
         resil("cron", "uninstall")
         assert raw_table() == before
         assert not (project / ".resil" / ".cron" / "driver.json").exists()

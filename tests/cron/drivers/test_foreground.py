@@ -29,7 +29,7 @@ def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:
     return Heartbeat(time=expected - 60, expected=expected, alive_since=NOW - 600, host=host, pid=pid)
 
 
-def test_it_says_what_to_leave_running_and_installs_nothing(tmp_path: Path) -> None:
+def test_it_shows_the_command_to_run_and_installs_nothing(tmp_path: Path) -> None:
     site = Site(tmp_path)
     context = site.context("a project")
     (step,) = DRIVER.plan(an_installation(context, "foreground"), SETTINGS, context)
@@ -41,7 +41,7 @@ def test_it_says_what_to_leave_running_and_installs_nothing(tmp_path: Path) -> N
     assert site.snapshot() == before
 
 
-def test_what_ticks_on_this_machine_is_looked_at_itself(tmp_path: Path) -> None:
+def test_a_process_on_this_machine_is_checked_itself(tmp_path: Path) -> None:
     context = Site(tmp_path).context()
     found = state(context)
     assert found.liveness is Liveness.GONE and "resil" in found.hint
@@ -55,7 +55,7 @@ def test_what_ticks_on_this_machine_is_looked_at_itself(tmp_path: Path) -> None:
     assert found.liveness is Liveness.GONE and "has ended" in found.summary and "cron run" in found.hint
 
 
-def test_what_ticks_elsewhere_is_alive_while_it_is_in_time_and_never_dead(tmp_path: Path) -> None:
+def test_a_process_on_another_host_is_alive_while_on_time_and_never_dead(tmp_path: Path) -> None:
     context = Site(tmp_path).context()
     assert state(context, a_beat("n17", 4711)).liveness is Liveness.ALIVE
     assert state(context, a_beat("n17", 4711, NOW - PATIENCE_S)).liveness is Liveness.ALIVE

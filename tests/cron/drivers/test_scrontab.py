@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.cron.drivers._ticks.marks import mark, unit_name
+from resilience.cron.drivers._ticks.lines import mark, unit_name
 from resilience.cron.drivers.scrontab import DRIVER, pause_minutes, table_lines
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
@@ -105,7 +105,7 @@ def test_the_table_is_the_same_after_install_and_uninstall(site: Site, name: str
     assert (site.table("scrontab") or b"") == TABLES[name]
 
 
-def test_other_peoples_settings_and_options_never_reach_our_entry(site: Site) -> None:
+def test_foreign_settings_and_options_never_reach_our_entry(site: Site) -> None:
     site.write_table(b"#SCRON --partition=gpu --mem=1T\n", "scrontab")
     installed(site)
     (ours,) = jobs(site)
@@ -177,7 +177,7 @@ def test_the_script_of_the_job_arrives_word_for_word(site: Site) -> None:
     assert jobs(site)[0]["options"]["output"] == "/dev/null", "an option cannot have a blank in it"
 
 
-def test_its_output_lies_beside_the_heartbeat_and_a_percent_sign_is_none_of_sbatchs(site: Site) -> None:
+def test_its_output_is_beside_the_heartbeat_and_percent_signs_are_escaped(site: Site) -> None:
     DRIVER.install(an_installation(site.context("100%j"), "scrontab"), DAEMON, site.context("100%j"))
     state = site.context("100%j").state_dir
     assert jobs(site)[0]["options"]["output"] == f"{state}/.cron/driver/scrontab.out".replace("%", "%%")
@@ -201,14 +201,14 @@ def test_a_cancelled_job_disables_the_entry_and_that_is_seen_and_undone(site: Si
     assert site.table("scrontab") == b"@hourly sleep 5\n"
 
 
-def test_a_disabled_entry_can_be_taken_out(site: Site) -> None:
+def test_a_disabled_entry_can_be_removed(site: Site) -> None:
     installation = installed(site)
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
     DRIVER.uninstall(installation, DAEMON, site.context())
     assert site.table("scrontab") is None
 
 
-def test_somebody_elses_disabled_entry_stays_disabled(site: Site) -> None:
+def test_a_foreign_disabled_entry_stays_disabled(site: Site) -> None:
     site.write_table(b"@hourly sleep 5\n", "scrontab")
     context = site.context()
     (site.directory / "all").write_bytes(site.table("scrontab") or b"")
@@ -230,7 +230,7 @@ def test_it_is_available_only_where_the_cluster_has_it_enabled(site: Site) -> No
     )
 
 
-def test_where_only_the_program_is_missing_it_is_said(site: Site) -> None:
+def test_a_missing_program_is_reported(site: Site) -> None:
     (site.bin / "scrontab").unlink()
     site.write_program("scontrol", "echo 'ScronParameters         = (null)'\n")
     found = DRIVER.availability(site.context())

@@ -113,7 +113,7 @@ def test_the_chain_ticks_survives_a_cancel_is_revived_and_stops(site: Site) -> N
     until(lambda: not site.alive(), timeout_s=60, what="the last job to leave")
 
 
-def test_a_second_project_of_the_same_person_has_a_chain_of_its_own(lab: Lab) -> None:
+def test_a_second_project_of_the_same_user_has_its_own_chain(lab: Lab) -> None:
     sites = [Site(lab, "daemon"), Site(lab, "pulse")]
     for site in sites:
         install(site.project)
@@ -140,9 +140,9 @@ CASES = {
     "well": (
         (RUNS, job(89, "d88.1", JobState.PENDING), job(90, "d88.2", JobState.PENDING)),
         "ALIVE",
-        "jobs 89, 90 wait",
+        "jobs 89, 90 are queued",
     ),
-    "no successor": ((RUNS,), "ALIVE", "no job waits behind it"),
+    "no successor": ((RUNS,), "ALIVE", "no job is queued behind it"),
     "gone": ((), "GONE", "broken"),
     "ending": ((job(88, "d0.1", JobState.COMPLETING),), "GONE", "broken"),
     "held": ((job(89, "d0.1", JobState.PENDING, "JobHeldUser"),), "ALIVE", "held by its owner"),
@@ -151,13 +151,13 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_state_of_the_chain_is_said_in_words(case: str) -> None:
+def test_the_state_of_the_chain_is_described(case: str) -> None:
     jobs, liveness, words = CASES[case]
     state = _judge(jobs, INSTALLED, CronSettings(), NOW)
     assert (str(state.liveness), words in state.summary) == (liveness, True), state.summary
 
 
-def test_an_end_that_is_not_today_is_said_with_its_date() -> None:
+def test_an_end_on_another_day_is_shown_with_its_date() -> None:
     tomorrow = replace(RUNS, end_time=NOW + 86_400)
     assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", _judge((tomorrow,), INSTALLED, CronSettings(), NOW).summary)
 
@@ -172,7 +172,7 @@ def test_a_queue_that_does_not_answer_is_unknown_and_not_available(tmp_path: Pat
     assert not DRIVER.availability(there).is_available
 
 
-def test_who_may_only_operate_the_project_sees_its_owners_jobs_and_never_takes_none_for_dead(tmp_path: Path) -> None:
+def test_an_operator_sees_the_owners_jobs_and_never_concludes_dead_from_none(tmp_path: Path) -> None:
     theirs = replace(INSTALLED, by="bob")
     queue = Queue()
     there = context(tmp_path, queue)
@@ -189,7 +189,7 @@ def test_a_refused_first_job_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert not (tmp_path / ".resil" / ".cron" / "revive.bash").exists()
 
 
-def test_a_refused_second_job_is_said_and_the_chain_begins(tmp_path: Path) -> None:
+def test_a_refused_second_job_is_reported_and_the_chain_starts(tmp_path: Path) -> None:
     queue = Queue(refusals={2: SchedulerError("sbatch: QOSMaxSubmitJobPerUserLimit")})
     CronDirectory(tmp_path / ".resil").install(INSTALLED)
     done = DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))
@@ -197,7 +197,7 @@ def test_a_refused_second_job_is_said_and_the_chain_begins(tmp_path: Path) -> No
     assert any("queued job 101" in line for line in done)
 
 
-def test_a_job_that_slurm_takes_and_will_never_start_is_refused(tmp_path: Path) -> None:
+def test_a_job_that_slurm_accepts_but_cannot_start_is_refused(tmp_path: Path) -> None:
     """EnforcePartLimits=NO, SLURM's default: a time limit beyond the partition's is accepted, and pends for ever."""
 
     class Taker(Queue):
@@ -207,7 +207,7 @@ def test_a_job_that_slurm_takes_and_will_never_start_is_refused(tmp_path: Path) 
 
     queue = Taker()
     CronDirectory(tmp_path / ".resil").install(INSTALLED)
-    with pytest.raises(SchedulerError, match="never start it") as refused:
+    with pytest.raises(SchedulerError, match="cannot start it") as refused:
         DRIVER.install(INSTALLED, CronSettings(), context(tmp_path, queue))
     assert "time_limit_s" in refused.value.hint
     assert not [job for job in queue.records if job.state.is_alive]

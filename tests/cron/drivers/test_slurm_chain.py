@@ -6,25 +6,25 @@ import random
 
 import pytest
 
-from resilience.cron.drivers._slurm.chain import SUCCESSORS, Mode, Plan, Seen, Token, next_slots, plan_chain
+from resilience.cron.drivers._slurm.chain import SUCCESSORS, Mode, Plan, QueuedJob, Token, next_slots, plan_chain
 
 NOW = 1_800_000_100.0  # 100 s after a multiple of 900
 SLOT = 1_800_000_000
 P = 900
 
 
-def seen(job_id: int, token: str, state: str = "waits") -> Seen:
+def seen(job_id: int, token: str, state: str = "waits") -> QueuedJob:
     parsed = Token.parse(token)
     assert parsed is not None
-    return Seen(job_id, parsed, state != "ended", state == "waits")
+    return QueuedJob(job_id, parsed, state != "ended", state == "waits")
 
 
-def plan(*jobs: Seen, mode: Mode = Mode.PULSE, own: int = 0, now: float = NOW, slot: int = 0) -> Plan:
+def plan(*jobs: QueuedJob, mode: Mode = Mode.PULSE, own: int = 0, now: float = NOW, slot: int = 0) -> Plan:
     return plan_chain(jobs, now, installation="abc", mode=mode, pulse_s=P, own=own, slot=slot)
 
 
 def tokens(what: Plan) -> list[str]:
-    return [str(wish.token) for wish in what.submit]
+    return [str(request.token) for request in what.submit]
 
 
 def cancelled(what: Plan) -> list[int]:
@@ -37,7 +37,7 @@ def test_a_token_is_read_back_as_it_was_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "abc", "abc-x1.1", "abc-d.1", "abc-d1.", "a b-d1.1", "-d1.1", "abc-d1.1 more"])
-def test_what_is_no_token_is_none(text: str) -> None:
+def test_an_invalid_token_is_none(text: str) -> None:
     assert Token.parse(text) is None
 
 
@@ -53,19 +53,19 @@ def test_from_nothing_the_first_pulse_comes_at_once_and_the_second_at_its_slot()
     assert (str(second.token), second.begin) == (f"abc-p{SLOT + P}.1", SLOT + P)
 
 
-def test_two_who_bootstrap_at_once_make_the_same_tokens() -> None:
+def test_two_concurrent_bootstraps_make_the_same_tokens() -> None:
     assert tokens(plan(now=NOW)) == tokens(plan(now=NOW + 5))
     assert tokens(plan(mode=Mode.DAEMON)) == tokens(plan(mode=Mode.DAEMON, now=NOW + 500)) == ["abc-d0.1", "abc-d0.2"]
 
 
 def test_a_pulse_that_runs_late_submits_from_the_clock_and_not_from_its_own_start() -> None:
     late = plan(seen(7, f"abc-p{SLOT - 5 * P}.1", "runs"), own=7)
-    assert [wish.begin for wish in late.submit] == [SLOT + P, SLOT + 2 * P]
+    assert [request.begin for request in late.submit] == [SLOT + P, SLOT + 2 * P]
 
 
 def test_a_pulse_that_begins_a_moment_early_does_not_submit_its_own_slot_again() -> None:
     early = plan(seen(7, f"abc-p{SLOT}.1", "runs"), own=7, slot=SLOT, now=SLOT - 0.4)
-    assert [wish.begin for wish in early.submit] == [SLOT + P, SLOT + 2 * P]
+    assert [request.begin for request in early.submit] == [SLOT + P, SLOT + 2 * P]
 
 
 def test_a_whole_chain_needs_nothing() -> None:
@@ -124,7 +124,7 @@ def test_after_a_change_of_mode_the_old_ones_go_when_the_new_ones_wait() -> None
 def test_whatever_happens_to_the_queue_it_has_two_successors_again_and_never_more(mode: Mode) -> None:
     """Jobs are lost, doubled by a controller that hung, started, ended: looking twice makes it good."""
     dice = random.Random(5)
-    queue: list[Seen] = []
+    queue: list[QueuedJob] = []
     now, number = NOW, 1
     for _ in range(400):
         now += dice.choice([0.5, 60, 900, 5000])
@@ -134,9 +134,9 @@ def test_whatever_happens_to_the_queue_it_has_two_successors_again_and_never_mor
                 queue, now, installation="abc", mode=mode, pulse_s=P, own=running.job_id if running else 0
             )
             assert not (todo.submit and todo.cancel)
-            for wish in todo.submit:
+            for request in todo.submit:
                 for _ in range(dice.choice([1, 1, 1, 2])):
-                    queue.append(Seen(number, wish.token, True, True))
+                    queue.append(QueuedJob(number, request.token, True, True))
                     number += 1
             gone = set(cancelled(todo))
             queue = [job._replace(is_alive=False) if job.job_id in gone else job for job in queue]

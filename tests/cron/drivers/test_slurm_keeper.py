@@ -53,10 +53,10 @@ def start(queue: FakeScheduler, job_id: int, state: JobState = JobState.RUNNING)
     queue.records = [replace(job, state=state) if job.id.array == job_id else job for job in queue.records]
 
 
-def test_from_nothing_two_jobs_are_queued_and_a_second_look_does_nothing(directory: CronDirectory) -> None:
+def test_an_empty_queue_gets_two_jobs_and_a_second_call_does_nothing(directory: CronDirectory) -> None:
     queue = Queue()
     kept = keeper(directory, queue).keep()
-    assert (kept.submitted, kept.waiting, kept.trouble) == ((101, 102), 2, "")
+    assert (kept.submitted, kept.waiting, kept.problem) == ((101, 102), 2, "")
     assert keeper(directory, queue).keep().submitted == ()
     assert [job.name for job in queue.records] == [NAME, NAME]
 
@@ -64,17 +64,17 @@ def test_from_nothing_two_jobs_are_queued_and_a_second_look_does_nothing(directo
 def test_a_job_begins_after_a_number_of_seconds_and_never_at_a_date_that_needs_a_zone(directory: CronDirectory) -> None:
     queue = Queue()
     keeper(directory, queue, "pulse").keep()
-    begins = [submission.options.get("begin") for submission in queue.submissions]
-    assert begins == [None, "now+900"]
+    tick_started = [submission.options.get("begin") for submission in queue.submissions]
+    assert tick_started == [None, "now+900"]
     assert NOW % 900 == 0
 
 
-def test_of_the_persons_sbatch_variables_only_where_jobs_go_counts(directory: CronDirectory) -> None:
+def test_only_sbatch_variables_for_the_destination_apply(directory: CronDirectory) -> None:
     """SBATCH_ARRAY_INX would make two schedulers of one job; SBATCH_WAIT would have `install` wait for its end."""
     queue = Queue()
     keeper(directory, queue).keep()
     environ = {"PATH": "/bin", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "0-1", "SBATCH_WAIT": "1"}
-    assert queue.submissions[0].counted(environ) == {"PATH": "/bin", "SBATCH_ACCOUNT": "lab"}
+    assert queue.submissions[0].filtered_environment(environ) == {"PATH": "/bin", "SBATCH_ACCOUNT": "lab"}
 
 
 def test_no_job_of_the_chain_is_requeued_has_an_output_of_slurms_or_runs_beside_another(
@@ -90,17 +90,17 @@ def test_no_job_of_the_chain_is_requeued_has_an_output_of_slurms_or_runs_beside_
 def test_an_sbatch_whose_answer_was_lost_is_found_again_by_its_token(directory: CronDirectory) -> None:
     queue = Queue(uncertain={1})
     first = keeper(directory, queue).keep()
-    assert "did not answer" in first.trouble
+    assert "did not answer" in first.problem
     second = keeper(directory, queue).keep()
-    assert (second.trouble, second.waiting) == ("", 2)
+    assert (second.problem, second.waiting) == ("", 2)
     assert len({job.comment for job in queue.records}) == len(queue.records) == 2
 
 
-def test_a_refused_successor_is_told_and_queued_the_next_time(directory: CronDirectory) -> None:
+def test_a_refused_successor_is_reported_and_queued_the_next_time(directory: CronDirectory) -> None:
     queue = Queue(refusals={2: SchedulerError("sbatch: QOSMaxSubmitJobPerUserLimit", hint="wait for others to end")})
     kept = keeper(directory, queue).keep()
     assert (kept.waiting, kept.submitted, kept.hint) == (1, (101,), "wait for others to end")
-    assert "QOSMaxSubmit" in kept.trouble
+    assert "QOSMaxSubmit" in kept.problem
     assert keeper(directory, queue).keep().waiting == 2
 
 
@@ -115,17 +115,17 @@ def test_where_jobs_may_not_submit_jobs_another_backend_is_offered(
     directory: CronDirectory, error: SchedulerError
 ) -> None:
     inside = keeper(directory, Queue(refusals={1: error}), own=88).keep()
-    assert "jobs may not submit jobs here" in inside.trouble
+    assert "jobs apparently cannot submit jobs here" in inside.problem
     assert "--backend foreground" in inside.hint
     outside = keeper(directory, Queue(refusals={1: error})).keep()
-    assert outside.trouble == error.message
+    assert outside.problem == error.message
 
 
 def test_a_queue_that_does_not_answer_is_not_an_empty_one(directory: CronDirectory) -> None:
     queue = Queue(trouble=DOWN)
     kept = keeper(directory, queue).keep()
     assert (kept.waiting, kept.submitted) == (None, ())
-    assert "squeue did not answer" in kept.trouble
+    assert "squeue did not answer" in kept.problem
     assert "submit" not in queue.calls
 
 
@@ -147,12 +147,12 @@ def test_a_stopped_or_other_installation_gets_no_successor(directory: CronDirect
     directory.uninstall()
     assert keeper(directory, queue).keep().ended == "the scheduler was uninstalled"
     directory.install(replace(INSTALLED, token="fedcba", by="bob", host="n2"))
-    assert keeper(directory, queue).keep().ended == "the scheduler was installed anew, by bob on n2"
+    assert keeper(directory, queue).keep().ended == "the scheduler was reinstalled by bob on n2"
     assert not queue.submissions
 
 
 @pytest.mark.parametrize("moment", [1, 2])
-def test_whoever_stops_while_a_job_submits_wins(directory: CronDirectory, moment: int) -> None:
+def test_a_stop_during_a_submission_wins(directory: CronDirectory, moment: int) -> None:
     numbers = itertools.count(1)
 
     def stop(_: Submission) -> None:
@@ -165,14 +165,14 @@ def test_whoever_stops_while_a_job_submits_wins(directory: CronDirectory, moment
     assert not [job for job in queue.records if job.state.is_alive]
 
 
-def test_two_who_install_at_once_leave_one_chain(directory: CronDirectory) -> None:
+def test_two_concurrent_installs_leave_one_chain(directory: CronDirectory) -> None:
     """Both look before either submits; the next look of anybody cancels what is too much."""
     queue = Queue()
     one, two = keeper(directory, queue), keeper(directory, queue)
-    plans = [one.plan(one.look()), two.plan(two.look())]
+    plans = [one.plan(one.queued_jobs()), two.plan(two.queued_jobs())]
     for who, plan in zip((one, two), plans, strict=True):
-        for wish in plan.submit:
-            queue.submit(who.submission(wish))
+        for request in plan.submit:
+            queue.submit(who.submission(request))
     one.keep()
     two.keep()
     assert [job.id.array for job in queue.records if job.state.is_alive] == [101, 102]
@@ -187,14 +187,14 @@ def test_a_running_job_keeps_two_behind_it_and_does_not_count_itself(directory: 
     assert kept.waiting == 2
 
 
-def test_a_successor_that_is_held_is_told_and_with_what_to_do(directory: CronDirectory) -> None:
+def test_a_held_successor_is_reported_with_a_hint(directory: CronDirectory) -> None:
     """`singleton` has all that come after it wait for it: when the job that runs ends, so does the chain."""
     queue = Queue()
     keeper(directory, queue).keep()
     queue.records = [replace(job, reason="JobHeldUser") if job.id.array == 101 else job for job in queue.records]
     kept = keeper(directory, queue).keep()
     assert kept.is_stuck
-    assert "job 101 waits, and will never start by itself: held by its owner" in kept.trouble
+    assert "job 101 is pending and will never start by itself: held by its owner" in kept.problem
     assert "101" in kept.hint
 
 
@@ -211,7 +211,7 @@ def test_cancelling_takes_what_waits_first_and_leaves_nothing(directory: CronDir
 def test_jobs_that_will_not_go_away_are_an_error_and_no_endless_wait(directory: CronDirectory) -> None:
     queue = Queue(ignores_cancel=True)
     keeper(directory, queue).keep()
-    with pytest.raises(SchedulerUnavailable, match="do not go away"):
+    with pytest.raises(SchedulerUnavailable, match="were not cancelled in time"):
         keeper(directory, queue).cancel_all(running=True)
 
 

@@ -19,7 +19,7 @@ from resilience.cron.drivers._slurm.chain import Mode
 from resilience.cron.drivers._slurm.script import (
     kept_environment,
     lead_s,
-    render_revive,
+    render_requeue_script,
     render_script,
     sbatch_options,
     time_limit_s,
@@ -81,7 +81,7 @@ class Desk:
             scheduler="slurm", environ={"HOME": "/"}, tool_directories=(str(self.bin),),
         )  # fmt: skip
         (self.cron.path / "driver" / "job.bash").write_text(text)
-        (self.cron.path / "revive.bash").write_text(render_revive(str(self.cron.path)))
+        (self.cron.path / "revive.bash").write_text(render_requeue_script(str(self.cron.path)))
 
     def python(self, text: str) -> None:
         (self.bin / "python").write_text(f"#!/bin/bash\n{text}\n")
@@ -155,8 +155,8 @@ def test_where_python_cannot_start_bash_queues_the_next_job_and_says_so(desk: De
     assert "--begin=now+300 " in call, "not at once: it would fail as fast"
     assert "--dependency=singleton" in call
     assert "--comment=resil:.cron:abc0-d7.bash" in call
-    assert "bash keeps its chain" in desk.output
-    assert "job 101 is queued and will go on" in desk.output
+    assert "bash maintains its chain" in desk.output
+    assert "job 101 is queued and will continue the chain" in desk.output
     (told,) = desk.cron.history("scheduler")
     assert told.outcome.is_failure
     assert "7.out" in told.summary
@@ -167,10 +167,10 @@ def test_bash_submits_nothing_while_others_wait(desk: Desk) -> None:
     desk.python("exit 1")
     desk.run()
     assert not desk.calls
-    assert "the chain goes on with job 8" in desk.output
+    assert "the chain continues with job 8" in desk.output
 
 
-def test_jobs_that_ended_or_are_somebody_elses_do_not_carry_the_chain(desk: Desk) -> None:
+def test_finished_and_foreign_jobs_do_not_continue_the_chain(desk: Desk) -> None:
     desk.queue("7 R resil:.cron:abc0-d0.1", "8 CA resil:.cron:abc0-d7.1", "9 PD resil:.cron:other-d0.1", "10 CG (null)")
     desk.python("exit 1")
     desk.run()
@@ -191,7 +191,7 @@ def test_a_pulse_of_bash_comes_at_its_slot(tmp_path: Path, monkeypatch: pytest.M
     assert f"abc0-p{slot}.bash" in words["--comment"]
 
 
-def test_what_python_said_about_refused_successors_bash_tries_until_it_works(desk: Desk) -> None:
+def test_bash_retries_refused_successors_until_it_works(desk: Desk) -> None:
     desk.python("exit 75")
     (desk.bin / "full").touch()
     job = desk.start()
@@ -259,7 +259,7 @@ def test_a_scheduler_that_dies_of_the_signal_that_ends_it_has_not_failed(
     desk.cron.stop("bob", "", NOW)
     job.send_signal(number)
     assert job.wait(30) == 0
-    assert "stopped, or installed anew: no successor" in desk.output
+    assert "stopped, or reinstalled: no successor" in desk.output
     assert not desk.cron.history("scheduler") and not desk.calls
 
 
@@ -272,7 +272,7 @@ def test_where_the_state_directory_is_gone_an_hourly_job_looks_again_for_a_day(
     shutil.rmtree(desk.cron.path)
     code, said = desk.run(*([before] if before else []), copy=str(copy))
     assert code == 1
-    assert "is not there or does not answer" in said
+    assert "is missing or does not respond" in said
     if after is None:
         assert not desk.calls
     else:
@@ -294,11 +294,11 @@ def test_a_state_directory_that_hangs_does_not_hang_the_chain(desk: Desk, tmp_pa
         copy.write_text(text.replace("i < 600", "i < 30"))
         code, said = desk.run("lost=3", copy=str(copy))
     assert code == 1
-    assert "does not answer" in said
+    assert "does not respond" in said
     assert f"{copy} lost=4" in desk.calls[0]
 
 
-def test_what_is_run_gets_the_persons_umask_and_our_files_are_private(desk: Desk) -> None:
+def test_entries_run_with_the_users_umask_and_our_files_are_private(desk: Desk) -> None:
     desk.python("umask")
     before = os.umask(0o022)
     try:
@@ -349,7 +349,7 @@ def test_a_dead_chain_is_started_again_once_however_many_trainings_look(desk: De
     assert desk.revive()[0] == 0
 
 
-def test_a_living_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None:
+def test_a_live_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None:
     desk.queue("8 PD resil:.cron:abc0-d7.1")
     assert desk.revive()[0] == 0
     desk.queue()
@@ -358,18 +358,18 @@ def test_a_living_stopped_or_uninstalled_chain_is_left_alone(desk: Desk) -> None
     desk.cron.unstop()
     desk.cron.uninstall()
     code, said = desk.revive()
-    assert (code, "not installed" in said) == (0, True)
+    assert (code, "no longer installed" in said) == (0, True)
     assert not desk.calls
 
 
 def test_a_queue_that_does_not_answer_revives_nothing(desk: Desk) -> None:
     (desk.bin / "down").touch()
     code, said = desk.revive()
-    assert (code, "not known" in said) == (75, True)
+    assert (code, "unknown" in said) == (75, True)
     assert not desk.calls
 
 
-def test_a_refused_revival_is_said_and_may_be_tried_again(desk: Desk) -> None:
+def test_a_refused_restart_is_reported_and_may_be_retried(desk: Desk) -> None:
     (desk.bin / "full").touch()
     code, said = desk.revive()
     assert (code, "QOSMaxSubmit" in said) == (75, True)
@@ -377,7 +377,7 @@ def test_a_refused_revival_is_said_and_may_be_tried_again(desk: Desk) -> None:
     assert desk.revive()[0] == 10
 
 
-def test_nobody_revives_somebody_elses_scheduler_with_his_own_rights(desk: Desk) -> None:
+def test_a_foreign_scheduler_is_never_restarted_with_ones_own_rights(desk: Desk) -> None:
     path = desk.cron.path / "driver" / "job.bash"
     path.write_text(path.read_text().replace(f"by={ME}\n", "by=somebody\n"))
     code, said = desk.revive()
@@ -396,7 +396,7 @@ def test_options_that_would_break_the_chain_are_refused(option: str) -> None:
         sbatch_options("x", CronSettings(sbatch={option: "1"}), Mode.DAEMON)
 
 
-def test_the_persons_options_count_and_an_empty_one_takes_a_default_away() -> None:
+def test_the_users_options_apply_and_an_empty_one_removes_a_default() -> None:
     options = sbatch_options(
         "x", CronSettings(sbatch={"partition": "cpu", "mem": "", "cpus_per_task": "2"}), Mode.PULSE
     )
@@ -428,7 +428,7 @@ def test_the_environment_is_where_jobs_go_and_how_alerts_leave_and_nothing_else(
     }  # fmt: skip
 
 
-def test_any_path_stands_in_the_script_as_it_is(tmp_path: Path) -> None:
+def test_any_path_is_preserved_in_the_script(tmp_path: Path) -> None:
     odd = tmp_path / 'it\'s a "$(touch oops)" directory\nwith a line'
     odd.mkdir()
     desk = Desk(odd)

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._ticks.marks import unit_name
+from resilience.cron.drivers._ticks.lines import unit_name
 from resilience.cron.drivers._ticks.place import Elsewhere
-from resilience.cron.drivers._ticks.units import quoted
-from resilience.cron.drivers.systemd import SystemdDriver
+from resilience.cron.drivers.systemd import SystemdDriver, quoted
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
@@ -84,7 +83,7 @@ def test_each_word_is_read_as_it_was_meant(odd: str) -> None:
     assert inner == f"/x {odd}"
 
 
-def test_a_tick_ends_alone_and_what_it_started_goes_on(site: Site, driver: SystemdDriver) -> None:
+def test_a_tick_ends_alone_and_its_runs_continue(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
     service, timer = (path.read_text() for path in units(context))
@@ -115,11 +114,11 @@ def test_the_timer_elapses_at_each_full_minute() -> None:
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\udcffb"])
-def test_what_no_unit_can_say_is_refused_before_anything_is_written(
+def test_characters_that_no_unit_can_express_are_refused_before_anything_is_written(
     site: Site, driver: SystemdDriver, bad: str
 ) -> None:
     context = site.context()
-    with pytest.raises(ResilError, match=r"line break|no UTF-8"):
+    with pytest.raises(ResilError, match=r"line break|UTF-8"):
         driver.install(replace(an_installation(context, "systemd"), project=f"/p/{bad}"), SETTINGS, context)
     assert not any(path.exists() for path in units(context))
 
@@ -127,7 +126,7 @@ def test_what_no_unit_can_say_is_refused_before_anything_is_written(
 # ---- nobody else's file ---------------------------------------------------------------------------------------------
 
 
-def test_a_unit_of_somebody_elses_is_never_touched(site: Site, driver: SystemdDriver) -> None:
+def test_a_foreign_unit_is_never_changed(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     service = units(context)[0]
     service.parent.mkdir(parents=True)
@@ -175,10 +174,10 @@ def test_without_linger_the_ticks_would_end_with_the_login(site: Site, driver: S
     assert driver.availability(site.context()).is_available
 
 
-def test_whether_it_lingers_may_not_be_told(site: Site) -> None:
+def test_linger_may_be_unknown(site: Site) -> None:
     driver = SystemdDriver(linger=site.directory / "gone", runtime=site.directory / "run")
     found = driver.availability(site.context())
-    assert not found.is_available and "cannot be told" in found.reason
+    assert not found.is_available and "cannot determine" in found.reason
 
 
 def test_no_manager_no_ticks(site: Site, driver: SystemdDriver) -> None:
@@ -198,7 +197,7 @@ def test_the_way_to_the_manager_is_found_where_the_login_does_not_say_it(site: S
     assert (site.directory / "seen").read_text().strip() == str(own)
 
 
-def test_a_timer_that_somebody_stopped_is_gone_and_comes_back(site: Site, driver: SystemdDriver) -> None:
+def test_a_stopped_timer_is_gone_and_is_restored(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     installation = an_installation(context, "systemd")
     driver.install(installation, SETTINGS, context)
@@ -211,7 +210,7 @@ def test_a_timer_that_somebody_stopped_is_gone_and_comes_back(site: Site, driver
     assert driver.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
 
 
-def test_a_timer_that_nobody_remembers_is_taken_out_with_the_next(site: Site, driver: SystemdDriver) -> None:
+def test_an_unrecorded_timer_is_removed_with_the_next_installation(site: Site, driver: SystemdDriver) -> None:
     context, other = site.context(), site.context("two")
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
     driver.install(an_installation(other, "systemd", "aaaaaaaaaaaaaaaa"), SETTINGS, other)
@@ -226,7 +225,7 @@ def test_a_timer_that_nobody_remembers_is_taken_out_with_the_next(site: Site, dr
     assert left == ["resil-cron-aaaaaaaa.service", "resil-cron-aaaaaaaa.timer"], "and of others everything"
 
 
-def test_linger_that_was_switched_off_later_is_said(site: Site, driver: SystemdDriver) -> None:
+def test_linger_disabled_later_is_reported(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
     assert driver.state(an_installation(context, "systemd"), SETTINGS, context).hint == ""
@@ -234,7 +233,7 @@ def test_linger_that_was_switched_off_later_is_said(site: Site, driver: SystemdD
     assert "enable-linger" in driver.state(an_installation(context, "systemd"), SETTINGS, context).hint
 
 
-def test_it_is_somewhere_else_and_cannot_be_looked_at_from_here(site: Site, driver: SystemdDriver) -> None:
+def test_an_installation_elsewhere_cannot_be_checked_here(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     there = replace(an_installation(context, "systemd"), host="login2")
     assert driver.state(there, SETTINGS, context).liveness is Liveness.UNKNOWN

@@ -1,4 +1,4 @@
-"""A supervisor whose whole life can be watched by strace: everything it does, it does in one thread."""
+"""A supervisor with a single thread, so that strace can follow it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
 from resilience.cron.table.running import here
-from resilience.cron.table.watched_run import Order, live
+from resilience.cron.table.watched_run import RunSpec, supervise
 from resilience.system.ports import SystemClock
 from tests.cron.table.runs import SLOT, entry
 
@@ -20,14 +20,14 @@ def _no_room(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def supervise(project: str) -> None:
-    """Be the supervisor of one run."""
+def run_supervisor(project: str) -> None:
+    """Run the supervisor of one run."""
     setattr(threading.Thread, "start", _no_room)  # noqa: B010 - a plain assignment is refused by type checkers
-    order = Order(
+    spec = RunSpec(
         entry=entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3"), slot=SLOT,
         directory=CronDirectory(Path(project, "state")), project=Path(project), environment={"PATH": "/usr/bin:/bin"},
         secrets=(), output_bytes=65536, keep_runs=3, refuse=lambda _: None, replace=(), at=here(), clock=SystemClock(),
     )  # fmt: skip
-    _, news = os.pipe()
-    asked, _ = os.pipe2(os.O_NONBLOCK)
-    live(order, news, asked)
+    _, report_to = os.pipe()
+    reason_from, _ = os.pipe2(os.O_NONBLOCK)
+    supervise(spec, report_to, reason_from)

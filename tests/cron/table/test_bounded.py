@@ -15,13 +15,15 @@ LINES = 20_000
 SECRET = "s3cr3t-Tok3n"
 
 
-def keep(chunks: list[bytes], limit_bytes: int, secrets: tuple[str, ...] = (SECRET,), *, live: bool = False) -> bytes:
-    """What is kept of a stream; `live`: taken while it comes."""
+def keep(
+    chunks: list[bytes], limit_bytes: int, secrets: tuple[str, ...] = (SECRET,), *, supervise: bool = False
+) -> bytes:
+    """What is kept of a stream; `supervise`: taken while it comes."""
     words = Bounded(limit_bytes, Secrets(secrets))
     found = b""
     for chunk in chunks:
         words.add(chunk)
-        if live:
+        if supervise:
             found += words.take_head()
     return found + words.finish()
 
@@ -31,17 +33,17 @@ def in_pieces(raw: bytes, size: int) -> list[bytes]:
     return [raw[at : at + size] for at in range(0, len(raw), size)]
 
 
-def test_what_is_short_is_kept_whole_whatever_it_is() -> None:
+def test_short_output_is_kept_completely() -> None:
     raw = b"a\0b\xff\xfe\r10%\r20%\rdone\nno line end"
     assert keep([raw], 1000) == raw
-    assert keep(in_pieces(raw, 1), 1000, live=True) == raw
+    assert keep(in_pieces(raw, 1), 1000, supervise=True) == raw
     assert keep([], 1000) == b""
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 10**6])
 def test_of_many_lines_the_first_and_the_last_are_kept_and_the_others_counted(size: int) -> None:
     raw = b"".join(b"line %d\n" % number for number in range(LINES))
-    kept = keep(in_pieces(raw, size), 10_000, live=True)
+    kept = keep(in_pieces(raw, size), 10_000, supervise=True)
     assert len(kept) < 10_100
     head, gap, tail = re.split(rb"(\.\.\. .* left out \.\.\.\n)", kept)
     assert raw.startswith(head) and head.endswith(b"\n")
@@ -51,7 +53,7 @@ def test_of_many_lines_the_first_and_the_last_are_kept_and_the_others_counted(si
     assert b" KiB) left out" in gap
 
 
-def test_one_huge_line_is_cut_and_its_size_said() -> None:
+def test_one_huge_line_is_cut_and_its_size_shown() -> None:
     kept = keep([b"x" * 10_000_000], 10_000)
     assert re.fullmatch(rb"x{5000}\n\.\.\. 9\.5 MiB left out \.\.\.\nx{5000}", kept)
 
@@ -74,8 +76,8 @@ def test_memory_does_not_grow_however_the_stream_comes() -> None:
 @pytest.mark.parametrize("size", [1, 2, 5, 11, 12, 13, 1000])
 def test_a_secret_in_pieces_is_found(size: int) -> None:
     raw = f"token is {SECRET}, I say\n".encode() * 20
-    for live in (False, True):
-        kept = keep(in_pieces(raw, size), 100_000, live=live)
+    for supervise in (False, True):
+        kept = keep(in_pieces(raw, size), 100_000, supervise=supervise)
         assert kept == b"token is REDACTED, I say\n" * 20
 
 
@@ -83,8 +85,8 @@ def test_a_secret_across_the_cuts_is_found_wherever_they_fall() -> None:
     for shift in range(60):
         for fill in (b"x", b"x\n"):
             raw = (fill * shift)[:shift] + (SECRET.encode() + (b"\n" if len(fill) > 1 else b"")) * 500
-            for live in (False, True):
-                kept = keep(in_pieces(raw, 17), 400, live=live)
+            for supervise in (False, True):
+                kept = keep(in_pieces(raw, 17), 400, supervise=supervise)
                 rest = kept.replace(b"REDACTED", b"")
                 assert not re.search(rb"[s3crTokn-]{3}", re.sub(rb"\.\.\. .* left out \.\.\.", b"", rest)), kept
 
@@ -100,7 +102,7 @@ def test_a_secret_of_several_lines_is_not_shown_half_while_it_comes() -> None:
     key = "-----BEGIN KEY-----\nMIIBabcdefgh\nqrstuvwxyz12\n-----END KEY-----"
     raw = f"one\ntwo\n{key}\nthree\n".encode()
     for size in range(1, 40):
-        kept = keep(in_pieces(raw, size), 10_000, (key,), live=True)
+        kept = keep(in_pieces(raw, size), 10_000, (key,), supervise=True)
         assert kept == b"one\ntwo\nREDACTED\nthree\n"
 
 
@@ -112,7 +114,7 @@ def test_a_secret_that_is_longer_than_what_is_left_out_is_not_shown_from_its_mid
         assert not re.search(rb"\d{4}", kept)
 
 
-def test_lines_can_be_seen_while_the_run_goes_on() -> None:
+def test_output_is_visible_during_the_run() -> None:
     words = Bounded(1000, Secrets())
     words.add(b"step 1\nstep")
     assert words.has_head
@@ -133,14 +135,14 @@ def test_lines_can_be_seen_while_the_run_goes_on() -> None:
     st.integers(1, 60),
 )
 def test_whatever_comes_no_secret_is_kept_and_what_fits_is_whole(
-    words: list[bytes], limit: int, sizes: list[int], secrets: tuple[str, ...], live: bool, times: int
+    words: list[bytes], limit: int, sizes: list[int], secrets: tuple[str, ...], supervise: bool, times: int
 ) -> None:
     raw, chunks, at, turn = b"".join(words) * times, [], 0, 0
     while at < len(raw):
         size = sizes[turn % len(sizes)]
         chunks.append(raw[at : at + size])
         at, turn = at + size, turn + 1
-    kept = keep(chunks, limit, secrets, live=live)
+    kept = keep(chunks, limit, secrets, supervise=supervise)
     for secret in secrets:
         assert secret.encode() not in kept
     if len(raw) <= 2 * (limit // 2):
@@ -163,5 +165,5 @@ def test_whatever_comes_no_secret_is_kept_and_what_fits_is_whole(
         (b"x" * 500, "x" * 199 + "…"),
     ],
 )
-def test_the_last_line_is_one_for_people(text: bytes, line: str) -> None:
+def test_the_last_line_is_printable(text: bytes, line: str) -> None:
     assert last_line(text) == line

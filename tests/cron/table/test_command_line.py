@@ -54,7 +54,7 @@ def test_without_a_shell_a_command_is_words(text: str, words: tuple[str, ...]) -
         ("a # comment", "a comment behind the command"),
     ],
 )
-def test_what_only_a_shell_understands_is_refused_with_the_fix(text: str, found: str) -> None:
+def test_shell_syntax_is_rejected_with_the_fix(text: str, found: str) -> None:
     with pytest.raises(CommandError) as refused:
         parse_command(text)
     assert found in refused.value.message
@@ -65,22 +65,22 @@ def test_what_only_a_shell_understands_is_refused_with_the_fix(text: str, found:
 @pytest.mark.parametrize(
     ("text", "reason", "hint"),
     [
-        ("", "there is no command", "five fields"),
-        ("''", "there is no command", "five fields"),
-        ("echo 'x", "quotes do not match: no closing quotation", "close the quote"),
+        ("", "the command is missing", "five fields"),
+        ("''", "the command is missing", "five fields"),
+        ("echo 'x", "unbalanced quotes in the command: no closing quotation", "close the quote"),
         ("echo x\\", "no escaped character", "close the quote"),
-        ("A=b backup", "only a shell sets A for one command", "A=b on a line of its own"),
-        ("cd /x", "'cd' is done by a shell", "SHELL=/bin/sh"),
-        ("module load cuda", "'module' is done by a shell", "SHELL=/bin/sh"),
-        ("jobs/night.slurm", "is a job's script, and would run here", "sbatch jobs/night.slurm"),
-        ("mail -s x%body", "`%`, which cron takes", r"`\%`"),
-        ("* backup", "there is a sixth field, '*'", "cron has no seconds"),
-        ("0 backup", "there is a sixth field, '0'", "cron has no seconds"),
-        ("root /usr/bin/backup", "begins with 'root', as in a system's crontab", "leave 'root' out"),
+        ("A=b backup", "setting A for one command needs a shell", "A=b on a line of its own"),
+        ("cd /x", "'cd' needs a shell", "SHELL=/bin/sh"),
+        ("module load cuda", "'module' needs a shell", "SHELL=/bin/sh"),
+        ("jobs/night.slurm", "is a batch script, and would run here", "sbatch jobs/night.slurm"),
+        ("mail -s x%body", "unescaped `%`", r"`\%`"),
+        ("* backup", "unexpected sixth field '*'", "cron has no seconds"),
+        ("0 backup", "unexpected sixth field '0'", "cron has no seconds"),
+        ("root /usr/bin/backup", "begins with 'root', like the user column of a system crontab", "remove 'root'"),
     ],
 )
 @pytest.mark.parametrize("shell", ["", "/bin/sh"])
-def test_what_cannot_be_meant_is_told(text: str, reason: str, hint: str, shell: str) -> None:
+def test_an_invalid_command_is_an_error(text: str, reason: str, hint: str, shell: str) -> None:
     if shell and not any(word in reason for word in ("`%`", "sixth", "column", "system")):
         return  # a shell says so itself, or can do it
     with pytest.raises(CommandError) as refused:
@@ -90,14 +90,14 @@ def test_what_cannot_be_meant_is_told(text: str, reason: str, hint: str, shell: 
 
 
 def test_a_user_of_this_machine_is_no_command() -> None:
-    with pytest.raises(CommandError, match="a column for the user"):
+    with pytest.raises(CommandError, match="like the user column"):
         parse_command("ada ./backup", users={"root", "ada"})
     assert parse_command("ada ./backup") == ("ada", "./backup")
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab \t'\"\\|&;<>()$`*?[~#{},=%\u00e9-0/."), max_size=30))
-def test_whatever_is_written_is_words_or_told(text: str) -> None:
+def test_any_text_is_a_command_or_an_error(text: str) -> None:
     try:
         words = parse_command(text)
     except CommandError as error:

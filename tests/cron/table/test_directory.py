@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, Ignored, Kind, Table
-from resilience.cron.table.directory import look_again, read_table
+from resilience.cron.table.directory import read_table, recheck
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.options import OptionError
 from resilience.errors import StateDirectoryError
@@ -73,12 +73,12 @@ def test_all_six_directories_are_read(project: Path) -> None:
     assert sorted(names(read(project))) == sorted(f"cron.{name}/x" for name in directories)
 
 
-def test_what_is_missing_is_fine(tmp_path: Path, project: Path) -> None:
+def test_missing_files_are_fine(tmp_path: Path, project: Path) -> None:
     assert read_table(tmp_path / "nowhere", SETTINGS) == Table()
     assert read(project) == Table()
 
 
-def test_a_change_of_the_machines_time_zone_counts_from_the_next_look_on(
+def test_a_change_of_the_machines_time_zone_counts_from_the_next_read(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def hour_of_next() -> int:
@@ -122,12 +122,12 @@ def test_a_directory_that_is_closed_to_us_is_no_empty_table(project: Path) -> No
     assert told(table, "cron/cron.hourly").is_fault
 
 
-def test_bad_settings_are_told_even_for_an_empty_directory(project: Path) -> None:
+def test_invalid_settings_are_reported_even_for_an_empty_directory(project: Path) -> None:
     with pytest.raises(OptionError, match="catch_up=never"):
         read_table(project / "cron", CronSettings(catch_up="never"), project=project)
 
 
-def test_the_other_ends_of_a_file_system_hold_nobody_up(project: Path) -> None:
+def test_other_file_system_errors_block_nothing(project: Path) -> None:
     hourly = project / "cron/cron.hourly"
     os.mkfifo(hourly / "fifo", 0o755)
     os.mkfifo(hourly / "fifo.slurm", 0o755)
@@ -152,9 +152,9 @@ def test_the_other_ends_of_a_file_system_hold_nobody_up(project: Path) -> None:
         ("fifo", "a FIFO"),
         ("fifo.slurm", "a FIFO"),
         ("directory", "a directory"),
-        ("loop", "a link in a circle"),
-        ("lost", "a link to nothing"),
-        ("lost.slurm", "a link to nothing"),
+        ("loop", "a circular symbolic link"),
+        ("lost", "a broken symbolic link"),
+        ("lost.slurm", "a broken symbolic link"),
         ("terminal", "a device"),
         ("socket", "a socket"),
     ):
@@ -163,7 +163,7 @@ def test_the_other_ends_of_a_file_system_hold_nobody_up(project: Path) -> None:
     assert told(table, "cron/crontab").is_fault
 
 
-def test_names_that_are_no_text_are_told(project: Path) -> None:
+def test_names_that_are_not_text_are_reported(project: Path) -> None:
     path = os.fsencode(project / "cron/cron.hourly") + b"/caf\xe9\n"
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o755))
     assert "other than letters" in told(read(project), "cron/cron.hourly/caf\\xe9\\n").reason
@@ -189,7 +189,7 @@ def test_a_job_script_from_an_empty_pattern_is_not_submitted(project: Path) -> N
         ("cron.d", "did you mean crontab?"),
     ],
 )
-def test_a_directory_that_nobody_reads_is_told(project: Path, name: str, hint: str) -> None:
+def test_an_unknown_directory_is_reported(project: Path, name: str, hint: str) -> None:
     (project / "cron" / name).mkdir()
     drop(project / "cron" / name / "x")
     ignored = told(read(project), f"cron/{name}")
@@ -209,14 +209,16 @@ def test_a_directory_that_nobody_reads_is_told(project: Path, name: str, hint: s
         ("notes", 0o644, False),
     ],
 )
-def test_a_file_beside_the_directories_is_told(project: Path, name: str, mode: int, is_fault: bool) -> None:
+def test_a_file_outside_the_drop_in_directories_is_reported(
+    project: Path, name: str, mode: int, is_fault: bool
+) -> None:
     drop(project / "cron" / name, mode=mode)
     ignored = told(read(project), f"cron/{name}")
     assert ignored.is_fault is is_fault
     assert bool(ignored.hint) is is_fault
 
 
-def test_a_directory_of_other_things_and_what_is_hidden_is_no_fault(project: Path) -> None:
+def test_other_directories_and_hidden_files_are_no_fault(project: Path) -> None:
     (project / "cron/slurm").mkdir()
     (project / "cron/.git").mkdir()
     (project / "cron/lost").symlink_to("nothing")
@@ -224,18 +226,18 @@ def test_a_directory_of_other_things_and_what_is_hidden_is_no_fault(project: Pat
     assert [(one.place, one.is_fault) for one in table.ignored] == [("cron/lost", False), ("cron/slurm", False)]
 
 
-def test_a_file_in_the_place_of_a_directory_is_told(project: Path) -> None:
+def test_a_file_instead_of_a_directory_is_reported(project: Path) -> None:
     drop(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.weekly").reason == "it is no directory"
+    assert told(read(project), "cron/cron.weekly").reason == "it is not a directory"
     (project / "cron/cron.quarter_hourly").symlink_to(project / "cron/cron.weekly")
-    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is no directory"
+    assert told(read(project), "cron/cron.quarter_hourly").reason == "it is not a directory"
     (project / "cron/cron.monthly").symlink_to("nothing")
-    assert told(read(project), "cron/cron.monthly").reason == "it is a link to nothing"
+    assert told(read(project), "cron/cron.monthly").reason == "it is a broken symbolic link"
     (project / "cron/crontab").mkdir()
-    assert told(read(project), "cron/crontab").reason == "it is no file"
+    assert told(read(project), "cron/crontab").reason == "it is not a file"
 
 
-def test_a_link_to_nothing_in_the_place_of_all_of_it_is_told(project: Path) -> None:
+def test_a_broken_link_instead_of_the_cron_directory_is_reported(project: Path) -> None:
     (project / "there").symlink_to("nothing")
     assert told(read_table(project / "there", SETTINGS, project=project), "there").is_fault
     (project / "cron/crontab").symlink_to("nothing")
@@ -253,9 +255,7 @@ def test_a_link_to_nothing_in_the_place_of_all_of_it_is_told(project: Path) -> N
 
 @pytest.mark.parametrize("mode", [0o777, 0o1777])
 @pytest.mark.parametrize("where", ["cron/cron.hourly", "cron", "."])
-def test_a_directory_that_everybody_can_write_runs_nothing_and_the_fix_is_told(
-    project: Path, where: str, mode: int
-) -> None:
+def test_a_world_writable_directory_runs_nothing_and_the_fix_is_shown(project: Path, where: str, mode: int) -> None:
     drop(project / "cron/cron.hourly/backup")
     drop(project / "cron/cron.daily/report")
     drop(project / "cron/crontab", "0 1 * * * x\n", 0o644)
@@ -266,7 +266,7 @@ def test_a_directory_that_everybody_can_write_runs_nothing_and_the_fix_is_told(
     for place in ("cron/cron.hourly/backup", "cron/cron.hourly" if here else "cron"):
         ignored = told(table, place)
         assert ignored.is_fault
-        assert "can be written by everybody" in ignored.reason
+        assert "is world-writable" in ignored.reason
         assert ignored.hint == f"chmod o-w {(project / where).resolve()}"
     (project / where).chmod(0o755)
     assert len(read(project).entries) == 3
@@ -294,7 +294,7 @@ def test_another_ones_file_does_not_run(project: Path, name: str) -> None:
 
 
 @needs_root
-def test_what_ones_own_group_may_write_is_ones_own_and_what_another_may_is_not(project: Path) -> None:
+def test_a_private_group_counts_as_the_owner_and_another_group_does_not(project: Path) -> None:
     """With the umask 002 that goes with groups of one's own, everything is writable by one's group."""
     import grp
     import pwd
@@ -341,14 +341,14 @@ def test_a_members_drop_in_runs_where_the_group_operates_the_project(project: Pa
     assert names(read(project, group=group.gr_name)) == ["cron.hourly/backup"]
     assert read(project).entries == ()
     (project / "cron/cron.hourly").chmod(0o770)
-    assert "is not safely the group's" in told(read(project, group=group.gr_name), "cron/cron.hourly/backup").reason
+    assert "does not control it safely" in told(read(project, group=group.gr_name), "cron/cron.hourly/backup").reason
 
 
-def test_a_group_that_this_machine_does_not_know_is_told_and_lets_nobody_in(project: Path) -> None:
+def test_an_unknown_group_is_reported_and_trusts_no_one(project: Path) -> None:
     drop(project / "cron/cron.hourly/backup")
     table = read(project, group="no-such-group")
     assert names(table) == ["cron.hourly/backup"]
-    assert "there is no group 'no-such-group'" in told(table, "cron").reason
+    assert "group 'no-such-group' does not exist" in told(table, "cron").reason
 
 
 # ---- links ----------------------------------------------------------------------------------------------------
@@ -451,7 +451,7 @@ def test_a_link_to_another_ones_crontab_or_cron_directory_is_refused(project: Pa
     assert told(table, "there").is_fault
 
 
-def test_what_vanishes_while_it_is_looked_at_is_nobodys_fault(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_vanishes_while_it_is_read_is_no_fault(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drop(project / "cron/cron.hourly/good")
     listed = os.listdir
     monkeypatch.setattr(
@@ -464,23 +464,23 @@ def test_what_vanishes_while_it_is_looked_at_is_nobodys_fault(project: Path, mon
 # ---- just before it starts ------------------------------------------------------------------------------------
 
 
-def test_what_has_changed_since_the_table_was_read_is_seen(project: Path) -> None:
+def test_changes_since_the_table_was_read_are_detected(project: Path) -> None:
     path = drop(project / "cron/cron.hourly/backup")
     line = drop(project / "cron/crontab", "0 1 * * * x\n", 0o644)
     backup, x = read(project).entries
 
     def again(entry: Entry) -> Ignored | None:
-        return look_again(entry, project / "cron", SETTINGS, project=project)
+        return recheck(entry, project / "cron", SETTINGS, project=project)
 
     assert again(backup) is None
     assert again(x) is None
     (project / "cron").chmod(0o777)
-    assert "everybody" in str(again(backup))
+    assert "world-writable" in str(again(backup))
     (project / "cron").chmod(0o755)
     path.chmod(0o777)
-    assert "everybody" in str(again(backup))
+    assert "world-writable" in str(again(backup))
     path.unlink()
-    assert "it is gone" in str(again(backup))
+    assert "it no longer exists" in str(again(backup))
     path.symlink_to("/dev/null")
     assert "a device" in str(again(backup))
     path.unlink()
@@ -495,7 +495,7 @@ def test_the_beginning_of_an_endless_crontab_is_read(project: Path, monkeypatch:
     drop(project / "cron/crontab", "0 1 * * * first\n" + "#" * 40 + "\n0 2 * * * second\n", 0o644)
     table = read(project)
     assert [entry.argv for entry in table.entries] == [("first",)]
-    assert "only its first" in told(table, "cron/crontab").reason
+    assert "only the first" in told(table, "cron/crontab").reason
     assert told(table, "cron/crontab").is_fault
 
 
@@ -504,4 +504,4 @@ def test_the_users_own_name_before_a_command_is_a_systems_crontab(
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ada")
     drop(project / "cron/crontab", "0 1 * * * ada ./backup\n", 0o644)
-    assert "a column for the user" in told(read(project), "cron/crontab:1").reason
+    assert "like the user column" in told(read(project), "cron/crontab:1").reason

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
-from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, leave_out_twins, shown
+from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.policy import Refusal
 
@@ -67,13 +67,13 @@ def test_a_job_is_submitted_executable_or_not(name: str, is_executable: bool) ->
     assert (one.name, one.kind, one.argv) == (f"cron.hourly/{name}", Kind.SUBMIT, (one.path,))
 
 
-def test_of_a_program_and_a_job_of_one_name_the_job_runs_and_the_other_is_told() -> None:
+def test_of_a_program_and_a_job_of_one_name_only_the_job_runs() -> None:
     judged = [judge(found(name), DEFAULT) for name in ("x", "x.slurm", "y")]
-    job, y = [one for one in leave_out_twins(judged) if isinstance(one, Entry)]
+    job, y = [one for one in without_duplicates(judged) if isinstance(one, Entry)]
     assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
-    (told,) = [one for one in leave_out_twins(judged) if isinstance(one, Ignored)]
+    (told,) = [one for one in without_duplicates(judged) if isinstance(one, Ignored)]
     assert (told.place, told.is_fault) == ("cron/cron.hourly/x", True)
-    assert told.reason == "x.slurm beside it is submitted instead"
+    assert told.reason == "x.slurm in the same directory is submitted instead"
 
 
 def test_every_directory_has_a_schedule() -> None:
@@ -103,7 +103,8 @@ def test_options_far_down_or_cut_in_the_middle_are_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"), [(b"timout=1m", "no option 'timout=1m'"), (b"name=x", "called by its file's name")]
+    ("line", "reason"),
+    [(b"timout=1m", "unknown option 'timout=1m'"), (b"name=x", "the name of a drop-in is its file name")],
 )
 def test_a_bad_option_keeps_a_drop_in_from_running(line: bytes, reason: str) -> None:
     one = ignored(found(head=SCRIPT + b"# resil: " + line + b"\n"))
@@ -120,25 +121,25 @@ def test_a_bad_option_keeps_a_drop_in_from_running(line: bytes, reason: str) -> 
         ("my job", "other than letters", True),
         ("caf\u00e9", "other than letters", True),
         (".hid", "hidden", False),
-        (".backup.swp", "swap file of an editor", False),
+        (".backup.swp", "editor's swap file", False),
         (".nfs000000000001", "hidden", False),
         ("backup~", "left behind", False),
         ("#backup#", "left behind", False),
         ("x.dpkg-old", "left behind", False),
         ("x.rpmsave", "left behind", False),
         ("x.bak", "left behind", False),
-        ("README", "for people to read", False),
-        ("README.md", "for people to read", False),
-        ("backup.off", "switched off by its name", False),
-        ("*.slurm", "a pattern that a shell found nothing for", False),
-        ("*.sbatch", "a pattern", False),
+        ("README", "documentation", False),
+        ("README.md", "documentation", False),
+        ("backup.off", "disabled by its name", False),
+        ("*.slurm", "an unexpanded shell pattern", False),
+        ("*.sbatch", "unexpanded shell pattern", False),
         ("x.SLURM", "only `.slurm` and `.sbatch`", True),
-        ("my job.slurm", "only letters, digits", True),
-        ("-x.slurm", "only letters, digits", True),
+        ("my job.slurm", "may only contain letters, digits", True),
+        ("-x.slurm", "may only contain letters, digits", True),
         ("x" * 230, "longer than 200", True),
     ],
 )
-def test_a_name_that_does_not_run_is_told(name: str, reason: str, is_fault: bool) -> None:
+def test_a_name_that_does_not_run_is_reported(name: str, reason: str, is_fault: bool) -> None:
     one = ignored(found(name))
     assert reason in one.reason
     assert one.is_fault is is_fault
@@ -149,7 +150,7 @@ def test_a_better_name_is_offered() -> None:
     assert ignored(found("my job v1.2.py")).hint == "rename it: my-job-v1-2"
 
 
-def test_what_run_parts_takes_is_what_we_take(tmp_path: Path) -> None:
+def test_names_are_accepted_as_by_run_parts(tmp_path: Path) -> None:
     run_parts = shutil.which("run-parts")
     if run_parts is None:
         pytest.skip("no run-parts here (it is Debian's)")
@@ -198,12 +199,12 @@ def test_only_files_run(name: str, mode: int, reason: str) -> None:
 def test_without_its_x_bit_a_file_waits() -> None:
     one = ignored(found(is_executable=False, mode=stat.S_IFREG | 0o644))
     assert one.reason == "it is not executable"
-    assert one.hint == "to have it run: chmod +x /p/cron/cron.hourly/backup"
+    assert one.hint == "to run it: chmod +x /p/cron/cron.hourly/backup"
     assert not one.is_fault
     assert "chmod +x" in ignored(found("ok.sh", is_executable=False, mode=stat.S_IFREG | 0o644)).hint
 
 
-def test_an_x_bit_that_counts_for_nothing_is_told() -> None:
+def test_an_ineffective_x_bit_is_reported() -> None:
     one = ignored(found(is_executable=False))
     assert "noexec" in one.reason
     assert one.is_fault
@@ -214,16 +215,18 @@ def test_an_x_bit_that_counts_for_nothing_is_told() -> None:
     [
         ("x", b"", "it is empty", "remove"),
         ("x.slurm", b"", "it is empty", "remove"),
-        ("x", b"echo hello\n", "begins with no `#!`", "#!/bin/sh"),
+        ("x", b"echo hello\n", "does not begin with `#!`", "#!/bin/sh"),
         ("x", b"#!\n", "names no interpreter", "#!/bin/sh"),
-        ("x", b"#!/bin/sh\r\necho\r\n", "as on Windows", "sed -i 's/\\r$//' /p/cron/cron.hourly/x"),
+        ("x", b"#!/bin/sh\r\necho\r\n", "Windows line endings", "sed -i 's/\\r$//' /p/cron/cron.hourly/x"),
         ("x", b"\xef\xbb\xbf#!/bin/sh\n", "byte order mark", "sed -i"),
-        ("x.slurm", b"#SBATCH -n1\n", "sbatch refuses", "#!/bin/bash"),
-        ("x.slurm", b"#!/bin/bash\n#SBATCH -n1\r\n", "as on Windows, so sbatch", "sed -i"),
-        ("x.slurm", b"\x7fELF", "sbatch refuses", "#!/bin/bash"),
+        ("x.slurm", b"#SBATCH -n1\n", "sbatch rejects", "#!/bin/bash"),
+        ("x.slurm", b"#!/bin/bash\n#SBATCH -n1\r\n", "Windows line endings, so sbatch", "sed -i"),
+        ("x.slurm", b"\x7fELF", "sbatch rejects", "#!/bin/bash"),
     ],
 )
-def test_what_the_kernel_or_sbatch_would_refuse_is_told_before(name: str, head: bytes, reason: str, hint: str) -> None:
+def test_files_that_the_kernel_or_sbatch_would_reject_are_reported_before(
+    name: str, head: bytes, reason: str, hint: str
+) -> None:
     one = ignored(found(name, head=head))
     assert reason in one.reason
     assert hint in one.hint
@@ -241,11 +244,11 @@ def test_the_fixes_offered_do_fix(tmp_path: Path) -> None:
         assert ran.stdout == b"done\n"
 
 
-def test_a_refusal_and_trouble_are_told() -> None:
+def test_a_refusal_and_an_error_are_reported() -> None:
     one = ignored(found(refusal=Refusal("everybody can write it", "chmod o-w it")))
     assert (one.reason, one.hint, one.is_fault) == ("everybody can write it", "chmod o-w it", True)
-    one = ignored(found(trouble="it is a link to nothing", hint="rm it"))
-    assert (one.reason, one.hint, one.is_fault) == ("it is a link to nothing", "rm it", True)
+    one = ignored(found(problem="it is a broken symbolic link", hint="rm it"))
+    assert (one.reason, one.hint, one.is_fault) == ("it is a broken symbolic link", "rm it", True)
 
 
 @pytest.mark.parametrize(
@@ -260,3 +263,75 @@ def test_a_refusal_and_trouble_are_told() -> None:
 )
 def test_no_name_moves_the_readers_cursor(name: str, text: str) -> None:
     assert shown(name) == text
+
+
+FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG | 0o755
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("cron.houry", "cron.hourly"),
+        ("cron.hourly.d", "cron.hourly"),
+        ("cron-weekly", "cron.weekly"),
+        ("cron.month", "cron.monthly"),
+        ("cron.quarter-hourly", "cron.quarter_hourly"),
+        ("cron.quarterhourly", "cron.quarter_hourly"),
+        ("Daily", "cron.daily"),
+        ("minutely", "cron.minutely"),
+        ("dayly", "cron.daily"),
+        ("cron.fortnightly", "cron."),
+    ],
+)
+def test_a_directory_whose_name_nearly_means_something_is_a_fault(name: str, meant: str) -> None:
+    told = judge_unknown(name, f"cron/{name}", FOLDER)
+    assert told is not None
+    assert told.is_fault
+    assert told.hint.startswith(f"did you mean {meant}")
+    assert "cron.quarter_hourly" in told.reason  # all that there are
+
+
+@pytest.mark.parametrize("name", ["lib", "slurm", "scripts", "data", "early", "day", "old", "friendly"])
+def test_any_other_directory_is_no_fault(name: str) -> None:
+    told = judge_unknown(name, f"cron/{name}", FOLDER)
+    assert told is not None
+    assert (told.is_fault, told.reason) == (False, "it is not a drop-in directory")
+
+
+@pytest.mark.parametrize(
+    "name", ["Crontab", "crontab.txt", "crontab.conf", "cron_tab", "cron.tab", "crontabs", "cron.d"]
+)
+@pytest.mark.parametrize("mode", [FILE, FOLDER])
+def test_another_name_for_the_crontab_is_a_fault(name: str, mode: int) -> None:
+    told = judge_unknown(name, f"cron/{name}", mode)
+    assert told is not None
+    assert (told.is_fault, told.hint) == (True, "did you mean crontab?")
+
+
+@pytest.mark.parametrize(("name", "mode"), [("backup", PROGRAM), ("x.slurm", FILE), ("x.sbatch", FILE)])
+def test_a_file_outside_the_directories_is_a_fault(name: str, mode: int) -> None:
+    told = judge_unknown(name, f"cron/{name}", mode)
+    assert told is not None
+    assert (told.is_fault, told.hint) == (True, f"move it, for instance: mv cron/{name} cron/cron.hourly/")
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("notes", FILE),
+        ("*.slurm", FILE),
+        ("crontab~", FILE),
+        ("lost", None),
+        ("fifo", stat.S_IFIFO | 0o755),
+        ("hourly", FILE),
+    ],
+)
+def test_anything_else_is_reported_and_no_fault(name: str, mode: int | None) -> None:
+    told = judge_unknown(name, f"cron/{name}", mode)
+    assert told is not None
+    assert (told.is_fault, told.hint) == (False, "")
+    assert told.reason.startswith(("it is neither", "it is a broken symbolic link"))
+
+
+def test_hidden_files_are_not_reported() -> None:
+    assert judge_unknown(".git", "cron/.git", FOLDER) is None

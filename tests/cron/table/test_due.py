@@ -39,7 +39,7 @@ def ask(one: Entry, last: int | None, now: float, **more: object) -> tuple[Due, 
     return due(Table((one,)), known, now, **{"tick_s": TICK_S, **more})  # type: ignore[arg-type]
 
 
-def test_what_is_seen_for_the_first_time_has_no_past() -> None:
+def test_a_new_entry_has_no_past() -> None:
     assert ask(entry(), None, NOON) == ()
     assert ask(entry("* * * * *"), None, NOON + 1) == ()
 
@@ -65,15 +65,13 @@ def test_a_slot_that_was_taken_is_not_due_again() -> None:
         (100, [NOON - hours * HOUR for hours in range(7, -1, -1)], 0),
     ],
 )
-def test_what_a_night_has_missed_is_made_up_for_as_it_was_asked(
-    catch_up: int, expected: list[int], passed_over: int
-) -> None:
+def test_slots_missed_in_a_night_run_late_as_configured(catch_up: int, expected: list[int], passed_over: int) -> None:
     found = ask(entry(catch_up=catch_up), NOON - 8 * HOUR, NOON + 1800)
     assert slots(found) == expected
     assert [one.passed_over for one in found] == [passed_over, *[0] * (len(expected) - 1)][: len(expected)]
     assert all("missed" not in one.reason for one in found[1:])
     if catch_up == 1:
-        assert found[0].reason == "made up for, 30 min late; 7 older slots were missed and not made up for"
+        assert found[0].reason == "30 min late; 7 older slots missed and not run"
 
 
 def test_without_catching_up_a_slot_is_run_if_its_tick_was_only_busy() -> None:
@@ -82,12 +80,12 @@ def test_without_catching_up_a_slot_is_run_if_its_tick_was_only_busy() -> None:
     assert slots(ask(entry(catch_up=0), NOON - HOUR, NOON + 1700, tick_s=900.0)) == [NOON]
 
 
-def test_what_was_not_made_up_for_is_counted_with_the_next_slot_that_runs() -> None:
+def test_missed_slots_are_counted_with_the_next_slot_that_runs() -> None:
     (one,) = ask(entry(catch_up=0), NOON - 5 * HOUR, NOON)
     assert (one.slot, one.passed_over) == (NOON, 4)
 
 
-def test_what_is_due_comes_in_the_order_of_its_start() -> None:
+def test_due_slots_are_ordered_by_their_start() -> None:
     first, second = entry("0 * * * *", "cron.hourly/b"), entry("30 * * * *", "cron.hourly/a")
     twin = replace(second, name="cron.hourly/c")
     last = dict.fromkeys((first.key, second.key, twin.key), NOON - HOUR)
@@ -172,7 +170,7 @@ def test_a_reboot_entry_written_later_waits_for_the_next_start() -> None:
 # ---- a clock that jumps ---------------------------------------------------------------------------------------
 
 
-def live(one: Entry, clock: Iterable[float], last: int) -> list[list[int]]:
+def supervise(one: Entry, clock: Iterable[float], last: int) -> list[list[int]]:
     """Tick at these times, as a scheduler does: what is due is taken."""
     runs = []
     for now in clock:
@@ -188,7 +186,7 @@ def test_no_jump_of_the_clock_makes_a_storm(schedule: str, jump_s: int) -> None:
     before = [NOON + 30 + 60 * n for n in range(90)]
     after = [before[-1] + jump_s + 60 * n for n in range(30)]
     one = entry(schedule)
-    runs = live(one, [*before, *after], NOON)
+    runs = supervise(one, [*before, *after], NOON)
     assert all(len(found) <= 1 for found in runs)
     ran = [slot for found in runs for slot in found]
     assert len(ran) == len(set(ran))
@@ -202,11 +200,11 @@ def live_slots(runs: list[list[int]]) -> list[int]:
     return [slot for found in runs for slot in found]
 
 
-def test_a_clock_set_back_by_an_hour_runs_nothing_twice_and_goes_on_after_it() -> None:
+def test_a_clock_set_back_by_an_hour_runs_nothing_twice_and_continues_after_it() -> None:
     one = entry("*/15 * * * *")
     forth = [NOON + 60 * n for n in range(60)]
     back = [now - HOUR for now in forth] + forth + [now + HOUR for now in forth]
-    runs = live_slots(live(one, [*forth, *back], NOON - 900))
+    runs = live_slots(supervise(one, [*forth, *back], NOON - 900))
     assert runs == [NOON + 900 * n for n in range(8)]
 
 

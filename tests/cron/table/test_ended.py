@@ -24,22 +24,20 @@ OPTIONS = EntryOptions(timeout_s=5400.0, ok=(0, 1))
         (0, Cause.TIMEOUT, Outcome.TIMEOUT, 0, "ended after its timeout of 1 h 30 min"),
         (-15, Cause.TIMEOUT, Outcome.TIMEOUT, 143, "ended after its timeout of 1 h 30 min"),
         (None, Cause.TIMEOUT, Outcome.TIMEOUT, None, "ended after its timeout of 1 h 30 min"),
-        (-15, Cause.STOPPED, Outcome.CUT_SHORT, 143, "ended because its supervisor was told to end"),
-        (-15, Cause.REPLACED, Outcome.CUT_SHORT, 143, "ended because its next slot had come (overlap=replace)"),
-        (None, Cause.NONE, Outcome.FAILED, None, "it could not be seen how it ended"),
+        (-15, Cause.STOPPED, Outcome.CUT_SHORT, 143, "ended because its supervisor was stopped"),
+        (-15, Cause.REPLACED, Outcome.CUT_SHORT, 143, "ended because its next slot was due (overlap=replace)"),
+        (None, Cause.NONE, Outcome.FAILED, None, "exit status unknown"),
     ],
 )
 def test_an_end_is_judged(status: int | None, cause: Cause, outcome: Outcome, code: int | None, summary: str) -> None:
     assert judge_end(status, cause, OPTIONS) == (outcome, code, summary)
 
 
-def test_what_was_left_and_what_could_not_be_ended_is_said() -> None:
-    assert judge_end(0, Cause.NONE, OPTIONS, left=1).summary == "one process that it left behind was ended"
-    assert judge_end(3, Cause.NONE, OPTIONS, left=2).summary == (
-        "exit code 3; 2 processes that it left behind were ended"
-    )
+def test_leftover_and_unkillable_processes_are_reported() -> None:
+    assert judge_end(0, Cause.NONE, OPTIONS, left=1).summary == "killed 1 leftover process"
+    assert judge_end(3, Cause.NONE, OPTIONS, left=2).summary == ("exit code 3; killed 2 leftover processes")
     assert judge_end(None, Cause.TIMEOUT, OPTIONS, stuck=2).summary == (
-        "ended after its timeout of 1 h 30 min; 2 processes of it could not be ended"
+        "ended after its timeout of 1 h 30 min; 2 processes could not be killed"
     )
     assert judge_end(-15, Cause.STOPPED, OPTIONS, why="of SIGTERM").summary == "ended because of SIGTERM"
 

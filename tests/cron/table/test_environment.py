@@ -66,7 +66,7 @@ def test_a_slurm_of_the_system_does_not_come_before_the_one_that_the_person_uses
     assert short_path(("/usr/bin", "")) == system
 
 
-def test_of_a_login_shell_only_what_is_written_down_passes() -> None:
+def test_only_documented_variables_of_a_login_shell_pass() -> None:
     added = set(see(LOGIN)) - set(see({}))
     assert added == {"XDG_CONFIG_HOME", "SLURM_CONF", "SLURM_JWT", "RESIL_CHECKS__FS__WARN_PERCENT"}
     assert see(LOGIN)["LANG"] == "de_DE.UTF-8"
@@ -92,7 +92,7 @@ def test_no_name_or_value_that_the_kernel_would_refuse_comes_through() -> None:
     assert seen["GOOD"] == "" and not {"A=B", "", "NUL"} & set(seen)
 
 
-def test_what_is_called_like_a_secret_is_taken_for_one() -> None:
+def test_variables_named_like_secrets_are_secrets() -> None:
     environment = {
         "SLURM_JWT": "jwt", "MY_TOKEN": "t", "DB_PASSWORD": "p", "RESIL_CRON__PING_URL": "https://hc/uuid",
         "TOKEN_FILE": "/etc/token", "PASSWORD_VARIABLE": "X", "PATH": "/bin", "EMPTY_SECRET": "", "HOOK": "named",

@@ -50,7 +50,7 @@ def test_of_a_long_one_the_newest_ends_are_kept_and_damage_goes(tmp_path: Path) 
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_line_added_while_it_is_written_anew_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_appended_during_a_rewrite_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = CronDirectory(tmp_path)
     for slot in range(60):
         add(directory, KEY, a_run(slot))
@@ -66,7 +66,7 @@ def test_a_line_added_while_it_is_written_anew_stays(tmp_path: Path, monkeypatch
     assert path.exists()
 
 
-def test_a_line_added_to_the_old_file_by_somebody_slow_is_added_again(tmp_path: Path) -> None:
+def test_a_line_appended_to_the_old_file_by_a_slow_writer_is_added_again(tmp_path: Path) -> None:
     class Slow(CronDirectory):
         """Between the opening of the file and the writing into it, the file is replaced."""
 
@@ -82,7 +82,7 @@ def test_a_line_added_to_the_old_file_by_somebody_slow_is_added_again(tmp_path: 
     assert [run.slot for run in directory.history(KEY)] == [2, 3]
 
 
-def test_only_one_writes_it_anew_at_a_time(tmp_path: Path) -> None:
+def test_only_one_rewrites_it_at_a_time(tmp_path: Path) -> None:
     directory = CronDirectory(tmp_path)
     for slot in range(60):
         add(directory, KEY, a_run(slot))

@@ -30,15 +30,13 @@ def a_program(runs: Runs, content: bytes, mode: int = 0o700) -> str:
     ("content", "mode", "reason", "hint"),
     [
         (b"#!/no/such/interpreter\n", 0o700, "its interpreter /no/such/interpreter does not exist", "first line"),
-        (b"#!/bin/sh\r\necho hi\r\n", 0o700, "its lines end as on Windows", "sed -i"),
+        (b"#!/bin/sh\r\necho hi\r\n", 0o700, "it has Windows line endings", "sed -i"),
         (b"echo hi\n", 0o700, "the kernel does not know its format", "#!/bin/sh"),
         (b"\x7fELF not really", 0o700, "the kernel does not know its format", "#!/bin/sh"),
         (b"#!/bin/sh\n", 0o600, "Permission denied", "chmod u+x"),
     ],
 )
-def test_what_the_kernel_refuses_is_told_with_what_to_try(
-    runs: Runs, content: bytes, mode: int, reason: str, hint: str
-) -> None:
+def test_a_failed_exec_is_reported_with_a_hint(runs: Runs, content: bytes, mode: int, reason: str, hint: str) -> None:
     record = runs.run(a_program(runs, content, mode))
     assert record.outcome is Outcome.REFUSED
     assert reason in record.summary and hint in record.summary
@@ -48,7 +46,7 @@ def test_what_the_kernel_refuses_is_told_with_what_to_try(
 
 def test_a_missing_program_is_refused(runs: Runs) -> None:
     assert "no such file" in runs.run(str(runs.project / "gone")).summary
-    assert "PATH that entries get" in runs.run("no-such-program").summary
+    assert "PATH of entries" in runs.run("no-such-program").summary
 
 
 def test_a_mount_that_runs_nothing_is_named(runs: Runs) -> None:
@@ -69,7 +67,7 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
     path = Path(a_program(runs, Path("/bin/true").resolve().read_bytes()))
     monkeypatch.setattr(launch, "BUSY_S", 0.2)
     with path.open("r+b"):
-        assert "somebody is writing it" in runs.run(str(path)).summary
+        assert "it is open for writing" in runs.run(str(path)).summary
     monkeypatch.setattr(launch, "BUSY_S", 30.0)
     with path.open("r+b"):
         runs.start(entry(str(path)))
@@ -77,13 +75,13 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
-def test_a_project_directory_that_is_gone_is_told(runs: Runs) -> None:
+def test_a_missing_project_directory_is_reported(runs: Runs) -> None:
     runs.supervised._project = runs.project / "moved"
     record = runs.sh("true")
     assert record.outcome is Outcome.REFUSED and "cannot enter" in record.summary and "moved" in record.summary
 
 
-def test_what_the_policy_refuses_in_the_last_moment_does_not_run(runs: Runs) -> None:
+def test_a_drop_in_rejected_right_before_its_start_does_not_run(runs: Runs) -> None:
     runs.refused = Ignored("cron/it", "its directory is writable by everybody", "chmod o-w cron")
     record = runs.sh("echo ran > ran")
     assert record.outcome is Outcome.REFUSED
@@ -91,7 +89,7 @@ def test_what_the_policy_refuses_in_the_last_moment_does_not_run(runs: Runs) -> 
     assert not (runs.project / "ran").exists()
 
 
-def test_no_room_for_a_process_is_told_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room() -> int:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

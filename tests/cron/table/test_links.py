@@ -88,10 +88,10 @@ def test_a_maze_of_links_leads_where_the_kernel_says(tmp_path: Path) -> None:
 
 
 def test_errors_are_sentences() -> None:
-    assert explain(OSError(errno.ENOENT, "x")) == "it is a link to nothing"
-    assert explain(OSError(errno.ELOOP, "x")) == "it is a link in a circle"
-    assert explain(OSError(errno.EACCES, "x")) == "it may not be read by us"
-    assert explain(OSError(errno.EIO, "x")) == "it cannot be looked at: Input/output error"
+    assert explain(OSError(errno.ENOENT, "x")) == "it is a broken symbolic link"
+    assert explain(OSError(errno.ELOOP, "x")) == "it is a circular symbolic link"
+    assert explain(OSError(errno.EACCES, "x")) == "permission to read it is denied"
+    assert explain(OSError(errno.EIO, "x")) == "it cannot be read: Input/output error"
     assert explain(OSError("it was exchanged")) == "it was exchanged"
 
 
@@ -102,7 +102,7 @@ def test_facts_are_those_of_what_a_path_leads_to(tmp_path: Path) -> None:
     assert facts_of(tmp_path / "link")[1:] == (info.st_mode, info.st_uid, info.st_gid, (), ())
 
 
-def test_who_an_access_list_lets_write_is_seen(tmp_path: Path) -> None:
+def test_writers_of_an_access_list_are_found(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.touch(0o600)
     nobody = 0xFFFFFFFF

@@ -65,7 +65,7 @@ def test_the_newest_are_kept_and_those_that_run_and_nothing_else_is_touched(tmp_
     assert prune(directory, "cron.hourly+other", 2) == 0
 
 
-def test_words_that_a_full_disk_did_not_take_are_said_to_be_missing(tmp_path: Path) -> None:
+def test_output_lost_on_a_full_disk_is_marked_as_missing(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "128k") as disk:
         file = OutputFile(CronDirectory(disk), KEY, 100)
         file.append(b"begin\n")
@@ -78,4 +78,4 @@ def test_words_that_a_full_disk_did_not_take_are_said_to_be_missing(tmp_path: Pa
         assert file.path is not None
         kept = file.path.read_bytes()
     assert kept.startswith(b"begin\n")
-    assert kept.endswith(b"\n... words are missing here: No space left on device ...\nend\n")
+    assert kept.endswith(b"\n... output is missing here: No space left on device ...\nend\n")

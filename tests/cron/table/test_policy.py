@@ -41,26 +41,24 @@ def test_ones_own_file_and_roots_pass(facts: Facts) -> None:
 @pytest.mark.parametrize("policy", [PRIVATE, SHARED])
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o757, 0o2777, 0o703, 0o702])
 @pytest.mark.parametrize("uid", [ME, ROOT, OTHER])
-def test_what_everybody_can_write_is_refused_with_the_fix_and_sticky_is_no_excuse(
-    policy: Policy, mode: int, uid: int
-) -> None:
+def test_world_writable_paths_are_rejected_even_with_the_sticky_bit(policy: Policy, mode: int, uid: int) -> None:
     for refusal in (
         policy.judge_directory(directory(mode, uid, TEAM)),
         policy.judge_file(file(mode & 0o777, uid, TEAM), directory(0o2770, ME, TEAM)),
     ):
         assert refusal is not None
-        assert "can be written by everybody" in refusal.reason
+        assert "is world-writable" in refusal.reason
         assert refusal.hint in {"chmod o-w /p/cron", "chmod o-w '/p/cron/x y'"}
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o770, 0o720])
-def test_what_a_group_of_others_can_write_is_refused_where_no_group_operates_the_project(mode: int) -> None:
+def test_a_group_writable_file_is_rejected_if_no_group_operates_the_project(mode: int) -> None:
     for refusal in (
         PRIVATE.judge_directory(directory(mode, ME, USERS)),
         PRIVATE.judge_file(file(mode, ME, USERS), directory()),
     ):
         assert refusal is not None
-        assert "can be written by its group" in refusal.reason
+        assert "is group-writable" in refusal.reason
         assert refusal.hint.startswith("chmod g-w /") or refusal.hint == "chmod g-w '/p/cron/x y'"
 
 
@@ -68,13 +66,13 @@ def test_the_group_of_one_project_operates_no_other() -> None:
     assert SHARED.judge_directory(directory(0o2770, ME, TEAM)) is None
     refusal = SHARED.judge_directory(directory(0o2770, ME, USERS))
     assert refusal is not None
-    assert "by its group" in refusal.reason
+    assert "is group-writable" in refusal.reason
 
 
 def test_another_ones_file_or_directory_is_refused() -> None:
     refusal = PRIVATE.judge_file(file(uid=OTHER), directory())
     assert refusal is not None
-    assert refusal.reason == "the file /p/cron/x y belongs to eve, and would run with the rights of me"
+    assert refusal.reason == "the file /p/cron/x y belongs to eve, but would run with the rights of me"
     assert "copy" in refusal.hint
     refusal = PRIVATE.judge_directory(directory(uid=OTHER))
     assert refusal is not None
@@ -95,15 +93,15 @@ def test_a_members_file_runs_where_the_group_operates_the_project() -> None:
         (file(0o750, OTHER, TEAM), directory(0o2755, ME, MINE)),  # another group's directory
     ],
 )
-def test_a_strangers_file_is_refused_all_the_same(of_file: Facts, of_directory: Facts) -> None:
+def test_a_foreign_file_is_still_rejected(of_file: Facts, of_directory: Facts) -> None:
     refusal = SHARED.judge_file(of_file, of_directory)
     assert refusal is not None
-    assert "belongs to eve, and is not safely the group's (team)" in refusal.reason
+    assert "belongs to eve, and group team does not control it safely" in refusal.reason
     assert "chgrp team" in refusal.hint
     assert "chmod g+s" in refusal.hint
 
 
-def test_whom_an_access_list_lets_write_is_judged_too() -> None:
+def test_writers_of_an_access_list_are_judged_too() -> None:
     assert PRIVATE.judge_file(file(0o775)._replace(users=(ME, ROOT), groups=(MINE, 0)), directory()) is None
     assert SHARED.judge_directory(directory(0o2770, ME, TEAM)._replace(groups=(TEAM,))) is None
     for facts, who in (
@@ -112,7 +110,7 @@ def test_whom_an_access_list_lets_write_is_judged_too() -> None:
     ):
         refusal = PRIVATE.judge_file(facts, directory())
         assert refusal is not None
-        assert f"can be written by {who}, says its access list" in refusal.reason
+        assert f"is writable for {who} by its access list" in refusal.reason
         assert refusal.hint == "setfacl -b '/p/cron/x y'"
 
 
@@ -123,7 +121,7 @@ def test_root_runs_what_belongs_to_root_alone() -> None:
     assert policy.judge_directory(directory()) is not None
 
 
-def test_far_above_only_what_everybody_can_exchange_is_refused() -> None:
+def test_far_above_only_replaceable_directories_are_rejected() -> None:
     assert PRIVATE.judge_above(directory(0o1777, ROOT)) is None
     assert PRIVATE.judge_above(directory(0o2770, OTHER, USERS)) is None
     refusal = PRIVATE.judge_above(directory(0o777, ROOT))

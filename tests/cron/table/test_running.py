@@ -51,7 +51,7 @@ def test_a_mark_is_read_as_it_was_written_oldest_slot_first(tmp_path: Path) -> N
     assert marks(directory) == (older,)
 
 
-def test_a_living_supervisor_of_this_host_is_alive_whatever_its_time(tmp_path: Path) -> None:
+def test_a_live_supervisor_of_this_host_is_alive_whatever_its_time_limit(tmp_path: Path) -> None:
     assert liveness(a_mark(until=NOW - 1e6), now=NOW, at=here())[0] is Liveness.ALIVE
     directory = CronDirectory(tmp_path)
     write_mark(directory, a_mark())
@@ -70,9 +70,9 @@ def test_a_dead_one_is_gone_and_so_is_its_number_given_to_another() -> None:
     assert liveness(a_mark(ticks=1), now=NOW, at=here())[0] is Liveness.GONE
 
 
-def test_a_machine_that_was_started_anew_runs_nothing_of_before() -> None:
+def test_a_rebooted_machine_runs_no_earlier_process() -> None:
     state, reason = liveness(a_mark(at=here()._replace(boot="other")), now=NOW, at=here())
-    assert state is Liveness.GONE and "started anew" in reason
+    assert state is Liveness.GONE and "rebooted" in reason
 
 
 @needs_root
@@ -85,12 +85,12 @@ def test_a_colleague_s_process_that_proc_hides_is_unknown_and_not_dead(monkeypat
 
 
 @pytest.mark.parametrize("at", [here()._replace(host="n2"), here()._replace(namespace="pid:[1]"), Here("", "", "")])
-def test_what_cannot_be_seen_is_unknown_until_its_time_is_over(at: Here) -> None:
+def test_an_invisible_process_is_unknown_until_its_time_limit(at: Here) -> None:
     assert liveness(a_mark(at=at), now=NOW + SKEW_S - 1, at=here())[0] is Liveness.UNKNOWN
     assert liveness(a_mark(at=at), now=NOW + SKEW_S + 1, at=here())[0] is Liveness.GONE
 
 
-def test_what_may_run_for_ever_elsewhere_is_believed_as_long_as_its_mark_is_touched(tmp_path: Path) -> None:
+def test_a_run_elsewhere_without_limit_is_trusted_as_long_as_its_mark_is_touched(tmp_path: Path) -> None:
     directory, mark = CronDirectory(tmp_path), a_mark(at=here()._replace(host="n2"), until=None)
     write_mark(directory, mark)
     os.utime(directory.path / "running" / mark.file_name, (NOW, NOW))

@@ -185,7 +185,7 @@ def test_new_york(expression: str, after: str, slots: list[str]) -> None:
     assert list(islice(schedule.between(at(after), 10**11), len(slots))) == [at(slot) for slot in slots]
 
 
-def test_what_runs_every_hour_does_so_where_one_is_left_out_and_where_one_comes_twice() -> None:
+def test_hourly_entries_run_in_skipped_and_repeated_hours() -> None:
     """Adding to a datetime with a zone repeats the last hour of summer time for ever."""
     schedule = parse_schedule("0 * * * *", "America/New_York")
     for change in changes("America/New_York"):

@@ -14,7 +14,7 @@ import pytest
 from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.table import watched_program
-from resilience.cron.table.books import settle
+from resilience.cron.table.recovery import settle_dead_runs
 from resilience.cron.table.running import Mark, here, marks, write_mark
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
@@ -32,7 +32,7 @@ def test_a_run_under_way_is_marked_and_its_end_removes_the_mark(runs: Runs) -> N
     assert (mark.name, mark.slot, mark.pid) == ("crontab/it", SLOT, record.pid)
     assert (mark.host, mark.boot, mark.namespace) == here()
     assert mark.until is not None and mark.until > before + 3600
-    assert settle(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
     (runs.project / "go").write_text("")
     (end,) = runs.ends()
     assert (end.outcome, end.slot, end.pid) == (Outcome.DONE, SLOT, record.pid)
@@ -47,14 +47,14 @@ def test_many_at_once_end_each_in_its_own_way(runs: Runs) -> None:
     assert found == {f"crontab/{number}": (number % 3, b"%d\n" % number) for number in range(12)}
 
 
-def test_who_may_take_for_ever_has_no_timeout(runs: Runs) -> None:
+def test_a_run_without_limit_has_no_timeout(runs: Runs) -> None:
     runs.start(entry("sleep", "0.5", timeout_s=0.0))
     until_true(lambda: bool(runs.marks()), "its mark")
     assert marks(runs.directory)[0].until is None
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
-def test_waiting_ends_when_somebody_wants_it(runs: Runs) -> None:
+def test_waiting_ends_on_request(runs: Runs) -> None:
     assert runs.supervised.wait(60) == ()  # nothing is under way
     runs.start(entry("sleep", "87611"))
     asked = iter((False, False, True))
@@ -75,17 +75,19 @@ def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> N
     assert runs.left("87612") == []
 
 
-def test_who_had_ended_by_itself_is_not_cut_short_for_what_it_left(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(watched_program, "LINGER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "echo done; sleep 87622 & echo $$ > up"))
     program = int(wait_for(runs.project / "up"))
     until_true(lambda: not Path(f"/proc/{program}").exists(), "its program has ended")
     (record,) = runs.supervised.end_all(30)
     assert (record.outcome, record.exit_code) == (Outcome.DONE, 0)
-    assert record.summary == "one process that it left behind was ended: done"
+    assert record.summary == "killed 1 leftover process: done"
 
 
-def test_who_ignores_the_scheduler_s_end_is_killed_when_the_grace_is_over(
+def test_a_run_that_ignores_the_schedulers_end_is_killed_after_the_grace_period(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_program, "KILL_AFTER_S", 600.0)
@@ -122,7 +124,7 @@ def test_a_run_outlives_its_scheduler_and_its_end_is_written_down(runs: Runs) ->
     wait_for(runs.project / "up")
     scheduler.kill()
     scheduler.communicate()
-    assert settle(runs.directory, now=time.time()) == ()  # its supervisor lives
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # its supervisor lives
     (runs.project / "go").write_text("")
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
@@ -140,7 +142,7 @@ def test_a_timeout_holds_though_the_scheduler_is_dead(runs: Runs) -> None:
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
     assert record.outcome is Outcome.CUT_SHORT
-    assert record.summary == "ended because its supervisor was told to end"
+    assert record.summary == "ended because its supervisor was stopped"
     assert runs.left("87614") == []
 
 
@@ -152,7 +154,7 @@ def test_a_program_that_kills_its_parent_is_cut_short_and_takes_its_children_alo
     until_true(lambda: runs.left("87615") == [], "none of it is left")
 
 
-def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(runs: Runs) -> None:
+def test_runs_of_a_killed_scheduler_and_a_killed_supervisor_are_settled_once(runs: Runs) -> None:
     scheduler, watcher = a_scheduler(runs.project, "/bin/sh", "-c", "sleep 87616 & echo $$ > up; sleep 87616; :")
     wait_for(runs.project / "up")
     for pid in (scheduler.pid, watcher):
@@ -161,10 +163,10 @@ def test_what_a_killed_scheduler_and_a_killed_supervisor_left_is_settled_once(ru
     until_true(lambda: not is_alive(watcher), "the supervisor is dead")
     program = int((runs.project / "up").read_text())
     until_true(lambda: not is_alive(program), "nobody watches over it: so it does not go on")
-    (record,) = settle(runs.directory, now=time.time())
+    (record,) = settle_dead_runs(runs.directory, now=time.time())
     assert (record.outcome, record.slot, record.pid) == (Outcome.CUT_SHORT, SLOT, watcher)
     assert record.summary.startswith("its supervisor died: process")
-    assert settle(runs.directory, now=time.time()) == ()
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()
     assert runs.history() == (record,)
     until_true(lambda: runs.left("87616") == [], "none of it is left")
 
@@ -174,7 +176,7 @@ def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(run
     gone = subprocess.Popen(["true"])
     gone.wait()
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *here(), gone.pid, 1, record.time, None))
-    assert settle(runs.directory, now=time.time()) == (record,)
+    assert settle_dead_runs(runs.directory, now=time.time()) == (record,)
     assert (runs.history(), runs.marks()) == ((record,), [])
 
 
@@ -184,7 +186,7 @@ def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(run
 def test_a_slot_is_skipped_while_an_earlier_run_is_under_way(runs: Runs) -> None:
     runs.start(entry("sleep", "87617"))
     second = runs.start(entry("sleep", "87617"), SLOT + 60)  # at once: before its mark can be there
-    assert second.outcome is Outcome.SKIPPED and "still under way" in second.summary
+    assert second.outcome is Outcome.SKIPPED and "still active" in second.summary
     until_true(lambda: bool(runs.marks()), "its mark")
     other = Runs(runs.project)  # another scheduler, which knows only the mark
     third = other.start(entry("sleep", "87617"), SLOT + 120)
@@ -238,7 +240,7 @@ def test_the_newer_run_replaces_the_earlier_one(runs: Runs, whose: str) -> None:
     assert first.time <= (second.started or 0) + 1.0
 
 
-def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
+def test_a_run_on_another_host_is_not_replaced_but_reported(runs: Runs) -> None:
     far = here()._replace(host="n2")
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *far, 77, 1, time.time(), time.time() + 100))
     for overlap in (Overlap.SKIP, Overlap.REPLACE):
@@ -246,12 +248,12 @@ def test_what_runs_on_another_host_is_not_replaced_but_told(runs: Runs) -> None:
         assert record.outcome is Outcome.SKIPPED and "process 77 on n2" in record.summary
     assert runs.start(entry("true", overlap=Overlap.ALLOW), SLOT + 60).outcome is Outcome.RUNNING
     runs.ends()
-    assert settle(runs.directory, now=time.time()) == ()
-    (record,) = settle(runs.directory, now=time.time() + 1000)
+    assert settle_dead_runs(runs.directory, now=time.time()) == ()
+    (record,) = settle_dead_runs(runs.directory, now=time.time() + 1000)
     assert (record.outcome, record.host) == (Outcome.CUT_SHORT, "n2")
 
 
-def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
+def test_the_mark_of_a_dead_run_blocks_no_run(runs: Runs) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     now = time.time()
@@ -259,10 +261,10 @@ def test_the_mark_of_the_dead_keeps_nobody_from_running(runs: Runs) -> None:
     rebooted = here()._replace(boot="an earlier one")
     write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 30, *rebooted, os.getpid(), 1, now, now + 999))
     assert runs.sh("echo ran").outcome is Outcome.DONE
-    assert [record.outcome for record in settle(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
+    assert [record.outcome for record in settle_dead_runs(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
 
 
-def test_a_supervisor_that_says_nothing_is_told_of_in_the_end(runs: Runs) -> None:
+def test_a_silent_supervisor_is_reported_eventually(runs: Runs) -> None:
     record = runs.start(entry("sleep", "87620", timeout_s=3600.0))
     kill(record.pid, signal.SIGSTOP)
     runs.supervised._runs[0].overdue = 0.0

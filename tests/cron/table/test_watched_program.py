@@ -29,7 +29,7 @@ __all__ = ["quick", "runs"]
         ("kill -TERM $$", (143,), Outcome.DONE, 143, "killed by SIGTERM"),
     ],
 )
-def test_the_end_of_a_program_is_told_as_it_was(
+def test_the_end_of_a_program_is_described(
     runs: Runs, script: str, ok: tuple[int, ...], outcome: Outcome, code: int, summary: str
 ) -> None:
     record = runs.sh(script, ok=ok)
@@ -77,7 +77,7 @@ def test_signals_are_as_a_login_shell_has_them(runs: Runs) -> None:
     assert masks == [0, 0]
 
 
-def test_who_hangs_and_ignores_sigterm_is_killed_with_its_group(runs: Runs) -> None:
+def test_a_hung_run_that_ignores_sigterm_is_killed_with_its_group(runs: Runs) -> None:
     record = runs.sh("trap '' TERM; echo waiting; sleep 87601 & sleep 87601; sleep 87601", timeout_s=0.3)
     assert record.outcome is Outcome.TIMEOUT
     assert record.summary == "ended after its timeout of 0.3 s: waiting"
@@ -85,29 +85,29 @@ def test_who_hangs_and_ignores_sigterm_is_killed_with_its_group(runs: Runs) -> N
     assert runs.left("87601") == []
 
 
-def test_who_hears_sigterm_has_time_to_clean_up(runs: Runs) -> None:
+def test_a_run_has_time_to_clean_up_after_sigterm(runs: Runs) -> None:
     record = runs.sh("trap 'echo cleaned up; exit 0' TERM; sleep 60 & wait", timeout_s=0.3)
     assert (record.outcome, record.exit_code) == (Outcome.TIMEOUT, 0)
     assert record.summary.endswith(": cleaned up")
 
 
-def test_who_stopped_itself_is_ended_too(runs: Runs) -> None:
+def test_a_stopped_process_is_ended_too(runs: Runs) -> None:
     record = runs.sh("kill -STOP $$", timeout_s=0.3)
     assert (record.outcome, record.exit_code) == (Outcome.TIMEOUT, 143)
 
 
-def test_who_has_left_its_process_group_does_not_escape_the_timeout(runs: Runs) -> None:
+def test_a_process_outside_its_group_does_not_escape_the_timeout(runs: Runs) -> None:
     script = "setsid sh -c 'trap \"\" TERM; sleep 87602; sleep 87602' & sleep 87602"
     record = runs.sh(script, timeout_s=0.3)
     assert record.outcome is Outcome.TIMEOUT
     assert runs.left("87602") == []
 
 
-def test_a_daemon_that_a_program_leaves_is_ended_and_that_is_said(runs: Runs) -> None:
+def test_a_leftover_daemon_is_killed_and_reported(runs: Runs) -> None:
     script = "(setsid sh -c 'sleep 87603' &) & echo started"
     record = runs.sh(script)
     assert record.outcome is Outcome.DONE and record.exit_code == 0
-    assert "left behind" in record.summary and record.summary.endswith(": started")
+    assert "leftover process" in record.summary and record.summary.endswith(": started")
     assert runs.left("87603") == []
 
 
@@ -123,11 +123,11 @@ def test_a_daemon_that_ignores_sigterm_keeps_no_run_from_ending(runs: Runs) -> N
     )
     record = runs.run(sys.executable, "-c", daemon, "87604")
     assert record.outcome is Outcome.DONE
-    assert record.summary == "one process that it left behind was ended: daemon is up"
+    assert record.summary == "killed 1 leftover process: daemon is up"
     assert runs.left("87604") == []
 
 
-def test_who_ends_by_itself_soon_after_is_not_disturbed(runs: Runs) -> None:
+def test_a_leftover_process_that_ends_soon_is_not_killed(runs: Runs) -> None:
     record = runs.sh("(trap 'echo disturbed' TERM; sleep 0.1; echo last words) & echo first")
     assert runs.words(record) == b"first\nlast words\n"
     assert record.summary == "last words"
@@ -177,7 +177,7 @@ def test_a_program_that_forks_faster_than_it_is_killed_is_ended(runs: Runs) -> N
         "    time.sleep(0.02)\n"
     )
     record = runs.run(sys.executable, "-c", script, "87605")
-    assert record.outcome is Outcome.DONE and "left behind" in record.summary
+    assert record.outcome is Outcome.DONE and "leftover process" in record.summary
     until_true(lambda: runs.left("87605") == [], "none is left")
 
 

@@ -12,7 +12,7 @@ import pytest
 from resilience.cron.records import Outcome, Overlap
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.books import settle
+from resilience.cron.table.recovery import settle_dead_runs
 from resilience.cron.table.running import marks
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
 from tests.guard.disks import fill, make_read_only, small_disk
@@ -22,7 +22,7 @@ from tests.system.writer import writer
 __all__ = ["quick", "runs"]
 
 
-def test_no_secret_stands_in_output_history_or_record(runs: Runs, canary: str) -> None:
+def test_no_secret_appears_in_output_history_or_record(runs: Runs, canary: str) -> None:
     runs.environ["SLACK_BOT_TOKEN"] = canary
     half = len(canary) // 2
     script = 't=$SLACK_BOT_TOKEN; printf \'%s\' "${t%????????????}"; sleep 0.2; echo "${t#' + "?" * (len(canary) - 12)
@@ -56,13 +56,13 @@ def test_a_full_disk_hides_no_end(tmp_path: Path, quick: None) -> None:
         assert "not in the history yet" in record.summary
         assert runs.history() == () and len(runs.marks()) == 1
         ballast.unlink()
-        (settled,) = settle(runs.directory, now=time.time())
+        (settled,) = settle_dead_runs(runs.directory, now=time.time())
         assert (settled.outcome, settled.exit_code, settled.slot) == (Outcome.FAILED, 3, SLOT)
         assert (runs.history(), runs.marks()) == ((settled,), [])
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
 
 
-def test_what_runs_runs_though_the_disk_is_full_for_it_may_free_it(tmp_path: Path, quick: None) -> None:
+def test_entries_run_on_a_full_disk_because_they_may_free_it(tmp_path: Path, quick: None) -> None:
     (tmp_path / "project").mkdir()
     with small_disk(tmp_path / "disk", "256k") as disk:
         runs = Runs(tmp_path / "project", disk)
@@ -87,7 +87,7 @@ def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
         runs.supervised.start(entry("/bin/sh", "-c", "sleep 87619", overlap=Overlap.ALLOW, timeout_s=0.3), SLOT + 1)
         ends = sorted(runs.ends(2), key=lambda record: record.slot)
         assert [record.outcome for record in ends] == [Outcome.DONE, Outcome.TIMEOUT]
-        assert all("the file system does not answer" in record.summary for record in ends)
+        assert all("the file system does not respond" in record.summary for record in ends)
         assert runs.left("87619") == []
     until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped when it answers again")
 
@@ -106,7 +106,7 @@ def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: P
         assert "not in the history yet" in record.summary and "Read-only" in record.summary
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
         make_read_only(disk, False)
-        assert [run.outcome for run in settle(runs.directory, now=time.time())] == [Outcome.CUT_SHORT]
+        assert [run.outcome for run in settle_dead_runs(runs.directory, now=time.time())] == [Outcome.CUT_SHORT]
 
 
 CHANGES = {
@@ -119,18 +119,18 @@ left if killed before the next of these."""
 
 def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(tmp_path: Path) -> None:
     seen: dict[str, int] = {}
-    with writer(tmp_path / "strace", "from tests.cron.table.kill_points import supervise") as process:
+    with writer(tmp_path / "strace", "from tests.cron.table.kill_points import run_supervisor") as process:
         (tmp_path / "all").mkdir()
-        points = list(process.kill_points(f"supervise({str(tmp_path / 'all')!r})"))
+        points = list(process.kill_points(f"run_supervisor({str(tmp_path / 'all')!r})"))
         for number, (name, count) in enumerate(point for point in points if point[0] in CHANGES):
             project = tmp_path / str(number)
             project.mkdir()
-            code = process.run(f"supervise({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
+            code = process.run(f"run_supervisor({str(project)!r})", f"{name}:signal=SIGKILL:when={count}").code
             assert code in (-signal.SIGKILL, 0)  # it may do with fewer waits than the last time
             directory = CronDirectory(project / "state")
-            settle(directory, now=time.time())
+            settle_dead_runs(directory, now=time.time())
             if marks(directory):  # it may have been killed between the file and its content
-                settle(directory, now=time.time() + 1e6)
+                settle_dead_runs(directory, now=time.time() + 1e6)
             assert marks(directory) == ()
             until_true(lambda project=project: processes_in(project) == [], "its program is gone")  # type: ignore[misc]
             ends = directory.history("crontab+it")

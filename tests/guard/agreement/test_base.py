@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from resilience.guard.agreement.base import Agreement, AgreementEvent, Alone
+from resilience.guard.agreement.base import Agreement, AgreementEvent, SingleProcess
 from resilience.guard.decision import CONTINUE, FAILED, OBEYED, SAVED, Decision, Request
 from resilience.guard.gate import NEVER, Gate
 from tests.guard.agreement.sample_messages import SAVE, STOP
 
 
-class Training(Alone):
+class Training(SingleProcess):
     """The agreement of one process, and the news that its host heard."""
 
     def __init__(self) -> None:
@@ -152,10 +152,10 @@ def test_a_signal_that_the_training_thread_has_not_read_is_not_shut_out() -> Non
 
 def test_news_does_not_change_after_the_host_has_heard_it() -> None:
     """The host hears it in another thread, while the agreement goes on with its own list."""
-    requests = [Request("signal", "SIGUSR1 came")]
+    requests = [Request("signal", "SIGUSR1 received")]
     event = AgreementEvent("committed", "a sentence", requests=requests)
     requests.clear()
-    assert [request.why for request in event.requests] == ["SIGUSR1 came"]
+    assert [request.why for request in event.requests] == ["SIGUSR1 received"]
 
 
 def test_news_of_no_decision_claims_no_save() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from resilience.errors import GuardError
-from resilience.guard import Alone, Collective
+from resilience.guard import Collective, SingleProcess
 from resilience.guard.agreement.base import AgreementEvent
 from resilience.guard.agreement.collective import CollectiveAgreement
 from resilience.guard.gate import Gate
@@ -24,7 +24,7 @@ def test_ranks_cannot_meet_every_so_often(every: Any) -> None:
 
 
 def test_one_process_needs_no_collective() -> None:
-    assert isinstance(Collective(every=3)(Gate(), lambda heard: None, RankInfo()), Alone)
+    assert isinstance(Collective(every=3)(Gate(), lambda heard: None, RankInfo()), SingleProcess)
 
 
 def agreement(every: int = 10) -> tuple[Gate, CollectiveAgreement, list[AgreementEvent]]:

@@ -206,7 +206,7 @@ def test_rank_0_stays_until_all_have_sent_how_their_save_went(ranks: Meeting) ->
     assert waits(gone), "it is not durable"
     ranks.ranks[1].saved(number, "saved", 0.6)
     ranks.wait_for("outcome")
-    assert waits(gone), "rank 1 has not said good-bye"
+    assert waits(gone), "rank 1 did not report its end"
     assert ranks.ranks[1].announce_exit("stopped", "", 20).well == 1
     assert not waits(gone, 10)
     assert ranks.heard("outcome")[0].outcome == "saved"
@@ -428,7 +428,7 @@ def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_g
         control._wake()
         wait_until(lambda: not control._is_in_contact())
         assert [heard.kind for heard in ranks.news] == ["fault"] * (network.MOST_FAULTS - 1) + ["broken"]
-        assert "nothing will be decided" in ranks.news[-1].text and "a fault" in ranks.news[-1].text
+        assert "no more decisions will be made" in ranks.news[-1].text and "a fault" in ranks.news[-1].text
         ranks.ranks[0].request(save())
         assert ranks.step(0) is None
         with control.changed:

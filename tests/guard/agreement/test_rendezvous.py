@@ -162,7 +162,7 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     in_the_way.touch()
     first, other = context.meet(0), context.meet(1)
     wait_until(lambda: context.said)
-    assert "no rank can ask the others" in context.said[0]
+    assert "no rank can request a save or a stop of the others" in context.said[0]
     assert other.on_step() is not None  # the training goes on
     other.request(save())
     assert not is_up(other)
@@ -207,7 +207,7 @@ def test_ranks_of_several_nodes_without_a_run_directory_are_warned_and_never_wai
         made.after_fork_in_child()
     context.leave()
     assert len(context.said) == 2
-    assert "several nodes and there is no run directory" in context.said[0]
+    assert "several nodes without a run directory" in context.said[0]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_few_requests_make_the_decision_that_all_would_have_made() -> None:
 
 
 def test_the_signal_of_4096_ranks_is_one_request() -> None:
-    requests = [Request("signal", "SIGUSR1 came", rank=rank) for rank in reversed(range(4096))]
+    requests = [Request("signal", "SIGUSR1 received", rank=rank) for rank in reversed(range(4096))]
     (chosen,) = select(requests)
     assert chosen.rank == 0
 

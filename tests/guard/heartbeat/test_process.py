@@ -21,7 +21,7 @@ import pytest
 from resilience.base.files import replace_file
 from resilience.guard.heartbeat.beat import Pulse, RankBeat
 from resilience.guard.heartbeat.connection import socket_name
-from resilience.guard.heartbeat.process import MOST_LINES, Files, look_again
+from resilience.guard.heartbeat.process import MOST_LINES, Files, refresh_directory
 from resilience.guard.rank_info import RankInfo
 from tests.guard.disks import fill, needs_fuse, small_disk
 from tests.guard.guarded import Launch, a_launch
@@ -424,7 +424,7 @@ def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None
         )
         rank = node.start(0, first=first)
         wait_until(lambda: rank.ask("writer._line.maintain()") or rank.said())
-        assert "no answer for 0.2 s" in rank.said()[0] and "The training goes on" in rank.said()[0]
+        assert "no answer for 0.2 s" in rank.said()[0] and "The training continues" in rank.said()[0]
         time.sleep(0.5)
         rank.do("writer._line.maintain()")
         assert len(rank.said()) == 1
@@ -552,7 +552,7 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
     pulse = Pulse(5.0)
     files.admit(0, RankBeat(77, pulse))
     wait_until((run / "beats" / "12.n1").exists)
-    pulse.look((41, 0, "train"), 6.0)
+    pulse.update((41, 0, "train"), 6.0)
     files.add_line(0, b"{}\n")
     files.finish(20.0)
     assert beats(run)["step"] == 41
@@ -561,14 +561,14 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
 
 def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
     heard: list[list[Any]] = [[], []]
-    files.ask(0, "address", heard[0].append)
+    files.query(0, "address", heard[0].append)
     wait_until(lambda: heard[0] == [{"address": None}])
-    look_again(str(run / "agreement" / "12"))
+    refresh_directory(str(run / "agreement" / "12"))
     file = run / "agreement" / "12"
     file.touch(mode=0o600)
     file.write_text("told")
     for answers in heard:
-        files.ask(0, "address", answers.append)
+        files.query(0, "address", answers.append)
     wait_until(lambda: all(answers[-1:] == [{"address": "told"}] for answers in heard))
 
 
@@ -577,12 +577,12 @@ def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) 
     files.keep_learned(1, "{}\n")
     wait_until((run / "learned" / "1.json").exists)
     for rank, answers in enumerate(heard):
-        files.ask(rank, "learned", answers.append)
+        files.query(rank, "learned", answers.append)
     wait_until(lambda: heard == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 
 def test_looking_again_makes_only_the_one_directory_and_leaves_no_file(run: Path) -> None:
-    look_again(str(run / "gone" / "deeper" / "file"))
+    refresh_directory(str(run / "gone" / "deeper" / "file"))
     assert not (run / "gone").exists()
-    look_again(str(run / "agreement" / "12"))
+    refresh_directory(str(run / "agreement" / "12"))
     assert list((run / "agreement").iterdir()) == []

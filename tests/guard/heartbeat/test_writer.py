@@ -99,7 +99,7 @@ def test_off_means_no_beat_but_still_a_journal(run: Path) -> None:
 def test_without_a_run_directory_nothing_is_written_and_nothing_said(tmp_path: Path) -> None:
     one = Alone("")
     one.recorder.event("start")
-    for action in (one.writer.work, one.writer.write_finished, one.writer.look_after):
+    for action in (one.writer.work, one.writer.write_finished, one.writer.check_responsive):
         action()
     one.writer.stop(5.0)
     assert one.said == []
@@ -121,7 +121,7 @@ def test_a_full_disk_costs_one_warning_and_no_event(tmp_path: Path) -> None:
             one.recorder.event("save", step=step, text="x" * 100)
             one.slot.words[0] = step
             one.writer.work()
-        assert len(one.said) == 1 and "No space left" in one.said[0] and "the training goes on" in one.said[0]
+        assert len(one.said) == 1 and "No space left" in one.said[0] and "the training continues" in one.said[0]
         assert len(one.lines()) < 40  # what fitted into the last block
         ballast.unlink()
         one.writer.work()
@@ -183,19 +183,19 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         one.writer.work()  # another thread hangs in it: this one is not drawn in
         one.writer.stop(0.2)
         assert time.monotonic() - began < 30.0
-        assert "could not be marked as finished" in one.said[0] and "no answer in 0.3 s" in one.said[0]
+        assert "could not be marked as finished" in one.said[0] and "no response within 0.3 s" in one.said[0]
         release(run)
 
 
 def test_a_look_that_does_not_come_back_is_reported_once(alone: Alone) -> None:
-    alone.writer.look_after()
+    alone.writer.check_responsive()
     alone.writer.work()
-    alone.writer.look_after()
+    alone.writer.check_responsive()
     assert alone.said == []
     alone.writer._worked_at -= 1000.0
-    alone.writer.look_after()
-    alone.writer.look_after()
-    assert len(alone.said) == 1 and "has not answered" in alone.said[0]
+    alone.writer.check_responsive()
+    alone.writer.check_responsive()
+    assert len(alone.said) == 1 and "has not responded" in alone.said[0]
 
 
 def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) ->
     recorder = Recorder(place)
     other = HeartbeatWriter(place, GuardSettings(), SharedProgress(), recorder)
     other._worked_at -= 1000.0
-    other.look_after()
+    other.check_responsive()
     other.stop(1.0)
     assert recorder.take() == []
 

@@ -12,12 +12,12 @@ from resilience.base.mounts import parse_mountinfo
 from resilience.guard.memory.cgroup import (
     CgroupMemory,
     below,
+    describe_owner,
     find_directories,
     parse_limit,
     parse_memberships,
     parse_stat,
     visible,
-    whose,
 )
 from tests.guard.memory.memory_cgroups import MIB, RECORDED, Machine, RealCgroup
 
@@ -117,7 +117,7 @@ def test_a_mount_that_is_under_another_is_not_seen() -> None:
     ],
 )
 def test_people_read_whose_cgroup_it_is(path: str, said: str) -> None:
-    assert whose(path) == said
+    assert describe_owner(path) == said
 
 
 # ---- what is found --------------------------------------------------------------------------------------------------
@@ -163,14 +163,14 @@ def test_a_recorded_task_of_srun_finds_its_job_under_the_bind(machine: Machine) 
         f"{job}/step_0",
         job,
     ]
-    assert CgroupMemory(found[2]).whose == "the job's cgroup /slurm/lab/slurm_n1/uid_1001/job_2"
+    assert CgroupMemory(found[2]).owner == "the job's cgroup /slurm/lab/slurm_n1/uid_1001/job_2"
 
 
 def test_in_a_container_the_mounts_root_is_its_own_cgroup(machine: Machine) -> None:
     machine.proc("0::/\n", "32 23 0:28 / /sys/fs/cgroup ro - cgroup2 cgroup rw\n")
     machine.cgroup("/sys/fs/cgroup", version=2, used=MIB, limit=64 * MIB)
     (found,) = find_directories(str(machine.root))
-    assert whose(found.path) == "the container's cgroup"
+    assert describe_owner(found.path) == "the container's cgroup"
     assert CgroupMemory(found).limit_bytes == 64 * MIB
 
 

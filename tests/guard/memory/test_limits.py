@@ -36,8 +36,8 @@ def limits(machine: Machine) -> MemoryLimits:
 
 
 def bytes_by_owner(limits: MemoryLimits, now: float = 0.0) -> dict[str, tuple[int, int]]:
-    readings = limits.look(now)
-    return {one.whose.rpartition("/")[2]: (one.used_bytes, one.limit_bytes) for one in readings}
+    readings = limits.read(now)
+    return {one.owner.rpartition("/")[2]: (one.used_bytes, one.limit_bytes) for one in readings}
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -70,7 +70,7 @@ def test_file_cache_is_not_counted_and_shared_memory_is_named(
     machine: Machine, limits: MemoryLimits, version: int, stat: str
 ) -> None:
     machine.slurm(version, used=190 * MIB, limits={"job_12": 200 * MIB}, stat=stat)
-    reading = limits.look(0.0)[0]
+    reading = limits.read(0.0)[0]
     assert (reading.used_bytes, reading.shared_bytes) == (110 * MIB, 5)
 
 
@@ -78,8 +78,8 @@ def test_a_limit_above_what_a_container_sees_is_known_in_version_1(machine: Mach
     machine.proc("4:memory:/docker/4f\n", "35 31 0:32 /docker/4f /sys/fs/cgroup/memory ro - cgroup c rw,memory\n")
     stat = f"hierarchical_memory_limit {128 * MIB}\ntotal_inactive_file 0\n"
     machine.cgroup("/sys/fs/cgroup/memory", version=1, used=MIB, limit=None, memory__stat=stat)
-    reading = limits.look(0.0)[0]
-    assert (reading.whose, reading.limit_bytes) == ("a cgroup above /docker/4f", 128 * MIB)
+    reading = limits.read(0.0)[0]
+    assert (reading.owner, reading.limit_bytes) == ("a cgroup above /docker/4f", 128 * MIB)
 
 
 def test_memory_and_swap_together_have_a_limit_of_their_own_in_version_1(
@@ -89,9 +89,9 @@ def test_memory_and_swap_together_have_a_limit_of_their_own_in_version_1(
     job = machine.slurm(1, used=60 * MIB, limits={"job_12": 100 * MIB})
     (job / "memory.memsw.usage_in_bytes").write_text(f"{98 * MIB}\n")
     (job / "memory.memsw.limit_in_bytes").write_text(f"{100 * MIB}\n")
-    worst = max(limits.look(0.0), key=lambda reading: reading.percent)
+    worst = max(limits.read(0.0), key=lambda reading: reading.percent)
     assert worst.percent == pytest.approx(98.0)
-    assert "swap" in worst.whose
+    assert "swap" in worst.owner
 
 
 def test_a_limit_that_is_changed_is_noticed(machine: Machine, limits: MemoryLimits) -> None:
@@ -130,23 +130,23 @@ def test_without_cgroup_and_meminfo_the_family_is_weighed(machine: Machine, limi
     own = machine.root / "proc" / str(os.getpid())
     own.mkdir(parents=True)
     (own / "stat").write_text(f"{os.getpid()} (python) S 1 {' '.join(['0'] * 19)} 1000 0\n")
-    (reading,) = limits.look(0.0)
-    assert reading.whose == FAMILY
+    (reading,) = limits.read(0.0)
+    assert reading.owner == FAMILY
     assert reading.used_bytes == 1000 * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_with_nothing_to_see_nothing_is_said(limits: MemoryLimits) -> None:
-    assert limits.look(0.0) == []
+    assert limits.read(0.0) == []
 
 
 def test_here_and_now_a_look_is_cheap_and_keeps_no_descriptors() -> None:
     before = count_descriptors()
     limits = MemoryLimits()
-    assert limits.look(0.0)
+    assert limits.read(0.0)
     took = []
     for _ in range(200):
         start = time.perf_counter()
-        limits.look(1.0)
+        limits.read(1.0)
         took.append(time.perf_counter() - start)
     assert count_descriptors() == before
     assert sorted(took)[100] < 0.001, "a look takes about 300 us"

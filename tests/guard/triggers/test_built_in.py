@@ -114,7 +114,7 @@ def test_the_switch_of_the_loss_makes_nan_no_reason() -> None:
     place, off = RankInfo(), tomllib.loads(documented()["loss"])
     for settings, asks in ((read_settings({}), True), (read_settings({}, **off), False)):
         loss = Loss(place, settings, Recorder(place, lambda text: None))
-        assert (loss.look(float("nan"), 1) is not None) is asks
+        assert (loss.check(float("nan"), 1) is not None) is asks
 
 
 # ---- a whole guard --------------------------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_before_a_save_was_measured_nothing_is_assumed_of_it() -> None:
     fast = train(100, 1000, lambda now: 100 + 100 * max(0.0, now - 50), save_every_s=1e9)
     assert fast.wanted_at == pytest.approx(57.0, abs=0.3)
     assert fast.wanted is not None
-    assert fast.wanted.why.endswith("hardly enough for a save")
+    assert fast.wanted.why.endswith("barely enough for a save")
     slow = train(
         2000, 1000, lambda now: 100 + now, save_every_s=1e9, settings=GuardSettings(host_memory_forecast=False)
     )
@@ -205,7 +205,7 @@ def test_a_save_that_is_due_when_time_gets_short_is_the_last_one() -> None:
     training = train(200, 820, lambda now: 100 + 40 * max(0.0, now - 117), save_every_s=60.0, save_s=5.0)
     assert training.wanted is not None
     assert not training.wanted.save
-    assert training.wanted.why.endswith("hardly enough for a save; the last save was made just now")
+    assert training.wanted.why.endswith("barely enough for a save; the last save has just completed")
     assert not training.was_killed
 
 
@@ -214,5 +214,5 @@ def test_a_save_in_flight_when_time_gets_short_is_the_last_one() -> None:
     training = train(200, 1300, lambda now: 100 + 40 * max(0.0, now - 118), save_every_s=60.0, save_s=1.0, held_s=20.0)
     assert training.wanted is not None
     assert not training.wanted.save
-    assert training.wanted.why.endswith("hardly enough for a save; the save in flight is the last one")
+    assert training.wanted.why.endswith("barely enough for a save; the save in flight is the last one")
     assert not training.was_killed

@@ -26,7 +26,7 @@ def test_a_finished_run_ends_without_a_save_and_with_0(run: Path, trigger: Finis
     request = trigger.poll()
     assert request is not None
     assert (request.save, request.stop, request.exit_code) == (False, True, 0)
-    assert request.why == "the run is finished already (to train on: resil clear demo --finished)"
+    assert request.why == "the run is already finished (to train further: resil clear demo --finished)"
     trigger.done(OBEYED)
     assert trigger.poll() is None
 
@@ -63,7 +63,7 @@ def test_a_run_that_cannot_be_probed_is_trained_on(run: Path, trigger: FinishedR
     run.chmod(0o700)
     with acting_as(65532):
         assert trigger.poll() is None
-    assert len(said) == 1 and "cannot see whether the run is finished" in said[0]
+    assert len(said) == 1 and "cannot check whether the run is finished" in said[0]
 
 
 def test_a_training_of_a_finished_run_does_not_start(run: Path) -> None:

@@ -22,9 +22,9 @@ from resilience.guard.settings import GuardSettings, read_settings
 from resilience.guard.triggers import gpu_memory
 from resilience.guard.triggers.gpu_memory import (
     LATE_S,
-    LOOKS,
-    GpuLook,
+    LOW_IN_A_ROW,
     GpuMemory,
+    GpuProbe,
     GpuUse,
     choose,
     initialised_torch,
@@ -37,7 +37,7 @@ from tests.guard.gpus import GIB, UUID, Card, FakeCuda, NVMLError, fake_nvml, fa
 from tests.guard.guards import wait_until
 
 
-def make_look(
+def make_probe(
     monkeypatch: pytest.MonkeyPatch,
     *,
     cards: list[Card] | None = None,
@@ -47,21 +47,21 @@ def make_look(
     insist: bool = False,
     modules: dict[str, Any] | None = None,
     error: Exception | None = None,
-) -> GpuLook:
-    """A look at these cards; without `cards` there is no pynvml."""
+) -> GpuProbe:
+    """A probe of these cards; without `cards` there is no pynvml."""
     monkeypatch.setitem(sys.modules, "pynvml", None if cards is None else fake_nvml(cards, error=error))
     seen = dict(modules or {})
     if cuda is not None:
         seen["torch"] = fake_torch(cuda)
-    return GpuLook(environ=environ or {}, modules=seen, local_rank=local_rank, host_bytes=512 * GIB, insist=insist)
+    return GpuProbe(environ=environ or {}, modules=seen, local_rank=local_rank, host_bytes=512 * GIB, insist=insist)
 
 
-LookAt = Callable[..., GpuLook]
+ProbeOf = Callable[..., GpuProbe]
 
 
 @pytest.fixture
-def look_at(monkeypatch: pytest.MonkeyPatch) -> LookAt:
-    return functools.partial(make_look, monkeypatch)
+def probe_of(monkeypatch: pytest.MonkeyPatch) -> ProbeOf:
+    return functools.partial(make_probe, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_superchips_and_boards_with_one_memory_are_known_by_name(name: str, mean
     ("total_bytes", "is_integrated", "is_numa_node", "said"),
     [
         (80 * GIB, False, False, ""),
-        (80 * GIB, True, False, "it shares its memory with the processor"),
+        (80 * GIB, True, False, "it shares its memory with the CPU"),
         (80 * GIB, False, True, "its memory is a NUMA node of the operating system"),
-        (511 * GIB, False, False, "its memory is as large as the machine's: it is the same"),
+        (511 * GIB, False, False, "its memory is as large as the machine's, and so probably shared with the CPU"),
     ],
 )
 def test_unknown_ones_are_known_by_what_they_say(
@@ -133,34 +133,34 @@ def test_others_are_named_the_largest_first_and_only_if_we_see_ourselves() -> No
     assert others_of(card.processes, 43) == ()  # in a container the numbers are the host's
 
 
-def test_torchs_devices_are_those_that_it_holds_memory_on(look_at: LookAt) -> None:
+def test_torchs_devices_are_those_that_it_holds_memory_on(probe_of: ProbeOf) -> None:
     """The current device is each thread's own: in the guard's thread it would be device 0 for every rank."""
     cards = [Card(free=1), Card(free=2), Card(free=3), Card(free=4)]
     cuda = FakeCuda(reserved={2: 10 * GIB}, allocated={2: 9 * GIB})
-    (use,) = look_at(cards=cards, cuda=cuda).look()
+    (use,) = probe_of(cards=cards, cuda=cuda).read()
     assert (use.name, use.free_bytes, use.cached_bytes) == ("GPU 2 (NVIDIA H100 80GB HBM3)", 3, GIB)
 
 
-def test_without_nvml_torch_is_asked(look_at: LookAt) -> None:
+def test_without_nvml_torch_is_asked(probe_of: ProbeOf) -> None:
     cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 4 * GIB}, info=(5 * GIB, 80 * GIB))
-    (use,) = look_at(cuda=cuda).look()
+    (use,) = probe_of(cuda=cuda).read()
     assert (use.free_bytes, use.total_bytes, use.cached_bytes) == (5 * GIB, 80 * GIB, 6 * GIB)
     assert use.meaningless == ""
     cuda.integrated = True
-    (use,) = look_at(cuda=cuda).look()
+    (use,) = probe_of(cuda=cuda).read()
     assert use.meaningless
 
 
 def test_where_nvml_refuses_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Boards like Orin answer "not supported" to the one question that matters."""
     cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 4 * GIB}, info=(5 * GIB, 80 * GIB))
-    look = make_look(monkeypatch, cards=[Card(free=1)], cuda=cuda)
+    probe = make_probe(monkeypatch, cards=[Card(free=1)], cuda=cuda)
 
     def refuse(card: Card) -> None:
         raise NVMLError("Not Supported")
 
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetMemoryInfo", refuse)
-    assert look.look()[0].free_bytes == 5 * GIB
+    assert probe.read()[0].free_bytes == 5 * GIB
 
 
 def test_devices_of_other_jobs_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,26 +173,26 @@ def test_devices_of_other_jobs_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
 
     for visible in ("GPU-8932f937-d72c", "0", None):
         environ: dict[str, str] = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        look = make_look(monkeypatch, cards=cards, environ=environ, insist=True)
+        probe = make_probe(monkeypatch, cards=cards, environ=environ, insist=True)
         monkeypatch.setattr(sys.modules["pynvml"], "nvmlDeviceGetHandleByIndex", by_index)
-        assert look.look()[0].free_bytes == 2
+        assert probe.read()[0].free_bytes == 2
 
 
-def test_torch_that_has_not_begun_is_left_alone(look_at: LookAt) -> None:
+def test_torch_that_has_not_begun_is_left_alone(probe_of: ProbeOf) -> None:
     """Asking would initialise CUDA: hundreds of MiB, and no fork any more."""
     cuda = FakeCuda(initialized=False)
-    assert look_at(cards=[Card(free=1).used_by(os.getpid(), 1)], cuda=cuda).look() == []
+    assert probe_of(cards=[Card(free=1).used_by(os.getpid(), 1)], cuda=cuda).read() == []
     assert initialised_torch({}) is None
     assert initialised_torch({"torch": None}) is None
     assert initialised_torch({"torch": fake_torch(cuda)}) is None
 
 
-def test_the_caches_are_left_alone_unless_wished(look_at: LookAt) -> None:
+def test_the_caches_are_left_alone_unless_wished(probe_of: ProbeOf) -> None:
     cuda = FakeCuda(reserved={0: 10 * GIB}, allocated={0: 9 * GIB}, garbage=2 * GIB, info=(GIB, 80 * GIB))
-    look = look_at(cuda=cuda)
-    assert [look.look()[0].free_bytes for _ in range(3)] == [GIB] * 3
+    probe = probe_of(cuda=cuda)
+    assert [probe.read()[0].free_bytes for _ in range(3)] == [GIB] * 3
     assert cuda.emptied == 0
-    (use,) = look.look(collect=True)
+    (use,) = probe.read(collect=True)
     assert (cuda.emptied, use.free_bytes, use.cached_bytes) == (1, 4 * GIB, 0)
 
 
@@ -207,73 +207,73 @@ def test_the_caches_are_left_alone_unless_wished(look_at: LookAt) -> None:
     ],
 )
 def test_without_torch_it_is_the_device_of_the_rank(
-    look_at: LookAt, visible: str | None, local_rank: int, free: int
+    probe_of: ProbeOf, visible: str | None, local_rank: int, free: int
 ) -> None:
     cards = [Card(free=number).used_by(os.getpid(), 1) for number in (1, 2, 3, 4)]
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    (use,) = look_at(cards=cards, environ=environ, local_rank=local_rank).look()
+    (use,) = probe_of(cards=cards, environ=environ, local_rank=local_rank).read()
     assert use.free_bytes == free
 
 
-def test_the_beginning_of_a_uuid_is_enough(look_at: LookAt) -> None:
-    look = look_at(cards=[Card(free=5)], environ={"CUDA_VISIBLE_DEVICES": "GPU-8932"}, insist=True)
-    assert look.look()[0].free_bytes == 5
+def test_the_beginning_of_a_uuid_is_enough(probe_of: ProbeOf) -> None:
+    probe = probe_of(cards=[Card(free=5)], environ={"CUDA_VISIBLE_DEVICES": "GPU-8932"}, insist=True)
+    assert probe.read()[0].free_bytes == 5
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-0000", "0,1,2"])
-def test_a_device_that_cannot_be_found_out_is_not_judged(look_at: LookAt, visible: str) -> None:
+def test_a_device_that_cannot_be_found_out_is_not_judged(probe_of: ProbeOf, visible: str) -> None:
     cards = [Card(free=1), Card(free=2)]
     environ = {"CUDA_VISIBLE_DEVICES": visible}
-    assert look_at(cards=cards, environ=environ, local_rank=-1, insist=True).look() == []
+    assert probe_of(cards=cards, environ=environ, local_rank=-1, insist=True).read() == []
 
 
-def test_unlike_cards_are_numbered_in_two_ways(look_at: LookAt) -> None:
+def test_unlike_cards_are_numbered_in_two_ways(probe_of: ProbeOf) -> None:
     cards = [Card("NVIDIA T4", free=1), Card("NVIDIA A100", free=2)]
     environ = {"CUDA_VISIBLE_DEVICES": "1"}
-    assert look_at(cards=cards, environ=environ, insist=True).look() == []
+    assert probe_of(cards=cards, environ=environ, insist=True).read() == []
     environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    assert look_at(cards=cards, environ=environ, insist=True).look()[0].free_bytes == 2
+    assert probe_of(cards=cards, environ=environ, insist=True).read()[0].free_bytes == 2
 
 
-def test_a_card_that_this_process_does_not_use_is_judged_only_if_wished(look_at: LookAt) -> None:
+def test_a_card_that_this_process_does_not_use_is_judged_only_if_wished(probe_of: ProbeOf) -> None:
     """Preprocessing on a node whose only GPU is full of somebody else's training."""
     cards = [Card(free=1).used_by(os.getpid() + 1, 79 * GIB)]
-    assert look_at(cards=cards).look() == []
-    assert look_at(cards=cards, insist=True).look()[0].free_bytes == 1
+    assert probe_of(cards=cards).read() == []
+    assert probe_of(cards=cards, insist=True).read()[0].free_bytes == 1
 
 
 @pytest.mark.parametrize("pool", ["jax", "tensorflow", "cupy"])
-def test_what_takes_all_memory_at_once_is_not_judged_by_what_is_left(look_at: LookAt, pool: str) -> None:
+def test_what_takes_all_memory_at_once_is_not_judged_by_what_is_left(probe_of: ProbeOf, pool: str) -> None:
     cards = [Card(free=1).used_by(os.getpid(), 79 * GIB)]
-    assert look_at(cards=cards, modules={pool: object()}).look() == []
-    assert look_at(cards=cards).look() != []
+    assert probe_of(cards=cards, modules={pool: object()}).read() == []
+    assert probe_of(cards=cards).read() != []
 
 
-def test_a_numa_node_says_so(look_at: LookAt) -> None:
-    (use,) = look_at(cards=[Card("NVIDIA X", numa_node=4)], insist=True).look()
+def test_a_numa_node_says_so(probe_of: ProbeOf) -> None:
+    (use,) = probe_of(cards=[Card("NVIDIA X", numa_node=4)], insist=True).read()
     assert "NUMA" in use.meaningless
 
 
-def test_a_driver_that_refuses_is_an_error_only_if_wished(look_at: LookAt) -> None:
+def test_a_driver_that_refuses_is_an_error_only_if_wished(probe_of: ProbeOf) -> None:
     error = NVMLError("Driver Not Loaded")
-    assert look_at(cards=[Card()], error=error).look() == []
+    assert probe_of(cards=[Card()], error=error).read() == []
     with pytest.raises(NVMLError):
-        look_at(cards=[Card()], error=error, insist=True).look()
+        probe_of(cards=[Card()], error=error, insist=True).read()
     with pytest.raises(ImportError):
-        look_at(insist=True).look()
+        probe_of(insist=True).read()
 
 
 def test_the_real_pynvml_without_a_driver_fails_cleanly_and_soon() -> None:
     """In a process of its own, because the import stays."""
     code = """
 import sys, time
-from resilience.guard.triggers.gpu_memory import GpuLook
+from resilience.guard.triggers.gpu_memory import GpuProbe
 assert "pynvml" not in sys.modules
-look = GpuLook(environ={}, modules={}, local_rank=0, host_bytes=0, insist=True)
+probe = GpuProbe(environ={}, modules={}, local_rank=0, host_bytes=0, insist=True)
 for number in range(2):
     start = time.perf_counter()
     try:
-        print("found", len(look.look()))
+        print("found", len(probe.read()))
     except Exception as error:
         print(type(error).__name__, time.perf_counter() - start)
 """
@@ -305,8 +305,8 @@ def test_what_torch_holds_unused_is_free() -> None:
     """The caching allocator keeps nearly the whole device: by NVML alone every healthy training would look full."""
     assert say(GpuUse(H100, 100 * MIB, 80 * GIB, cached_bytes=30 * GIB)) is None
     assert say(GpuUse(H100, 100 * MIB, 80 * GIB, cached_bytes=200 * MIB)) == (
-        "GPU 3 (NVIDIA H100 80GB HBM3) of n17 has 300 MiB left of 80.0 GiB, torch's unused cache counted in: "
-        "less than the 512 MiB that are to stay free"
+        "GPU 3 (NVIDIA H100 80GB HBM3) of n17 has 300 MiB left of 80.0 GiB, torch's unused cache included: "
+        "less than the 512 MiB that must stay free"
     )
 
 
@@ -357,16 +357,16 @@ class Watched:
         )
 
     def is_asking(self) -> bool:
-        return self.trigger._question is not None
+        return self.trigger._query is not None
 
-    def look(self) -> Request | None:
+    def poll(self) -> Request | None:
         """One question put, answered and judged."""
         assert not self.is_asking()
         self.now += 10.0
         requested = self.trigger.poll()
-        while self.trigger._question is not None:  # a second one where garbage was collected
+        while self.trigger._query is not None:  # a second one where garbage was collected
             assert requested is None
-            wait_until(lambda: self.trigger._question is None or self.trigger._question.is_over)
+            wait_until(lambda: self.trigger._query is None or self.trigger._query.is_over)
             requested = self.trigger.poll()
         return requested
 
@@ -386,8 +386,8 @@ def own(card: Card) -> Card:
 def test_too_little_three_times_in_a_row_asks_to_save_and_stop(watch: Watch) -> None:
     card = own(Card(free=300 * MIB)).used_by(4242, 9 * GIB)
     watched = watch(cards=[card])
-    assert [watched.look() for _ in range(LOOKS - 1)] == [None] * (LOOKS - 1)
-    wanted = watched.look()
+    assert [watched.poll() for _ in range(LOW_IN_A_ROW - 1)] == [None] * (LOW_IN_A_ROW - 1)
+    wanted = watched.poll()
     assert wanted is not None
     assert (wanted.trigger, wanted.save, wanted.stop) == ("gpu_memory", True, True)
     assert "300 MiB left of 80.0 GiB" in wanted.why
@@ -398,35 +398,35 @@ def test_a_peak_within_a_step_does_not(watch: Watch) -> None:
     card = own(Card(free=300 * MIB))
     watched = watch(cards=[card])
     for _ in range(5):
-        assert watched.look() is None
-        assert watched.look() is None
+        assert watched.poll() is None
+        assert watched.poll() is None
         card.free = 10 * GIB
-        assert watched.look() is None
+        assert watched.poll() is None
         card.free = 300 * MIB
 
 
 def test_torchs_cache_does_not_fire_it_and_is_not_emptied(watch: Watch) -> None:
     cuda = FakeCuda(reserved={0: 79 * GIB}, allocated={0: 30 * GIB})
     watched = watch(cards=[Card(free=200 * MIB)], cuda=cuda)
-    assert [watched.look() for _ in range(6)] == [None] * 6
+    assert [watched.poll() for _ in range(6)] == [None] * 6
     assert cuda.emptied == 0
     cuda.allocated[0] = 79 * GIB - MIB
-    assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
+    assert [bool(watched.poll()) for _ in range(3)] == [False, False, True]
     assert cuda.emptied == 0
 
 
 def test_collecting_is_tried_once_before_judging_and_only_at_the_level(watch: Watch) -> None:
     cuda = FakeCuda(reserved={0: 70 * GIB}, allocated={0: 69 * GIB}, garbage=20 * GIB, info=(100 * MIB, 80 * GIB))
     watched = watch(cuda=cuda, gpu_memory_collect=True)
-    assert [watched.look() for _ in range(4)] == [None] * 4
+    assert [watched.poll() for _ in range(4)] == [None] * 4
     assert cuda.emptied == 0  # 1.1 GiB are left: the level is not reached
     cuda.allocated[0] = 70 * GIB
-    assert [watched.look() for _ in range(4)] == [None] * 4
+    assert [watched.poll() for _ in range(4)] == [None] * 4
     assert cuda.emptied == 1  # garbage was 20 GiB
     cuda.garbage = 0
     cuda.info, cuda.reserved[0], cuda.allocated[0] = (100 * MIB, 80 * GIB), 79 * GIB, 79 * GIB
     watched.now += 100.0
-    assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
+    assert [bool(watched.poll()) for _ in range(3)] == [False, False, True]
     assert cuda.emptied == 2
 
 
@@ -435,7 +435,7 @@ def test_collecting_is_not_done_by_the_thread_that_polls(watch: Watch, monkeypat
     cuda = FakeCuda(reserved={0: GIB}, allocated={0: GIB}, info=(1, 80 * GIB))
     monkeypatch.setattr(cuda, "empty_cache", lambda: threads.append(threading.current_thread().name))
     watched = watch(cuda=cuda, gpu_memory_collect=True)
-    watched.look()
+    watched.poll()
     assert threads == ["resil-gpu"]
 
 
@@ -459,7 +459,7 @@ def test_a_driver_that_hangs_is_said_once_and_nobody_waits(watch: Watch) -> None
         assert watched.trigger.poll() is None
     assert time.monotonic() - start < 20
     assert watched.told == [
-        f"warning: could not look at the GPU memory of n17: the driver has not answered for {LATE_S:g} s; it may hang"
+        f"warning: cannot read the GPU memory of n17: the driver has not answered for {LATE_S:g} s; it may hang"
     ]
     answer.set()
 
@@ -467,18 +467,18 @@ def test_a_driver_that_hangs_is_said_once_and_nobody_waits(watch: Watch) -> None
 def test_a_driver_that_fails_is_left_alone_after_three_times(watch: Watch) -> None:
     watched = watch(cards=[own(Card())], error=NVMLError("Driver Not Loaded"), gpu_memory="on")
     for _ in range(3):
-        assert watched.look() is None
+        assert watched.poll() is None
     for _ in range(5):
         watched.now += 10.0
         assert watched.trigger.poll() is None
-    assert watched.told == ["warning: could not look at the GPU memory of n17: NVMLError: Driver Not Loaded"]
+    assert watched.told == ["warning: cannot read the GPU memory of n17: NVMLError: Driver Not Loaded"]
 
 
 def test_on_and_nothing_found_is_a_warning(watch: Watch) -> None:
     watched = watch(has_driver=False, gpu_memory="on")
-    assert watched.look() is None
+    assert watched.poll() is None
     assert len(watched.told) == 1
-    assert watched.told[0].startswith("warning: could not look at the GPU memory of n17:")
+    assert watched.told[0].startswith("warning: cannot read the GPU memory of n17:")
 
 
 def test_auto_and_no_gpu_is_silent_and_starts_and_imports_nothing(
@@ -501,23 +501,23 @@ def test_torch_that_begins_to_use_cuda_later_is_watched_from_then_on(watch: Watc
     watched = watch(cuda=cuda, has_driver=False)
     assert watched.trigger.poll() is None
     cuda.initialized = True
-    assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
+    assert [bool(watched.poll()) for _ in range(3)] == [False, False, True]
 
 
 def test_unified_memory_is_not_judged_unless_wished_and_then_with_a_word(watch: Watch) -> None:
     card = own(Card("NVIDIA GH200 480GB", free=1))
     watched = watch(cards=[card])
-    assert [watched.look() for _ in range(4)] == [None] * 4
+    assert [watched.poll() for _ in range(4)] == [None] * 4
     assert watched.told == []
     watched = watch(cards=[card], gpu_memory="on")
-    assert [bool(watched.look()) for _ in range(3)] == [False, False, True]
+    assert [bool(watched.poll()) for _ in range(3)] == [False, False, True]
     assert len(watched.told) == 1
-    assert "it shares its memory with the processor. It is watched, as you wish" in watched.told[0]
+    assert "it shares its memory with the CPU. Watched as configured" in watched.told[0]
 
 
 def test_it_is_asked_no_more_often_than_set_while_all_is_well(watch: Watch) -> None:
     watched = watch(cards=[own(Card())], poll_s=30.0)
-    watched.look()
+    watched.poll()
     assert watched.nvml is not None
     calls = watched.nvml.calls
     for _ in range(10):
@@ -529,7 +529,7 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(watch: Watch) -> N
 
 def test_no_thread_stays_behind(watch: Watch) -> None:
     watched = watch(cards=[own(Card())])
-    watched.look()
+    watched.poll()
     wait_until(lambda: "resil-gpu" not in [thread.name for thread in threading.enumerate()])
 
 

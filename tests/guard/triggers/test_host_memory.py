@@ -45,7 +45,7 @@ def test_the_sentence_names_the_node_the_share_the_limit_and_whose_it_is() -> No
     )
     assert say(Reading(NODE, 24 * GIB, 23 * GIB)) == "the memory of n17 is at 95.8 % of its 24.0 GiB"
     text = say(Reading(FAMILY, 24 * GIB, 23 * GIB))
-    assert text == "the memory of n17 is at 95.8 % of its 24.0 GiB, held by this training alone"
+    assert text == "the memory of n17 is at 95.8 % of its 24.0 GiB, used by this training alone"
 
 
 def test_below_the_percentage_nothing_is_said_and_at_it_something_is() -> None:
@@ -65,7 +65,7 @@ def test_bytes_left_are_a_limit_too() -> None:
     assert say(Reading(NODE, 1000 * GIB, 900 * GIB - 1), free_bytes=100 * GIB) is None
     assert say(Reading(JOB, 200 * GIB, 180 * GIB), free_bytes=30 * GIB) == (
         f"the memory of n17 has 20.0 GiB left of the 200 GiB that {JOB} allows: "
-        "less than the 30.0 GiB that are to stay free"
+        "less than the 30.0 GiB that must stay free"
     )
 
 
@@ -228,7 +228,7 @@ def test_the_training_stops_right_after_the_last_save_that_fits_in(machine: Mach
     request = leak.asks(3000, 0.3, save_every_s=600)
     assert (request.save, request.stop, leak.now) == (False, True, 2400.0)
     assert "limit reached in about 10 min" in request.why
-    assert request.why.endswith("before another save; the last one was made just now")
+    assert request.why.endswith("before another save; the last one has just completed")
 
 
 def test_a_job_that_ends_before_is_left_alone(machine: Machine) -> None:
@@ -251,7 +251,7 @@ def test_a_leak_too_fast_for_a_save_at_the_level_is_stopped_before_it(machine: M
     leak.timer.saved(30.0)
     request = leak.asks(180, 5.0)
     assert request.save
-    assert request.why.endswith("hardly enough for a save")
+    assert request.why.endswith("barely enough for a save")
     assert 30.0 < 180.0 - leak.now <= 40.0  # as soon as it is at 80 %
 
 
@@ -302,7 +302,7 @@ def test_the_next_job_knows_the_leak_from_its_first_steps(machine: Machine) -> N
     after = next_job(leak, machine)
     assert after.run(20, 0.3) is None
     (told,) = after.told
-    assert "the memory of n17 grew by 1.1 GiB per hour in the job before: if it still does, the 1000 MiB" in told
+    assert "the memory of n17 grew by 1.1 GiB per hour in the previous job: at that rate, the 1000 MiB" in told
     assert told.endswith("will be used up, limit reached in about 50 min, before the end of the job")
     after.run(80, 0.3)
     assert after.run(2000, 0.3) is None
@@ -320,7 +320,7 @@ def test_the_next_job_stops_at_the_last_save_that_fits_in_although_its_own_trend
     after.trigger.restore({**learned, "trend": [10.0 * MIB, 80.0]}, 0.0)
     request = after.asks(90, 10.0, save_every_s=40)
     assert (request.save, after.now) == (False, 40.0)
-    assert "grew by 35.2 GiB per hour in the job before" in request.why
+    assert "grew by 35.2 GiB per hour in the previous job" in request.why
 
 
 @pytest.mark.parametrize("now", [0.0, 0.1, 1.0])
@@ -331,8 +331,8 @@ def test_a_leak_that_is_mended_or_another_one_is_forgotten_with_a_reason(machine
     after.run(200, now)
     (dropped,) = [event for event in after.recorder.take() if event["event"] == "learned_dropped"]
     assert dropped["what"] == "host_memory"
-    assert dropped["why"].startswith("the memory grew by 1.1 GiB per hour, and now by ")
-    assert sum("in the job before" in told for told in after.told) == 1
+    assert dropped["why"].startswith("the memory grew by 1.1 GiB per hour before, and now grows by ")
+    assert sum("in the previous job" in told for told in after.told) == 1
     trend = after.trigger.learned(after.now)["trend"]
     assert trend is None if now == 0.0 else trend[0] == pytest.approx(now * MIB, rel=0.01)
 
@@ -407,7 +407,7 @@ def test_the_node_itself_stops_when_it_is_fuller_than_the_job(machine: Machine) 
 def test_a_machine_that_tells_nothing_is_said_once_and_stops_nobody(machine: Machine) -> None:
     trigger, told = make_trigger(machine)
     assert [trigger.poll() for _ in range(5)] == [None] * 5
-    assert told == ["warning: could not look at the memory of n17: it is not watched"]
+    assert told == ["warning: cannot read the memory of n17: it is not watched"]
 
 
 def test_it_is_asked_by_one_rank_of_each_node() -> None:
@@ -559,7 +559,7 @@ def test_a_slow_real_leak_is_forecast_and_stopped_at_a_save(real: RealCgroup, tm
     told, errors = run_training("slow", real, tmp_path)
     assert told, errors
     assert "limit reached in about" in errors
-    assert told["why"].endswith("before another save; the last one was made just now")
+    assert told["why"].endswith("before another save; the last one has just completed")
     assert told["unsaved_steps"] <= 20, "10 ms each: the stop follows the save at once"
     assert told["highest"] < 0.95 * 200 * MIB
     assert (told["exit_code"], real.kills()) == (75, 0)

@@ -13,7 +13,7 @@ import pytest
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers import built_in_triggers, late_cron
-from resilience.guard.triggers.late_cron import EVERY_S, LOOKS, LateCron
+from resilience.guard.triggers.late_cron import EVERY_S, LATE_IN_A_ROW, LateCron
 from tests.guard.guards import make_guard, make_run, wait_until
 
 
@@ -80,7 +80,7 @@ def test_a_cluster_that_has_just_come_back_is_given_time(stage: Stage) -> None:
     stage.beat()
     stage.minutes(1)
     stage.passed += 86400  # suspended, with the scheduler
-    stage.minutes(LOOKS - 1)
+    stage.minutes(LATE_IN_A_ROW - 1)
     assert stage.events() == []
     stage.beat()
     stage.minutes(3)
@@ -116,7 +116,7 @@ def test_nothing_is_said_of_one_that_was_stopped_or_uninstalled(stage: Stage) ->
     stage.beat("crontab")
     stage.minutes(30)
     (stage.cron / "driver.json").write_text(json.dumps({"driver": "crontab", "time": 0}))
-    stage.minutes(LOOKS)
+    stage.minutes(LATE_IN_A_ROW)
     assert stage.events() == ["cron_late"]
 
 

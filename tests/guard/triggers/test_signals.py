@@ -174,7 +174,7 @@ def test_a_signal_makes_the_next_step_ask_and_is_explained_by_a_sentence(heard: 
         os.kill(os.getpid(), USR1)
         assert (gate.urgent, gate.limit, gate.poll_limit) == (True, 0, 0)
         (request,) = watched.take()
-    assert request.why == "SIGUSR1 came: the job's time is nearly over"
+    assert request.why == "SIGUSR1 received: the job's time is nearly over"
     assert (request.save, request.stop) == (True, True)
     assert heard.said == []
 
@@ -248,7 +248,7 @@ def test_what_was_ignored_stays_ignored(heard: Heard) -> None:
     with handled_by(signal.SIG_IGN, HUP, USR2), signals(heard, "HUP", "USR2") as watched:
         os.kill(os.getpid(), HUP)
         assert (signal.getsignal(HUP), watched.take()) == (signal.SIG_IGN, [])
-    assert "SIGUSR2 is ignored in this process" in heard
+    assert "SIGUSR2 was ignored when this process started" in heard
     assert "SIGHUP" not in heard
 
 
@@ -263,7 +263,7 @@ def test_a_handler_of_somebody_else_is_reported_once_by_its_name_and_left_alone(
             watched.poll()
         (said,) = heard.said
         assert re.search(r"SIGUSR1 was replaced by tests\.guard\.triggers\.test_signals\..*take_over", said)
-        assert "stop file, the clock and the switches still do" in said and "RESIL_GUARD__SIGNALS" in said
+        assert "stop file, the guard's clock and the switches still work" in said and "RESIL_GUARD__SIGNALS" in said
         watched.restore()
         assert signal.getsignal(USR1) is take_over
 
@@ -358,7 +358,7 @@ def test_in_another_thread_it_is_said_that_signals_do_not_come(heard: Heard) -> 
         thread.start()
         thread.join()
     (said,) = heard.said
-    assert re.search(r"thread other than the main one.*SIGUSR1, SIGTERM do not reach it.*guard\.start\(\)", said)
+    assert re.search(r"started outside the main thread.*SIGUSR1, SIGTERM do not reach it.*guard\.start\(\)", said)
     assert signal.getsignal(USR1) is before
 
 
@@ -379,7 +379,7 @@ def test_a_blocked_signal_is_named(heard: Heard) -> None:
 def test_each_signal_that_is_set_stops_at_the_next_step(name: str) -> None:
     script = TRAINS.replace("guarded()", 'guarded(signals=("USR1", "USR2", "TERM", "HUP"))')
     played = play(script, "ready", signal.Signals[f"SIG{name}"], "decided")
-    assert f"save and stop, because SIG{name} came" in played.line
+    assert f"save and stop, because SIG{name} received" in played.line
     assert played.exit_code == 75
 
 
@@ -472,7 +472,7 @@ with guarded() as guard:
     train(guard)
 """
     decided = play(script, "ready", USR1, TERM, "saved", "decided").line
-    assert "SIGUSR1 came" in decided and "SIGTERM came" in decided
+    assert "SIGUSR1 received" in decided and "SIGTERM received" in decided
 
 
 def test_a_burst_while_threads_run_and_the_main_thread_holds_locks() -> None:
@@ -517,17 +517,17 @@ with guard:
 
 def test_a_signal_to_a_training_that_hangs_before_its_first_step_is_wished_nevertheless() -> None:
     script = f"{REPORT}\nwith guarded() as guard:\n    say('ready')\n    report()"
-    assert "SIGUSR1 came" in play(script, "ready", USR1, "wished").line
+    assert "SIGUSR1 received" in play(script, "ready", USR1, "wished").line
 
 
 def test_a_signal_is_noticed_while_the_training_waits_in_a_library() -> None:
-    assert "SIGUSR1 came" in play(STUCK, "ready", USR1, "wished", ends=False).line
+    assert "SIGUSR1 received" in play(STUCK, "ready", USR1, "wished", ends=False).line
 
 
 def test_a_second_term_ends_a_training_that_waits_in_a_library() -> None:
     played = play(STUCK, "ready", TERM, "wished", AGAIN_S, TERM)
-    assert "SIGTERM came" in played.line
-    assert (played.exit_code, "it ends now" in played.output) == (-TERM, True)
+    assert "SIGTERM received" in played.line
+    assert (played.exit_code, "ending the process" in played.output) == (-TERM, True)
 
 
 @pytest.mark.parametrize("launcher", ["is gone", "is there"])
@@ -566,9 +566,9 @@ with guarded() as guard:
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)
     time.sleep(0.5)
-    say("heard", guard._runtime.signals._heard, guard.urgent)
+    say("piped", guard._runtime.signals._piped, guard.urgent)
 """
-    assert play(script, "heard").line == "heard {} False\n"
+    assert play(script, "piped").line == "piped {} False\n"
 
 
 def test_a_loop_of_asyncio_keeps_its_own_way_of_hearing_signals() -> None:
@@ -643,7 +643,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 say("alive")
 """
     output = play(script, "said", "decided", "alive").output
-    assert re.search(r"said .*SIGUSR1 was handled by .*before the guard came", output)
+    assert re.search(r"said .*SIGUSR1 was handled by .*the guard replaces that handler", output)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_alone_nobody_supersedes_us(bench: Bench) -> None:
 
 def test_the_twin_of_a_requeued_job_stops_us_without_a_save_and_is_named(bench: Bench) -> None:
     bench.take(4, 12, "10_2")
-    assert bench.asks() == "attempt 4 of job 10_2 has begun on n17: this attempt 3 stops without saving"
+    assert bench.asks() == "attempt 4 of job 10_2 has started on n17: this attempt 3 stops without saving"
 
 
 def test_it_asks_once(bench: Bench) -> None:
@@ -82,7 +82,7 @@ def test_an_end_that_another_attempt_wrote_for_us_says_that_we_are_taken_for_los
     bench.take(4, 13)
     assert not bench.asks()
     bench.end(3, 'end = "lost"\ntime = 1795189802\nseen_by = 4\n')
-    assert bench.asks() == ("attempt 4 has begun, taking this job for lost: this attempt 3 stops without saving")
+    assert bench.asks() == ("attempt 4 has started and declared this job lost: this attempt 3 stops without saving")
 
 
 def test_our_own_batch_shells_end_is_no_reason_to_lose_the_last_steps(bench: Bench) -> None:
@@ -149,7 +149,7 @@ def test_a_directory_without_permission_is_named_once(bench: Bench) -> None:
     bench.attempts.chmod(0o700)
     with acting_as(65532):
         assert not any(bench.asks() for _ in range(3))
-    assert len(bench.said) == 1 and "cannot look for newer attempts" in bench.said[0]
+    assert len(bench.said) == 1 and "cannot check for newer attempts" in bench.said[0]
 
 
 def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wished(run: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wis
         wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
     assert (decision.stop, decision.save, guard.exit_code) == (True, False, 75)
-    assert "attempt 4 of job 12 has begun on n17: this attempt 3 stops without saving" in decision.reasons
+    assert "attempt 4 of job 12 has started on n17: this attempt 3 stops without saving" in decision.reasons
 
 
 def test_a_superseded_training_does_not_even_start(run: Path) -> None:

@@ -78,7 +78,7 @@ def test_who_when_and_why_are_in_the_reason(bench: Bench) -> None:
     path = bench.throw("kill", why="loss is NaN.")
     request = bench.asks(bench.kill)
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW))
-    assert request.why == f"the kill switch was thrown by {path.owner()} at {when}: loss is NaN"
+    assert request.why == f"the kill switch was set by {path.owner()} at {when}: loss is NaN"
     assert (request.save, request.stop, request.exit_code) == (True, True, 75)
 
 
@@ -109,7 +109,7 @@ def test_a_stale_kill_switch_is_named_at_start_with_its_age_and_how_to_clear_it(
     path = bench.throw("kill", why="loss is NaN", when=NOW - 3 * 86400 - 5)
     assert bench.kill.poll() is not None
     (said,) = bench.said
-    assert f"the kill switch of run demo was thrown 3 days ago by {path.owner()}, before this training started" in said
+    assert f"the kill switch of run demo was set 3 days ago by {path.owner()}, before this training started" in said
     assert said.endswith("resil clear demo")
 
 
@@ -122,7 +122,7 @@ def test_a_kill_switch_that_is_thrown_during_the_training_is_not_stale(bench: Be
 
 @pytest.mark.parametrize("when", [0.0, -(10**10), 4e10, float(2**62)])
 def test_a_file_of_any_time_can_be_shown(when: float) -> None:
-    assert describe(Switch("kill", "bob", when, "enough")).startswith("the kill switch was thrown by bob")
+    assert describe(Switch("kill", "bob", when, "enough")).startswith("the kill switch was set by bob")
 
 
 # ---- save
@@ -150,7 +150,7 @@ def test_a_failed_save_leaves_it_armed_says_so_and_is_tried_again_after_a_growin
     for pause in (60, 120, 240, 480, 960, 1920, 3600, 3600):
         bench.save_ends(FAILED)
         assert bench.file.exists()
-        assert f"tried again in {pause} s" in bench.said.pop()
+        assert f"retrying in {pause} s" in bench.said.pop()
         bench.monotonic += pause - 1
         assert bench.save.poll() is None
         bench.monotonic += 1
@@ -158,7 +158,7 @@ def test_a_failed_save_leaves_it_armed_says_so_and_is_tried_again_after_a_growin
     assert not bench.file.exists()
     bench.throw("save")
     bench.save_ends(FAILED)
-    assert "tried again in 60 s" in bench.said.pop()
+    assert "retrying in 60 s" in bench.said.pop()
 
 
 def test_a_switch_thrown_anew_after_a_failed_save_is_obeyed_at_once(bench: Bench) -> None:
@@ -175,7 +175,7 @@ def test_the_pause_is_each_switchs_own(bench: Bench) -> None:
         bench.save_ends(FAILED)
     bench.throw("save", label="two")
     bench.save_ends(FAILED)
-    assert "tried again in 60 s" in bench.said[-1]
+    assert "retrying in 60 s" in bench.said[-1]
 
 
 def test_another_switch_put_there_during_the_save_is_left_and_obeyed_too(bench: Bench) -> None:
@@ -210,7 +210,7 @@ def test_a_switch_that_cannot_be_removed_is_obeyed_once_said_once_and_removed_wh
             assert bench.save.poll() is None
             bench.monotonic += 30
         (said,) = bench.said
-    assert re.search(r"save switch .* cannot be removed: Permission denied. It has been obeyed", said)
+    assert re.search(r"save switch .* cannot be removed: Permission denied. The save was made", said)
     assert bench.file.exists()
     bench.file.parent.chmod(0o777)
     with acting_as(ME):
@@ -263,7 +263,7 @@ def test_the_batch_shells_stop_file_stops_for_its_reason(bench: Bench) -> None:
 def test_a_stop_file_by_hand_stops_as_well(bench: Bench) -> None:
     (bench.path / "switches" / "stop.12").touch()
     request = bench.asks(bench.stop)
-    assert request.why.startswith("the stop file was thrown by")
+    assert request.why.startswith("the stop file was set by")
 
 
 def test_a_stop_file_of_another_job_is_none_of_ours(bench: Bench) -> None:
@@ -315,7 +315,7 @@ def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(run: Path, sai
         train(guard)
         with pytest.raises(OSError, match="full"), guard.saving():
             raise OSError("the disk is full")
-        wait_until(lambda: any("the switch stays, and is tried again in 60 s" in sentence for sentence in said))
+        wait_until(lambda: any("failed; retrying in 60 s" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(100))
     assert (run / "switches" / "save").exists()
 

@@ -25,10 +25,10 @@ from resilience.guard.settings import GuardSettings
 from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers import built_in_triggers
 from resilience.guard.triggers.walltime import (
-    ASK,
     CLOCK_HOLD_S,
-    GO_ON,
     LEAD_LIMIT_S,
+    PROCEED,
+    QUERY,
     STOP,
     JobClock,
     Walltime,
@@ -43,25 +43,25 @@ from tests.schedulers.spooled import Lab, lab
 SETTINGS: dict[str, Any] = {"safety": 1.5, "margin_s": 10.0, "first_save_s": 60.0}
 TABLE: list[tuple[str, float | None, float | None, float | None, bool, float, str]] = [
     # what, left, step, save, confirmed, asking for, action. A step of 20 and a save of 40 need 1.5 x 60 + 10 = 100.
-    ("nobody knows the end", None, 20.0, 40.0, True, 0, GO_ON),
-    ("there is no limit", math.inf, 20.0, 40.0, True, 0, GO_ON),
-    ("there is plenty of time", 5000.0, 20.0, 40.0, True, 0, GO_ON),
-    ("just enough", 100.0, 20.0, 40.0, True, 0, GO_ON),
+    ("unknown end", None, 20.0, 40.0, True, 0, PROCEED),
+    ("there is no limit", math.inf, 20.0, 40.0, True, 0, PROCEED),
+    ("there is plenty of time", 5000.0, 20.0, 40.0, True, 0, PROCEED),
+    ("just enough", 100.0, 20.0, 40.0, True, 0, PROCEED),
     ("a moment too late", 99.9, 20.0, 40.0, True, 0, STOP),
     ("the end has passed", -50.0, 20.0, 40.0, True, 0, STOP),
-    ("soon, and nobody has asked", 129.0, 20.0, 40.0, False, 0, ASK),
-    ("not so soon, and nobody has asked", 131.0, 20.0, 40.0, False, 0, GO_ON),
-    ("too late, and nobody has asked", 99.0, 20.0, 40.0, False, 0, ASK),
-    ("too late, and no answer for 21 s", 99.0, 20.0, 40.0, False, 21, ASK),
+    ("soon, not confirmed", 129.0, 20.0, 40.0, False, 0, QUERY),
+    ("not so soon, not confirmed", 131.0, 20.0, 40.0, False, 0, PROCEED),
+    ("too late, not confirmed", 99.0, 20.0, 40.0, False, 0, QUERY),
+    ("too late, and no answer for 21 s", 99.0, 20.0, 40.0, False, 21, QUERY),
     ("too late, and no answer for 22 s", 99.0, 20.0, 40.0, False, 22, STOP),
-    ("soon, and no answer for 22 s", 129.0, 20.0, 40.0, False, 22, GO_ON),
-    ("no time for one step and save, and nobody has asked", 59.0, 20.0, 40.0, False, 0, ASK),
+    ("soon, and no answer for 22 s", 129.0, 20.0, 40.0, False, 22, PROCEED),
+    ("no time for one step and save, not confirmed", 59.0, 20.0, 40.0, False, 0, QUERY),
     ("no time for one step and save, and no answer for 5 s", 59.0, 20.0, 40.0, False, 5, STOP),
-    ("no save is measured: 1.5 x 80 + 10", 130.0, 20.0, None, True, 0, GO_ON),
+    ("no save is measured: 1.5 x 80 + 10", 130.0, 20.0, None, True, 0, PROCEED),
     ("no save is measured, later", 129.0, 20.0, None, True, 0, STOP),
-    ("no step is measured: 1.5 x 40 + 10", 70.0, None, 40.0, True, 0, GO_ON),
+    ("no step is measured: 1.5 x 40 + 10", 70.0, None, 40.0, True, 0, PROCEED),
     ("no step is measured, later", 69.0, None, 40.0, True, 0, STOP),
-    ("nothing is measured: 1.5 x 60 + 10", 100.0, None, None, True, 0, GO_ON),
+    ("nothing is measured: 1.5 x 60 + 10", 100.0, None, None, True, 0, PROCEED),
     ("nothing is measured, later", 99.0, None, None, True, 0, STOP),
 ]
 
@@ -76,7 +76,7 @@ def test_the_training_stops_when_less_is_left_than_a_step_and_a_save_need(case: 
 
 def test_the_reason_is_a_sentence_with_all_figures() -> None:
     assert decide(95.0, 20.0, 40.0, **SETTINGS).why == (
-        "the job's time limit is in 1 min 35 s: a step takes up to 20 s, a save 40 s; 1.5 times that and 10 s more are "
+        "the job's time limit is in 1 min 35 s: a step takes up to 20 s, a save 40 s; 1.5 times that plus 10 s is "
         "1 min 40 s"
     )
     assert decide(-3.0, 0.25, 40.0, **SETTINGS).why.startswith(
@@ -86,8 +86,8 @@ def test_the_reason_is_a_sentence_with_all_figures() -> None:
 
 def test_a_guess_is_called_a_guess() -> None:
     why = decide(95.0, 20.0, None, **SETTINGS).why
-    assert "a save is taken to last 1 min because none was measured yet (first_save_s)" in why
-    assert "no step is done yet" in decide(50.0, None, None, **SETTINGS).why
+    assert "a save is assumed to take 1 min because none was measured yet (first_save_s)" in why
+    assert "no step has completed yet" in decide(50.0, None, None, **SETTINGS).why
 
 
 @given(st.floats(-1e6, 1e6), st.none() | st.floats(0, 1e5), st.none() | st.floats(0, 1e5))
@@ -97,7 +97,7 @@ def test_who_stops_with_less_time_stops_with_the_same_figures_whenever_less_is_l
     if decide(left_s, step_s, save_s, **SETTINGS).action == STOP:
         assert decide(left_s - 1, step_s, save_s, **SETTINGS).action == STOP
     else:
-        assert decide(left_s + 1, step_s, save_s, **SETTINGS).action == GO_ON
+        assert decide(left_s + 1, step_s, save_s, **SETTINGS).action == PROCEED
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_a_limit_that_was_taken_away_is_no_limit() -> None:
     training.run(200)
     training.end.answer = NO_LIMIT
     assert training.run(5000) is None
-    assert training.said == ["the job has no time limit any more"]
+    assert training.said == ["the job no longer has a time limit"]
     training.end.answer = NOON + 20000
     assert training.run(130) is None and training.said[-1].endswith(" (it had none)")
 
@@ -300,7 +300,7 @@ def test_a_clock_that_is_set_does_not_stop_the_training_at_once_and_the_schedule
     training.clock_is_off_s = 7000.0
     assert training.run(int(CLOCK_HOLD_S) - 2) is None
     assert len(training.end.asked) == before + 1
-    assert training.said == ["warning: the clock of this node was set by +7000 s; the end of the job is judged anew"]
+    assert training.said == ["warning: the clock of this node was set by +7000 s; rechecking the end of the job"]
     training.clock_is_off_s = 0.0  # mended
     assert training.run(5000) is None
 
@@ -318,10 +318,7 @@ def test_a_clock_that_is_set_again_and_again_is_reported_once_and_in_the_journal
 def test_an_end_that_had_passed_long_before_the_start_is_of_another_job() -> None:
     training = quiet_job(-3600)
     assert training.run(100) is None
-    assert training.said == [
-        "warning: the environment says that the job ended 1 h ago (RESIL_END_TIME or SLURM_JOB_END_TIME): that is "
-        "passed over"
-    ]
+    assert training.said == ["warning: RESIL_END_TIME or SLURM_JOB_END_TIME says that the job ended 1 h ago: ignored"]
     assert training.place.end_time is None  # nobody else goes by it either
     assert quiet_job(-20).run(2) is not None, "it is just over"
 
@@ -397,7 +394,7 @@ def test_a_clock_that_stays_as_it_was_set_is_believed_after_a_while() -> None:
         now[0] += 1
         if second == 10:
             clock_is_off[0] = -3600.0
-        seen.append(clock.look()[1] - NOON - now[0])
+        seen.append(clock.read()[1] - NOON - now[0])
     assert seen[:10] == [0.0] * 10 and seen[10:39] == [0.0] * 29 and seen[-10:] == [-3600.0] * 10
 
 
@@ -407,7 +404,7 @@ def test_a_clock_that_drifts_is_followed() -> None:
     for _ in range(1000):
         now[0] += 1
         drift[0] += 0.1
-        assert clock.look()[1] == pytest.approx(NOON + now[0] + drift[0]) and not clock.was_set
+        assert clock.read()[1] == pytest.approx(NOON + now[0] + drift[0]) and not clock.was_set
 
 
 def test_the_steady_clock_counts_the_time_in_which_the_machine_slept() -> None:
@@ -423,9 +420,9 @@ def test_a_lead_that_is_too_short_is_reported_once_with_what_to_set() -> None:
     training = quiet_job(step_s=10, save_s=400, lead_s=300)
     training.run(100)
     assert training.said == [
-        "warning: the signal comes 300 s before the end, but a step takes up to 10 s and a save 6 min 40 s, 1.5 times "
-        "that are 10 min 15 s: set signal_lead_s = 900 in [submit] of resil.toml. Until then the guard's clock alone "
-        "is in time"
+        "warning: the signal arrives 300 s before the end, but a step takes up to 10 s and a save 6 min 40 s; 1.5 "
+        "times that is 10 min 15 s: set signal_lead_s = 900 in [submit] of resil.toml. Until then only the guard's own "
+        "clock stops in time"
     ]
 
 
@@ -451,7 +448,7 @@ def test_a_lead_is_judged_by_the_slowest_rank_and_corrected_when_it_is_too_short
     training = quiet_job(**pace)
     for training.timer.save_s, named in story.items():
         training.run(100)
-        found = [re.findall(r"and a save (.*?), .*signal_lead_s = (\d+)", said) for said in training.said]
+        found = [re.findall(r"and a save (.*?); .*signal_lead_s = (\d+)", said) for said in training.said]
         assert found == [[lead] for lead in named]
 
 
@@ -462,7 +459,7 @@ def test_that_the_length_of_a_save_is_a_guess_is_reported_once_some_time_before_
     assert request is not None and "none was measured yet" in request.why
     (said,) = training.said
     assert said.startswith("warning: no save was measured yet, and the job ends in 12 min")
-    assert said.endswith("one is taken to last 1 min (first_save_s in [guard])")
+    assert said.endswith("assuming that a save takes 1 min (first_save_s in [guard])")
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_kill_switch_stops_the_job_before_the_launch_and_says_who_and_why(batc
         'who = "ada"\nwhen = "2026-11-20T10:00:00+01:00"\nwhy = "loss is \\"nan\\""\nscope = "job"\n'
     )
     owner = batch.switch("kill").owner()
-    batch.launches_nothing(f'thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"')
+    batch.launches_nothing(f'set by {owner} at 2026-11-20T10:00:00+01:00: loss is "nan"')
 
 
 def test_a_bare_touch_is_a_kill_switch(batch: Batch) -> None:
@@ -337,7 +337,7 @@ def test_a_switch_copied_from_another_run_is_rejected_and_reported(batch: Batch,
     batch.switch("kill").write_text(f'why = "enough"\nrun = "{meant}"\n')
     script = batch.run("exit 3")
     assert script.wait() == code
-    assert ("is not obeyed: it is meant for run another, not for demo" in script.text) is (code == 3)
+    assert ("is not obeyed: it is for run another, not for demo" in script.text) is (code == 3)
 
 
 def test_scope_all_cancels_the_queued_siblings_and_nobody_else(batch: Batch) -> None:

@@ -117,7 +117,7 @@ def test_a_directive_is_read_back_as_it_was_meant(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["a\nb", "a\r", "a\0", "a\x1bb", "x\n#SBATCH --uid=0", "a\u2028b"])
 def test_a_line_end_in_a_directive_is_refused(value: str) -> None:
-    with pytest.raises(TemplateError, match="holds a line end or another control character"):
+    with pytest.raises(TemplateError, match="contains a line break or another control character"):
         write_directive("comment", value)
 
 

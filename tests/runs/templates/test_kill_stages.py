@@ -116,7 +116,7 @@ def test_a_training_that_hangs_and_ignores_sigterm_is_killed_and_the_attempt_say
     end, text = batch.end(1), batch.started[0].text
     assert (end["end"], end["exit_code"], end["gone"]) == ("terminated", 137, True)
     owner = batch.switch("kill").owner()
-    sentence = f"the kill switch is thrown by {owner} at 2026-11-20T10:00:00+01:00: loss is NaN"
+    sentence = f"the kill switch was set by {owner} at 2026-11-20T10:00:00+01:00: loss is NaN"
     assert end["why"] == f"{sentence}, no step within 1 s: ended with SIGKILL"
     noticed, term, _ = (record for record in batch.journal() if record["event"].startswith("kill"))
     assert (noticed["why"], noticed["scope"]) == (sentence, "job") and noticed["bound_s"] <= 1

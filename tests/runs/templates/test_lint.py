@@ -48,13 +48,13 @@ def test_a_good_script_gets_no_finding() -> None:
         ({"time": "5", "signal": "B:USR1@239"}, ""),
         ({"time": "UNLIMITED", "signal": "B:USR1@65535"}, ""),
         ({"signal": "B:USR1@65536"}, "refuses a lead above 65535"),
-        ({"signal": "B:USR1@soon"}, "is no signal"),
-        ({"signal": "X:USR1@60"}, "is no signal"),
-        ({"signal": "@60"}, "is no signal"),
+        ({"signal": "B:USR1@soon"}, "is not a signal"),
+        ({"signal": "X:USR1@60"}, "is not a signal"),
+        ({"signal": "@60"}, "is not a signal"),
         ({"time": "soon"}, "is not a SLURM time"),
         ({"array": ""}, "--array is empty"),
         ({"array": "1-"}, "--array"),
-        ({"array": "10-1"}, "runs backwards"),
+        ({"array": "10-1"}, "is descending"),
         ({"array": "1-10%x"}, "--array"),
         ({"job_name": "a\nb"}, "control character"),
     ],
@@ -101,7 +101,7 @@ def test_a_trap_that_no_signal_reaches_is_noticed() -> None:
 
 def test_a_batch_shell_that_would_die_of_its_signal_is_noticed() -> None:
     script = GOOD.replace("trap stop USR1\n", "")
-    assert "has no trap for USR1 and would die of it" in warned(script, signal="B:USR1@300")
+    assert "has no trap for USR1 and would be killed by it" in warned(script, signal="B:USR1@300")
     assert not warned(script + "exec python train.py\n", signal="B:USR1@300")
 
 
@@ -113,7 +113,7 @@ def test_directives_after_the_first_command_and_dos_line_ends_are_noticed() -> N
 
 
 def test_a_requeue_that_empties_the_log_is_noticed() -> None:
-    assert "empties the output file" in warned(GOOD.replace("append", "truncate"), requeue=None)
+    assert "truncates the output file" in warned(GOOD.replace("append", "truncate"), requeue=None)
 
 
 @pytest.mark.parametrize("value", ["87", "87_4", "afterok:5,87"])
@@ -135,8 +135,8 @@ def test_directories_are_judged_by_what_is_known_of_them() -> None:
         missing_directories=("/logs",),
     )
     assert "already belongs to the run 'yours'" in refused(facts=facts)
-    assert "/logs for the output does not exist" in refused(facts=facts)
-    assert "other nodes see another" in warned(facts=facts)
+    assert "the output directory /logs does not exist" in refused(facts=facts)
+    assert "other nodes cannot see it" in warned(facts=facts)
     assert not findings(facts=LintFacts(run="mine", run_dir_owner="mine"))
 
 

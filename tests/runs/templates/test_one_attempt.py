@@ -93,7 +93,7 @@ def test_after_a_clean_end_nobody_waits(batch: Batch) -> None:
 def test_as_long_as_the_job_before_is_alive_nothing_is_launched(batch: Batch, state: str) -> None:
     batch.attempt(1, job=6)
     batch.state(6, state)
-    waits = f"waiting for attempt 0001 to be truly gone: job 6 is {state}"
+    waits = f"waiting for attempt 0001 to end: job 6 is {state}"
     batch.launches_nothing(waits, "gave up after", previous_wait_s=2)
     assert batch.end(2) | {"end": "stopped", "launched": False} == batch.end(2)
 
@@ -106,7 +106,7 @@ def test_a_job_that_is_over_or_forgotten_and_silent_is_marked_lost(batch: Batch,
         batch.state(6, state)
     script = batch.run("exit 3")
     assert script.wait() == 3
-    assert "attempt 0001 is gone without a word" in script.text
+    assert "attempt 0001 ended without a record" in script.text
     assert batch.end(1)["end"] == "lost"
     assert batch.events().count("attempt_lost") == 1
     assert "waiting" not in batch.run("exit 3", job=8).text

@@ -24,7 +24,7 @@ class Cron:
         self.path = batch.root / ".cron"
         self.path.mkdir()
         self.ran = batch.root / "ran"
-        self.program(10, "the scheduler was dead: job 88 starts it again")
+        self.program(10, "the scheduler was dead: job 88 restarts it")
 
     def program(self, code: int, said: str) -> None:
         (self.path / "revive.bash").write_text(f'#!/bin/bash\necho x >>"{self.ran}"\necho "{said}"\nexit {code}\n')

@@ -53,7 +53,7 @@ def test_exit_0_of_srun_is_no_success_when_slurm_has_taken_the_job_away(slurm: S
     slurm.says(f"7 {state}\n")
     script = slurm.run("true")
     assert script.wait() == 75
-    assert "this is no success" in script.text
+    assert "this is not a success" in script.text
     assert not slurm.batch.is_finished
     assert slurm.batch.end(1)["end"] == "terminated"
 

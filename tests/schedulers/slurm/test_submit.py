@@ -106,18 +106,18 @@ def test_a_look_that_fails_between_two_others_starts_the_counting_anew() -> None
 
 def test_at_most_two_retries_then_the_plain_truth() -> None:
     runner = FakeRunner({"sbatch": REFUSED_CONNECTION, "squeue": NOBODY})
-    with pytest.raises(SchedulerUnavailable, match="no job came of it") as caught:
+    with pytest.raises(SchedulerUnavailable, match="no job was created") as caught:
         client(runner).submit(SUBMISSION)
     assert not isinstance(caught.value, SubmissionUncertain) and caught.value.transient
     assert len(runner.asked("sbatch")) == 3
 
 
-def test_when_nobody_can_look_the_fate_is_uncertain_and_the_token_is_told() -> None:
+def test_without_a_successful_search_the_outcome_is_uncertain_and_the_error_has_the_token() -> None:
     runner = FakeRunner({"sbatch": TIMED_OUT, "squeue": [NOBODY, SQUEUE_HANGS]})
     began = runner.clock.seconds
     with pytest.raises(SubmissionUncertain, match="tok123") as caught:
         client(runner).submit(SUBMISSION)
-    assert "looks" in caught.value.hint and caught.value.transient
+    assert "searches for token tok123" in caught.value.hint and caught.value.transient
     assert len(runner.asked("sbatch")) == 1
     assert runner.clock.seconds - began <= 95
 
@@ -129,22 +129,24 @@ def test_a_controller_that_hangs_from_the_start_is_sent_nothing() -> None:
     assert not runner.asked("sbatch")
 
 
-def test_twins_of_a_retry_are_reduced_to_the_older() -> None:
-    twins = queue(
+def test_duplicates_of_a_retry_are_reduced_to_the_oldest() -> None:
+    duplicates = queue(
         row(JobArrayID="12", Comment="resil:gpt:tok123", SubmitTime="1795168400"),
         row(JobArrayID="13", Comment="resil:gpt:tok123", SubmitTime="1795168420", State="PENDING"),
     )
-    submitted, runner = submit([TIMED_OUT, Answer("13\n")], [NOBODY, NOBODY, NOBODY, twins])
+    submitted, runner = submit([TIMED_OUT, Answer("13\n")], [NOBODY, NOBODY, NOBODY, duplicates])
     assert submitted.id == JobId(12) and submitted.recovered
     assert runner.asked("scancel") == [("scancel", "13")]
     assert "13" in submitted.notes[0]
 
 
 def test_a_running_twin_of_another_day_is_named_not_killed() -> None:
-    twins = queue(row(JobArrayID="12", Comment="resil:gpt:tok123"), row(JobArrayID="13", Comment="resil:gpt:tok123"))
-    submitted, runner = submit(Answer("14\n"), twins)
+    duplicates = queue(
+        row(JobArrayID="12", Comment="resil:gpt:tok123"), row(JobArrayID="13", Comment="resil:gpt:tok123")
+    )
+    submitted, runner = submit(Answer("14\n"), duplicates)
     assert submitted.id == JobId(12) and not runner.asked("scancel")
-    assert submitted.notes == ("job 13 carries the same token and runs: `scancel 13`",)
+    assert submitted.notes == ("job 13 has the same token and is running: `scancel 13`",)
 
 
 def test_the_tasks_of_one_array_are_no_twins() -> None:

@@ -108,7 +108,7 @@ def test_a_remount_of_what_could_be_written_is_critical_and_ends_with_it(fs: Wat
     fs.expect("OK", disk)
     make_read_only(disk, True)
     for _ in range(2):
-        fs.expect("CRITICAL read-only", disk, "it could be written before")
+        fs.expect("CRITICAL read-only", disk, "it was writable before")
     make_read_only(disk, False)
     fs.expect("OK", disk)
 
@@ -139,7 +139,7 @@ def test_a_disk_below_the_project_that_cannot_be_written_is_critical_at_once(tmp
 
 
 def test_a_path_that_does_not_exist_says_how_far_it_goes(fs: Watching, disk: Path) -> None:
-    words = f"the nearest directory above is {disk}, on the file system mounted at {disk} (tmpfs)"
+    words = f"the nearest existing parent is {disk}, on the file system mounted at {disk} (tmpfs)"
     fs.expect("CRITICAL missing", disk / "a" / "b", words)
 
 
@@ -147,7 +147,9 @@ def test_a_file_system_that_is_gone_is_missing_though_its_directory_is_there(tmp
     with mounted(tmp_path / "disk", "size=1m") as directory:
         before = fs.finding(directory)
     for _ in range(2):
-        found = fs.expect("CRITICAL missing", directory, f"mounted at {directory}: that is not mounted any more")
+        found = fs.expect(
+            "CRITICAL missing", directory, "its file system is not mounted any more", f"earlier at {directory}"
+        )
         assert found.subject == before.subject
     with mounted(tmp_path / "disk", "size=1m"):
         fs.expect("OK", directory)
@@ -181,13 +183,13 @@ def test_a_link_that_leads_nowhere_says_where_and_links_in_a_circle_are_said(tmp
     for name, target in (("scratch", "/nowhere/at/all"), ("a", "b"), ("b", "a")):
         (tmp_path / name).symlink_to(target)
     link = tmp_path / "scratch"
-    fs.expect("CRITICAL dangling", link, f"{link} is a symbolic link to /nowhere/at/all")
-    assert "circle" in fs.finding(tmp_path / "a").summary
+    fs.expect("CRITICAL dangling", link, f"{link} is a dangling symbolic link to /nowhere/at/all")
+    assert "too many levels" in fs.finding(tmp_path / "a").summary
 
 
 def test_a_file_stands_for_the_file_system_that_it_lies_on(fs: Watching, disk: Path) -> None:
     (disk / "log").write_text("x")
-    fs.expect("OK", disk / "log", "of 4.0 MiB used", "it is a file")
+    fs.expect("OK", disk / "log", "of 4.0 MiB used", "the file system of this file")
     fs.expect("CRITICAL missing", disk / "log" / "deeper", "is a file, not a directory")
 
 
@@ -204,7 +206,7 @@ def test_what_may_not_be_entered_is_unknown(tmp_path: Path, fs: Watching, monkey
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(116, "stale file handle"), (107, "has ended"), (5, "input/output error")]
+    ("number", "words"), [(116, "stale file handle"), (107, "has exited"), (5, "input/output error")]
 )
 def test_a_dead_server_is_critical(
     tmp_path: Path, fs: Watching, monkeypatch: pytest.MonkeyPatch, number: int, words: str
@@ -259,8 +261,8 @@ def test_home_variables_and_paths_relative_to_the_project_are_filled_in(tmp_path
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("", "empty text"), ("  ", "empty text"), ("a\0b", "NUL"), ("$NOWHERE/x", "$NOWHERE is not set here"),
-     ("~nobody-of-that-name/x", "no user 'nobody-of-that-name'")],
+    [("", "is empty"), ("  ", "is empty"), ("a\0b", "NUL"), ("$NOWHERE/x", "$NOWHERE is not set"),
+     ("~nobody-of-that-name/x", "unknown user 'nobody-of-that-name'")],
 )  # fmt: skip
 def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: str) -> None:
     assert words in fs.refused(paths=(path,))
@@ -271,8 +273,8 @@ def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: 
     [
         ({"warn_percent": "120%"}, "warn_percent = '120%'"),
         ({"warn_percent": "0.85"}, "write 85%"),
-        ({"warn_percent": "96", "crit_percent": "90"}, "warn_percent = 96 lies beyond crit_percent = 90"),
-        ({"warn_free_bytes": "100"}, 'the unit is missing; write for instance "100GiB"'),
+        ({"warn_percent": "96", "crit_percent": "90"}, "warn_percent = 96 is above crit_percent = 90"),
+        ({"warn_free_bytes": "100"}, 'is the unit missing?; for example "100GiB"'),
         ({"warn_free_bytes": "10%"}, "'10%' is not a size"),
         ({"warn_free_bytes": "-5GiB"}, "warn_free_bytes = '-5GiB'"),
         ({"warn_free_bytes": "1GiB", "crit_free_bytes": "2GiB"}, "warn_free_bytes = 1.0 GiB is less than"),
@@ -280,13 +282,13 @@ def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: 
         ({"warn_runway_s": "-1h"}, "warn_runway_s"),
         ({"usable_percent": "0"}, "usable_percent = 0"),
         ({"checkpoint_bytes": "2300"}, "checkpoint_bytes = 2300"),
-        ({"used_regex": "("}, "used_regex is set, and there is no command"),
-        ({"command": ("q",), "used_regex": "(", "limit_regex": "(x)"}, "used_regex = '(' is no regular expression"),
+        ({"used_regex": "("}, "used_regex is set without command"),
+        ({"command": ("q",), "used_regex": "(", "limit_regex": "(x)"}, "used_regex = '(' is not a regular expression"),
         ({"du": True}, "set du_limit_bytes"),
-        ({"du": True, "du_limit_bytes": "2TiB"}, "paths names no directory"),
-        ({"du_limit_bytes": "2TiB"}, "du is not asked for"),
-        ({"purge_days": -3.0}, "purge_days = -3 is no number of days"),
-        ({"purge_days": float("nan")}, "purge_days = nan is no number of days"),
+        ({"du": True, "du_limit_bytes": "2TiB"}, "needs a directory in paths"),
+        ({"du_limit_bytes": "2TiB"}, "is set without du = true"),
+        ({"purge_days": -3.0}, "purge_days = -3 is not a number of days"),
+        ({"purge_days": float("nan")}, "purge_days = nan is not a number of days"),
         (
             {"du": True, "du_limit_bytes": "2TiB", "command": ("q",), "percent_regex": "(x)"},
             "du and command are both set",
@@ -308,7 +310,7 @@ def test_a_single_threshold_beyond_the_others_default_is_meant_so(fs: Watching, 
 def test_a_sites_own_quota_command_is_asked_first_and_named(fs: Watching, disk: Path) -> None:
     program = a_program(fs.directory, "idrquota", 'echo "$1 of $2: 4.6 TiB / 5 TiB"')
     figures = {"used_regex": r": ([\d.]+ \w+) /", "limit_regex": r"/ (.+)$"}
-    words = f"92% of 5.0 TiB used, 410 GiB free (`{program} {{path}} {{user}}`, asked just now)"
+    words = f"92% of 5.0 TiB used, 410 GiB free (`{program} {{path}} {{user}}`, read just now)"
     found = fs.expect("WARNING space", disk, words, command=(program, "{path}", "{user}"), **figures)
     assert {figure.label for figure in found.figures} == {"used", "used quota"}  # the disk itself is judged as well
 
@@ -322,11 +324,11 @@ def test_the_age_of_a_sites_figures_is_said(fs: Watching, disk: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ("exit 0", "it printed nothing"),
-        ("echo nonsense", "it printed no use"),
-        ("echo 'no such project' >&2; exit 3", "it ended with 3: no such project"),
+        ("exit 0", "no output"),
+        ("echo nonsense", "finds no usage"),
+        ("echo 'no such project' >&2; exit 3", "exit code 3: no such project"),
         ("sleep 30", "did not end within"),
-        ("yes x | head -c 20000000; exit 1", "it ended with 1"),
+        ("yes x | head -c 20000000; exit 1", "exit code 1"),
     ],
 )
 def test_a_site_command_that_fails_is_unknown_and_the_disk_is_judged_without_it(
@@ -354,7 +356,7 @@ def test_a_growth_is_remembered_over_a_tick_at_which_the_source_was_silent(fs: W
         fs.clock.time += 600
         assert any(finding.fault == "silent" for finding in last) is (tick == 12)
     assert list(map(outcome, last)) == ["CRITICAL runway"]
-    assert any("seen for 3 hours" in line for line in last[0].looked)
+    assert any("measured over 3 hours" in line for line in last[0].looked)
 
 
 def test_du_counts_when_it_is_asked_for_and_its_total_is_kept(fs: Watching, disk: Path) -> None:
@@ -492,7 +494,7 @@ def test_files_that_will_be_purged_are_reported(tmp_path: Path, disk: Path) -> N
     found = fs.expect("WARNING purge", disk, "2 files", "within 7 d (some are due now)", purge_days="30")
     assert found.evidence == (str(disk / "older"),)
     (disk / "new").unlink()
-    fs.expect("CRITICAL purge", disk, "the newest among them", purge_days="30")
+    fs.expect("CRITICAL purge", disk, "including the newest", purge_days="30")
     fs.expect("OK", disk)
 
 
@@ -512,8 +514,8 @@ def test_what_was_remembered_and_then_edited_by_hand_harms_nothing(
 
 def test_each_probe_is_explained(fs: Watching, disk: Path) -> None:
     text = "\n".join(fs.finding(disk).looked)
-    assert f"{disk} lies on tmpfs (tmpfs), mounted at {disk}" in text
-    assert "warns beyond 85%; critical beyond 95%" in text
+    assert f"{disk} is on tmpfs (tmpfs), mounted at {disk}" in text
+    assert "warning above 85%; critical above 95%" in text
     assert "statvfs" in text
 
 

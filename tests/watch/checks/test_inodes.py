@@ -120,7 +120,7 @@ def test_du_counts_inodes_when_it_is_asked_for(inodes: Watching, disk: Path) -> 
         ({"warn_free": "10%"}, "warn_free = '10%'"),
         ({"checkpoint_files": "-3"}, "checkpoint_files = -3"),
         ({"du": True}, "set du_limit"),
-        ({"limit_regex": "["}, "limit_regex is set, and there is no command"),
+        ({"limit_regex": "["}, "limit_regex is set without command"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused_by_the_name_of_the_key(

@@ -127,7 +127,7 @@ def test_array_expressions_are_not_cut(night: Night) -> None:
     pending = row(JobArrayID="591970_[2-1000%1]", State="PENDING", ArrayTaskID="2-1000%1", Name="gpt", StartTime="N/A",
                   EndTime="N/A", Reason="JobArrayTaskLimit")  # fmt: skip
     finding = night.tick(pending, names=("gpt",))[0]
-    assert finding.verdict is OK and "591970_[2-1000%1]" in finding.summary and "999 jobs wait" in finding.summary
+    assert finding.verdict is OK and "591970_[2-1000%1]" in finding.summary and "999 jobs pending" in finding.summary
 
 
 @pytest.mark.parametrize("name", ["a b", " ", "", "a\nb", "x\t y", "%j %T", "a|b"])

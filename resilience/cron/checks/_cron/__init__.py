@@ -1,1 +1,1 @@
-"""What the watchdog of cron is made of."""
+"""Parts of the watchdog for cron."""

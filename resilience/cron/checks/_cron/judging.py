@@ -1,26 +1,27 @@
-"""What is said of a scheduler, of an entry, and of what is ignored. Pure."""
+"""Findings about the scheduler, entries and ignored files. Pure."""
 
 from __future__ import annotations
 
 from resilience import cron_late
-from resilience.cron.checks._cron.words import SCHEDULER, CronCheckSettings, CronReading
+from resilience.cron.checks._cron.reading import SCHEDULER, CronCheckSettings, CronReading
 from resilience.cron.records import Outcome
 from resilience.finding import Figure, Finding, Verdict
+from resilience.messages import plural
 from resilience.quantities import format_duration
 
 LATE = "late"
-"""The fault of a scheduler that is late, and of one that is dead: it is the same incident, and becomes worse."""
+"""Fault of a late and of a dead scheduler, so that both are one incident."""
 
 _WORDS = {
     Outcome.FAILED: "failed",
-    Outcome.TIMEOUT: "took too long and was ended",
+    Outcome.TIMEOUT: "timed out",
     Outcome.REFUSED: "could not be started",
-    Outcome.CUT_SHORT: "was cut short: whoever ran it died",
+    Outcome.CUT_SHORT: "was cut short: its supervisor died",
 }
 
 
 def judge(subject: str, reading: CronReading, settings: CronCheckSettings, now: float) -> tuple[Finding, ...]:
-    """Say what one reading amounts to."""
+    """Return the findings of one reading."""
     if reading.nothing:
         return (Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing),)
     if reading.kind == SCHEDULER:
@@ -31,18 +32,18 @@ def judge(subject: str, reading: CronReading, settings: CronCheckSettings, now: 
 
 
 def judge_scheduler(subject: str, reading: CronReading, late_s: float, now: float) -> tuple[Finding, ...]:
-    """Say whether whoever makes the ticks lives. `late_s`: 0 takes the scheduler's own."""
+    """Return findings about the scheduler. `late_s`: 0 takes the scheduler's own."""
     if reading.stopped:
-        return (Finding(subject=subject, verdict=Verdict.OK, summary=reading.stopped, looked=_looked(reading)),)
+        return (Finding(subject=subject, verdict=Verdict.OK, summary=reading.stopped, looked=_explanation(reading)),)
     if reading.damaged:
         return (
             Finding(
                 subject=subject, verdict=Verdict.UNKNOWN, fault="damaged", summary=reading.damaged,
-                advice="the next tick writes it anew; if none comes: resil cron status", looked=_looked(reading),
+                advice="the next tick rewrites it; if none comes: resil cron status", looked=_explanation(reading),
             ),
         )  # fmt: skip
     if reading.time - now > cron_late.FUTURE_S:
-        return (_from_the_future(subject, reading, now),)
+        return (_clock_ahead(subject, reading, now),)
     late_s = late_s or reading.patience_s
     findings = []
     if cron_late.is_late(reading.time, reading.expected, now, late_s):
@@ -51,18 +52,18 @@ def judge_scheduler(subject: str, reading: CronReading, late_s: float, now: floa
         findings.append(
             Finding(
                 subject=subject, verdict=Verdict.WARNING, fault="trouble", summary=reading.trouble,
-                advice="resil cron status", looked=_looked(reading),
+                advice="resil cron status", looked=_explanation(reading),
             )
         )  # fmt: skip
     return tuple(findings) or (_alive(subject, reading, now),)
 
 
-def last_sign(reading: CronReading, now: float) -> str:
-    """Its last tick, for people: `its last tick was 12 min ago (crontab on login1)`."""
+def last_tick(reading: CronReading, now: float) -> str:
+    """Return the last tick for display: `last tick 12 min ago (crontab on login1)`."""
     ago = format_duration(max(0.0, now - reading.time))
     if not reading.ticks:
-        return f"it was installed {ago} ago and has not ticked yet"
-    return f"its last tick was {ago} ago{_maker(reading)}"
+        return f"installed {ago} ago, no tick yet"
+    return f"last tick {ago} ago{_maker(reading)}"
 
 
 def _late(subject: str, reading: CronReading, late_s: float, now: float) -> Finding:
@@ -71,29 +72,29 @@ def _late(subject: str, reading: CronReading, late_s: float, now: float) -> Find
     if now - reading.awake_since < patience_s and reading.awake_since <= now:
         awake = format_duration(now - reading.awake_since)
         return Finding(
-            subject=subject, verdict=Verdict.OK, looked=_looked(reading),
-            summary=f"{last_sign(reading, now)}, but this node has been up for {awake} only: the next is awaited",
+            subject=subject, verdict=Verdict.OK, looked=_explanation(reading),
+            summary=f"{last_tick(reading, now)}, but this node has been up for only {awake}: waiting for the next tick",
         )  # fmt: skip
     is_dead = cron_late.is_dead(reading.time, reading.expected, now, late_s)
-    word = "nothing runs any more" if is_dead else "late"
+    word = "dead, nothing runs" if is_dead else "late"
     overdue_s = cron_late.overdue_s(reading.time, reading.expected, now)
     return Finding(
         subject=subject,
         fault=LATE,
         verdict=Verdict.CRITICAL if is_dead else Verdict.WARNING,
-        summary=f"{word}: {last_sign(reading, now)}, one is due every {format_duration(pause_s)}",
-        advice=f"resil cron status; then {cron_late.way_back(reading.driver)}",
+        summary=f"{word}: {last_tick(reading, now)}, expected every {format_duration(pause_s)}",
+        advice=f"resil cron status; then {cron_late.restart_command(reading.driver)}",
         figures=(Figure("overdue", max(0.0, overdue_s), "s", patience_s, cron_late.DEAD * patience_s, 0.0),),
-        looked=(*_looked(reading), f"late when more than {format_duration(patience_s)} overdue"),
+        looked=(*_explanation(reading), f"late when more than {format_duration(patience_s)} overdue"),
     )
 
 
-def _from_the_future(subject: str, reading: CronReading, now: float) -> Finding:
+def _clock_ahead(subject: str, reading: CronReading, now: float) -> Finding:
     ahead = format_duration(reading.time - now)
     where = f" on {reading.host}" if reading.host else ""
     return Finding(
-        subject=subject, verdict=Verdict.WARNING, fault="clock", looked=_looked(reading),
-        summary=f"its last tick{where} claims to be {ahead} in the future: a clock is wrong, there or here",
+        subject=subject, verdict=Verdict.WARNING, fault="clock", looked=_explanation(reading),
+        summary=f"its last tick{where} is {ahead} in the future: the clock there or here is wrong",
         advice=f"compare: date +%s here and{where or ' there'}; ask your administrators for time synchronisation",
     )  # fmt: skip
 
@@ -102,12 +103,12 @@ def _alive(subject: str, reading: CronReading, now: float) -> Finding:
     late_by = max(0.0, cron_late.overdue_s(reading.time, reading.expected, now))
     figures = (Figure("overdue", late_by, "s", minimum=0.0),)
     if not reading.ticks:
-        summary = last_sign(reading, now)
+        summary = last_tick(reading, now)
     else:
-        summary = f"it lives: {last_sign(reading, now)}"
+        summary = f"alive: {last_tick(reading, now)}"
         if reading.alive_since and reading.alive_since < now:
             summary += f", without a gap for {format_duration(now - reading.alive_since)}"
-    return Finding(subject=subject, verdict=Verdict.OK, summary=summary, figures=figures, looked=_looked(reading))
+    return Finding(subject=subject, verdict=Verdict.OK, summary=summary, figures=figures, looked=_explanation(reading))
 
 
 def _entry(subject: str, reading: CronReading, settings: CronCheckSettings, now: float) -> tuple[Finding, ...]:
@@ -120,11 +121,11 @@ def _entry(subject: str, reading: CronReading, settings: CronCheckSettings, now:
         findings.append(
             Finding(
                 subject=subject, verdict=Verdict.WARNING, fault="skipped",
-                summary=f"{reading.skips} slots in a row were skipped: an earlier run is under way{running}",
+                summary=f"{reading.skips} slots in a row were skipped: an earlier run is still active{running}",
                 advice=f"resil cron history {subject}; a shorter timeout ends it: # resil: timeout=10m",
             )
         )  # fmt: skip
-    return tuple(findings) or (_well(subject, reading, outcome, now),)
+    return tuple(findings) or (_ok(subject, reading, outcome, now),)
 
 
 def _failure(subject: str, reading: CronReading, outcome: Outcome, settings: CronCheckSettings, now: float) -> Finding:
@@ -146,24 +147,24 @@ def _failure(subject: str, reading: CronReading, outcome: Outcome, settings: Cro
     )
 
 
-def _well(subject: str, reading: CronReading, outcome: Outcome | None, now: float) -> Finding:
+def _ok(subject: str, reading: CronReading, outcome: Outcome | None, now: float) -> Finding:
     if reading.running_since:
-        summary = f"it has been running for {format_duration(max(0.0, now - reading.running_since))}"
+        summary = f"running for {format_duration(max(0.0, now - reading.running_since))}"
     elif outcome is None:
-        summary = "it has not run yet"
+        summary = "not run yet"
     else:
         job = f" as job {reading.job_id}" if reading.job_id else ""
-        word = f"submitted{job}" if outcome is Outcome.SUBMITTED else "ended well"
+        word = f"submitted{job}" if outcome is Outcome.SUBMITTED else "succeeded"
         summary = f"{word} {format_duration(max(0.0, now - reading.ended))} ago"
     if reading.missed:
-        slots = "1 slot was" if reading.missed == 1 else f"{reading.missed} slots were"
-        summary += f"; {slots} missed before that and not made up for"
+        slots = f"{plural(reading.missed, 'slot')} missed"
+        summary += f"; {slots} before that and not run"
     return Finding(subject=subject, verdict=Verdict.OK, summary=summary)
 
 
 def _ignored(subject: str, reading: CronReading) -> Finding:
     return Finding(
-        subject=subject, verdict=Verdict.WARNING, fault="ignored", summary=f"it does not run: {reading.summary}",
+        subject=subject, verdict=Verdict.WARNING, fault="ignored", summary=f"does not run: {reading.summary}",
         advice=reading.hint or "resil cron doctor",
     )  # fmt: skip
 
@@ -174,7 +175,7 @@ def _maker(reading: CronReading) -> str:
     return f" ({said})" if said else ""
 
 
-def _looked(reading: CronReading) -> tuple[str, ...]:
+def _explanation(reading: CronReading) -> tuple[str, ...]:
     if not reading.time:
         return ()
     return (f"heartbeat of {int(reading.time)}, next expected {int(reading.expected)}, {reading.ticks} ticks",)

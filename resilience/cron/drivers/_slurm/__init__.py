@@ -1,1 +1,1 @@
-"""The chain of small jobs that makes the ticks where jobs are all there is."""
+"""The chain of small jobs that makes the ticks on clusters that offer only a queue."""

@@ -1,4 +1,4 @@
-"""Keeps the chain of the scheduler's jobs: looks at the queue, submits what is missing, cancels what is too much."""
+"""Maintains the chain of the scheduler's jobs: queries the queue, submits missing jobs, cancels surplus jobs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from resilience.cron.drivers._slurm.chain import Mode, Plan, Seen, Surplus, Token, Wish, plan_chain
+from resilience.cron.drivers._slurm.chain import JobRequest, Mode, Plan, QueuedJob, Surplus, Token, plan_chain
 from resilience.cron.drivers._slurm.script import ON_ONE_MACHINE, SCRIPT, WHERE, comment_mark, job_name, sbatch_options
 from resilience.cron.records import RUN_NAME, Installation
 from resilience.cron.state_directory import CronDirectory
@@ -22,33 +22,33 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.submission import Submission
 from resilience.system.ports import Clock
 
-ELSEWHERE = (
-    "have something else make the ticks: resil cron uninstall, then on a login node "
+OTHER_BACKEND_HINT = (
+    "use another backend: resil cron uninstall, then on a login node "
     "resil cron install --backend crontab, or --backend foreground (in tmux)"
 )
-"""What to do where sbatch does not work inside a job: it is refused, or not installed on compute nodes."""
+"""Hint if sbatch does not work inside a job, because it is refused or not installed on compute nodes."""
 
-ROUNDS = 3
-"""So often the queue is looked at and made good: after a first round somebody else's jobs may be seen as well."""
+MOST_ROUNDS = 3
+"""Maximum number of rounds of query and submission: after a first round, jobs of other callers may appear."""
 
 
 class Kept(NamedTuple):
-    """What keeping the chain came to.
+    """Result of maintaining the chain.
 
     Attributes:
-        waiting: how many of its jobs wait now, as far as is known; None: nobody answered.
+        waiting: number of pending jobs, as far as known; None: the queue did not answer.
         submitted, cancelled: ids.
-        trouble: what is not as it should be, one sentence; empty: nothing.
+        problem: the error, one sentence; empty: none.
         hint: what to try.
-        is_stuck: the trouble is that one of those that wait will never start by itself, and holds up the others.
-        is_refused: the trouble is that the scheduler said no, or there is none here; not that it did not answer.
-        ended: why there is no chain any more (stopped, uninstalled); empty: there is one.
+        is_stuck: a pending job will never start by itself, and blocks the others.
+        is_refused: the scheduler rejected a job, or there is none here; it did answer.
+        ended: why no chain is wanted any more (stopped, uninstalled); empty: it is.
     """
 
     waiting: int | None
     submitted: tuple[int, ...] = ()
     cancelled: tuple[int, ...] = ()
-    trouble: str = ""
+    problem: str = ""
     hint: str = ""
     is_refused: bool = False
     ended: str = ""
@@ -56,12 +56,12 @@ class Kept(NamedTuple):
 
 
 def mode_of(installation: Installation, settings: CronSettings) -> Mode:
-    """How the installation's jobs work: as it was installed."""
+    """Return the mode of the installation's jobs, as installed."""
     return Mode(installation.mode or settings.mode)
 
 
 def token_in(job: Job) -> Token | None:
-    """What the comment of a job says. The embedded sbatch, and some sites, put words of their own around ours."""
+    """Return the token in a job's comment. The embedded sbatch and some sites add words of their own."""
     mark = comment_mark()
     for word in job.comment.split():
         if word.startswith(mark) and (token := Token.parse(word.removeprefix(mark))) is not None:
@@ -71,13 +71,13 @@ def token_in(job: Job) -> Token | None:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The chain of one installation.
+    """Maintains the chain of one installation.
 
     Attributes:
-        own: the id of the job that asks; 0 from outside.
-        slot: of a pulse that asks: its slot.
-        script: the batch script, absolute.
-        me: login name of who asks; empty: whose the chain is.
+        own: id of the calling job; 0 from outside.
+        slot: slot of the calling pulse.
+        script: absolute path of the batch script.
+        me: login name of the caller; empty: the owner of the chain.
     """
 
     directory: CronDirectory
@@ -92,35 +92,35 @@ class Keeper:
 
     @property
     def is_mine(self) -> bool:
-        """Whether who asks is whose the chain is. Others may operate the project, and their `squeue --me` lacks it."""
+        """Whether the caller owns the chain. Others may operate the project; their `squeue --me` omits its jobs."""
         return self.me in ("", self.installation.by)
 
     @property
     def name(self) -> str:
-        """The name of its jobs."""
+        """Job name of the chain."""
         return job_name(self.installation)
 
     def jobs(self, *, finished: bool = False) -> tuple[Job, ...]:
-        """The jobs of the chain. Raise SchedulerError if nobody answered."""
+        """Return the jobs of the chain. Raise SchedulerError if the queue does not answer."""
         users = None if self.is_mine else [self.installation.by]
         found = self.scheduler.jobs(users=users, names=[self.name], finished=finished)
         return tuple(job for job in found if token_in(job) is not None)
 
-    def look(self) -> tuple[Seen, ...]:
-        """The same as the planner wants them, ended ones included."""
+    def queued_jobs(self) -> tuple[QueuedJob, ...]:
+        """Return the jobs as the planner needs them, including finished ones."""
         return self._seen(self.jobs(finished=True))
 
     @staticmethod
-    def _seen(jobs: Sequence[Job]) -> tuple[Seen, ...]:
+    def _seen(jobs: Sequence[Job]) -> tuple[QueuedJob, ...]:
         found = []
         for job in jobs:
             token = token_in(job)
             if token is not None:
-                found.append(Seen(job.id.array, token, job.state.is_alive, job.state.is_waiting))
+                found.append(QueuedJob(job.id.array, token, job.state.is_alive, job.state.is_waiting))
         return tuple(found)
 
-    def plan(self, seen: Sequence[Seen]) -> Plan:
-        """What the queue lacks."""
+    def plan(self, seen: Sequence[QueuedJob]) -> Plan:
+        """Return what is missing in the queue."""
         return plan_chain(
             seen,
             self.clock.now(),
@@ -132,21 +132,21 @@ class Keeper:
         )
 
     def ended(self) -> str:
-        """Why there shall be no chain, or nothing. Raise StateDirectoryError if that cannot be read."""
+        """Return why no chain is wanted, or an empty string. Raise StateDirectoryError if that is unreadable."""
         if self.directory.stopped() is not None:
             return "the scheduler was stopped"
         counts = self.directory.installation()
         if counts is None:
             return "the scheduler was uninstalled"
         if counts.token != self.installation.token:
-            return f"the scheduler was installed anew, by {counts.by} on {counts.host}"
+            return f"the scheduler was reinstalled by {counts.by} on {counts.host}"
         return ""
 
     def keep(self) -> Kept:
-        """Have the right jobs wait. Raises nothing of the scheduler's: that is trouble, and told.
+        """Submit missing jobs and cancel surplus ones. Scheduler errors are part of the result, not raised.
 
-        Whether the scheduler is stopped is looked at before and after: who stops it writes that down first and cancels
-        then, so that a job submitted in between is cancelled by one of the two.
+        Checks for a stop before and after: `stop` writes its file first and cancels then, so one of the two cancels a
+        job submitted in between.
         """
         submitted: list[int] = []
         cancelled: list[int] = []
@@ -154,14 +154,14 @@ class Keeper:
         try:
             if why := self.ended():
                 return Kept(None, ended=why)
-            for _ in range(ROUNDS):
+            for _ in range(MOST_ROUNDS):
                 jobs = self.jobs(finished=True)
                 plan = self.plan(self._seen(jobs))
                 waiting = plan.waiting
                 if not plan.submit and not plan.cancel:
                     break
-                for wish in plan.submit:
-                    submitted.append(self._submit(wish))
+                for request in plan.submit:
+                    submitted.append(self._submit(request))
                     waiting += 1
                 if plan.cancel:
                     cancelled += self._cancel(plan.cancel)
@@ -170,67 +170,70 @@ class Keeper:
                     return Kept(0, ended=why)
         except ResilError as error:
             refused = isinstance(error, SchedulerError) and not error.transient
-            trouble, hint = error.message, error.hint
+            problem, hint = error.message, error.hint
             if (
                 self.own
                 and refused
                 and (isinstance(error, SchedulerUnavailable) or "ermission denied" in error.message)
             ):
-                trouble, hint = f"jobs may not submit jobs here, it seems: {error.message}", ELSEWHERE
-            return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, refused)
-        trouble, hint = self._stuck(jobs)
-        return Kept(waiting, tuple(submitted), tuple(cancelled), trouble, hint, is_stuck=bool(trouble))
+                problem, hint = f"jobs apparently cannot submit jobs here: {error.message}", OTHER_BACKEND_HINT
+            return Kept(waiting, tuple(submitted), tuple(cancelled), problem, hint, refused)
+        problem, hint = self._stuck(jobs)
+        return Kept(waiting, tuple(submitted), tuple(cancelled), problem, hint, is_stuck=bool(problem))
 
     def _stuck(self, jobs: Sequence[Job]) -> tuple[str, str]:
-        """What keeps one of the jobs from ever starting, and what to do: `singleton` has the later ones wait for it."""
+        """Return why a job can never start, and what to try: `singleton` makes later jobs wait for it."""
         for job in sorted(jobs, key=lambda job: job.id.array):
             token = token_in(job)
             if job.state.is_waiting and token is not None and token.installation == self.installation.token:
                 why = explain_reason(job.reason, str(job.id))
                 if why.blocks_for_ever:
-                    return f"job {job.id} waits, and will never start by itself: {why.words} ({job.reason})", why.advice
+                    return (
+                        f"job {job.id} is pending and will never start by itself: {why.words} ({job.reason})",
+                        why.advice,
+                    )
         return "", ""
 
-    def submission(self, wish: Wish) -> Submission:
-        """What is handed to the scheduler. `--begin` counts from now, in seconds.
+    def submission(self, request: JobRequest) -> Submission:
+        """Return the submission. `--begin` is relative to now, in seconds.
 
-        A date would be read in the time zone of whoever runs sbatch, and twice a year twice; the number of seconds is
-        made of the slot anew each time, so nothing adds up. Of the person's SBATCH_* only where jobs go counts:
-        SBATCH_ARRAY_INX would make several schedulers of one job, and SBATCH_WAIT have us wait for its end.
+        sbatch would read a date in the submitter's time zone, which is ambiguous once a year; the delay is computed
+        anew from the slot each time, so errors do not add up. Of the user's SBATCH_* variables only those for the
+        destination apply: SBATCH_ARRAY_INX would start several schedulers, and SBATCH_WAIT would block.
         """
         options = sbatch_options(self.name, self.settings, mode_of(self.installation, self.settings))
         if self.scheduler.name == "local":
             options |= ON_ONE_MACHINE
-        if wish.begin is not None and (wait_s := math.ceil(wish.begin - self.clock.now())) > 0:
+        if request.begin is not None and (wait_s := math.ceil(request.begin - self.clock.now())) > 0:
             options["begin"] = f"now+{wait_s}"
         script = self.script or str(self.directory.path / SCRIPT)
-        slot = (f"slot={wish.token.seed}",) if wish.token.mode is Mode.PULSE else ()
-        return Submission(str(wish.token), RUN_NAME, script, slot, options=options, directory="/", variables=WHERE)
+        slot = (f"slot={request.token.seed}",) if request.token.mode is Mode.PULSE else ()
+        return Submission(str(request.token), RUN_NAME, script, slot, options=options, directory="/", variables=WHERE)
 
-    def _submit(self, wish: Wish) -> int:
-        return self.scheduler.submit(self.submission(wish)).id.array
+    def _submit(self, request: JobRequest) -> int:
+        return self.scheduler.submit(self.submission(request)).id.array
 
     def _cancel(self, surplus: Sequence[Surplus]) -> list[int]:
-        """Cancel what waits; what has begun meanwhile goes on, and ends by itself."""
+        """Cancel pending jobs; a job that has started meanwhile continues, and ends by itself."""
         ids = [one.job_id for one in surplus]
         if ids:
             self.scheduler.cancel([JobId(number) for number in ids], pending_only=True)
         return ids
 
-    def tell_to_leave(self) -> tuple[int, ...]:
-        """Tell the jobs that run (there is one, mostly) that there is no more to do. Raise as `jobs`."""
-        told = []
+    def signal_exit(self) -> tuple[int, ...]:
+        """Signal running jobs (usually one) to exit. Raise as `jobs`."""
+        signalled = []
         for job in self.jobs():
             if job.id.array != self.own and not job.state.is_waiting and job.state != "COMPLETING":
                 with suppress(SchedulerError):  # it has just ended
                     self.scheduler.signal(job.id, "USR1", batch=True)
-                told.append(job.id.array)
-        return tuple(told)
+                signalled.append(job.id.array)
+        return tuple(signalled)
 
     def cancel_all(self, *, running: bool, patience_s: float = 30.0) -> tuple[int, ...]:
-        """Cancel every job of the chain: first what waits, or it would begin.
+        """Cancel every job of the chain; pending jobs first, as they would start otherwise.
 
-        Raise SchedulerUnavailable if some are still there after a while, SchedulerError if nobody answered.
+        Raise SchedulerUnavailable if some jobs remain after a while, SchedulerError if the queue does not answer.
         """
         cancelled: dict[int, None] = {}
         until = self.clock.monotonic() + patience_s
@@ -243,7 +246,8 @@ class Keeper:
                 return tuple(cancelled)
             if self.clock.monotonic() > until:
                 raise SchedulerUnavailable(
-                    f"jobs {', '.join(map(str, ids))} of the scheduler do not go away", hint=f"scancel -n {self.name}"
+                    f"jobs {', '.join(map(str, ids))} of the scheduler were not cancelled in time",
+                    hint=f"scancel -n {self.name}",
                 )
             if cancelled.keys() >= {job_id.array for job_id in ids}:
                 self.clock.sleep(0.2)
@@ -252,6 +256,6 @@ class Keeper:
 
 
 def script_path(directory: CronDirectory, copy: str) -> str:
-    """The batch script, or SLURM's copy of it where the first cannot be read."""
+    """Return the batch script, or SLURM's copy of it if the original is unreadable."""
     own = directory.path / SCRIPT
     return copy if copy and not os.access(own, os.R_OK) and Path(copy).exists() else str(own)

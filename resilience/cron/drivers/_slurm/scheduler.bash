@@ -1,26 +1,26 @@
-# What follows the settings above: be the scheduler, and keep its chain of jobs. bash >= 4.2, squeue, sbatch, coreutils.
+# The body below the settings: runs the scheduler, and maintains its chain of jobs. bash >= 4.2, squeue, sbatch, coreutils.
 #
-# As a batch script it runs `resil cron job`, which ticks and keeps the chain. Where that cannot start (a broken
-# environment, a file system that is not mounted here), bash alone sees to it that a job waits, and says so.
+# As a batch script it runs `resil cron job`, which ticks and maintains the chain. If that cannot start (a broken
+# environment, a file system that is not mounted here), bash alone queues the next job, and logs it.
 #
-# As `bash job.bash revive` it looks whether the chain lives, and starts it again if squeue answers that it does not:
-#     0  it lives, or was stopped or uninstalled on purpose, or somebody is just reviving it
+# As `bash job.bash revive` it checks whether the chain is alive, and restarts it if squeue answers that it is not:
+#     0  it is alive, or was stopped or uninstalled on purpose, or another process is restarting it
 #     10 it was dead, and a job is queued
-#     75 nobody could look, or sbatch refused: nothing was done
-# It writes one line in each case, within two minutes, and touches nothing but the queue and its own directory.
+#     75 the check failed, or sbatch refused: nothing was done
+# It prints one line in each case, within two minutes, and changes only the queue and its own directory.
 
 set -u
 mask=$(umask)
-umask "$file_mask" # for our own files; what the scheduler runs gets the person's
+umask "$file_mask" # for our own files; entries run with the user's
 directory=$state/driver
 job=${SLURM_JOB_ID:-0}
 ended=''
-# Where the state directory is not there or hangs, the copy that SLURM keeps for this job still is.
+# If the state directory is missing or hung, SLURM's copy of the script for this job remains.
 script=$0
 
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T %s\n' -1 "$*"; }
 
-# Nobody's environment but what `install` wrote down: neither of the person who submitted nor of a training around us.
+# Use only the environment recorded by `install`, not that of the submitter or of a surrounding training.
 client() { "${clean[@]}" LC_ALL=C timeout -k 5 40 "$@"; }
 
 pause() {
@@ -30,7 +30,7 @@ pause() {
   wait "$sleeper" || kill "$sleeper" 2>/dev/null
 }
 
-# Look at the state directory in a child, because it may hang: 0 ours, 10 not there, 11 stopped, 12 somebody else's,
+# Check the state directory in a child, because it may hang: 0 ours, 10 missing, 11 stopped, 12 another installation,
 # 13 no answer within a minute, 14 ours, but without the batch script.
 look_at_state() {
   local child i
@@ -79,26 +79,26 @@ queue_one() {
     "${options[@]}" "$script" "$@" slot="$([[ $mode == pulse ]] && echo "$seed")" 2>&1)
 }
 
-# keep_chain DELAY_S ARGUMENT...: see to it that another job waits, and try on until this job ends. Where the chain was
-# ended on purpose, so does this job.
+# keep_chain DELAY_S ARGUMENT...: make sure that another job is queued; retry until this job ends. If the chain was
+# stopped on purpose, so is this job.
 keep_chain() {
   local pause_s=2 there said found
   while :; do
     look_at_state
     found=$?
-    ((found == 11 || found == 12)) && say "stopped, or installed anew: no successor" && exit 0
+    ((found == 11 || found == 12)) && say "stopped, or reinstalled: no successor" && exit 0
     if there=$(others); then
       if [[ -n $there ]]; then
-        say "the chain goes on with job ${there//$'\n'/, }"
+        say "the chain continues with job ${there//$'\n'/, }"
         return 0
       fi
       if said=$(queue_one "$@"); then
-        say "job ${said##*$'\n'} is queued and will go on"
+        say "job ${said##*$'\n'} is queued and will continue the chain"
         return 0
       fi
       say "sbatch refused the next job of the chain: $said"
     else
-      say "squeue does not answer: whether the chain goes on is not known"
+      say "squeue does not answer; the state of the chain is unknown"
     fi
     [[ -z $ended ]] && ((SECONDS < time_limit_s - 90)) || return 1
     pause "$pause_s"
@@ -112,27 +112,27 @@ revive() {
   case $? in
     0 | 14) ;;
     11) say "the scheduler was stopped on purpose" && return 0 ;;
-    10 | 12) say "this scheduler is not installed any more" && return 0 ;;
-    *) say "the state directory does not answer: nothing was looked at" && return 75 ;;
+    10 | 12) say "this scheduler is no longer installed" && return 0 ;;
+    *) say "the state directory does not respond: nothing was checked" && return 75 ;;
   esac
   if [[ $(id -un) != "$by" ]]; then
-    say "the scheduler is $by's: only $by can start it again"
+    say "the scheduler belongs to $by: only $by can restart it"
     return 75
   fi
   job=0
   there=$(others) || {
-    say "squeue does not answer: whether the scheduler lives is not known"
+    say "squeue does not answer; the state of the scheduler is unknown"
     return 75
   }
   if [[ -n $there ]]; then
-    say "the scheduler lives: job ${there//$'\n'/, }"
+    say "the scheduler is alive: job ${there//$'\n'/, }"
     return 0
   fi
-  # Many trainings may look in the same minutes: one of them acts (O_EXCL, which NFS keeps).
+  # Many trainings may check at the same time: one of them acts (O_EXCL, which works on NFS).
   printf -v now '%(%s)T' -1
   mark=$directory/revived.$((now / 120))
   if ! (set -C && : >"$mark") 2>/dev/null; then
-    [[ -e $mark ]] && say "somebody is just starting the scheduler again" && return 0
+    [[ -e $mark ]] && say "another process is restarting the scheduler" && return 0
     say "cannot write to $directory" && return 75
   fi
   said=$(queue_one 0) || {
@@ -143,11 +143,11 @@ revive() {
   for mark in "$directory"/revived.*; do
     [[ $mark == "$directory/revived.$((now / 120))" ]] || rm -f "$mark"
   done
-  say "the scheduler was dead: job ${said##*$'\n'} starts it again"
+  say "the scheduler was dead: job ${said##*$'\n'} restarts it"
   return 10
 }
 
-tell_history() { # One line for the history of the chain, for those who look on from other machines.
+record_failure() { # Append a line to the history of the chain, for readers on other machines.
   local now text=${1//[\\\"]/ }
   printf -v now '%(%s)T' -1
   mkdir -p "$state/history" || return 0
@@ -164,17 +164,17 @@ main() {
   done
   look_at_state
   found=$?
-  # Not by --output: a job whose output cannot be opened is lost before its first line.
+  # Not with --output: a job whose output cannot be opened fails before its first line.
   if ((found != 10 && found != 13)) && { : >>"$directory/$job.out"; } 2>/dev/null; then
     exec >>"$directory/$job.out" 2>&1
   fi
   case $found in
     11) say "stopped on purpose: no successor" && return 0 ;;
-    12) say "this installation is not the one that counts any more: no successor" && return 0 ;;
+    12) say "this installation was replaced: no successor" && return 0 ;;
     10 | 13)
-      say "$state is not there or does not answer on ${SLURMD_NODENAME-this node}"
+      say "$state is missing or does not respond on ${SLURMD_NODENAME-this node}"
       if ((lost >= 24)); then
-        say "so it was a whole day: the scheduler ends here" && return 1
+        say "it has been unavailable for a day: the scheduler ends" && return 1
       fi
       keep_chain 3600 "lost=$((lost + 1))"
       return 1
@@ -195,15 +195,15 @@ main() {
   child=''
   umask "$file_mask"
   ((code == 0)) && return 0
-  # 75: it has reported the fault of its successors. Above 128: it was asked to end, and the signal came after its work.
+  # 75: the job has logged the problem with its successors. Above 128: it was signalled, and died of that after its work.
   if ((code == 75)) || [[ -n $ended$signalled && $code -gt 128 ]]; then
     keep_chain 0
     return
   fi
-  say "the scheduler ended with code $code; bash keeps its chain"
-  tell_history "the scheduler's job ended with code $code: see $directory/$job.out" "$code"
+  say "the scheduler ended with code $code; bash maintains its chain"
+  record_failure "the scheduler's job ended with code $code: see $directory/$job.out" "$code"
   keep_chain 300
-  # A job that fails at once, and the next, and the next: at most one a minute.
+  # If every job fails at once, limit them to one a minute.
   while [[ -z $ended ]] && ((SECONDS < short_s)); do pause 1; done
   return 1
 }

@@ -1,4 +1,4 @@
-"""The batch script of the scheduler's jobs, and their options. Pure, but for the file it reads."""
+"""The batch script of the scheduler's jobs, and their sbatch options. Pure, except that it reads the script's body."""
 
 from __future__ import annotations
 
@@ -14,62 +14,59 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.submission import COMMENT_PREFIX
 
 SCRIPT = "driver/job.bash"
-"""In the cron directory's state: the batch script. SLURM keeps a copy of its own for every job."""
-REVIVE = "revive.bash"
-"""In the cron directory's state: what a training's batch shell runs to have a dead chain start again."""
+"""In the state directory: the batch script. SLURM keeps a copy for every job."""
+REQUEUE_SCRIPT = "revive.bash"
+"""In the state directory: run by a training's batch shell to restart a dead chain."""
 
 JOB_NAME = "resil-cron-"
 MINUTE_S = 60
 LEAD_S = 90
-"""The signal comes so long before the time limit; SLURM looks every 30 s, so at most 30 s earlier."""
+"""The signal comes this long before the time limit; SLURM checks every 30 s, so at most 30 s earlier."""
 SHORT_S = 60
-"""A job that fails lives at least so long, so that a broken one costs a job a minute and not a job a second."""
+"""A failing job lasts at least this long, so that a broken chain costs one job per minute instead of one per second."""
 
 ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
-"""Options besides, for the embedded scheduler: a job that mostly waits would take a CPU for days, and a training that
-asks for all of the machine's would never start. On a cluster the site decides about sharing."""
+"""Further options for the embedded scheduler: an idle job would reserve a CPU for days, and a training that requests
+the whole machine would never start. On a cluster the site decides about sharing."""
 
-VARIABLE = "$"
-"""Facts of an installation whose names begin so are environment variables of its ticks: `$TZ`."""
-
-_OURS = {
+_RESERVED = {
     "job-name": "jobs of one name run one after the other",
-    "comment": "it says whose job it is",
-    "dependency": "it is what makes jobs run one after the other",
-    "begin": "it is the moment of the tick",
+    "comment": "it identifies the job",
+    "dependency": "it makes jobs run one after the other",
+    "begin": "it is the time of the tick",
     "array": "the scheduler is one job",
-    "requeue": "the chain goes on by itself",
+    "requeue": "the chain continues by itself",
     "no-requeue": "it is set already",
-    "signal": "it says that the end is near",
+    "signal": "it announces the end of the job",
     "output": "a job whose output cannot be opened is lost before its first line",
     "error": "a job whose output cannot be opened is lost before its first line",
-    "time": "it is [cron] time_limit_s, of pulses pulse_limit_s",
-    "export": "the scheduler has an environment of its own",
+    "time": "set [cron] time_limit_s, or pulse_limit_s for pulses",
+    "export": "the scheduler sets its own environment",
     "parsable": "it is set already",
     "test-only": "nothing would be queued",
     "hold": "nothing would run",
-    "wait": "nobody waits for it",
+    "wait": "nothing waits for the job",
     "kill-on-invalid-dep": "its dependency is always valid",
 }
-"""Options of sbatch that are not for [cron] sbatch, and why."""
+"""sbatch options that [cron] sbatch cannot set, with reasons."""
 
 WHERE = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT",
          "SBATCH_WCKEY", "SBATCH_CLUSTERS", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER",
          "SLURM_SACK_SOCKET")  # fmt: skip
-"""Where a person's jobs go, as sbatch(1) reads it from the environment."""
+"""Variables that select the destination of a user's jobs, as sbatch(1) reads them."""
 _ROUTES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
            "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # fmt: skip
-"""How alerts leave the site."""
+"""Proxies and certificates for alerts."""
 _PERSON = ("HOME", "USER", "LOGNAME", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
 _NEVER = ("RESIL_CONFIG", "RESIL_PYTHON", "RESIL_LOCAL_SPOOL", "RESIL_CRON_SCRIPT", "RESIL_CRON_ENTRY",
           "RESIL_CRON_SLOT", "RESIL_SCHEDULER", "XDG_RUNTIME_DIR", "XDG_SESSION_ID")  # fmt: skip
 
 
 def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Given the environment of who installs, return what the scheduler's jobs get of it, word for word.
+    """Return the variables of the installing user's environment that the scheduler's jobs inherit.
 
-    Not what a training around `resil cron install` has set about itself (RESIL_RUN, RESIL_ATTEMPT ...), and no token
-    that runs out (SLURM_JWT); nor a proxy's password, which would be seen in lists of processes.
+    Left out are variables of a training around `resil cron install` (RESIL_RUN, RESIL_ATTEMPT ...), expiring tokens
+    (SLURM_JWT), and proxy passwords, which would appear in process lists.
     """
     kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
     kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
@@ -81,26 +78,26 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def job_name(installation: Installation) -> str:
-    """The name of an installation's jobs: the same from every host, however the paths are spelled there."""
+    """Return the name of an installation's jobs, the same on every host, however paths are spelled there."""
     return f"{JOB_NAME}{installation.token[:8]}"
 
 
 def time_limit_s(settings: CronSettings, mode: Mode) -> int:
-    """The time limit of a job, in whole minutes, as SLURM counts it: rounded up."""
+    """Return the time limit of a job, rounded up to whole minutes, as in SLURM."""
     wanted = settings.time_limit_s if mode is Mode.DAEMON else settings.pulse_limit_s
     return max(1, -(-int(wanted) // MINUTE_S)) * MINUTE_S
 
 
 def lead_s(limit_s: float) -> int:
-    """How long before the time limit a job is told: a quarter of a short one."""
+    """Return the time between signal and time limit: at most a quarter of the limit."""
     return int(min(LEAD_S, limit_s / 4))
 
 
 def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, str | None]:
-    """sbatch's options of a job of the chain, but for comment and begin.
+    """Return the sbatch options of a job of the chain, except comment and begin.
 
-    One CPU and 2 GiB, no GPU. Raise SettingsError for what [cron] sbatch cannot mean. An empty value there takes a
-    default away (`mem = ""` where a site counts by CPU).
+    One CPU and 2 GiB, no GPU. Raise SettingsError for an invalid [cron] sbatch. An empty value there removes a default
+    (`mem = ""` at sites that account memory per CPU).
     """
     limit = time_limit_s(settings, mode)
     options: dict[str, str | None] = {
@@ -117,10 +114,10 @@ def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, s
     }
     for key, value in settings.sbatch.items():
         option = key.lstrip("-").replace("_", "-")
-        if option in _OURS:
-            raise SettingsError(f"[cron] sbatch: {option} cannot be set: {_OURS[option]}", hint=f"take {key} out")
+        if option in _RESERVED:
+            raise SettingsError(f"[cron] sbatch: {option} cannot be set: {_RESERVED[option]}", hint=f"remove {key}")
         if any(ord(character) < 32 for character in option + str(value)):
-            raise SettingsError(f"[cron] sbatch: {key} has a control character", hint="write it on one line")
+            raise SettingsError(f"[cron] sbatch: {key} contains a control character", hint="write it on one line")
         options.pop(option, None)
         if option in ("mem-per-cpu", "mem-per-gpu"):  # sbatch takes one of them
             options.pop("mem", None)
@@ -130,7 +127,7 @@ def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, s
 
 
 def comment_mark(token: str = "") -> str:
-    """What the comment of a scheduler's job begins with, or holds where the embedded sbatch adds its own."""
+    """Return the prefix of a scheduler job's comment; the embedded sbatch may put words before it."""
     return f"{COMMENT_PREFIX}:{RUN_NAME}:{token}"
 
 
@@ -151,16 +148,16 @@ def render_script(
     shared: bool = False,
     spool: str = "",
 ) -> str:
-    """The batch script: what it must know, and the body.
+    """Return the batch script: its variables, and the body.
 
     Args:
-        state: the cron directory's state, absolute: `<state_dir>/.cron`.
-        config: absolute path of resil.toml; empty: there is none.
-        scheduler: the scheduler's name: `slurm`, or `local` for the embedded one.
-        environ: the environment of who installs.
-        tool_directories: those of sbatch and squeue.
+        state: absolute path of `<state_dir>/.cron`.
+        config: absolute path of resil.toml; empty: none.
+        scheduler: name of the scheduler: `slurm`, or `local` for the embedded one.
+        environ: environment of the installing user.
+        tool_directories: directories of sbatch and squeue.
         shared: whether a group operates the project.
-        spool: of the embedded scheduler: its directory, which holds its sbatch and squeue.
+        spool: directory of the embedded scheduler, with its sbatch and squeue.
     """
     mode = Mode(installation.mode or settings.mode)
     name = job_name(installation)
@@ -172,8 +169,7 @@ def render_script(
     if spool:
         tool_directories = (f"{spool}/bin", *tool_directories)
     path = ":".join(dict.fromkeys((*tool_directories, own, "/usr/local/bin", "/usr/bin", "/bin")))
-    recorded = {name[1:]: value for name, value in installation.facts.items() if name.startswith(VARIABLE)}
-    kept = kept_environment(environ) | recorded | {"PATH": path, "SHELL": "/bin/sh"}
+    kept = kept_environment(environ) | installation.environment | {"PATH": path, "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")
     if config:
         kept.setdefault("RESIL_CONFIG", config)
@@ -195,7 +191,7 @@ def render_script(
     }
     lines = [
         "#!/bin/bash",
-        "# The scheduler of resil cron. Written by `resil cron install`, which writes it anew; do not change it here.",
+        "# The scheduler of resil cron. Written by `resil cron install`, which overwrites changes.",
         *(f"{key}={shlex.quote(value)}" for key, value in words.items()),
         _array("clean", ["env", "-i", *(f"{key}={value}" for key, value in sorted(kept.items()))]),
         _array("options", options),
@@ -203,12 +199,12 @@ def render_script(
     return "\n".join(lines) + "\n" + _body()
 
 
-def render_revive(state: str) -> str:
-    """`revive.bash`; what it answers stands in the batch script."""
+def render_requeue_script(state: str) -> str:
+    """Return `revive.bash`, which calls the batch script."""
     return (
         "#!/bin/bash\n"
         "# Starts the scheduler of resil cron again if squeue answers that it is dead. Needs no Python. Exits with 0\n"
-        "# if there is nothing to do, 10 if a job was queued, 75 if nobody could look or sbatch refused.\n"
+        "# if there is nothing to do, 10 if a job was queued, 75 if the check failed or sbatch refused.\n"
         f"exec /bin/bash {shlex.quote(f'{state}/{SCRIPT}')} revive\n"
     )
 

@@ -1,1 +1,1 @@
-"""Parts of the drivers that write into somebody else's table: crontab, scrontab, systemd's units."""
+"""Parts of the drivers that write to tables shared with others: crontab, scrontab, systemd's units."""

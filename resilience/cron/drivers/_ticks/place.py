@@ -1,4 +1,4 @@
-"""Where an installation lives, where its ticks write, and how it stands in a table."""
+"""Owner and host of an installation, output of its ticks, and its state in a table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.cron.drivers import DriverState
-from resilience.cron.drivers._ticks.editing import disabled, ours
+from resilience.cron.drivers._ticks.lines import disabled, ours
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import FOLDER, CronDirectory
 from resilience.errors import ResilError
@@ -16,40 +16,40 @@ from resilience.runs.context import Context
 from resilience.system.child import run_apart
 from resilience.system.files import make_directory
 
-LOOK_S = 10.0
-"""How long the state directory may take."""
+READ_S = 10.0
+"""Time limit for reading the state directory."""
 
 SAME_TICK_S = 300.0
-"""Output that is younger than the heartbeat by no more than this may be of a tick that ended well."""
+"""Output newer than the heartbeat by at most this may belong to a tick that succeeded."""
 
 
 class Elsewhere(ResilError):
-    """It lives on another machine, or belongs to another person: from here it can be neither seen nor changed."""
+    """The installation is on another machine, or belongs to another user, so it cannot be checked or changed here."""
 
 
-def wrong_host(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation that lives on one machine lives on another one than this."""
+def check_host(installation: Installation, context: Context, name: str) -> None:
+    """Raise Elsewhere if an installation bound to one machine is on another one."""
     host = context.system.host
     if installation.host != host.name:
         raise Elsewhere(
-            f"it lives in the {name} of {installation.host}, and this is {host.name}",
-            hint=f"go there: ssh {installation.host}",
+            f"it is installed in the {name} of {installation.host}, and this is {host.name}",
+            hint=f"log in there: ssh {installation.host}",
         )
-    wrong_person(installation, context, name)
+    check_owner(installation, context, name)
 
 
-def wrong_person(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation belongs to somebody else."""
+def check_owner(installation: Installation, context: Context, name: str) -> None:
+    """Raise Elsewhere if an installation belongs to another user."""
     host = context.system.host
     if installation.by != host.user:
         raise Elsewhere(
-            f"it lives in the {name} of {installation.by}, and you are {host.user}",
-            hint=f"ask {installation.by}; everybody of the project can stop it: resil cron stop",
+            f"it is installed in the {name} of {installation.by}, and you are {host.user}",
+            hint=f"ask {installation.by}; every member of the project can stop it: resil cron stop",
         )
 
 
 def output_file(context: Context, name: str, *, make: bool = True) -> str:
-    """The file that has what the last tick wrote; its directory is made, unless `make` is False."""
+    """Return the output file of the last tick; creates its directory if `make`."""
     directory = context.state_dir / FOLDER / "driver"
     if make:
         make_directory(directory, mode=0o2770 if context.group else 0o700)
@@ -57,25 +57,25 @@ def output_file(context: Context, name: str, *, make: bool = True) -> str:
 
 
 def heartbeat(context: Context) -> Heartbeat | None:
-    """The last sign of life of the scheduler; None: there never was one.
+    """Return the last heartbeat of the scheduler; None: there is none.
 
-    Read by a child with a deadline: the state directory may hang. Raise ResilError if it could not be read.
+    A child with a deadline reads it, because the state directory may hang. Raise ResilError if it cannot be read.
     """
 
     def read() -> dict[str, Any]:
         beat = CronDirectory(context.state_dir, context.group).heartbeat()
         return {} if beat is None else beat.to_json()
 
-    ((_, answer),) = run_apart({"heartbeat": (read, LOOK_S)})
+    ((_, answer),) = run_apart({"heartbeat": (read, READ_S)})
     if answer.error is not None:
         raise answer.error
     return Heartbeat.from_json(answer.value) if answer.value else None
 
 
 def last_words(context: Context, name: str) -> str:
-    """What the last tick said before it failed: one line. Empty: it left its sign of life, or said nothing.
+    """Return the last line of a tick that failed; empty if it wrote its heartbeat, or no output.
 
-    A tick that cannot start (an interpreter that is gone) leaves no heartbeat after its output. Read as `heartbeat` is.
+    A tick that cannot start (a missing interpreter) writes output but no heartbeat. Read in a child, as in `heartbeat`.
     """
 
     def read() -> str:
@@ -89,21 +89,19 @@ def last_words(context: Context, name: str) -> str:
         said = [line.strip() for line in lines if line.strip()]
         return said[-1][:200] if said else ""
 
-    ((_, answer),) = run_apart({"last words": (read, LOOK_S)})
+    ((_, answer),) = run_apart({"last words": (read, READ_S)})
     return str(answer.value) if answer.error is None else ""
 
 
 def table_state(table: str, installation: Installation, where: str) -> DriverState:
-    """How an installation stands in a table. Pure."""
+    """Return the state of an installation in a table. Pure."""
     tokens = {installation.token}
     lines = [line for line in ours(table, tokens) if not line.startswith("# resil:")]
     if not lines:
-        return DriverState(
-            Liveness.GONE, f"our line is not in {where} any more", hint="put it back: resil cron install"
-        )
+        return DriverState(Liveness.GONE, f"our line is missing from {where}", hint="restore it: resil cron install")
     if off := disabled(table, tokens):
-        what = "its job was cancelled" if off[0].startswith("#DISABLED") else "somebody commented it out"
+        what = "its job was cancelled" if off[0].startswith("#DISABLED") else "it was commented out"
         return DriverState(
-            Liveness.GONE, f"our line in {where} is disabled: {what}", hint="put it back: resil cron install"
+            Liveness.GONE, f"our line in {where} is disabled: {what}", hint="restore it: resil cron install"
         )
     return DriverState(Liveness.ALIVE, f"our line is in {where}")

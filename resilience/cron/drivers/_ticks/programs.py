@@ -1,8 +1,8 @@
-"""Reads and writes a person's table through its program (`crontab`, `scrontab`), so that nobody's line is lost.
+"""Reads and writes a user's table through its program (`crontab`, `scrontab`) without losing lines of others.
 
-These programs have no lock: who reads, changes and writes back may overwrite what somebody else wrote meanwhile. We
-keep other resil commands of the same person on the same machine away with a lock, read as late as possible, and read
-again afterwards: when our change is not there, somebody was quicker, and we begin anew.
+These programs have no lock: another process may write between our read and write, and its change would be lost. A lock
+excludes other resil commands of the same user on this machine; the table is read as late as possible, and again
+afterwards: if our change is missing, another process was faster, and we start over.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from resilience.system.files import own_directory
 from resilience.system.process import Completed
 
 READ_S = 15.0
-"""How long listing or writing a table may take. (crontab asks PAM, which may ask a directory server.)"""
+"""Time limit for listing or writing a table. (crontab asks PAM, which may ask a directory server.)"""
 
 ATTEMPTS = 8
 LOCK_S = 20.0
-"""How long we wait for another resil of the same person; then we go on without."""
+"""Time limit for the lock; afterwards we continue without it."""
 
 
-class NoAnswer(ProbeError):
-    """The table could not be read: nothing is known about it."""
+class ProgramFailed(ProbeError):
+    """The table could not be read."""
 
 
-class NotForUs(NoAnswer):
-    """The program is not there, or will not serve this person or on this machine: another time it will not either."""
+class ProgramUnavailable(ProgramFailed):
+    """The program is missing, or does not serve this user or this machine; a retry will not help."""
 
 
 class Program(Protocol):
@@ -41,23 +41,23 @@ class Program(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called, and its table."""
+        """Name of the program, and of its table."""
         ...
 
     def read(self, context: Context) -> str | None:
-        """The person's table, as people know it; None: there is none. Raise NoAnswer if that cannot be told."""
+        """Return the user's table; None if there is none. Raise NoAnswer if it cannot be read."""
         ...
 
     def write(self, table: str, context: Context) -> None:
-        """Replace it. Raise ResilError if it was not replaced."""
+        """Replace the table. Raise ResilError if that fails."""
         ...
 
     def remove(self, context: Context) -> None:
-        """Have none any more. Raise ResilError if it was not removed."""
+        """Delete the table. Raise ResilError if that fails."""
         ...
 
 
-def ask(
+def run_program(
     context: Context,
     argv: Sequence[str],
     *,
@@ -65,30 +65,30 @@ def ask(
     stdin: str = "",
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Completed:
-    """Run the program of a table, in plain English, within READ_S unless said otherwise.
+    """Run the program of a table, in the C locale, by default within READ_S.
 
-    Raise NoAnswer if it gave no answer.
+    Raise NoAnswer if it did not run or did not end in time.
     """
     whole = {**context.system.environ, "LC_ALL": "C", **env}
     try:
         return context.system.runner.run(argv, timeout_s=timeout_s or READ_S, env=whole, stdin=stdin)
     except ProbeError as error:
-        kind = NoAnswer if error.transient else NotForUs
+        kind = ProgramFailed if error.transient else ProgramUnavailable
         raise kind(error.message, hint=error.hint, transient=error.transient) from error
 
 
-def said(done: Completed) -> str:
-    """What a program said when it failed, in one line."""
+def error_of(done: Completed) -> str:
+    """Return the error output of a program in one line."""
     lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    return "; ".join(lines)[:300] or f"it ended with {done.returncode} and said nothing"
+    return "; ".join(lines)[:300] or f"exit code {done.returncode}, no output"
 
 
 def change(program: Program, edit: Callable[[str], str], context: Context) -> bool:
-    """Replace a person's table by what `edit` makes of it; return whether anything had to be written.
+    """Replace a user's table by the result of `edit`; return whether anything had to be written.
 
-    `edit` must be such that editing twice is editing once. Raise ResilError if it could not be done.
+    `edit` must be idempotent. Raise ResilError if writing fails.
     """
-    with _alone(program.name, context):
+    with _locked(program.name, context):
         for attempt in range(ATTEMPTS):
             before = program.read(context)
             old = before or ""
@@ -106,15 +106,15 @@ def change(program: Program, edit: Callable[[str], str], context: Context) -> bo
                 0.05 + 0.2 * os.urandom(1)[0] / 256
             )  # two that retry in step would go on for ever
     raise ResilError(
-        f"the {program.name} of {context.system.host.user} changes faster than it can be written",
-        hint="is an editor or a configuration tool at it? Try again",
+        f"the {program.name} of {context.system.host.user} keeps changing while it is being written",
+        hint="check for an editor or a configuration tool, then try again",
         transient=True,
     )
 
 
 @contextmanager
-def _alone(name: str, context: Context) -> Iterator[None]:
-    """Keep other commands of ours away from a table. Where there is no place for a lock, go on without one."""
+def _locked(name: str, context: Context) -> Iterator[None]:
+    """Lock a table against other resil commands. If no lock file can be created, continue without one."""
     descriptor = -1
     for root in ("/tmp", "/dev/shm"):
         directory = own_directory(Path(root, f"resil-{context.system.host.uid}"))
@@ -147,7 +147,7 @@ def _lock(descriptor: int, context: Context) -> None:
             return
 
 
-def give_up(program: Program, edit: Callable[[str], str], context: Context) -> None:
-    """As `change`, after a failure of it: leave nothing half done, where that can be done at all."""
+def roll_back(program: Program, edit: Callable[[str], str], context: Context) -> None:
+    """Like `change`, after it failed: remove partial changes if possible."""
     with suppress(ResilError):
         change(program, edit, context)

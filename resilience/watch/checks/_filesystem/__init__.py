@@ -1,1 +1,49 @@
-"""How full a file system is, how long it lasts, and whether it is there at all: the parts of `fs` and `inodes`."""
+"""The check behind `fs` and `inodes`. Imports probe and judge lazily to keep start-up fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from resilience.watch.checks._filesystem.reading import FileSystemReading
+from resilience.watch.checks._filesystem.task import task_of
+from resilience.watch.reading import Memory, Target, Timed
+
+if TYPE_CHECKING:
+    from resilience.finding import Finding
+    from resilience.runs.context import Context
+
+
+class FileSystemCheck:
+    """A watchdog of bytes or inodes; the subclasses in the plugin files set the kind and the settings."""
+
+    kind: str
+    Settings: type
+    Reading = FileSystemReading
+    memory = Memory(count=1)  # each reading carries its own history: reading.remembered
+    argument = "paths"
+    path_fields = ("paths", "checkpoints")  # relative to the current directory on the command line
+    offers_top = True  # --top: the largest and fastest-growing directories
+
+    def targets(self, settings: Any, context: Context) -> Sequence[Target]:
+        """Return a target for each file system that a training needs, or for each path in the settings."""
+        import resilience.watch.checks._filesystem.judge  # noqa: F401 - once, before forking a child per target
+        from resilience.watch.checks._filesystem.probe import targets_of
+
+        return targets_of(task_of(settings, self.kind), context)
+
+    def probe(
+        self, target: Target, settings: Any, context: Context, before: Mapping[str, Timed[FileSystemReading]]
+    ) -> Mapping[str, FileSystemReading]:
+        """Return the readings of one target."""
+        from resilience.watch.checks._filesystem.probe import probe_target
+
+        return probe_target(target, task_of(settings, self.kind), context, before)
+
+    def judge(
+        self, subject: str, readings: Sequence[Timed[FileSystemReading]], settings: Any, now: float
+    ) -> Sequence[Finding]:
+        """Return the findings about usage, growth, and other faults of the file system."""
+        from resilience.watch.checks._filesystem.judge import judge_reading
+
+        return judge_reading(subject, readings, task_of(settings, self.kind), now)

@@ -1,9 +1,10 @@
-"""The size and interval of checkpoints, and the files that a site's purge policy will delete: measured, within bounds.
+"""Measures the size and interval of checkpoints, and finds files that a site's purge policy will delete.
 
-A checkpoint of a hundred thousand files is counted as far as `MOST_FILES`. The interval is read in the run's journal.
+The work is bounded: of a checkpoint with a hundred thousand files, `MOST_FILES` are counted. The interval comes from
+the run's journal.
 
-Sites purge by the last access ("not accessed for 30 days") or the last change; the later of the two is taken, and a
-file system mounted `noatime` or `relatime` may know an access that is a day late.
+Sites purge by last access ("not accessed for 30 days") or last change; the later of the two counts. A file system
+mounted `noatime` or `relatime` may report an access a day late.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from resilience.watch.checks._filesystem.reading import INODES, median
 MOST_FILES = 20_000
 MOST_ENTRIES = 2_000
 MEASURED = 3
-"""The newest so many are measured, and the largest of them counts."""
+"""This many of the newest checkpoints are measured; the largest counts."""
 SETTLED_S = 60.0
-"""What was changed since is still being written."""
+"""A checkpoint changed more recently may still be incomplete."""
 LEAST_BYTES = 2**20
-"""A file smaller than this beside the checkpoints is none: `latest`, `README`."""
+"""Smaller files beside the checkpoints are not checkpoints: `latest`, `README`."""
 TAIL_BYTES = 2**18
 MOST_JOURNALS = 3
 LONGEST_S = 7 * 86400.0
-"""Two saves further apart have a pause between them."""
+"""Two saves further apart had a pause between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """What is known of a run's checkpoints.
+class CheckpointStats:
+    """Measurements of a run's checkpoints.
 
     Attributes:
-        directory: where they lie.
-        size: of one, in bytes or inodes; None when there is none to measure.
-        every_s: seconds from one to the next; None when not known.
-        count: how many lie there.
-        saves: how many the journal tells of, in what was read of it; 0 without a journal.
-        source: how that is known.
+        directory: their directory.
+        size: the size of one, in bytes or inodes; None if there is none to measure.
+        every_s: seconds from one to the next; None if unknown.
+        count: the number of checkpoints in the directory.
+        saves: the number of saves in the part of the journal that was read; 0 without a journal.
+        source: the source of `every_s`.
     """
 
     directory: str
@@ -56,12 +57,12 @@ class Learned:
 
     @property
     def is_pruned(self) -> bool:
-        """Whether older ones were removed: more were saved than lie there."""
+        """Return whether older checkpoints were removed: there were more saves than there are checkpoints."""
         return self.saves > self.count + 1
 
 
-def learn(directory: str, journal: str, kind: str, now: float) -> Learned:
-    """Task into the directory of the checkpoints and into the run's journal (empty: none, or not to be touched)."""
+def measure_checkpoints(directory: str, journal: str, kind: str, now: float) -> CheckpointStats:
+    """Measure the checkpoints in a directory, using the run's journal (empty: none, or not to be accessed)."""
     entries = _entries(directory)
     sizes: list[int] = []
     for path, changed in reversed(entries[-MEASURED - 1 :]):
@@ -74,18 +75,24 @@ def learn(directory: str, journal: str, kind: str, now: float) -> Learned:
     source = "the run's journal"
     if every_s is None:
         every_s, source = interval_s([changed for _, changed in entries]), "the times of the checkpoints"
-    return Learned(directory=directory, size=float(max(sizes)) if sizes else None, every_s=every_s, count=len(entries),
-                   saves=len(times), source=source if every_s is not None else "")  # fmt: skip
+    return CheckpointStats(
+        directory=directory,
+        size=float(max(sizes)) if sizes else None,
+        every_s=every_s,
+        count=len(entries),
+        saves=len(times),
+        source=source if every_s is not None else "",
+    )
 
 
 def interval_s(times: Sequence[float]) -> float | None:
-    """Given when checkpoints were written, return the usual time from one to the next; None for less than three."""
+    """Return the median interval between the times of checkpoints; None for fewer than three."""
     gaps = [after - before for before, after in pairwise(sorted(times)) if 1 < after - before <= LONGEST_S]
     return median(gaps) if len(gaps) >= 2 else None
 
 
 def saves_of(lines: Sequence[str]) -> tuple[float, ...]:
-    """Given lines of journals, return when saves ended, as rank 0 tells. Lines that are none are passed over. Pure."""
+    """Return the times of rank 0's completed saves in lines of journals, skipping invalid lines. Pure."""
     times = []
     for line in lines:
         if '"save"' not in line:
@@ -103,7 +110,7 @@ def saves_of(lines: Sequence[str]) -> tuple[float, ...]:
 
 
 def _journal_lines(directory: str) -> list[str]:
-    """The ends of the newest journals."""
+    """Return the last lines of the newest journals."""
     lines: list[str] = []
     with suppress(OSError):
         found = [entry for entry in os.scandir(directory) if entry.name.endswith(".jsonl")]
@@ -120,7 +127,7 @@ def _journal_lines(directory: str) -> list[str]:
 
 
 def _entries(directory: str) -> list[tuple[str, float]]:
-    """The checkpoints of a directory, oldest first: its directories, and its files that are not small."""
+    """Return the checkpoints in a directory, oldest first: its directories and large files."""
     found = []
     with suppress(OSError), os.scandir(directory) as entries:
         for number, entry in enumerate(entries):
@@ -136,7 +143,7 @@ def _entries(directory: str) -> list[tuple[str, float]]:
 
 
 def _measure(path: str) -> tuple[int, int]:
-    """Bytes on disk and inodes of a file or of a directory with all below it."""
+    """Return the bytes on disk and the inodes of a file or a directory tree."""
     size_bytes = files = 0
     waiting = [path]
     with suppress(OSError):
@@ -162,17 +169,17 @@ MOST_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doomed:
-    """What will be deleted soon.
+class PurgeCandidates:
+    """The files that a purge policy will delete soon.
 
     Attributes:
-        directory: where was looked.
-        files: how many files are that old.
-        size_bytes: what they take.
+        directory: the directory that was searched.
+        files: the number of files that old.
+        size_bytes: their size on disk.
         oldest_s: how long the oldest was not used.
-        example: the oldest, by its path.
-        seen: how many files were looked at.
-        is_whole: whether that were all.
+        example: the path of the oldest.
+        seen: the number of files checked.
+        is_whole: whether all files were checked.
         spares_newest: whether the newest file of all is not among them.
     """
 
@@ -186,8 +193,8 @@ class Doomed:
     spares_newest: bool = True
 
 
-def doomed(directory: str, unused_s: float, now: float) -> Doomed:
-    """Find the files below a directory that were not used for `unused_s`."""
+def find_purge_candidates(directory: str, unused_s: float, now: float) -> PurgeCandidates:
+    """Find the files below a directory that were not used for `unused_s`, within MOST_S and MOST_FILES."""
     files = size_bytes = seen = 0
     oldest_s, youngest_s, example = 0.0, float("inf"), ""
     waiting, is_whole, end = [directory], True, time.monotonic() + MOST_S
@@ -210,5 +217,5 @@ def doomed(directory: str, unused_s: float, now: float) -> Doomed:
                     files, size_bytes = files + 1, size_bytes + info.st_blocks * 512
                     if age_s > oldest_s:
                         oldest_s, example = age_s, entry.path
-    return Doomed(directory=directory, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example,
+    return PurgeCandidates(directory=directory, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example,
                   seen=seen, is_whole=is_whole, spares_newest=youngest_s <= unused_s)  # fmt: skip

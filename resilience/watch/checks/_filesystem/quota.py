@@ -1,6 +1,6 @@
-"""Commands of quota tools, and their output as amounts: lfs, mmlsquota, beegfs-ctl, xfs_quota, quota, and du. Pure.
+"""Builds the commands of quota tools and parses their output: lfs, mmlsquota, beegfs-ctl, xfs_quota, quota, du. Pure.
 
-Recorded outputs lie in tests/recorded/quota.
+Recorded outputs are in tests/recorded/quota.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from urllib.parse import unquote
 
 from resilience.errors import ProbeError, QuantityError
+from resilience.messages import plural
 from resilience.quantities import parse_bytes
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 
@@ -22,31 +23,32 @@ _GRACE_CLOCK = r"(?:([0-9]{1,9})\s*days?\s*)?([0-9]{1,4}):([0-9]{2})(?::([0-9]{2
 
 
 def parse_size(text: str, default_unit: str = "B") -> float:
-    """Given a size of a quota tool, return bytes. A bare number is in `default_unit`; `*` and `[]` are its marks.
+    """Parse a size printed by a quota tool, in bytes. A bare number is in `default_unit`; the marks `*` and `[]` are
+    ignored.
 
     For instance, `2000*` with the unit `K` gives 2048000.0, `8T` gives 8 TiB. All of lfs, mmlsquota, quota and
-    xfs_quota count in powers of 1024. Raise ProbeError if it is no size.
+    xfs_quota count in powers of 1024. Raise ProbeError if the text is not a size.
     """
     match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
     if match is None:
-        raise ProbeError(f"{text.strip()[:40]!r} is no size")
+        raise ProbeError(f"{text.strip()[:40]!r} is not a size")
     unit = match["unit"] or default_unit
     return float(match["number"]) * parse_bytes("1" + unit)
 
 
 def parse_count(text: str) -> float:
-    """Given a number of files of a quota tool, return it. `160k` is 160,000: files are counted in tens.
+    """Parse a number of files printed by a quota tool. `160k` is 160,000: counts use powers of 1000.
 
-    Raise ProbeError if it is no count.
+    Raise ProbeError if the text is not a count.
     """
     match = re.fullmatch(_FIGURE, text.strip(), re.ASCII)
     if match is None:
-        raise ProbeError(f"{text.strip()[:40]!r} is no number of files")
+        raise ProbeError(f"{text.strip()[:40]!r} is not a number of files")
     return float(match["number"]) * _COUNT_UNITS[match["unit"].lower()]
 
 
 def parse_limit(text: str, kind: str, default_unit: str = "B") -> float | None:
-    """Given a limit of a quota tool, return it, or None where there is none: 0, `-`, `none`, `unlimited`."""
+    """Parse a limit printed by a quota tool; None for no limit: 0, `-`, `none`, `unlimited`."""
     stripped = text.strip()
     if stripped.lower() in _NO_LIMIT:
         return None
@@ -54,15 +56,15 @@ def parse_limit(text: str, kind: str, default_unit: str = "B") -> float | None:
 
 
 def is_figure(text: str) -> bool:
-    """Whether a word of a table is a size or a count."""
+    """Return whether a word of a table is a size or a count."""
     return re.fullmatch(_FIGURE, text, re.ASCII) is not None
 
 
 def parse_grace_s(text: str, *, is_over: bool) -> float | None:
-    """Given the grace column of a quota tool, return the seconds left; 0.0 when they are over; None: not running.
+    """Parse the grace column of a quota tool, as seconds left; 0.0: expired; None: not running.
 
-    `is_over`: whether the soft limit is exceeded. Then `none`, `expired` and `0` say that the time is up (lfs and
-    quota write `none`, xfs_quota `--none--`, mmlsquota `expired`); else they say nothing.
+    `is_over`: whether the soft limit is exceeded. If so, `none`, `expired` and `0` mean that the period has expired
+    (lfs and quota print `none`, xfs_quota `--none--`, mmlsquota `expired`); otherwise they mean nothing.
     """
     word = text.strip().strip("[]").strip().lower()
     if not is_over:
@@ -82,16 +84,16 @@ def parse_grace_s(text: str, *, is_over: bool) -> float | None:
 def amount(
     kind: str, source: str, scope: str, used: str, soft: str, limit: str, grace: str, *, unit: str = "K", note: str = ""
 ) -> Amount:
-    """One amount from the words of a quota tool's table. Raise ProbeError if they are not figures."""
+    """Return one amount from the words of a table row. Raise ProbeError if they are not figures."""
     try:
         in_use = parse_size(used, unit) if kind == BYTES else parse_count(used)
         soft_limit, hard_limit = parse_limit(soft, kind, unit), parse_limit(limit, kind, unit)
-    except QuantityError as error:  # a unit that is none
+    except QuantityError as error:  # an unknown unit
         raise ProbeError(error.message) from error
     is_over = soft_limit is not None and in_use > soft_limit
     notes = [note] if note else []
     if used.strip().startswith("["):
-        notes.append("some servers did not answer: the use is a lower bound")
+        notes.append("some servers did not respond: the usage is a lower bound")
     return Amount(
         kind=kind, source=source, scope=scope, used=in_use, limit=hard_limit, soft=soft_limit,
         grace_s=parse_grace_s(grace, is_over=is_over), age_s=None, note="; ".join(notes),
@@ -99,10 +101,10 @@ def amount(
 
 
 def figures_of(words: list[str], what: str) -> tuple[list[str], list[str]]:
-    """Given a row of `used quota limit [grace] files quota limit [grace]`, return its bytes and its inodes, with grace.
+    """Split a row `used quota limit [grace] files quota limit [grace]` into its words for bytes and for inodes.
 
-    quota leaves the grace column empty where no grace period runs, so a row has six, seven or eight words.
-    Raise ProbeError if it has not.
+    quota leaves the grace column empty if no grace period runs, so a row has six, seven or eight words.
+    Raise ProbeError for any other number.
     """
     if len(words) == 8:
         return words[:4], words[4:]
@@ -112,7 +114,7 @@ def figures_of(words: list[str], what: str) -> tuple[list[str], list[str]]:
         return [*words[:3], ""], words[3:]
     if len(words) == 6:
         return [*words[:3], ""], [*words[3:], ""]
-    raise ProbeError(f"{what} wrote a row of {len(words)} columns, not of 6 to 8")
+    raise ProbeError(f"{what} printed a row of {len(words)} columns instead of 6 to 8")
 
 
 # Lustre: lfs-quota(1) of Lustre 2.15.
@@ -126,28 +128,28 @@ _LUSTRE_TABLE = re.compile(r"\s*Filesystem\s+(?:kbytes|used|bytes)\b")
 
 
 def lustre_command(kind: str, name: str, path: str) -> list[str]:
-    """`lfs quota -u alice /scratch`. `kind`: user, group or project."""
+    """Return `lfs quota -u alice /scratch`. `kind`: user, group or project."""
     return ["lfs", "quota", {"user": "-u", "group": "-g", "project": "-p"}[kind], name, path]
 
 
 def lustre_project_command(path: str) -> list[str]:
-    """`lfs project -d /scratch/lab`: the project that a directory belongs to."""
+    """Return `lfs project -d /scratch/lab`, which prints the project of a directory."""
     return ["lfs", "project", "-d", path]
 
 
 def parse_lustre_project(text: str) -> str:
-    """Given `1000 P /scratch/lab`, return `1000`; empty for 0, which is nobody's. Raise ProbeError if it is none."""
+    """Given `1000 P /scratch/lab`, return `1000`; empty for 0, no project. Raise ProbeError for other output."""
     words = text.split(None, 2)
     if len(words) < 3 or not words[0].isdecimal():
-        raise ProbeError(f"lfs project wrote {text.strip()[:80]!r}")
+        raise ProbeError(f"lfs project printed {text.strip()[:80]!r}")
     return "" if int(words[0]) == 0 else words[0]
 
 
 def parse_lustre(text: str) -> tuple[Amount, ...]:
     """Given the output of `lfs quota`, return the amounts of each table in it.
 
-    A long file system name stands on a line of its own, with the figures on the next. Raise ProbeError if there is no
-    table, or a row that is none.
+    A long file system name is on a line of its own, with the figures on the next. Raise ProbeError if there is no
+    table or a row is malformed.
     """
     amounts: list[Amount] = []
     scope, in_table, name = "", False, ""
@@ -170,14 +172,14 @@ def parse_lustre(text: str) -> tuple[Amount, ...]:
         size, files = figures_of(row, LUSTRE)
         amounts.append(amount(BYTES, LUSTRE, scope, *size))
         amounts.append(amount(INODES, LUSTRE, scope, *files))
-        in_table, name = False, ""  # what follows is per server, or a remark: "uid 1001 is using default ..."
+        in_table, name = False, ""  # per-server rows or a remark follow: "uid 1001 is using default ..."
     if not amounts:
-        raise ProbeError(f"lfs quota wrote no table: {text.strip()[:120]!r}")
+        raise ProbeError(f"lfs quota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
 
 
 # IBM Storage Scale (GPFS): mmlsquota(1), "-Y: the output in a parseable format with a colon (:) as a field delimiter",
-# each line led by the command's name; values are percent-encoded. Block figures are in KiB.
+# each line starts with the command's name; values are percent-encoded. Block figures are in KiB.
 
 GPFS = "mmlsquota"
 _FILESET = re.compile(r"^fileset name:\s*(\S+)\s*$", re.MULTILINE)
@@ -187,25 +189,25 @@ _GPFS_COLUMNS = ("filesystemName", "quotaType", "blockUsage", "blockQuota", "blo
 
 
 def gpfs_command() -> list[str]:
-    """`mmlsquota -Y`: my own quotas, on every file system."""
+    """Return `mmlsquota -Y`, which prints the user's quotas on all file systems."""
     return ["mmlsquota", "-Y"]
 
 
 def gpfs_fileset_command(fileset: str, device: str) -> list[str]:
-    """`mmlsquota -Y -j work gpfs0`: the quota of a fileset."""
+    """Return `mmlsquota -Y -j work gpfs0`, which prints the quota of a fileset."""
     return ["mmlsquota", "-Y", "-j", fileset, device]
 
 
 def gpfs_attributes_command(path: str) -> list[str]:
-    """`mmlsattr -L /gpfs/labs/six`: the fileset that a directory belongs to, among others."""
+    """Return `mmlsattr -L /gpfs/labs/six`, which prints the fileset of a directory."""
     return ["mmlsattr", "-L", path]
 
 
 def parse_gpfs_fileset(text: str) -> str:
-    """Given the output of `mmlsattr -L`, return the name of the fileset. Raise ProbeError if it has none."""
+    """Given the output of `mmlsattr -L`, return the name of the fileset. Raise ProbeError if there is none."""
     match = _FILESET.search(text)
     if match is None:
-        raise ProbeError("mmlsattr named no fileset")
+        raise ProbeError("mmlsattr printed no fileset name")
     return match[1]
 
 
@@ -215,10 +217,10 @@ def gpfs_device(mount_source: str) -> str:
 
 
 def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Amount, ...]:
-    """Given the output of `mmlsquota -Y`, return the amounts of one file system, its name exactly.
+    """Given the output of `mmlsquota -Y`, return the amounts of one file system, matched by its exact name.
 
-    A user's or a group's row may be for one fileset alone; those of others than `filesets` are passed over.
-    Raise ProbeError if it is no such output. A file system that has no quota gives nothing.
+    A user's or group's row may apply to a single fileset; rows of filesets not in `filesets` are skipped. Raise
+    ProbeError for other output. Return nothing for a file system without quotas.
     """
     header: list[str] = []
     amounts: list[Amount] = []
@@ -231,7 +233,7 @@ def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Am
             continue
         row = {name: unquote(word) for name, word in zip(header, words, strict=False) if name}
         if any(name not in row for name in _GPFS_COLUMNS):
-            raise ProbeError("mmlsquota wrote a row without a header that names its columns")
+            raise ProbeError("mmlsquota printed a row without a header for its columns")
         own = row.get("filesetname") or row.get("filesetName") or ""
         kind = _GPFS_KINDS.get(row["quotaType"].upper())
         if row["filesystemName"] != device or kind is None:
@@ -245,12 +247,11 @@ def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Am
         amounts.append(amount(BYTES, GPFS, scope, *size))
         amounts.append(amount(INODES, GPFS, scope, *files))
     if not header:
-        raise ProbeError(f"mmlsquota wrote no table: {text.strip()[:120]!r}")
+        raise ProbeError(f"mmlsquota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
 
 
-# BeeGFS: https://doc.beegfs.io/latest/advanced_topics/quota.html, as a table and as CSV. Several storage pools make
-# several tables.
+# BeeGFS: https://doc.beegfs.io/latest/advanced_topics/quota.html, as a table and as CSV; one table per storage pool.
 
 BEEGFS = "beegfs-ctl --getquota"
 _BYTE = re.compile(r"(?<=[0-9 ])Bytes?")
@@ -258,14 +259,14 @@ _BEEGFS_POOL = re.compile(r"Quota information for storage pool (?P<name>.+?) \(I
 
 
 def beegfs_command(kind: str, name: str, mount_point: str) -> list[str]:
-    """`beegfs-ctl --mount=/beegfs --getquota --uid alice`. `kind`: user or group."""
+    """Return `beegfs-ctl --mount=/beegfs --getquota --uid alice`. `kind`: user or group."""
     return ["beegfs-ctl", f"--mount={mount_point}", "--getquota", "--uid" if kind == "user" else "--gid", name]
 
 
 def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
-    """Given the output for a user or group, return the amounts of each storage pool. The name must match exactly.
+    """Given the output for a user or group, matched by exact name, return the amounts of each storage pool.
 
-    Raise ProbeError if it is no such output.
+    Raise ProbeError for other output.
     """
     amounts: list[Amount] = []
     pool, seen_head = "", False
@@ -286,14 +287,14 @@ def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
                     Amount(kind=what, source=BEEGFS, scope=scope, used=in_use or 0.0, limit=hard, age_s=None)
                 )
         except (ProbeError, QuantityError) as error:
-            raise ProbeError(f"beegfs-ctl wrote a row that is none: {error.message}") from error
+            raise ProbeError(f"beegfs-ctl printed a malformed row: {error.message}") from error
     if not seen_head:
-        raise ProbeError(f"beegfs-ctl wrote no table: {text.strip()[:120]!r}")
+        raise ProbeError(f"beegfs-ctl printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
 
 
 # XFS: xfs_quota(8) and quota/quota.c of xfsprogs 6.1: for each form three figures, the number of warnings and the time
-# in brackets. Blocks are of 1 KiB. Project quotas need no asking: statvfs of a directory with one shows its limit.
+# in brackets. Blocks are of 1 KiB. Project quotas need no query: statvfs of a directory with one shows its limit.
 
 XFS = "xfs_quota"
 _XFS_HEAD = re.compile(r"Disk quotas for (?P<kind>User|Group|Project) (?P<name>\S+) \(")
@@ -301,24 +302,24 @@ _XFS_FORM = re.compile(r"([0-9]{1,18})\s+([0-9]{1,18})\s+([0-9]{1,18})\s+[0-9]{1
 
 
 def xfs_command(kind: str, name: str, mount_point: str) -> list[str]:
-    """`xfs_quota -c "quota -v -b -i -u alice" /data`. `kind`: user or group.
+    """Return `xfs_quota -c "quota -v -b -i -u alice" /data`. `kind`: user or group.
 
-    xfs_quota splits its command at blanks; names of accounts have none.
+    xfs_quota splits its command at blanks; account names contain none.
     """
     return ["xfs_quota", "-c", f"quota -v -b -i {'-u' if kind == 'user' else '-g'} {name}", mount_point]
 
 
 def parse_xfs(text: str) -> tuple[Amount, ...]:
-    """Given the output of `xfs_quota -c "quota -b -i ..."`, return its amounts. Raise ProbeError if it is none.
+    """Given the output of `xfs_quota -c "quota -b -i ..."`, return its amounts. Raise ProbeError for other output.
 
-    Nothing is printed where quotas are off: that gives nothing.
+    The output is empty if quotas are off; so is the result.
     """
     if not text.strip():
         return ()
     amounts: list[Amount] = []
     head = _XFS_HEAD.search(text)
     if head is None:
-        raise ProbeError(f"xfs_quota wrote no table: {text.strip()[:120]!r}")
+        raise ProbeError(f"xfs_quota printed no table: {text.strip()[:120]!r}")
     body = text[head.end() :]
     only_files = "Blocks" not in body.partition("Mounted on")[0]
     scope = f"{head['kind'].lower()} {head['name']}"
@@ -326,34 +327,34 @@ def parse_xfs(text: str) -> tuple[Amount, ...]:
         used, soft, limit, grace = form
         amounts.append(amount(kind, XFS, scope, used, soft, limit, grace))
     if not amounts:
-        raise ProbeError(f"xfs_quota wrote no figures: {body.strip()[:120]!r}")
+        raise ProbeError(f"xfs_quota printed no figures: {body.strip()[:120]!r}")
     return tuple(amounts)
 
 
-# Linux and NFS servers: quota(1) of linuxquota 4.06. `-w` keeps a long device name on its row, `-p` writes the end of a
-# grace period in seconds since the epoch, and `-f` asks for one mount point: without it every NFS server is asked, dead
-# ones too. Blocks are of 1 KiB. The exit code is 1 when a quota is exceeded: that is an answer.
+# Linux and NFS servers: quota(1) of linuxquota 4.06. `-w` keeps a long device name on its row, `-p` prints the end of a
+# grace period in seconds since the epoch, and `-f` queries one mount point; without it, quota queries every NFS server,
+# dead ones too. Blocks are of 1 KiB. The exit code is 1 when a quota is exceeded, which is not an error here.
 
 UNIX = "quota"
 _UNIX_HEAD = re.compile(
     r"Disk quotas for (?P<kind>user|group|project) (?P<name>\S+) \((?:uid|gid) .*\):\s*(?P<none>none)?"
 )
 NO_QUOTA = "not found or has no quota enabled"
-"""What quota 4.06 writes to its standard error, with exit code 1, for a mount point without quotas."""
+"""The stderr of quota 4.06, with exit code 1, for a mount point without quotas."""
 
 _EPOCH_S = 10**8
-"""A raw grace beyond it is a time, not a rest."""
+"""A larger raw grace value is a time since the epoch, not a duration."""
 
 
 def unix_command(mount_point: str) -> list[str]:
-    """`quota -u -g -v -w -p -f /home`."""
+    """Return `quota -u -g -v -w -p -f /home`."""
     return ["quota", "-u", "-g", "-v", "-w", "-p", "-f", mount_point]
 
 
 def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
-    """Given the output of `quota`, return the amounts of one device, its name exactly.
+    """Given the output of `quota`, return the amounts of one device, matched by its exact name.
 
-    Raise ProbeError if it is no such output. Quotas of other devices, and `none`, give nothing.
+    Raise ProbeError for other output. Return nothing for `none` and for quotas of other devices.
     """
     amounts: list[Amount] = []
     scope, name = "", ""
@@ -365,7 +366,7 @@ def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
         words = line.split()
         if not scope or not words or words[0] == "Filesystem":
             continue
-        if not name and len(words) == 1:  # without -w, a long name stands on a line of its own
+        if not name and len(words) == 1:  # without -w, a long name is on a line of its own
             name = words[0]
             continue
         owner, row = (name, words) if name else (words[0], words[1:])
@@ -374,42 +375,42 @@ def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
             continue
         size, files = figures_of(row, UNIX)
         used, soft, limit, grace = size
-        amounts.append(amount(BYTES, UNIX, scope, used, soft, limit, _rest(grace, now)))
+        amounts.append(amount(BYTES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
         used, soft, limit, grace = files
-        amounts.append(amount(INODES, UNIX, scope, used, soft, limit, _rest(grace, now)))
+        amounts.append(amount(INODES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
     if not scope:
-        raise ProbeError(f"quota wrote no table: {text.strip()[:120]!r}")
+        raise ProbeError(f"quota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
 
 
-def _rest(grace: str, now: float) -> str:
-    """The grace column, a raw time since the epoch as what is left of it."""
+def _grace_left(grace: str, now: float) -> str:
+    """Return the grace column with a time since the epoch converted to the seconds left."""
     if grace.isdecimal() and len(grace) < 19 and int(grace) > _EPOCH_S:
         return f"{max(0, int(int(grace) - now))}s"
     return grace
 
 
-# du, where no tool knows: only on request, since it walks every directory. It counts allocated blocks, as quotas do
-# (not `-b`, the apparent size), each hard link once, on one file system.
+# du, for sites without quota tools: only on request, because it walks the whole tree. It counts allocated blocks, as
+# quotas do (not `-b`, the apparent size), each hard link once, on one file system.
 
 DU = "du"
 
 
 def du_command(path: str, kind: str) -> list[str]:
-    """`du -s -x --block-size=1 -- /scratch/lab`, or with `--inodes`."""
+    """Return `du -s -x --block-size=1 -- /scratch/lab`, or the same with `--inodes`."""
     return ["du", "-s", "-x", "--inodes" if kind == INODES else "--block-size=1", "--", path]
 
 
 def parse_du(text: str, errors: str, kind: str, limit: float) -> Amount:
-    """Given what du printed, return the amount against a limit. Raise ProbeError if it printed no total.
+    """Given the output of du, return the amount with its limit. Raise ProbeError if there is no total.
 
-    du goes on after directories that it may not read, and tells them on its standard error: the total is a lower bound.
+    du skips directories that it cannot read and reports them on stderr; the total is then a lower bound.
     """
     total = text.split(None, 1)[0] if text.strip() else ""
     if not total.isdecimal() or len(total) > 18:
         first = errors.strip().split("\n")[0][:160]
         raise ProbeError(f"du printed no total{': ' + first if first else ''}")
     unread = sum(1 for line in errors.split("\n") if line.startswith("du: "))
-    note = f"a lower bound: {unread} directory{'s' if unread > 1 else ''} could not be read" if unread else ""
+    note = f"a lower bound: {plural(unread, 'directory')} could not be read" if unread else ""
     return Amount(kind=kind if kind == INODES else BYTES, source=DU, scope="directory", used=float(total), limit=limit,
                   note=note)  # fmt: skip

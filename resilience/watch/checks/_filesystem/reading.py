@@ -1,4 +1,4 @@
-"""What was read of one file system, as plain values; and how fast it grows. Pure."""
+"""The reading of one file system, and its growth. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from resilience.quantities import format_bytes
 BYTES = "bytes"
 INODES = "inodes"
 PERCENT = "percent"
-"""What a site command counts in when it tells nothing but percents."""
+"""The kind of an amount when a site command prints percentages only."""
 
 FILE_SYSTEM = "file system"
-"""The scope of statvfs: everybody's files, and what is left of the disk itself."""
+"""The scope of statvfs: all users' files on the whole file system."""
 
 
 class Amount(NamedTuple):
-    """How much of something is used.
+    """The usage of one limit.
 
     Attributes:
         kind: bytes, inodes, or percent.
-        source: who says so: `lfs quota`, `statvfs`.
-        scope: whose limit it is: `file system`, `user alice`, `group lab`, `project 1001`, `fileset work`.
+        source: where the figure comes from: `lfs quota`, `statvfs`.
+        scope: the owner of the limit: `file system`, `user alice`, `group lab`, `project 1001`, `fileset work`.
         used: how much is used.
-        limit: where writing ends; None: nothing ends it.
-        soft: above it the grace period runs; None: there is none.
-        grace_s: seconds left of that period when it was asked; 0 when it is over; None when it does not run.
-        age_s: how old the figure was when it was asked; None when that is not known.
-        note: what else is known about it.
+        limit: the hard limit; None: no limit.
+        soft: the soft limit, above which the grace period runs; None: no soft limit.
+        grace_s: seconds left of the grace period when probed; 0: expired; None: not running.
+        age_s: the age of the figure when probed; None: unknown.
+        note: a remark.
     """
 
     kind: str
@@ -45,39 +45,39 @@ class Amount(NamedTuple):
 
     @property
     def key(self) -> str:
-        """By which it is known again at the next task."""
+        """Return the key that identifies this amount from probe to probe."""
         return f"{self.source}/{self.scope}/{self.kind}"
 
 
 def amount_text(value: float, kind: str) -> str:
-    """An amount as people read it: `18.4 TiB`, `450,000`, `12.5%`."""
+    """Format an amount: `18.4 TiB`, `450,000`, `12.5%`."""
     if kind == PERCENT:
         return f"{value:.1f}%"
     return format_bytes(value) if kind == BYTES else f"{value:,.0f}"
 
 
 Point = tuple[float, float]
-"""When, in seconds, and how much."""
+"""A time, in seconds, and a usage."""
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle of the values. Raise ValueError if there are none."""
+    """Return the median of the values. Raise ValueError without values."""
     if not values:
-        raise ValueError("no values have no median")
+        raise ValueError("median of no values")
     ordered = sorted(values)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def slope_per_s(points: Sequence[Point], least_gap_s: float = 0.0) -> float:
-    """The median slope of all pairs that lie more than `least_gap_s` apart; 0.0 where there is none.
+    """Return the median slope of all pairs more than `least_gap_s` apart; 0.0 if there is none.
 
-    Theil and Sen's (Theil 1950; Sen, P. K., "Estimates of the regression coefficient based on Kendall's tau", JASA 63
-    (1968) 1379-1389): up to 29 % of the readings may be anything. Pairs far apart say more where readings rise in
-    steps: two on one stair have no slope at all.
+    The Theil-Sen estimator (Theil 1950; Sen, P. K., "Estimates of the regression coefficient based on Kendall's tau",
+    JASA 63 (1968) 1379-1389), which tolerates up to 29 % outliers. Pairs far apart are better if the usage rises in
+    steps, because two readings of the same step have slope 0.
 
-    The guard's memory forecast has these few lines as well (guard/memory/forecast.py): a module more would cost the
-    start of every rank of every training, and its fit asks for more than that of a file system can.
+    guard/memory/forecast.py duplicates these few lines: another module would slow the start of every rank, and its fit
+    has stricter conditions.
     """
     slopes = [
         (value - earlier) / (when - before)
@@ -91,44 +91,44 @@ def slope_per_s(points: Sequence[Point], least_gap_s: float = 0.0) -> float:
 SPACING_S = 300.0
 """Readings closer together than this replace one another."""
 KEPT_S = 14 * 86400.0
-"""How long a reading is remembered. A clock that jumps by a year starts afresh."""
+"""The retention of readings. A clock that jumps by a year discards all of them."""
 SPARSENESS = 24.0
-"""A reading of age t has a neighbour within about t / SPARSENESS: about 200 readings in 14 days."""
+"""Readings of age t are about t / SPARSENESS apart: about 200 readings in 14 days."""
 LEAST_READINGS = 6
 LEAST_SPAN_S = 1500.0
 REACH = 6.0
 SHARE = (1 / 3, 2.0)
-"""How much of its even share of the rise each third of the time has, at least and at most."""
+"""The range of the rise in each third of the time, relative to an even rise."""
 HIGHER = 0.05
-"""The last third rises above all before by so much of the range."""
+"""The last third must exceed the maximum before it by this share of the range."""
 LEAST_RISE = 4.0
-"""The rise is at least so many times the scatter around the line."""
+"""The least rise, as a multiple of the scatter around the fitted line."""
 MOST_FITTED = 64
 """Readings in one fit: 2,016 pairs, about 0.5 ms."""
 
 
 class Growth(NamedTuple):
-    """A growth that can be trusted.
+    """A growth that passed the conditions of `growth`.
 
     Attributes:
-        per_s: how much more it is each second; more than 0.
-        span_s: how long it was seen.
+        per_s: the growth per second, more than 0.
+        span_s: the time over which it was measured.
     """
 
     per_s: float
     span_s: float
 
     def reaches_in_s(self, free: float) -> float | None:
-        """In how many seconds `free` is used up; None if that is further off than can be told."""
+        """Return the seconds until `free` is used up; None if that is beyond the forecast horizon."""
         wait_s = max(0.0, free) / self.per_s
         return wait_s if wait_s <= REACH * self.span_s else None
 
 
 def remembered(points: Sequence[Point], now: float, used: float) -> tuple[Point, ...]:
-    """Given what was remembered, oldest first, return it with a new reading; bounded, the old ones further apart.
+    """Return the remembered readings, oldest first, with a new one added and old ones thinned out.
 
-    Time is cut into boxes that double in length with the age, and each box keeps its first reading: boxes lie in boxes,
-    so that what is kept stays kept. Readings that claim to be of the future were taken while a clock was wrong.
+    Time is divided into boxes whose length doubles with the age, and each box keeps its first reading. The boxes are
+    nested, so that thinning is consistent over time. Readings from the future (a wrong clock) are dropped.
     """
     boxes: dict[tuple[float, int], Point] = {}
     for when, value in points:
@@ -143,22 +143,20 @@ def remembered(points: Sequence[Point], now: float, used: float) -> tuple[Point,
 
 
 def growth(points: Sequence[Point], healthy: float) -> tuple[Growth | None, str]:
-    """Given readings, oldest first, return how fast they grow, or None; and a sentence that says why.
+    """Return the growth of the readings, given oldest first, or None; and the reason.
 
-    A growth is reported only if
-    - it is steady: each third of the time has its share of the rise. A data set copied in an hour is no growth;
-    - it leads somewhere: the last third reaches higher than ever before. The slow side of a sawtooth (checkpoints that
-      are pruned) does not; neither does a disk that fills again after a pruning, up to the height it had in good
-      health. `healthy` is that height: one that was reached below it and left again proves that something makes room
-      in time;
-    - it stands out of the scatter. One outlier moves nothing.
-    It is told no further ahead than `REACH` times as long as it was seen. The longest stretch that passes counts: the
-    whole of what is remembered, else its last half, quarter, eighth ...
+    A growth counts only if
+    - it is steady: each third of the time has its share of the rise. A data set copied within an hour does not count;
+    - it exceeds the earlier maximum: the rising edge of a sawtooth (checkpoints that are pruned) does not, nor does a
+      disk that refills after pruning to a level below `healthy`, because it was pruned at that level before;
+    - it is significant compared with the scatter, so that one outlier has no effect.
+    The forecast horizon is `REACH` times the time over which the growth was measured. The longest span that passes
+    counts: all remembered readings, else their last half, quarter, eighth ...
     """
     if len(points) < LEAST_READINGS or points[-1][0] - points[0][0] < LEAST_SPAN_S:
-        return None, f"{len(points)} readings remembered: too few to tell a growth"
+        return None, f"too few readings for a forecast ({len(points)})"
     start, end = points[0][0], points[-1][0]
-    reason = "it does not grow"
+    reason = "no growth"
     span_s = end - start
     while span_s >= LEAST_SPAN_S:
         part = [point for point in points if point[0] >= end - span_s]
@@ -170,7 +168,7 @@ def growth(points: Sequence[Point], healthy: float) -> tuple[Growth | None, str]
             height = median([value for _, value in part[-3:]])
             margin = HIGHER * (max(before) - min(before)) if before else 0.0
             if before and max(before) <= healthy and height <= max(before) + margin:
-                return None, "it grows, and not yet higher than it was before something made room"
+                return None, "growing, but below the level at which space was freed before"
             return found, why
         reason = why
         span_s /= 2
@@ -183,30 +181,30 @@ def _fit(points: Sequence[Point]) -> tuple[Growth | None, str]:
     chosen = _thinned(points)
     thirds = _thirds(points)
     if any(len(third) < 2 for third in thirds):
-        return None, "too few readings in a part of the time"
+        return None, "too few readings in a third of the time"
     slope = slope_per_s(chosen, span_s / 4)
     if slope <= 0:
-        return None, "it does not grow"
+        return None, "no growth"
     rise = slope * span_s
     levels = [median([value for _, value in near]) for near in _boundaries(points)]
     shares = [after - before for before, after in pairwise(levels)]
     if not all(SHARE[0] * rise / 3 <= share <= SHARE[1] * rise / 3 for share in shares):
-        return None, "it rose, and not steadily"
+        return None, "no steady growth"
     before, last = [v for third in thirds[:2] for _, v in third], [v for _, v in thirds[2]]
     values = before + last
-    # The third highest of the last third: an outlier or two do not make a height.
+    # The third highest of the last third is not affected by one or two outliers.
     height = sorted(last)[-min(3, len(last))]
     if height <= sorted(before)[-1 - (len(before) > LEAST_READINGS)] + HIGHER * (max(values) - min(values)):
-        return None, "it does not reach higher than before"
+        return None, "not above the earlier maximum"
     base = median([value - slope * when for when, value in chosen])
     scatter = 1.4826 * median([abs(value - slope * when - base) for when, value in chosen])
     if rise < LEAST_RISE * scatter:
-        return None, "it does not stand out of its ups and downs"
-    return Growth(slope, span_s), "it grows"
+        return None, "growth not significant compared with the scatter"
+    return Growth(slope, span_s), "growing"
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """At most MOST_FITTED of them, evenly; the last one always."""
+    """Return at most MOST_FITTED of the points, evenly spaced, the last one included."""
     if len(points) <= MOST_FITTED:
         return list(points)
     step = (len(points) - 1) / (MOST_FITTED - 1)
@@ -222,43 +220,43 @@ def _thirds(points: Sequence[Point]) -> tuple[list[Point], list[Point], list[Poi
 
 
 def _boundaries(points: Sequence[Point]) -> list[list[Point]]:
-    """The three readings nearest to the start, to the thirds, and to the end of the time."""
+    """Return the three readings nearest to the start, to each third, and to the end of the time."""
     start, span_s = points[0][0], points[-1][0] - points[0][0]
     return [sorted(points, key=lambda p, at=start + k * span_s / 3: abs(p[0] - at))[:3] for k in range(4)]  # type: ignore[misc]
 
 
 SILENT_S = 86400.0
-"""What a source told is kept for so long when it gives no answer."""
+"""How long the history of a source is kept while the source does not respond."""
 MOST_KEYS = 12
-"""Limits of one subject whose growth is remembered."""
+"""The most limits of one subject with a history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSystemReading:
-    """What was seen of one subject.
+    """The reading of one subject.
 
     Attributes:
-        path: what was looked at.
-        roles: what it is to the training: `project directory`, `$SCRATCH`.
-        mount: where the file system is mounted.
+        path: the path that was probed.
+        roles: its roles in the training: `project directory`, `$SCRATCH`.
+        mount: the mount point of the file system.
         type: ext4, lustre ...
-        device: what is mounted.
-        is_local: whether other nodes most probably have another one in its place.
+        device: the mounted device or export.
+        is_local: whether the file system is probably local to this node.
         is_needed: whether the training writes there.
-        is_named: whether somebody named it.
-        trouble: missing, dangling, unreadable, stale: why nothing could be read; empty when it could.
-        detail: that, as a sentence.
+        is_named: whether the settings name the path.
+        trouble: why nothing could be read: missing, dangling, unreadable, stale; otherwise empty.
+        detail: the same as a sentence.
         advice: what to do about it.
-        read_only: whether the mount refuses to write.
-        seen_writable: whether it ever was seen otherwise.
-        amounts: how much is used, and of which limits.
-        history: by the key of an amount: what was used when, oldest first.
-        mounts: by path: mount point, type and device it was last seen on in good order, and when.
-        checkpoint: what one checkpoint takes, and how often one is written; see measure.Learned.
-        purge: which files will be deleted for their age; see measure.Doomed.
-        du: when du last counted, and its total.
-        silent: what was to be told, and was not, and why: a limit that may be passed meanwhile.
-        looked: what was done, for `--explain`.
+        read_only: whether the file system is mounted read-only.
+        seen_writable: whether it was ever seen writable.
+        amounts: the usage of each limit.
+        history: times and usage by the key of an amount, oldest first.
+        mounts: by path: mount point, type and device on which it was last accessible, and when.
+        checkpoint: size and interval of checkpoints; see measure.CheckpointStats.
+        purge: files that will be purged; see measure.PurgeCandidates.
+        du: the time and total of the last du.
+        silent: limits that could not be read, and why; they may be exceeded.
+        looked: the explanation for `--explain`.
     """
 
     path: str
@@ -285,7 +283,7 @@ class FileSystemReading:
 
 
 class KnownMount(NamedTuple):
-    """The mount that a path was last seen on in good order; remembered as a plain tuple."""
+    """The mount on which a path was last accessible; stored as a plain tuple."""
 
     point: str
     type: str
@@ -294,7 +292,7 @@ class KnownMount(NamedTuple):
 
 
 def is_whole(reading: FileSystemReading) -> bool:
-    """Whether what was remembered is what was written: somebody may have edited the file by hand."""
+    """Return whether a remembered reading is well-formed; the file may have been edited by hand."""
     tables: tuple[Any, ...] = (reading.history, reading.mounts, reading.du)
     return (
         all(isinstance(table, dict) for table in tables)
@@ -308,7 +306,7 @@ def is_whole(reading: FileSystemReading) -> bool:
 
 
 def points_of(history: Mapping[str, Any], key: str) -> tuple[Point, ...]:
-    """The remembered readings of one amount; what is none of them (a file edited by hand) is passed over."""
+    """Return the remembered readings of one amount, skipping malformed rows (a file edited by hand)."""
     rows = history.get(key) if isinstance(history, dict) else None
     if not isinstance(rows, list | tuple):
         return ()
@@ -322,7 +320,7 @@ def points_of(history: Mapping[str, Any], key: str) -> tuple[Point, ...]:
 def history_after(
     old: FileSystemReading | None, amounts: Sequence[Amount], now: float
 ) -> dict[str, tuple[tuple[float, float], ...]]:
-    """What was used when. A source that gives no answer today, a quota tool for instance, is not forgotten for that."""
+    """Return the history with the new amounts; sources that do not respond keep theirs for SILENT_S."""
     past = old.history if old is not None else {}
     now_known = {item.key: remembered(points_of(past, item.key), now, item.used) for item in amounts}
     silent = {key: points for key in past if key not in now_known and (points := points_of(past, key))}
@@ -330,14 +328,14 @@ def history_after(
     return dict(list({**now_known, **lasting}.items())[:MOST_KEYS])
 
 
-def unanswered(
-    old: FileSystemReading | None, amounts: Sequence[Amount], failed: Mapping[str, str], wanted: Sequence[str]
+def missing_limits(
+    old: FileSystemReading | None, amounts: Sequence[Amount], failed: Mapping[str, str], required: Sequence[str]
 ) -> tuple[str, ...]:
-    """Given who gave no answer and why, return what should have been told: who of `wanted`, and limits known before.
+    """Return the errors of sources that matter: those in `required`, and those with limits known from earlier probes.
 
-    A quota tool that never told anything is not missed: at many sites one is installed, and no server answers it.
+    Errors of quota tools that never reported a limit are ignored: many sites install one without a quota server.
     """
-    said = [f"{name}: {failed[name]}" for name in wanted if name in failed]
+    said = [f"{name}: {failed[name]}" for name in required if name in failed]
     if said or not failed or old is None:
         return tuple(said)
     why = "; ".join(f"{name}: {reason}" for name, reason in failed.items())

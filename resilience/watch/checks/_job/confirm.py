@@ -1,4 +1,4 @@
-"""Makes sure of what the queue does not show: one empty answer is not dead."""
+"""Confirms that jobs missing from the queue's answer are gone: one empty answer is no proof."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from resilience.schedulers import Scheduler
 from resilience.system.ports import Clock
 from resilience.watch.checks._job.subjects import QueueAnswer
 
-LOOKED_UP = 3
-"""So many subjects are looked up by the id of their last job, which takes seconds each; all others share one query."""
-SECOND_LOOK_S = 2.0
-"""How long to wait before a queue that does not show somebody is asked again."""
+MOST_LOOKED_UP = 3
+"""The most subjects looked up by the id of their last job, which takes seconds each; the others share one query."""
+SECOND_QUERY_S = 2.0
+"""How long to wait before the second query of the queue."""
 EARLIER_S = 30.0
-"""A look that long ago which did not show it either is a second look."""
+"""A subject missing from a probe this long ago is confirmed as missing."""
 _MAY_COME_BACK = frozenset({JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL})
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """One subject of which a successful answer shows no living job.
+    """One subject without a live job in a successful answer.
 
     Attributes:
-        ids: the jobs and arrays it is known to have had, oldest first.
-        ended: its rows in that answer, all of them over.
-        is_ours: whether a job found by its id is this subject's: SLURM gives ids away twice after a crash.
-        mine: whether its jobs are one's own, which are never hidden.
-        missing_since: when it was first seen to be missing.
+        ids: its known jobs and arrays, oldest first.
+        ended: its rows in that answer, all of them ended.
+        is_ours: returns whether a job belongs to this subject: SLURM may reuse an id after a crash.
+        mine: whether its jobs belong to the current user, to whom they are always visible.
+        missing_since: when it was first missing.
     """
 
     subject: str
@@ -41,13 +41,13 @@ class Missing:
 
 
 @dataclass(frozen=True, slots=True)
-class Certainty:
-    """What a second source said of one subject.
+class Confirmation:
+    """The result of the second sources for one subject.
 
     Attributes:
-        gone: how it is known that it has no job; empty while that is not known.
-        unsure: why it is not known.
-        job: a living job that turned up after all.
+        gone: the evidence that there is no job; empty if not confirmed.
+        unsure: why that is not confirmed.
+        job: a live job that a second source found.
     """
 
     gone: str = ""
@@ -56,12 +56,12 @@ class Certainty:
 
 
 class Confirmer:
-    """Asks second sources, for as long as there is time.
+    """Queries second sources until the deadline.
 
     Args:
-        again: asks the queue once more, for all at once.
-        sort: the jobs of each subject in an answer.
-        until: the monotonic time at which no more questions are asked.
+        again: queries the queue once more, for all subjects.
+        sort: returns the jobs of each subject in an answer.
+        until: the monotonic time after which no more queries are made.
     """
 
     def __init__(
@@ -74,34 +74,34 @@ class Confirmer:
     ) -> None:
         self._client, self._clock, self._again, self._sort, self._until = client, clock, again, sort, until
 
-    def confirm(self, missing: Sequence[Missing]) -> dict[str, Certainty]:
-        """What is known of each, by subject."""
-        found = {one.subject: certain for one in missing if (certain := by_rows(one)) is not None}
+    def confirm(self, missing: Sequence[Missing]) -> dict[str, Confirmation]:
+        """Return the result for each subject."""
+        found = {one.subject: certain for one in missing if (certain := confirm_by_rows(one)) is not None}
         known = [one for one in missing if one.subject not in found and one.ids]
-        for one in known[:LOOKED_UP]:
+        for one in known[:MOST_LOOKED_UP]:
             found[one.subject] = self._look_up(one)
-        found |= self._by_history(known[LOOKED_UP:])
+        found |= self._by_history(known[MOST_LOOKED_UP:])
         left = [one for one in missing if one.subject not in found]
         if left:
-            found |= self._by_second_look(left)
+            found |= self._by_second_query(left)
         return found
 
     def _has_time(self) -> bool:
         return self._clock.monotonic() < self._until
 
-    def _look_up(self, one: Missing) -> Certainty:
+    def _look_up(self, one: Missing) -> Confirmation:
         if not self._has_time():
-            return Certainty(unsure="there was no time left to look it up")
+            return Confirmation(unsure="no time left to look up its last job")
         presence = self._client.presence(JobId(one.ids[-1]), mine=one.mine)
         if presence.liveness is Liveness.UNKNOWN:
-            return Certainty(unsure=presence.reason)
+            return Confirmation(unsure=presence.reason)
         if presence.liveness is Liveness.ALIVE and presence.job is not None and one.is_ours(presence.job):
-            return Certainty(job=presence.job)
+            return Confirmation(job=presence.job)
         if presence.liveness is Liveness.ALIVE:
-            return Certainty(gone=f"job {one.ids[-1]} is somebody else's now")
-        return Certainty(gone=presence.reason)
+            return Confirmation(gone=f"the id {one.ids[-1]} belongs to another job now")
+        return Confirmation(gone=presence.reason)
 
-    def _by_history(self, missing: Sequence[Missing]) -> dict[str, Certainty]:
+    def _by_history(self, missing: Sequence[Missing]) -> dict[str, Confirmation]:
         if not missing or not self._has_time():
             return {}
         try:
@@ -116,45 +116,47 @@ class Confirmer:
         for one in missing:
             rows = tuple(last.get(one.ids[-1], {}).values())
             if rows and all(job.state.is_final and job.state not in _MAY_COME_BACK for job in rows):
-                found[one.subject] = Certainty(gone=f"accounting says that job {rows[-1].id} ended: {rows[-1].state}")
+                found[one.subject] = Confirmation(
+                    gone=f"accounting reports that job {rows[-1].id} ended: {rows[-1].state}"
+                )
         return found
 
-    def _by_second_look(self, missing: Sequence[Missing]) -> dict[str, Certainty]:
+    def _by_second_query(self, missing: Sequence[Missing]) -> dict[str, Confirmation]:
         if not self._has_time():
-            return {one.subject: Certainty(unsure="there was no time left for a second look") for one in missing}
+            return {one.subject: Confirmation(unsure="no time left for a second query") for one in missing}
         now = self._clock.now()
-        self._clock.sleep(SECOND_LOOK_S)
+        self._clock.sleep(SECOND_QUERY_S)
         answer = self._again()
         if answer.error:
-            return {one.subject: Certainty(unsure=f"the second look failed: {answer.error}") for one in missing}
+            return {one.subject: Confirmation(unsure=f"the second query failed: {answer.error}") for one in missing}
         hides = self._hides_jobs() if any(not one.mine for one in missing) else ""
         rows = self._sort(answer.jobs)
         found = {}
         for one in missing:
             job = next((job for job in rows.get(one.subject, ()) if job.state.is_alive), None)
             if job is not None:
-                found[one.subject] = Certainty(job=job)
+                found[one.subject] = Confirmation(job=job)
             elif hides and not one.mine:
-                found[one.subject] = Certainty(unsure=hides)
+                found[one.subject] = Confirmation(unsure=hides)
             elif one.ids and (one.missing_since is None or now - one.missing_since < EARLIER_S):
-                found[one.subject] = Certainty(unsure="it was there before; the next look makes sure")
+                found[one.subject] = Confirmation(unsure="it was queued before; the next probe confirms")
             else:
-                found[one.subject] = Certainty(gone="two looks at the queue found no job of it")
+                found[one.subject] = Confirmation(gone="two queries of the queue found no job")
         return found
 
     def _hides_jobs(self) -> str:
-        """Why others' jobs may be there and not be shown (PrivateData, slurm.conf(5)); empty when they are shown."""
+        """Return why other users' jobs may be hidden (PrivateData, slurm.conf(5)); empty if they are visible."""
         try:
             private = self._client.config().raw.get("PrivateData", "")
         except ResilError as error:
-            return f"whether this cluster hides other people's jobs is not known: {error.message}"
-        return "this cluster hides other people's jobs (PrivateData)" if "jobs" in private.split(",") else ""
+            return f"cannot tell whether this cluster hides other users' jobs: {error.message}"
+        return "this cluster hides other users' jobs (PrivateData)" if "jobs" in private.split(",") else ""
 
 
-def by_rows(one: Missing) -> Certainty | None:
-    """What the answer's own rows prove: that what was known last is over. None when they do not. Pure.
+def confirm_by_rows(one: Missing) -> Confirmation | None:
+    """Return the confirmation from the answer's own rows: the last known job has ended. None if not. Pure.
 
-    A job that lost its node, or gave way, may be back in the queue in a moment.
+    A job that lost its node or was preempted may be requeued in a moment.
     """
     newest = one.ids[-1] if one.ids else None
     rows = [job for job in one.ended if newest is None or newest in (job.id.array, job.raw_id)]
@@ -163,4 +165,4 @@ def by_rows(one: Missing) -> Certainty | None:
     job = max(rows, key=lambda job: (job.end_time or 0.0, job.raw_id))
     if any(row.state in _MAY_COME_BACK for row in rows):
         return None
-    return Certainty(gone=f"the queue says that job {job.id} ended: {job.state}")
+    return Confirmation(gone=f"the queue reports that job {job.id} ended: {job.state}")

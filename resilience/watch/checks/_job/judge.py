@@ -1,4 +1,4 @@
-"""Findings about a run or a name: what its live jobs do, and which rule that breaks. Pure."""
+"""Judges a run or a job name by its live jobs. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from resilience.finding import Figure, Finding, Verdict
 from resilience.job import JobState
+from resilience.messages import plural
 from resilience.quantities import format_duration
 from resilience.switch import printable
 from resilience.watch.checks._job.reading import JobReading, SeenJob, recent
@@ -36,13 +37,13 @@ _KNOWN_RUNNING = frozenset(
 
 
 def judge(subject: str, reading: JobReading, settings: JobSettings, now: float) -> Sequence[Finding]:
-    """Say what was seen. There is always at least one finding."""
+    """Return the findings about a reading; at least one."""
     if reading.kind == "none":
         return [
             Finding(
                 subject=subject,
                 verdict=Verdict.OK,
-                summary="no run was submitted from here yet",
+                summary="no run has been submitted here yet",
                 advice="start one: resil submit; or watch a job by its name: resil watch job NAME",
                 looked=reading.looked,
             )
@@ -55,9 +56,9 @@ def judge(subject: str, reading: JobReading, settings: JobSettings, now: float) 
 def _judge_queue(subject: str, reading: JobReading, settings: JobSettings, now: float) -> Finding:
     looked = _explanation(reading, now)
     if not reading.trouble:
-        summary = f"answered in {reading.took_s:.2f} s; {many(reading.rows, 'row')} of it watched"
+        summary = f"answered in {reading.took_s:.2f} s; {plural(reading.rows, 'row')} of it watched"
         return Finding(subject=subject, verdict=Verdict.OK, summary=summary, looked=looked)
-    # From question to question: how long the last one waited in vain is no second silence.
+    # From query to query; the time that the last query waited does not count.
     silent_s = max(0.0, reading.asked - reading.since.get("unreachable", reading.asked))
     is_long = silent_s >= settings.unknown_critical_after_s
     since = f" for {format_duration(silent_s)}" if silent_s >= 1 else ""
@@ -65,19 +66,19 @@ def _judge_queue(subject: str, reading: JobReading, settings: JobSettings, now: 
         subject=subject,
         verdict=Verdict.CRITICAL if is_long else Verdict.UNKNOWN,
         fault=UNREACHABLE,
-        summary=f"no answer{since}: {reading.trouble}; whether the jobs live is unknown, not dead",
-        advice=reading.unsure or "running jobs go on without it; ask `scontrol ping`, then the administrators",
+        summary=f"no response{since}: {reading.trouble}; the state of the jobs is unknown, not dead",
+        advice=reading.unsure or "running jobs continue without it; try `scontrol ping`, then ask the administrators",
         evidence=reading.looked[1:],
-        looked=(*looked, f"CRITICAL after {format_duration(settings.unknown_critical_after_s)} of silence"),
+        looked=(*looked, f"CRITICAL after {format_duration(settings.unknown_critical_after_s)} without response"),
     )
 
 
 class _Case:
-    """One run or name: each rule is a method that gives a finding, or none."""
+    """One run or name: each rule is a method that yields its findings."""
 
     def __init__(self, subject: str, reading: JobReading, settings: JobSettings, now: float) -> None:
         self.subject, self.reading, self.settings, self.now = subject, reading, settings, now
-        self.standing: Standing = sort(reading.jobs)
+        self.by_state: JobsByState = sort(reading.jobs)
 
     def findings(self) -> list[Finding]:
         found = list(self._own_faults())
@@ -87,12 +88,12 @@ class _Case:
         elif not self.reading.jobs:
             found.append(self._missing())
         elif self.reading.over:
-            rest = f"; {many(len(self.reading.jobs), 'job')} of it still there, to exit by themselves"
+            rest = f"; {plural(len(self.reading.jobs), 'job')} still in the queue, will exit by themselves"
             found.append(self._finding(Verdict.OK, "", self.reading.over + rest))
             found += list(self._ending_long())
         else:
             faults = [*self._waiting(), *self._running(), *self._chain(), *self._churn()]
-            found += faults or [self._finding(Verdict.OK, "", doing(self.standing, self.now))]
+            found += faults or [self._finding(Verdict.OK, "", describe(self.by_state, self.now))]
         return sorted(found, key=lambda finding: finding.verdict, reverse=True)
 
     def _finding(self, verdict: Verdict, fault: str, summary: str, advice: str = "", why: str = "") -> Finding:
@@ -111,19 +112,19 @@ class _Case:
 
     def _figures(self) -> tuple[Figure, ...]:
         figures = [
-            Figure(label="running", value=len(self.standing.running), minimum=0),
-            Figure(label="queued", value=self.standing.queued, minimum=0),
+            Figure(label="running", value=len(self.by_state.running), minimum=0),
+            Figure(label="queued", value=self.by_state.queued, minimum=0),
         ]
-        left = time_left_s(self.standing, self.now)
+        left = time_left_s(self.by_state, self.now)
         if left is not None:
             figures.append(Figure(label="left", value=round(left), unit="s", minimum=0))
         return tuple(figures)
 
     def _for(self, what: str) -> float:
-        """How long something is so, in seconds."""
+        """Return how long a condition has lasted, in seconds."""
         return max(0.0, self.now - self.reading.since.get(what, self.now))
 
-    # ---- nothing lives ----------------------------------------------------------------------------------------
+    # ---- no live job ------------------------------------------------------------------------------------------
 
     def _missing(self) -> Finding:
         reading = self.reading
@@ -132,82 +133,82 @@ class _Case:
         ended = f"; {reading.ended}" if reading.ended else ""
         if not reading.gone:
             why = reading.unsure or "one empty answer is no proof"
-            summary = f"the queue shows no job of it, and that is not certain: {why}"
-            return self._finding(Verdict.UNKNOWN, NOT_QUEUED, summary, "look again in a minute")
+            summary = f"no job in the queue, not confirmed: {why}"
+            return self._finding(Verdict.UNKNOWN, NOT_QUEUED, summary, "check again in a minute")
         if reading.kind == "run":
             name = self.subject
-            advice = f"queue it again: resil submit --run {name}; if it shall stay down: resil kill {name}"
+            advice = f"submit it again: resil submit --run {name}; to keep it down: resil kill {name}"
         else:
             advice = "submit it again; is the name right, and whose jobs are they (users)?"
         lasts = self._for("missing")
         since = f" for {format_duration(lasts)}" if lasts >= 60 else ""
         summary = f"neither running nor queued{since}: {reading.gone}"
-        if ended and reading.ended not in reading.gone and not reading.gone.startswith("the queue says"):
+        if ended and reading.ended not in reading.gone and not reading.gone.startswith("the queue reports"):
             summary += ended
-        return self._finding(Verdict.CRITICAL, NOT_QUEUED, summary, advice, "CRITICAL: nothing will go on by itself")
+        return self._finding(Verdict.CRITICAL, NOT_QUEUED, summary, advice, "CRITICAL: no job will continue it")
 
-    # ---- something waits --------------------------------------------------------------------------------------
+    # ---- pending jobs -----------------------------------------------------------------------------------------
 
     def _waiting(self) -> Iterator[Finding]:
-        standing, settings = self.standing, self.settings
-        blocking = (*standing.never, *(standing.blocked if standing.is_stuck else ()))
+        by_state, settings = self.by_state, self.settings
+        blocking = (*by_state.never, *(by_state.blocked if by_state.is_stuck else ()))
         if blocking:
             yield self._never_starts(blocking)
         limit_s, waited_s = settings.pending_limit_s, self._for("waiting")
-        if limit_s is not None and not standing.running and waited_s >= limit_s:
-            first = standing.waiting[0]
-            must = ", and it must run" if settings.require == "running" else ""
-            summary = f"nothing of it runs for {format_duration(waited_s)}{must}: {first.why.words or 'it waits'}"
-            why = f"CRITICAL from {format_duration(limit_s)} on"
+        if limit_s is not None and not by_state.running and waited_s >= limit_s:
+            first = by_state.waiting[0]
+            must = ", but require is running" if settings.require == "running" else ""
+            summary = f"no job running for {format_duration(waited_s)}{must}: {first.why.words or 'pending'}"
+            why = f"CRITICAL after {format_duration(limit_s)}"
             yield self._finding(Verdict.CRITICAL, PENDING_TOO_LONG, summary, first.why.advice, why)
 
     def _never_starts(self, blocking: Sequence[SeenJob]) -> Finding:
-        standing, settings = self.standing, self.settings
+        by_state, settings = self.by_state, self.settings
         first = blocking[0]
         why = first.why
         code = f" ({first.reason})" if first.reason and first.reason not in why.words else ""
         where = f" '{first.partition}'" if first.reason.startswith("Partition") and first.partition else ""
-        if standing.is_stuck and standing.never:
-            verdict, rule = Verdict.CRITICAL, "CRITICAL: nothing of it runs, and nothing can start"
-        elif standing.is_stuck:
+        if by_state.is_stuck and by_state.never:
+            verdict, rule = Verdict.CRITICAL, "CRITICAL: no job is running, and none can start"
+        elif by_state.is_stuck:
             lasts = self._for("blocked")
             verdict = Verdict.CRITICAL if lasts >= settings.blocked_s else Verdict.WARNING
             limit = format_duration(settings.blocked_s)
-            rule = f"it waits for others for {format_duration(lasts)}: CRITICAL from {limit} on"
+            rule = f"blocked for {format_duration(lasts)}: CRITICAL after {limit}"
         else:
-            verdict, rule = Verdict.WARNING, "WARNING: something else of it runs, or can start"
+            verdict, rule = Verdict.WARNING, "WARNING: another job of it is running or can start"
         total = sum(job.count for job in blocking)
-        many = f"; {total} jobs in all" if total > 1 else ""
-        summary = f"job {first.label} will not start: {why.words}{where}{code}{many}"
+        jobs = f"; {total} jobs in all" if total > 1 else ""
+        summary = f"job {first.label} will not start: {why.words}{where}{code}{jobs}"
         return self._finding(verdict, WILL_NEVER_START, summary, why.advice, rule)
 
-    # ---- something runs ---------------------------------------------------------------------------------------
+    # ---- running jobs -----------------------------------------------------------------------------------------
 
     def _running(self) -> Iterator[Finding]:
-        for job in self.standing.running:
+        for job in self.by_state.running:
             state = job.job_state
             if state in (JobState.CONFIGURING, JobState.POWER_UP_NODE):
                 took = max(0.0, self.now - job.start) if job.start is not None else 0.0
                 if took >= self.settings.configuring_s:
-                    summary = f"the nodes of job {job.label} are getting ready for {format_duration(took)}"
+                    summary = f"job {job.label} has been configuring its nodes for {format_duration(took)}"
                     yield self._finding(Verdict.WARNING, CONFIGURING, summary, f"see `sinfo -R -n {job.nodes}`")
                     return
             elif state in (JobState.SUSPENDED, JobState.STOPPED):
                 yield self._suspended(job)
                 return
             elif state not in _KNOWN_RUNNING:
-                summary = f"job {job.label} is {job.state}: no state that resil knows; it counts as alive"
+                summary = f"job {job.label} is in the unknown state {job.state}; it counts as alive"
                 yield self._finding(Verdict.UNKNOWN, STATE, summary, f"see `scontrol show job {job.raw}`")
                 return
         yield from self._ending_long()
 
     def _ending_long(self) -> Iterator[Finding]:
-        for job in self.standing.running:
+        for job in self.by_state.running:
             took = self._for(f"completing:{job.raw}")
             if job.job_state is JobState.COMPLETING and took >= self.settings.completing_s:
                 where = f" on {job.nodes}" if job.nodes else ""
-                summary = f"job {job.label}{where} is ending for {format_duration(took)}: its processes do not go away"
-                advice = "a hung file system or GPU, or a slow epilog: tell the administrators"
+                summary = f"job {job.label}{where} completing for {format_duration(took)}: its processes do not exit"
+                advice = "a hung file system or GPU, or a slow epilog: contact the administrators"
                 yield self._finding(Verdict.WARNING, COMPLETING, summary, advice)
                 return
 
@@ -218,35 +219,35 @@ class _Case:
         word = "suspended" if job.job_state is JobState.SUSPENDED else "stopped by a signal"
         advice = f"the administrators may resume it: scontrol resume {job.label}"
         if job.job_state is JobState.STOPPED:
-            advice = f"let it go on: scancel --signal=CONT {job.label}"
-        rule = f"CRITICAL from {format_duration(self.settings.suspended_s)} on"
+            advice = f"continue it: scancel --signal=CONT {job.label}"
+        rule = f"CRITICAL after {format_duration(self.settings.suspended_s)}"
         return self._finding(
             verdict, SUSPENDED, f"job {job.label} is {word}{for_long} and makes no progress", advice, rule
         )
 
-    # ---- what comes after -------------------------------------------------------------------------------------
+    # ---- successors -------------------------------------------------------------------------------------------
 
     def _chain(self) -> Iterator[Finding]:
-        standing, settings = self.standing, self.settings
+        by_state, settings = self.by_state, self.settings
         wanted = settings.min_queued if settings.min_queued is not None else int(self.reading.is_chain)
-        advice = f"queue more behind it: resil submit --run {self.subject} --after auto"
+        advice = f"submit a successor: resil submit --run {self.subject} --after auto"
         if self.reading.kind != "run":
-            advice = "queue more behind it: sbatch --dependency=afterany:ID"
-        left_s = time_left_s(standing, self.now)
-        lead = (*standing.running, *standing.waiting)[0]
+            advice = "submit a successor: sbatch --dependency=afterany:ID"
+        left_s = time_left_s(by_state, self.now)
+        lead = (*by_state.running, *by_state.waiting)[0]
         limit_s = lead.end - lead.start if lead.start is not None and lead.end is not None else None
         notice_s = settings.notice_s(limit_s)
-        if standing.running and not standing.queued and left_s is not None and left_s <= notice_s:
-            held = "only what will not start" if standing.never else "nothing"
+        if by_state.running and not by_state.queued and left_s is not None and left_s <= notice_s:
+            held = "only jobs that will not start are" if by_state.never else "no job is"
             when = f"ends in {format_duration(left_s)} at the latest" if left_s > 0 else "is ending"
-            summary = f"job {lead.label} {when}, and {held} is queued behind it"
-            rule = f"said from {format_duration(notice_s)} before the end on"
+            summary = f"job {lead.label} {when}, and {held} queued behind it"
+            rule = f"WARNING from {format_duration(notice_s)} before the end"
             yield self._finding(Verdict.WARNING, ENDS_SOON, summary, advice, rule)
             return
-        behind = standing.queued if standing.running else max(0, standing.queued - 1)
-        if not standing.is_stuck and behind < wanted:
-            summary = f"{many(behind, 'job')} left behind {lead.label}: the chain is running dry"
-            yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"fewer than {wanted} are left")
+        behind = by_state.queued if by_state.running else max(0, by_state.queued - 1)
+        if not by_state.is_stuck and behind < wanted:
+            summary = f"only {plural(behind, 'job')} queued behind {lead.label}"
+            yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"WARNING below {wanted}")
 
     def _churn(self) -> Iterator[Finding]:
         settings, reading = self.settings, self.reading
@@ -258,10 +259,10 @@ class _Case:
         if count < settings.churn_count:
             return
         what = "began" if len(starts) >= len(failures) else "failed or were requeued"
-        summary = f"{count} attempts {what} within {format_duration(settings.churn_s)}: it does not get going"
+        summary = f"{count} attempts {what} within {format_duration(settings.churn_s)}"
         verdict = Verdict.CRITICAL if count >= 2 * settings.churn_count else Verdict.WARNING
-        advice = "see why they end: resil logs" if reading.kind == "run" else "see why they end, in their logs"
-        rule = f"WARNING from {settings.churn_count} on, CRITICAL from {2 * settings.churn_count} on"
+        advice = "see why they end: resil logs" if reading.kind == "run" else "see their logs for why they end"
+        rule = f"WARNING from {settings.churn_count}, CRITICAL from {2 * settings.churn_count}"
         yield self._finding(verdict, REQUEUE_CHURN, summary, advice, rule)
 
     # ---- the watchdog itself ---------------------------------------------------------------------------------
@@ -269,29 +270,29 @@ class _Case:
     def _own_faults(self) -> Iterator[Finding]:
         if self.reading.own:
             summary = (
-                f"this watchdog's own job is called {self.reading.own!a} too; "
-                "it is left out, but the next of its kind may be taken for the training"
+                f"this watchdog's own job has the name {self.reading.own!a} too; "
+                "it is excluded, but other watchdog jobs with that name may count as the training"
             )
             yield self._finding(Verdict.WARNING, OWN_NAME, summary, "give the watchdog's job another name")
         if self.reading.pulse:
-            advice = "give it a file of its own: pulse_file"
-            yield self._finding(Verdict.WARNING, PULSE, f"no PULSE line was written: {self.reading.pulse}", advice)
+            advice = "set pulse_file to a separate file"
+            yield self._finding(Verdict.WARNING, PULSE, f"cannot write the PULSE line: {self.reading.pulse}", advice)
 
 
 _BEHIND = frozenset({"Dependency", "JobArrayTaskLimit"})
-"""Reasons of what waits for another job, which may be one of the same run that never starts."""
+"""Pending reasons of jobs that wait for another job, possibly one of the same run that never starts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The living jobs of one subject, by what they do.
+class JobsByState:
+    """The live jobs of one subject, grouped by state.
 
     Attributes:
-        running: what has processes, or will in a moment: configuring, suspended and completing jobs too.
-        never: what waits and will not start unless somebody does something to it.
-        blocked: what waits until others act: a partition that is down, a limit, a node.
-        startable: what starts by itself.
-        behind: what waits for another job.
+        running: jobs with allocated nodes, including configuring, suspended and completing ones.
+        never: pending jobs that will not start without user action.
+        blocked: pending jobs that only others can unblock: a partition that is down, a limit, a node.
+        startable: pending jobs that will start by themselves.
+        behind: pending jobs that wait for another job.
     """
 
     running: tuple[SeenJob, ...]
@@ -302,27 +303,27 @@ class Standing:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing runs and nothing can start, and why is known."""
+        """Return whether no job is running or can start, for a known reason."""
         return not self.running and not self.startable and bool(self.never or self.blocked)
 
     @property
     def queued(self) -> int:
-        """How many jobs and tasks wait that may start one day."""
+        """Return the number of pending jobs and tasks that may still start."""
         return sum(job.count for job in (*self.blocked, *self.startable, *self.behind))
 
     @property
     def waiting(self) -> tuple[SeenJob, ...]:
-        """Everything that waits."""
+        """Return all pending jobs."""
         return (*self.never, *self.blocked, *self.startable, *self.behind)
 
     @property
     def is_ending(self) -> bool:
-        """Whether all that runs is about to be gone."""
+        """Return whether all running jobs are completing."""
         return bool(self.running) and all(job.job_state is JobState.COMPLETING for job in self.running)
 
 
-def sort(seen: Sequence[SeenJob]) -> Standing:
-    """Given the living jobs of a subject, return them by what they do."""
+def sort(seen: Sequence[SeenJob]) -> JobsByState:
+    """Group the live jobs of a subject by state."""
     waiting = [job for job in seen if job.waits]
     never = [job for job in waiting if job.why.blocks_for_ever]
     blocked = [job for job in waiting if job.why.needs_others and job not in never]
@@ -331,28 +332,28 @@ def sort(seen: Sequence[SeenJob]) -> Standing:
     startable = [job for job in rest if job not in behind]
     running = [job for job in seen if not job.waits]
     if not running and not never and not blocked and not startable:
-        startable, behind = behind, []  # what it waits for is none of these: it may start
-    return Standing(tuple(running), tuple(never), tuple(blocked), tuple(startable), tuple(behind))
+        startable, behind = behind, []  # the job they wait for is not among these
+    return JobsByState(tuple(running), tuple(never), tuple(blocked), tuple(startable), tuple(behind))
 
 
 def is_blocked(seen: Sequence[SeenJob]) -> bool:
-    """Whether nothing runs and all waits for others."""
-    standing = sort(seen)
-    return standing.is_stuck and not standing.never
+    """Return whether no job is running and all pending ones are blocked."""
+    by_state = sort(seen)
+    return by_state.is_stuck and not by_state.never
 
 
 _DOING = {
     JobState.RUNNING: "running",
-    JobState.CONFIGURING: "its nodes are getting ready",
-    JobState.POWER_UP_NODE: "its nodes are being powered up",
-    JobState.COMPLETING: "ending",
+    JobState.CONFIGURING: "configuring nodes",
+    JobState.POWER_UP_NODE: "powering up nodes",
+    JobState.COMPLETING: "completing",
     JobState.SUSPENDED: "suspended",
     JobState.STOPPED: "stopped by a signal",
 }
 
 
 def job_line(job: SeenJob, now: float) -> str:
-    """One job as a line of evidence."""
+    """Return one job as a line of evidence."""
     words = [job.label, job.state, printable(job.name)[:80]]
     if job.user:
         words.append(f"of {job.user}")
@@ -373,51 +374,46 @@ def job_line(job: SeenJob, now: float) -> str:
     return " ".join(words)
 
 
-def doing(standing: Standing, now: float) -> str:
-    """What a run is doing, in a sentence."""
-    if standing.running:
-        return _running(standing, now)
-    first = (*standing.startable, *standing.blocked, *standing.behind, *standing.never)[0]
-    queued = standing.queued
-    sentence = f"queued as {first.label}: {first.why.words or 'waits'}"
+def describe(by_state: JobsByState, now: float) -> str:
+    """Return the state of a run as a sentence."""
+    if by_state.running:
+        return _running(by_state, now)
+    first = (*by_state.startable, *by_state.blocked, *by_state.behind, *by_state.never)[0]
+    queued = by_state.queued
+    sentence = f"queued as {first.label}: {first.why.words or 'pending'}"
     expected = expected_start(first, now)
-    return sentence + (f", {expected}" if expected else "") + (f"; {queued} jobs wait" if queued > 1 else "")
+    return sentence + (f", {expected}" if expected else "") + (f"; {queued} jobs pending" if queued > 1 else "")
 
 
-def _running(standing: Standing, now: float) -> str:
-    lead = standing.running[0]
+def _running(by_state: JobsByState, now: float) -> str:
+    lead = by_state.running[0]
     word = _DOING.get(lead.job_state, f"in state {lead.state}")
     since = f" for {format_duration(max(0.0, now - lead.start))}" if lead.start is not None else ""
     where = f" on {lead.nodes}" if lead.nodes else ""
-    others = f" (and {len(standing.running) - 1} more)" if len(standing.running) > 1 else ""
-    left = time_left_s(standing, now)
+    others = f" (and {len(by_state.running) - 1} more)" if len(by_state.running) > 1 else ""
+    left = time_left_s(by_state, now)
     ends = "" if left is None else f", {format_duration(left)} left"
-    queued = f"; {standing.queued} more queued" if standing.queued else "; nothing queued behind it"
+    queued = f"; {by_state.queued} more queued" if by_state.queued else "; no job queued behind it"
     return f"{word}{since} as job {lead.label}{where}{others}{ends}{queued}"
 
 
-def time_left_s(standing: Standing, now: float) -> float | None:
-    """How long something of it will run at the most; None when there is no limit, or nothing runs."""
-    if not standing.running:
+def time_left_s(by_state: JobsByState, now: float) -> float | None:
+    """Return the most time that any of its jobs will run; None without a limit or a running job."""
+    if not by_state.running:
         return None
-    ends = [now if job.job_state is JobState.COMPLETING else job.end for job in standing.running]
+    ends = [now if job.job_state is JobState.COMPLETING else job.end for job in by_state.running]
     known = [end for end in ends if end is not None]
     return max(0.0, max(known) - now) if len(known) == len(ends) else None
 
 
 def expected_start(job: SeenJob, now: float) -> str:
-    """When a waiting job is expected to start; a moment in the past is `due now`, never minus something."""
+    """Return when a pending job is expected to start; `due to start now` for a time in the past."""
     if job.start is None or job.why.blocks_for_ever:
         return ""
     return f"expected to start in {format_duration(job.start - now)}" if job.start > now else "due to start now"
 
 
-def many(count: int, word: str) -> str:
-    """`1 job`, `2 jobs`."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
 def _explanation(reading: JobReading, now: float) -> tuple[str, ...]:
-    """The sources of a reading, with the age of the answer."""
+    """Return the explanation of a reading, with the age of the answer."""
     age = format_duration(max(0.0, now - reading.asked))
     return (*reading.looked, f"the answer is {age} old")

@@ -1,7 +1,6 @@
-"""The job watchdog's probe: the run directories, one query for each queue, second sources, PULSE lines. The only I/O.
+"""The probe of the job watchdog, its only I/O: run directories, one query per queue, second sources, PULSE lines.
 
-Three steps for each queue: query it, confirm that missing jobs are gone (confirm.py), and write down a reading for each
-subject.
+Three steps per queue: query it, confirm that missing jobs are gone (confirm.py), and compose a reading per subject.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from dataclasses import dataclass, replace
 
 from resilience.errors import UsageError
 from resilience.job import Fault, Job, JobState
+from resilience.messages import plural
 from resilience.runs.context import Context
 from resilience.runs.run_files import SIGN_OF_LIFE_S
 from resilience.schedulers import Scheduler
-from resilience.watch.checks._job.confirm import Certainty, Confirmer, Missing
-from resilience.watch.checks._job.judge import is_blocked, many
+from resilience.watch.checks._job.confirm import Confirmation, Confirmer, Missing
+from resilience.watch.checks._job.judge import is_blocked
 from resilience.watch.checks._job.pulse import add_pulses
-from resilience.watch.checks._job.reading import JobReading, SeenJob, fold, lasting, recent
+from resilience.watch.checks._job.reading import JobReading, SeenJob, fold, ongoing_since, recent
 from resilience.watch.checks._job.runs import RunFacts, describe_attempts, journal_damage, read_runs
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks._job.subjects import (
@@ -32,34 +32,34 @@ from resilience.watch.checks._job.subjects import (
 from resilience.watch.reading import Timed
 
 NO_RUN = "runs"
-"""The subject when there is no run at all."""
+"""The subject if the state directory has no run."""
 LAST_S = 15.0
-"""Second sources are no longer asked when this much of the deadline is left: one query may be under way then."""
+"""Reserved at the end of the deadline, when no second source is queried any more: one query may be in progress."""
 IDS_KEPT = 3
 
 Before = Mapping[str, Timed[JobReading]]
 
 
 def queue_subject(scheduler: str) -> str:
-    """The subject of findings about a queue itself."""
+    """Return the subject of findings about a queue itself."""
     return f"queue of {scheduler}"
 
 
 def queue_name(scheduler: str, cluster: str) -> str:
-    """The name of a queue: of the scheduler, and of the cluster where one was named."""
+    """Return the name of a queue: the scheduler's, and the cluster's if set."""
     return f"{scheduler} {cluster}" if cluster else scheduler
 
 
 def deadline_of(settings: JobSettings, context: Context) -> float:
-    """How long a probe may take. Never less than one call to the scheduler may: a probe that is killed while it waits
-    for squeue cannot report the silence, nor since when, and the silence would never become CRITICAL."""
+    """Return the deadline of a probe, which is longer than that of a call to the scheduler: a probe killed while
+    waiting for squeue could not report since when the scheduler does not respond, which would never become CRITICAL."""
     return max(settings.deadline_s, context.scheduler_deadline_s + LAST_S)
 
 
 def probe_queues(settings: JobSettings, context: Context, before: Before, cluster: str = "") -> dict[str, JobReading]:
-    """Probe all subjects once, at one cluster where several are named.
+    """Probe all subjects once, on one cluster if several are set.
 
-    A scheduler or run that cannot be read hides none of the others.
+    A scheduler or run that cannot be read does not affect the others.
     """
     clock = context.system.clock
     until = clock.monotonic() + deadline_of(settings, context) - LAST_S
@@ -83,7 +83,7 @@ def _client(context: Context, name: str, cluster: str) -> Scheduler:
 
 
 def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
-    """Schedulers with the subjects watched there; the empty name is the one that new jobs go to."""
+    """Return the schedulers with their subjects; the empty name is the default scheduler."""
     if settings.names:
         own = own_job(context.system.environ, _client(context, "", cluster).name, cluster)
         return [("", WatchedNames(settings, own, cluster))]
@@ -103,7 +103,7 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
 
 @dataclass(frozen=True, slots=True)
 class _QueueProbe:
-    """One probe of one queue, for all subjects watched there."""
+    """One probe of one queue, for all its subjects."""
 
     settings: JobSettings
     context: Context
@@ -113,7 +113,7 @@ class _QueueProbe:
     until: float
 
     def read(self, answer: QueueAnswer) -> dict[str, JobReading]:
-        """Given the queue's answer, return a reading for each subject and one for the queue."""
+        """Return a reading for each subject and one for the queue, from the queue's answer."""
         jobs = self.watched.sort(answer.jobs)
         readings: dict[str, JobReading] = {}
         if not answer.error:
@@ -129,8 +129,8 @@ class _QueueProbe:
                     readings[name] = replace(readings[name], pulse=error)
         return {**readings, queue_subject(answer.scheduler): self._queue_reading(answer)}
 
-    def _confirm(self, jobs: Mapping[str, Sequence[Job]]) -> dict[str, Certainty]:
-        """Ask second sources about all subjects that should live and have no live job in the answer."""
+    def _confirm(self, jobs: Mapping[str, Sequence[Job]]) -> dict[str, Confirmation]:
+        """Query second sources for all subjects that should have a live job but have none in the answer."""
         missing = []
         for subject in self.watched.subjects:
             rows, facts, earlier = jobs.get(subject.name, ()), subject.facts, self.before.get(subject.name)
@@ -139,7 +139,7 @@ class _QueueProbe:
                 continue
             ids = facts.ids if facts is not None else earlier.reading.ids if earlier is not None else ()
             if facts is not None and not ids:
-                continue  # it never had a job: there is nothing to look up
+                continue  # it never had a job
             since = earlier.reading.since.get("missing") if earlier is not None else None
             missing.append(Missing(subject.name, ids, tuple(rows), subject.is_ours, subject.mine, since))
         if not missing or self.client is None:
@@ -163,22 +163,22 @@ class _QueueProbe:
             took_s=answer.took_s,
             trouble=answer.error,
             unsure=answer.advice,
-            since=lasting(self.before.get(queue_subject(answer.scheduler)), silent, answer.queried_at),
-            looked=(self._question(answer), f"watched there: {names}{more}"),
+            since=ongoing_since(self.before.get(queue_subject(answer.scheduler)), silent, answer.queried_at),
+            looked=(self._query_text(answer), f"subjects: {names}{more}"),
         )
 
-    def _question(self, answer: QueueAnswer) -> str:
+    def _query_text(self, answer: QueueAnswer) -> str:
         users = self.watched.users
-        whose = "everybody's" if users == () else "my own" if users is None else f"those of {', '.join(users)}"
-        return f"one query of the {answer.scheduler} queue for {whose} jobs, ended ones included; {answer.took_s:.2f} s"
+        whose = "all users" if users == () else "the current user" if users is None else ", ".join(users)
+        return f"one query of the {answer.scheduler} queue for jobs of {whose}, also ended ones; {answer.took_s:.2f} s"
 
     def _reading(
-        self, subject: Subject, answer: QueueAnswer, jobs: Sequence[Job], certain: Certainty | None
+        self, subject: Subject, answer: QueueAnswer, jobs: Sequence[Job], certain: Confirmation | None
     ) -> JobReading | None:
-        """The reading of one subject; None for a run that was over long ago."""
+        """Return the reading of one subject; None for a run that has been over for `forget_s`."""
         now, facts, earlier = answer.queried_at, subject.facts, self.before.get(subject.name)
         past = earlier.reading if earlier is not None else None
-        certain = certain or Certainty()
+        certain = certain or Confirmation()
         alive = [certain.job] if certain.job is not None else [job for job in jobs if job.state.is_alive]
         is_old = facts is not None and facts.over_since is not None and now - facts.over_since > self.settings.forget_s
         if is_old and not alive:
@@ -186,7 +186,7 @@ class _QueueProbe:
         error = self.watched.error_of(subject) or (facts.error if facts is not None else "")
         gone, unsure = certain.gone, certain.unsure
         if facts is not None and not alive and not facts.over:
-            gone, unsure = _weigh_files(facts, gone, unsure, now)
+            gone, unsure = _correct_by_files(facts, gone, unsure, now)
         seen = fold(alive)
         ended = [job for job in jobs if not job.state.is_alive]
         ends = [job.end_time for job in ended] + ([facts.last_end] if facts is not None else [])
@@ -208,7 +208,7 @@ class _QueueProbe:
             trouble=error,
             gone=gone,
             unsure=unsure,
-            since=lasting(earlier, _conditions(seen, last_end, now, is_missing=not alive and not error), now),
+            since=ongoing_since(earlier, _conditions(seen, last_end, now, is_missing=not alive and not error), now),
             starts=facts.starts if facts is not None else (),
             failures=recent(failures, now, self.settings.churn_s),
             restarts=restarts,
@@ -222,20 +222,20 @@ class _QueueProbe:
 
     def _explanation(self, subject: Subject, answer: QueueAnswer, rows: int, second: str) -> tuple[str, ...]:
         how = "by the tokens in its journal" if subject.facts is not None else "by name"
-        lines = [self._question(answer), f"{many(rows, 'row')} of {subject.shown}, known {how}"]
+        lines = [self._query_text(answer), f"{plural(rows, 'row')} of {subject.shown}, matched {how}"]
         if subject.facts is not None:
-            lines.append(f"its files in {subject.facts.directory.path}: finished, kill switch, attempts")
+            lines.append(f"run directory {subject.facts.directory.path}: finished, kill switch, attempts")
         if second:
             lines.append(f"second source: {second}")
         if self.watched.own.ids:
-            lines.append(f"left out: this watchdog's own job {', '.join(map(str, sorted(self.watched.own.ids)))}")
+            lines.append(f"excluded: this watchdog's own job {', '.join(map(str, sorted(self.watched.own.ids)))}")
         return tuple(lines)
 
 
 def _conditions(
     seen: Sequence[SeenJob], last_end: float | None, now: float, *, is_missing: bool
 ) -> dict[str, float | None]:
-    """The conditions that hold now and may last, with the time each began, None where the queue does not say."""
+    """Return the current conditions with their start, or None if the queue does not show that."""
     found: dict[str, float | None] = {"missing": None} if is_missing else {}
     if seen and all(job.waits for job in seen):
         found["waiting"] = max(filter(None, (last_end, min(job.submit or now for job in seen))), default=now)
@@ -249,16 +249,16 @@ def _conditions(
     return found
 
 
-def _weigh_files(facts: RunFacts, gone: str, unsure: str, now: float) -> tuple[str, str]:
-    """Given what the second sources say, return (gone, unsure) with what the run's own files add or contradict."""
+def _correct_by_files(facts: RunFacts, gone: str, unsure: str, now: float) -> tuple[str, str]:
+    """Return (gone, unsure) of the second sources, corrected by the run's own files."""
     if facts.last_beat is not None and facts.last_end is None and abs(now - facts.last_beat) < SIGN_OF_LIFE_S:
         age = f"{max(0.0, now - facts.last_beat):.0f} s ago"
-        return "", f"the queue shows no job, yet its newest attempt showed a sign of life {age}"
+        return "", f"the newest attempt sent a heartbeat {age}"
     if facts.submitting:
         return "", facts.submitting
     if damage := journal_damage(facts.directory):
-        return "", f"{damage}: see whether a job of it is in the queue; the next `resil submit` mends it"
-    return (gone, unsure) if facts.ids else ("no job was ever queued for it", "")
+        return "", f"{damage}: check the queue for a job of this run; the next `resil submit` repairs the journal"
+    return (gone, unsure) if facts.ids else ("no job was ever submitted for it", "")
 
 
 def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> tuple[int, ...]:
@@ -269,7 +269,7 @@ def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) 
 
 
 def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
-    """Whether its jobs follow one another. Those that match a pattern may be many that have nothing in common."""
+    """Return whether its jobs follow one another. Jobs that match a pattern may be unrelated."""
     if past is not None and past.is_chain:
         return True
     waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
@@ -282,13 +282,13 @@ def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) ->
 
 
 def _failures(ended: Sequence[Job]) -> list[float]:
-    """When jobs ended by a fault of the training or the cluster."""
+    """Return when jobs ended by a fault of the training or the cluster."""
     faults = (Fault.TRAINING, Fault.CLUSTER)
     return [job.end_time for job in ended if job.end_time is not None and job.state.fault in faults]
 
 
 def _requeues(past: JobReading | None, restarts: Mapping[str, int], now: float) -> list[float]:
-    """A moment for each requeue since the last probe; apart by a millisecond, so that each counts."""
+    """Return a time for each requeue since the last probe, a millisecond apart, so that each counts."""
     if past is None:
         return []
     known = {str(job.raw) for job in past.jobs}

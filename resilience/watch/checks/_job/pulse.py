@@ -1,9 +1,9 @@
-"""PULSE lines: once an hour, a line about each job, in a form that people have grepped for since 2021.
+"""PULSE lines: an hourly line about each job, in the format of `slurm-status.py` (BigScience and ml-engineering).
 
-The wording is that of `slurm-status.py` (BigScience and ml-engineering), where that was right: a start in the past is
-no negative time here, a held job is not `waiting to be scheduled`, and no state is `fix me`.
+The wording is the same except for its errors: here a start in the past is not a negative time, a held job is not
+`waiting to be scheduled`, and no state is `fix me`.
 
-The lines go to a log of their own, at most one for a job in an hour, however many hosts share that log.
+The lines go to a separate log, at most one per job and hour, even if several hosts share that log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from resilience.watch.checks._job.subjects import QueueAnswer, Subject
 MARK = "PULSE:"
 _LINE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\] PULSE: (.*)", re.ASCII)
 _VERB = re.compile(r" (?=(?:is|was|will|waits) )")
-"""Where a name ends: every sentence of `pulse_words` begins with one of these."""
+"""The end of a name: every sentence of `describe_pulse` begins with one of these verbs."""
 _FORM = "%Y-%m-%d %H:%M:%S"
 _STATES = {
     JobState.CONFIGURING: "is being configured",
@@ -43,21 +43,21 @@ _STATES = {
 
 
 def pulse_line(name: str, words: str, now: float) -> str:
-    """`[2022-05-01 03:00:00] PULSE: gpt is running for ...`, in local time."""
+    """Return `[2022-05-01 03:00:00] PULSE: gpt is running for ...`, in local time."""
     return f"[{time.strftime(_FORM, time.localtime(now))}] {MARK} {name} {words}"
 
 
-def pulse_words(seen: Sequence[SeenJob], now: float) -> str:
-    """What the living jobs of one subject are doing; there is at least one."""
-    standing = sort(seen)
-    if standing.running:
-        lead = standing.running[0]
+def describe_pulse(seen: Sequence[SeenJob], now: float) -> str:
+    """Return the state of the live jobs of one subject, of which there is at least one."""
+    by_state = sort(seen)
+    if by_state.running:
+        lead = by_state.running[0]
         where = f"({lead.label} on '{lead.partition}' partition ({lead.nodes}))"
         since = f"for {_span(now, lead.start)} since {_moment(lead.start)}"
         if lead.job_state is JobState.RUNNING:
             return f"is running {since} {where}"
         return f"{_STATES.get(lead.job_state, f'is in state {lead.state},')} {since} {where}"
-    lead = (*standing.startable, *standing.blocked, *standing.behind, *standing.never)[0]
+    lead = (*by_state.startable, *by_state.blocked, *by_state.behind, *by_state.never)[0]
     where = f"({lead.label} on '{lead.partition}' partition)"
     why = lead.why
     if why.blocks_for_ever:
@@ -79,10 +79,10 @@ def pulse_words(seen: Sequence[SeenJob], now: float) -> str:
 
 
 def last_pulses(text: str) -> dict[str, float]:
-    """When the newest PULSE line about each name in a log was written, in seconds since the epoch.
+    """Return the time of the newest PULSE line about each name in a log, in seconds since the epoch.
 
-    A name may hold blanks, so that each place where the words may begin is taken. An hour that comes twice when summer
-    time ends may be taken for the other one.
+    A name may contain blanks, so every possible end of the name is returned. The repeated hour at the end of daylight
+    saving time is ambiguous.
     """
     newest: dict[str, float] = {}
     for line in text.splitlines():
@@ -99,7 +99,7 @@ def last_pulses(text: str) -> dict[str, float]:
 
 
 def is_due(last: float | None, now: float, pulse_s: float) -> bool:
-    """Whether a line is due. A line from the future, from a clock that was wrong, does not silence us for ever."""
+    """Return whether a line is due. A line far in the future (a wrong clock) does not suppress later lines."""
     if last is None:
         return True
     age_s = now - last
@@ -107,7 +107,7 @@ def is_due(last: float | None, now: float, pulse_s: float) -> bool:
 
 
 def slot_of(now: float, pulse_s: float) -> int:
-    """The number of the span of time that `now` lies in: whoever claims it first writes the line."""
+    """Return the number of the interval that contains `now`; the first host to claim it writes the line."""
     return int(now // pulse_s)
 
 
@@ -120,9 +120,9 @@ def _moment(moment: float | None) -> str:
 
 
 TAIL_BYTES = 2**18
-"""What is read of the log to find the last lines: some thousand of them."""
+"""The size of the log's tail that is searched for the last lines, some thousand of them."""
 ASKED_FOR_OUTPUT = 10
-"""So many jobs are asked for where they write, each time lines are due."""
+"""The most jobs whose output path is queried each time lines are due."""
 
 _WHY = "a line there would make a hung training look alive"
 
@@ -132,10 +132,10 @@ Due = tuple[Subject, JobReading | None]
 def add_pulses(
     settings: JobSettings, context: Context, client: Scheduler | None, answer: QueueAnswer, subjects: Sequence[Due]
 ) -> dict[str, str]:
-    """Add the lines that are due, and return by subject why one could not be. Never raises.
+    """Append the lines that are due, and return the errors by subject. Never raises.
 
-    The log itself is the memory: two hosts that share it see each other's lines. A claim, one empty file for each span
-    of time, settles who writes when both look at the same moment.
+    The log itself shows which lines are due: two hosts that share it see each other's lines. If both check at the same
+    moment, a claim, an empty file per interval, decides which one writes.
     """
     path = Path(os.path.join(context.project, os.path.expanduser(settings.pulse_file)))  # noqa: PTH111, PTH118
     now = context.system.clock.now()
@@ -173,7 +173,7 @@ def _words(reading: JobReading | None, answer: QueueAnswer, now: float) -> str:
         return f"is unknown: {reading.trouble}"
     seen = reading.jobs
     if seen:
-        return pulse_words(seen, now)
+        return describe_pulse(seen, now)
     if reading.over:
         return f"is {reading.over}" if reading.over.startswith("finished") else f"was {reading.over}"
     if not reading.gone:
@@ -182,7 +182,7 @@ def _words(reading: JobReading | None, answer: QueueAnswer, now: float) -> str:
 
 
 def _refuse(path: Path, context: Context, client: Scheduler | None, due: Sequence[Due]) -> str:
-    """Why no line may be added there: it would make the training's own log look alive."""
+    """Return why no line may be appended: a line in the training's own log would hide a hang."""
     real, runs = os.path.realpath(path), os.path.realpath(context.state_dir)
     below = Path(os.path.relpath(real, runs)).parts
     if len(below) > 2 and below[0] != os.pardir and below[1] == layout.LOGS:
@@ -222,13 +222,13 @@ def _tail(path: Path) -> str:
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(None, "it is no regular file")
+            raise OSError(None, "not a regular file")
         file.seek(max(0, info.st_size - TAIL_BYTES))
         return file.read(TAIL_BYTES).decode("utf-8", "surrogateescape")
 
 
 def _claim(path: Path, name: str, slot: int) -> bool:
-    """Whether this span of time is ours to write about this name: one host alone creates a file (open(2), O_EXCL)."""
+    """Return whether this host claimed the interval for this name: only one can create the file (open(2), O_EXCL)."""
     try:
         os.close(os.open(_claim_file(path, name, slot), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
@@ -241,7 +241,7 @@ def _claim_file(path: Path, name: str, slot: int) -> Path:
 
 
 def _remove_old_claims(path: Path, slot: int) -> None:
-    """Remove the claims of earlier spans."""
+    """Remove the claims of earlier intervals."""
     is_claim = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.([0-9]{{1,18}})").fullmatch
     with os.scandir(path.parent) as entries:
         old = [entry.path for entry in entries if (match := is_claim(entry.name)) and int(match[1]) < slot]
@@ -251,7 +251,7 @@ def _remove_old_claims(path: Path, slot: int) -> None:
 
 
 def _append(path: Path, lines: Sequence[str]) -> None:
-    """Add whole lines by one write, which no other writer's can come between on a local file system."""
+    """Append the lines with one write, which is atomic on a local file system."""
     if not lines:
         return
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -260,7 +260,7 @@ def _append(path: Path, lines: Sequence[str]) -> None:
         info = os.fstat(descriptor)
         text = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
         if info.st_size and os.pread(descriptor, 1, info.st_size - 1) != b"\n":
-            text = b"\n" + text  # a line that was cut
+            text = b"\n" + text  # the last line is truncated
         os.write(descriptor, text)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What the job watchdog saw of one subject, as plain values, and what it keeps from the look before. Pure."""
+"""The readings of the job watchdog, and what they carry over from the previous one. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from resilience.pending_reason import PendingReason, explain_reason
 from resilience.watch.reading import Timed
 
 SHOWN = 50
-"""So many jobs that run are kept in a reading, and so many groups of jobs that wait alike."""
+"""The most running jobs in a reading, and the most groups of pending ones."""
 STALE_S = 86400.0
-"""What was seen longer ago than this says nothing about how long something lasts."""
+"""Older readings are not used for how long a condition has lasted."""
 
 _HELD_STATES = {
     JobState.REQUEUE_HOLD: PendingReason("was requeued and held", "release it: scontrol release {job}", True),
     JobState.SPECIAL_EXIT: PendingReason(
-        "ended with an exit code that this cluster holds", "find out why, then: scontrol release {job}", True
+        "held after an exit code that this cluster holds jobs for", "find the cause, then: scontrol release {job}", True
     ),
-    JobState.RESV_DEL_HOLD: PendingReason("held, for its reservation was deleted", "submit again without it", True),
+    JobState.RESV_DEL_HOLD: PendingReason("held: its reservation was deleted", "submit again without it", True),
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenJob:
-    """One job, or the jobs of one subject that wait for the same reason.
+    """One job, or the jobs of one subject that are pending for the same reason.
 
     Attributes:
-        label: the id as people write it: `12`, `12_3`, `12_[4-9%1]`.
-        raw: the number SLURM keeps it under.
+        label: the id as SLURM prints it: `12`, `12_3`, `12_[4-9%1]`.
+        raw: the raw job id.
         count: how many jobs or tasks this stands for.
-        start: when it began; of a waiting job, when it is expected to. Seconds since the epoch, or None.
+        start: the start time; for a pending job, the expected one. Seconds since the epoch, or None.
     """
 
     label: str
@@ -50,17 +50,17 @@ class SeenJob:
 
     @property
     def job_state(self) -> JobState:
-        """Its state as a word."""
+        """Return the parsed state."""
         return JobState.parse(self.state)
 
     @property
     def waits(self) -> bool:
-        """Whether it has no processes."""
+        """Return whether the job is pending."""
         return self.job_state.is_waiting
 
     @property
     def why(self) -> PendingReason:
-        """Why it waits, in words."""
+        """Return why the job is pending."""
         job = self.label.partition("_[")[0]
         held = _HELD_STATES.get(self.job_state)
         if held is None:
@@ -70,32 +70,32 @@ class SeenJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReading:
-    """What was seen of one subject: a run, a name, or the queue itself.
+    """The reading of one subject: a run, a name, or the queue itself.
 
     Attributes:
-        kind: `run`, `name`, `queue` or `none` (there is no run here).
-        scheduler: whose queue was asked.
-        asked: when, in seconds since the epoch.
-        rows: how many rows of the queue are this subject's; of the queue, how many were kept.
+        kind: `run`, `name`, `queue` or `none` (the state directory has no run).
+        scheduler: the queue that was queried.
+        asked: when it was queried, in seconds since the epoch.
+        rows: the rows of the queue that belong to this subject; for the queue, the rows kept.
         took_s: how long the query took.
-        jobs: the live jobs: running ones first, the one that ends last at the front, then waiting ones.
-        ended: what ended last, in words; empty when nothing is known of that.
-        last_end: when that was.
-        ids: the newest ids known, to look them up when the queue shows none.
-        over: why nothing needs to live: `finished`, or who killed it on purpose.
-        over_since: when that was said.
-        trouble: why it could not be looked at.
-        gone: how it is known that there is none; empty while it is not.
-        unsure: why it is not known.
-        since: since when it is so, by what is so: `missing`, `waiting`, `blocked`, `unreachable`, `suspended:12`.
-        starts: when attempts began lately.
-        failures: when jobs failed or were requeued lately.
-        restarts: how often each job was requeued, by its raw id.
-        is_chain: whether it ever was more than one job.
-        own: the name of the watchdog's own job, when it is one of those watched.
-        pulse: why no line could be added to pulse_file.
-        attempts: what is worth showing of the newest attempts.
-        looked: what was looked at, and how.
+        jobs: the live jobs: running ones first, the one that ends last at the front, then pending ones.
+        ended: a description of the last job that ended; empty if unknown.
+        last_end: when that job ended.
+        ids: the newest known ids, for looking up jobs that the queue does not show.
+        over: why no job is needed: `finished`, or who killed the run on purpose.
+        over_since: since when.
+        trouble: why the subject could not be read.
+        gone: the evidence that there is no job; empty if not confirmed.
+        unsure: why that is not confirmed.
+        since: the start of each ongoing condition: `missing`, `waiting`, `blocked`, `unreachable`, `suspended:12`.
+        starts: when recent attempts began.
+        failures: when jobs recently failed or were requeued.
+        restarts: how often each job was requeued, by raw id.
+        is_chain: whether the subject ever had more than one job.
+        own: the name of the watchdog's own job, if that matches the subject.
+        pulse: why no line could be written to pulse_file.
+        attempts: one line on each of the newest attempts.
+        looked: the explanation for `--explain`.
     """
 
     kind: str
@@ -124,7 +124,7 @@ class JobReading:
 
 
 def fold(jobs: Iterable[Job]) -> tuple[SeenJob, ...]:
-    """Given the living jobs of a subject, return what has processes one by one, and what waits alike together.
+    """Return the running jobs of a subject one by one, and its pending jobs grouped by reason.
 
     The components of a heterogeneous job are one job, under their leader's id.
     """
@@ -144,26 +144,28 @@ def fold(jobs: Iterable[Job]) -> tuple[SeenJob, ...]:
     return (*(_seen(job, 1, [job]) for job in running[:SHOWN]), *waiting[:SHOWN])
 
 
-def lasting(before: Timed[JobReading] | None, true: Mapping[str, float | None], now: float) -> Mapping[str, float]:
-    """Since when each thing is so that is so now. `true` maps what is so to when it began, None where nobody says.
+def ongoing_since(
+    before: Timed[JobReading] | None, current: Mapping[str, float | None], now: float
+) -> Mapping[str, float]:
+    """Return the start of each current condition. `current` maps conditions to their start, or None if unknown.
 
-    The look before knows better when it saw the same; what it saw a day ago is no longer believed.
+    The start in the previous reading takes precedence, unless that reading is more than a day old.
     """
     known = before.reading.since if before is not None and 0 <= now - before.time < STALE_S else {}
     found = {}
-    for what, began in true.items():
+    for condition, began in current.items():
         first = now if began is None else min(began, now)
-        found[what] = min(float(known[what]), now) if what in known else first
+        found[condition] = min(float(known[condition]), now) if condition in known else first
     return found
 
 
 def recent(times: Iterable[float], now: float, within_s: float) -> tuple[float, ...]:
-    """Those of these moments that are not longer ago than that, each once, oldest first."""
+    """Return the times that are within `within_s` of `now`, each once, oldest first."""
     return tuple(sorted({float(time) for time in times if now - within_s <= time <= now + within_s}))[-SHOWN:]
 
 
 def label_of(job: Job) -> str:
-    """The id as people write it; of a record that stands for several tasks, with these."""
+    """Return the id as SLURM prints it, with the tasks if the record stands for several."""
     return f"{job.id.array}_[{job.tasks}]" if job.is_array_record else str(job.id)
 
 

@@ -1,4 +1,4 @@
-"""What the run directories say: who submitted each run, whether it is over, and how its newest attempts went."""
+"""Reads the run directories: who submitted each run, whether the run is over, and its newest attempts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from resilience.system.files import explain_os_error, read_regular
 from resilience.system.ports import is_account
 
 IN_FLIGHT_S = 120.0
-"""An intent younger than this whose fate is not journalled may be a submit that is at it right now."""
+"""A more recent intent without a journalled outcome may be a submission in progress."""
 ATTEMPTS_SHOWN = 5
 
 
@@ -30,13 +30,13 @@ class RunFacts:
     """One run, from its own files.
 
     Attributes:
-        scheduler: which one has its jobs; empty when it never had one.
-        people: who may have jobs of it.
-        over: why nothing needs to live, or empty; `over_since` is when that was said.
-        starts: when its newest attempts began, as far as that is within the time asked for.
-        last_end: when the newest attempt ended, None while it runs or is not known to be over.
-        last_beat: when its batch shell last showed that it lives, by the file server's clock.
-        submitting: a submit that may be at it right now, in words.
+        scheduler: the scheduler of its jobs; empty if it never had a job.
+        people: the users who may have jobs of this run.
+        over: why the run needs no job, or empty; `over_since` is since when.
+        starts: when its newest attempts began, within the requested time.
+        last_end: when the newest attempt ended; None while running or if unknown.
+        last_beat: the last heartbeat of its batch shell, by the file server's clock.
+        submitting: a description of a submission that may be in progress.
         error: why its files could not be read.
     """
 
@@ -54,17 +54,17 @@ class RunFacts:
 
     @property
     def run(self) -> str:
-        """Its name."""
+        """Return the name of the run."""
         return self.directory.run
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The jobs and arrays it is known to have had, oldest first."""
+        """Return its known jobs and arrays, oldest first."""
         return tuple(intent.job_id.array for intent in self.intents if intent.job_id is not None)
 
 
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
-    """Read what each run's files say. One that cannot be read says so; it hides no other."""
+    """Yield the facts from each run's files, with `error` for a run that cannot be read."""
     is_known = cache(is_account)
     for directory in directories:
         try:
@@ -88,9 +88,9 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
 
 
 def journal_damage(directory: RunDirectory) -> str:
-    """Why a job may have been queued that the journal does not show; empty when it shows all.
+    """Return why the journal may lack a queued job; empty if it is complete.
 
-    What stands before the last submit that can be read is no matter: jobs of then are over, or known by another line.
+    Damage before the last readable submission does not matter: jobs of that time have ended, or another line has them.
     """
     path = directory.path / layout.SUBMISSIONS
     try:
@@ -98,7 +98,7 @@ def journal_damage(directory: RunDirectory) -> str:
     except StateDirectoryError as error:
         return error.message
     if found is None or not found[0].strip():
-        lost = f"{path} is {'not there' if found is None else 'empty'}, and the run had jobs"
+        lost = f"{path} is {'missing' if found is None else 'empty'} although the run had jobs"
         return lost if _had_jobs(directory) else ""
     is_whole = True
     for line in found[0].splitlines():
@@ -108,7 +108,7 @@ def journal_damage(directory: RunDirectory) -> str:
             is_whole = is_whole and not line.strip()
         else:
             is_whole = is_whole or (isinstance(record, dict) and record.get("event") == "intent")
-    return "" if is_whole else f"{path} is damaged behind the last submit that can be read"
+    return "" if is_whole else f"{path} is damaged after the last readable submission"
 
 
 def _had_jobs(directory: RunDirectory) -> bool:
@@ -120,11 +120,11 @@ def _had_jobs(directory: RunDirectory) -> bool:
 
 
 def describe_attempts(directory: RunDirectory) -> tuple[str, ...]:
-    """How the newest attempts went, a line each, for people."""
+    """Return one line on how each of the newest attempts ended."""
     lines = []
     with suppress(StateDirectoryError):
         for attempt in read_attempts(directory, newest=ATTEMPTS_SHOWN):
-            end = "has not said how it ended" if attempt.end is None else attempt.end.value
+            end = "end not recorded" if attempt.end is None else attempt.end.value
             code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
             lasted = (
                 "" if attempt.end_time is None else f" after {max(0.0, attempt.end_time - attempt.start_time):.0f} s"
@@ -134,14 +134,14 @@ def describe_attempts(directory: RunDirectory) -> tuple[str, ...]:
 
 
 def _over(directory: RunDirectory, now: float) -> tuple[str, float | None]:
-    """Why the run needs no job any more, and since when."""
+    """Return why the run needs no job any more, and since when."""
     mark = directory.path / layout.FINISHED
     try:
-        return "finished: the training says that it is done", mark.stat().st_mtime
+        return "finished: the training is complete", mark.stat().st_mtime
     except FileNotFoundError:
         pass
     except OSError as error:
-        raise explain_os_error(error, "look at", mark) from error
+        raise explain_os_error(error, "stat", mark) from error
     if not os.path.lexists(directory.path / layout.SWITCHES / layout.KILL_SWITCH):
         return "", None
     switch = read_switch(directory, layout.KILL_SWITCH, policy_of_run(directory))
@@ -152,13 +152,13 @@ def _over(directory: RunDirectory, now: float) -> tuple[str, float | None]:
 
 def _killed(switch: Switch, now: float) -> str:
     why = f": {switch.why}" if switch.why else ""
-    return f"stopped on purpose: {switch.who} threw the kill switch{describe_age(now - switch.when)}{why}"
+    return f"stopped on purpose: {switch.who} set the kill switch{describe_age(now - switch.when)}{why}"
 
 
 def _attempts(directory: RunDirectory, since: float) -> tuple[tuple[float, ...], float | None, float | None]:
-    """When the newest attempts began, when the last one ended, and its last beat.
+    """Return when the newest attempts began, when the last one ended, and its last heartbeat.
 
-    By the files' times alone, which costs a thousand runs nothing: an attempt's file is made when it begins.
+    Uses only file times, which is fast for a thousand runs: an attempt's file is created when it begins.
     """
     attempts = directory.path / layout.ATTEMPTS
     try:
@@ -191,5 +191,5 @@ def _submitting(intents: Sequence[Intent], now: float) -> str:
     newest = intents[-1]
     by = f" by {newest.by}" if newest.by else ""
     if newest.outcome is Outcome.OPEN and abs(now - newest.time) < IN_FLIGHT_S:
-        return f"a submit{by} began {max(0.0, now - newest.time):.0f} s ago and has not ended"
-    return f"nobody knows yet what came of a submit{by}"
+        return f"a submission{by} began {max(0.0, now - newest.time):.0f} s ago and is in progress"
+    return f"the outcome of a submission{by} is not known yet"

@@ -1,6 +1,6 @@
-"""The subjects of the job watchdog: runs of the state directory, or jobs by name; and one query of the queue for all.
+"""The subjects of the job watchdog: runs of the state directory, or jobs by name; and the one query of the queue.
 
-A requested name is an exact name, a pattern, or a regular expression that may not take for ever.
+A requested name is an exact name, a pattern, or a regular expression with a CPU limit.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from resilience.watch.processor import cpu_left_s, cpu_limit
 
 EMBEDDED = "local"
 CPU_LIMIT_S = 0.5
-"""What one expression may cost for all names of a queue. A hundred thousand names cost an honest one a tenth."""
+"""The CPU limit of one expression for all names of a queue; a normal one takes a tenth for a hundred thousand names."""
 
 
 class Kind(StrEnum):
-    """How a name is written."""
+    """The syntax of a requested name."""
 
     EXACT = "exact"
     GLOB = "glob"
@@ -40,7 +40,7 @@ class RequestedName:
     """One name to watch.
 
     Attributes:
-        written: as it was written, which is also what findings are about.
+        written: as configured; also the subject of findings.
         pattern: the compiled expression; None for an exact name.
     """
 
@@ -51,11 +51,11 @@ class RequestedName:
 
     @property
     def is_pattern(self) -> bool:
-        """Whether several names may match."""
+        """Return whether several names may match."""
         return self.pattern is not None
 
     def matches(self, name: str) -> bool:
-        """Whether a job of this name is meant. A regular expression may take long: see Matcher."""
+        """Return whether a job name matches. A regular expression may take long: see Matcher."""
         if self.pattern is None:
             return name == self.name
         match = self.pattern.search if self.kind is Kind.REGEX else self.pattern.match
@@ -63,9 +63,9 @@ class RequestedName:
 
 
 def parse_requested(written: str) -> RequestedName:
-    """Given a name as people write it, return it. Raise SettingsError if it is empty, or does not compile."""
+    """Parse a requested name. Raise SettingsError if the name is empty or does not compile."""
     if not written.strip():
-        raise SettingsError("an empty name would watch nothing", hint="name a job: resil watch job gpt")
+        raise SettingsError("a job name is empty", hint="name a job: resil watch job gpt")
     if written.startswith("="):
         return RequestedName(written, written[1:], Kind.EXACT)
     if len(written) > 2 and written.startswith("/") and written.endswith("/"):
@@ -76,14 +76,13 @@ def parse_requested(written: str) -> RequestedName:
                 f"{written} is not a regular expression: {error}", hint="/^tr11-.*-ml$/ is one; tr11-* is a pattern"
             ) from None
     if any(character in written for character in "*?["):
-        # translate() writes atomic groups, so that such a pattern never backtracks for long
+        # translate() creates atomic groups, so that such a pattern never backtracks for long
         return RequestedName(written, written, Kind.GLOB, re.compile(translate(written)))
     return RequestedName(written, written, Kind.EXACT)
 
 
 def subject_of(name: str, users: Sequence[str], cluster: str = "") -> str:
-    """The text that findings about a name have: printable, with the users when they are not just oneself, and the
-    cluster when one was named.
+    """Return the subject of findings about a name: printable, with the users and the cluster if they are set.
 
     For instance `gpt`, `gpt of bob`, `'two\\nlines'`, `gpt of anyone on alpha`.
     """
@@ -93,10 +92,10 @@ def subject_of(name: str, users: Sequence[str], cluster: str = "") -> str:
 
 
 class Matcher:
-    """Says which of the requested names a job's name is, each name looked at once.
+    """Finds the requested names that match a job name, with a cache.
 
     Attributes:
-        errors: for each expression that is too slow to match, why it is not used.
+        errors: for each expression that is too slow, why it is ignored.
     """
 
     def __init__(self, requested: Sequence[RequestedName], cpu_limit_s: float = CPU_LIMIT_S) -> None:
@@ -110,7 +109,7 @@ class Matcher:
         self.errors: dict[str, str] = {}
 
     def find(self, name: str) -> tuple[RequestedName, ...]:
-        """The requested names that this one is."""
+        """Return the requested names that match."""
         if not self._patterns:
             return tuple(self._exact.get(name, ()))
         known = self._known.get(name)
@@ -131,7 +130,7 @@ class Matcher:
                 finally:
                     self._left_s[one.written] = max(0.001, cpu_left_s())
         except _TooLongError:
-            self.errors[one.written] = f"{one.written} takes for ever to compare with the name {ascii(name)[:80]}"
+            self.errors[one.written] = f"{one.written} takes too long to match against the name {ascii(name)[:80]}"
             return False
 
 
@@ -141,12 +140,12 @@ class _TooLongError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class QueueAnswer:
-    """The answer to one query of the queue.
+    """The result of one query of the queue.
 
     Attributes:
-        jobs: the jobs that were requested, ended ones included while they are remembered.
+        jobs: the requested jobs, including ended ones that the scheduler still lists.
         queried_at: seconds since the epoch.
-        error: why there was no answer; then nothing follows from `jobs` being empty. `advice` is what to try.
+        error: why the query failed; then an empty `jobs` means nothing. `advice` is what to try.
     """
 
     scheduler: str
@@ -158,7 +157,7 @@ class QueueAnswer:
 
 
 def query(client: Scheduler, clock: Clock, users: Collection[str] | None, keep: Keep, place: str = "") -> QueueAnswer:
-    """Query the queue once. Never raises for a scheduler that does not respond. `place` is the queue's name."""
+    """Query the queue once. Never raises if the scheduler does not respond. `place` is the queue's name."""
     place = place or client.name
     queried_at, began = clock.now(), clock.monotonic()
     try:
@@ -171,27 +170,27 @@ def query(client: Scheduler, clock: Clock, users: Collection[str] | None, keep: 
 
 @dataclass(frozen=True, slots=True)
 class OwnJob:
-    """The job that the watchdog itself runs in: it must never take itself for the training.
+    """The job that the watchdog itself runs in, which must not count as the training.
 
     Attributes:
-        ids: the numbers that SLURM knows it by: its own, its array's, its heterogeneous leader's.
-        name: its name, empty outside of a job.
+        ids: its job ids: its own, its array's, its heterogeneous leader's.
+        name: its name; empty outside of a job.
     """
 
     ids: frozenset[int] = frozenset()
     name: str = ""
 
-    def is_it(self, job: Job) -> bool:
-        """Whether this is the watchdog's own job, or a task of the array that it is one of."""
+    def is_own_job(self, job: Job) -> bool:
+        """Return whether this is the watchdog's own job, or a task of the same array."""
         return job.raw_id in self.ids or job.id.array in self.ids
 
     def siblings(self, jobs: Iterable[Job]) -> frozenset[int]:
-        """The raw ids of this job and of all that run its very script for the same person, under the same name.
+        """Return the raw ids of this job and of all jobs of the same user with the same script and name.
 
-        A watchdog that queues its own successor would otherwise take that for the training.
+        Otherwise a watchdog that submits its own successor would count that as the training.
         """
         jobs = tuple(jobs)
-        own = [job for job in jobs if self.is_it(job)]
+        own = [job for job in jobs if self.is_own_job(job)]
         scripts = {(job.user, job.command) for job in own if job.command}
         return frozenset(
             {job.raw_id for job in own}
@@ -200,15 +199,15 @@ class OwnJob:
 
 
 def own_job(environ: Mapping[str, str], scheduler: str, cluster: str = "") -> OwnJob:
-    """The watchdog's own job at this scheduler, as its environment tells; sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
+    """Return the watchdog's own job at this scheduler from the environment; sbatch(1), OUTPUT ENVIRONMENT VARIABLES.
 
-    Jobs of the embedded scheduler have the same variables, but numbers of their own.
+    Jobs of the embedded scheduler have the same variables, but a separate range of ids.
     """
     inside = EMBEDDED if environ.get("RESIL_SCHEDULER") == EMBEDDED else ""
     if (scheduler == EMBEDDED) != (inside == EMBEDDED):
         return OwnJob()
     if cluster and environ.get("SLURM_CLUSTER_NAME", cluster) != cluster:
-        return OwnJob()  # each cluster counts for itself
+        return OwnJob()  # each cluster has its own ids
     names = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_ARRAY_JOB_ID", "SLURM_HET_JOB_ID")
     ids = (environ.get(name, "") for name in names)
     found = frozenset(int(value) for value in ids if value.isascii() and value.isdecimal() and len(value) < 19)
@@ -217,14 +216,14 @@ def own_job(environ: Mapping[str, str], scheduler: str, cluster: str = "") -> Ow
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One run, or one name, of which findings will be made.
+    """One run or one requested name.
 
     Attributes:
-        name: what findings are about.
+        name: the subject of findings.
         shown: its name in a PULSE line.
-        mine: whether its jobs are one's own, which are never hidden.
+        mine: whether its jobs belong to the current user, to whom they are always visible.
         facts: from the run's own files; None for a name.
-        is_ours: whether a job is of it.
+        is_ours: returns whether a job belongs to it.
     """
 
     name: str
@@ -239,8 +238,8 @@ class Watched(ABC):
     """All subjects watched at one scheduler.
 
     Attributes:
-        subjects: in the order asked for.
-        users: whose jobs to query: None for one's own, empty for all users'.
+        subjects: in the order of the settings.
+        users: whose jobs to query: None: the current user's; empty: all users'.
         own: the watchdog's own job.
     """
 
@@ -250,23 +249,23 @@ class Watched(ABC):
     @property
     @abstractmethod
     def keep(self) -> Keep:
-        """The predicate for the one query."""
+        """Return the predicate of the query."""
 
     @abstractmethod
     def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
-        """The jobs of each subject, by its name; the watchdog's own left out."""
+        """Return the jobs of each subject, by its name, without the watchdog's own job."""
 
     def error_of(self, subject: Subject) -> str:
-        """Why a subject could not be searched for; empty when it was."""
+        """Return why a subject could not be searched for; otherwise empty."""
         return ""
 
     def own_name(self, subject: Subject) -> str:
-        """The name of the watchdog's own job, when that is one of those watched."""
+        """Return the name of the watchdog's own job if it matches the subject; otherwise empty."""
         return ""
 
 
 class WatchedRuns(Watched):
-    """Runs, known by the tokens that their jobs carry. Names mean nothing here, the watchdog's own least of all."""
+    """Runs, identified by the tokens in their jobs' comments, not by job names."""
 
     def __init__(self, facts: Sequence[RunFacts], me: str, own: OwnJob) -> None:
         self._owners = Owners({one.run: one.intents for one in facts if not one.error})
@@ -291,7 +290,7 @@ class WatchedRuns(Watched):
 
 
 class WatchedNames(Watched):
-    """Jobs by their names. The watchdog's own job, and those that run its very script, are never among them."""
+    """Jobs by name, except the watchdog's own job and those with the same script."""
 
     def __init__(self, settings: JobSettings, own: OwnJob, cluster: str = "") -> None:
         requested = tuple({one.written: one for one in map(parse_requested, settings.names)}.values())
@@ -310,7 +309,7 @@ class WatchedNames(Watched):
         super().__init__(subjects, (() if EVERYBODY in users else users) if users else None, own)
 
     def _is_of(self, one: RequestedName) -> Callable[[Job], bool]:
-        return lambda job: one in self._matcher.find(job.name) and not self.own.is_it(job)
+        return lambda job: one in self._matcher.find(job.name) and not self.own.is_own_job(job)
 
     @property
     def keep(self) -> Keep:

@@ -51,7 +51,7 @@ class View(NamedTuple):
 
 
 def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float) -> View:
-    """Given a reading, say what counts in it."""
+    """Return the view of a reading: the log or heartbeat that counts."""
     path, log = _main_log(reading, settings, now)
     beat = beat_of(reading)
     if beat is not None and beat.ranks > beat.left:
@@ -69,7 +69,7 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
 
 
 def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[str, LogState | None]:
-    """The log that has gone on last, of those that can be read if there are any."""
+    """Return the log with the latest progress, among the readable ones if any."""
     if len(reading.logs) == 1:
         path, text = reading.logs[0]
         return path, unpacked(text)
@@ -79,7 +79,7 @@ def _main_log(reading: LogReading, settings: LogSettings, now: float) -> tuple[s
 
 
 def is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
-    """Whether a log that was there a moment ago may come back: renamed, and not made again yet."""
+    """Return whether a log that just disappeared may come back: renamed, and not created again yet."""
     return (
         log.trouble_kind == "missing"
         and log.looked > 0
@@ -88,7 +88,7 @@ def is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
 
 
 def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
-    """Whether the heartbeat beats the log: unless its mirror is dead, and the log has gone on without it."""
+    """Return whether the heartbeat takes precedence over the log: not if it is older because its writer is dead."""
     if beat.ranks == beat.left or len(beat.gone) == beat.ranks:
         return False
     is_alive = now - beat.written <= min(settings.floor_s, allowed.seconds)
@@ -100,7 +100,7 @@ SKEW_TOLD_S = 120.0
 
 
 def findings(subject: str, reading: LogReading, settings: LogSettings, now: float) -> list[Finding]:
-    """Given what was read of one subject, say what is wrong with it, or one OK finding."""
+    """Return the findings about the reading of one subject; one OK finding without a fault."""
     if reading.nothing:
         return [_nothing(subject, reading)]
     view = view_of(subject, reading, settings, now)
@@ -145,8 +145,8 @@ def _wrongs(view: View) -> Iterator[Finding]:
             if view.reading.run and view.quiet_s > max(view.allowed.seconds, view.settings.ceiling_s):
                 yield _finding(
                     view, Verdict.WARNING, "not-ended",
-                    f"it said {format_duration(view.quiet_s)} ago that it is done, and its job is not over",
-                    advice=f"see what it waits for: resil logs {view.reading.run}",
+                    f"the training reported its end {format_duration(view.quiet_s)} ago, but its job is still running",
+                    advice=f"see what the job waits for: resil logs {view.reading.run}",
                 )  # fmt: skip
                 return
         elif log is not None and log.size == 0 and not view.beats:
@@ -179,7 +179,11 @@ def _gone(view: View) -> Finding | None:
     which = ", ".join(beat.gone[:5]) + (f" and {len(beat.gone) - 5} more" if len(beat.gone) > 5 else "")
     verdict = Verdict.CRITICAL if view.quiet_s > min(view.settings.floor_s, view.allowed.seconds) else Verdict.WARNING
     return _finding(
-        view, verdict, "rank-gone", f"rank {which} has ended without a word{_at_step(view)}", advice=_look_into(view)
+        view,
+        verdict,
+        "rank-gone",
+        f"rank {which} exited without a final message{_at_step(view)}",
+        advice=_look_into(view),
     )
 
 
@@ -200,7 +204,7 @@ def _hung(view: View) -> Finding:
     if view.beats and beat is not None:
         parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:
-            parts.append(f"its heartbeat stands still as well, for {format_duration(view.now - beat.written)}")
+            parts.append(f"its heartbeat shows no progress either, for {format_duration(view.now - beat.written)}")
     if talks and log is not None:
         many = f", {log.repeats} times what it had said before" if log.repeats else ""
         parts.append(f"it still writes{many}")
@@ -226,10 +230,10 @@ def _empty(view: View) -> Finding:
 
 def _regressing(view: View, log: LogState) -> Finding | None:
     if log.fell_from is not None:
-        text = f"the step went back from {log.fell_from:g} to {log.text}, and no new attempt has begun"
+        text = f"the step went back from {log.fell_from:g} to {log.text} without a new attempt"
         return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
     if log.restarts >= MANY_RESTARTS and log.best is not None:
-        text = f"it has begun again {log.restarts} times without getting further than step {log.best:g}"
+        text = f"{log.restarts} restarts without progress beyond step {log.best:g}"
         return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
     return None
 
@@ -240,8 +244,8 @@ def _nothing(subject: str, reading: LogReading) -> Finding:
         return Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing, looked=(reading.nothing,))
     advice = {
         "missing": "check the path, or whether the job has begun: resil status",
-        "old": "name the log to watch it all the same",
-    }.get(kind, "look at its permissions and at the file system")
+        "old": "name the log to watch it anyway",
+    }.get(kind, "check its permissions and the file system")
     return Finding(
         subject=subject, verdict=Verdict.UNKNOWN, fault=kind, summary=reading.nothing, advice=advice, run=reading.run,
         looked=(reading.nothing,),
@@ -251,7 +255,7 @@ def _nothing(subject: str, reading: LogReading) -> Finding:
 def _no_log(view: View) -> Finding:
     reading = view.reading
     if not reading.attempt:
-        return _finding(view, Verdict.OK, "", "it has not begun: no log yet", with_lines=False)
+        return _finding(view, Verdict.OK, "", "not started: no log yet", with_lines=False)
     waited_s = view.now - reading.began
     if waited_s <= view.settings.startup_s:
         text = f"job {reading.label} began {format_duration(waited_s)} ago: no log and no heartbeat yet"
@@ -265,12 +269,12 @@ def _no_log(view: View) -> Finding:
 def _troubled(view: View, log: LogState) -> Finding:
     if log.trouble_kind == "missing" and log.looked:
         text = f"it was there and is gone for {format_duration(view.now - log.troubled)}{_at_step(view)}"
-        advice = "was it renamed and not opened again? see: resil status"
+        advice = "was it renamed but not reopened? see: resil status"
     else:
         text = log.trouble
         advice = (
             "check the path, or whether the job has begun: resil status" if log.trouble_kind == "missing"
-            else "look at its permissions and at the file system"
+            else "check its permissions and the file system"
         )  # fmt: skip
     return _finding(view, Verdict.UNKNOWN, log.trouble_kind, text, advice=advice)
 
@@ -278,7 +282,7 @@ def _troubled(view: View, log: LogState) -> Finding:
 def _ok_summary(view: View) -> str:
     log = view.log
     if log is not None and log.end and not view.beats:
-        return f"it says that it is done: {log.end}"
+        return f"the training reports its end: {log.end}"
     ago = f"{format_duration(view.quiet_s)} ago"
     if view.beats and view.beat is not None:
         return (
@@ -286,11 +290,11 @@ def _ok_summary(view: View) -> str:
             f"(heartbeat of {_ranks(view.beat.ranks)})"
         )
     if log is None:
-        return f"nothing is awaited before {format_duration(view.allowed.seconds)}"
+        return f"no progress expected before {format_duration(view.allowed.seconds)}"
     if log.size == 0:
         return f"empty since {ago.removesuffix(' ago')}"
     if log.step is None:
-        return f"it grew {ago}; no step found in it, so only its growth is judged{_phase(log.phase)}"
+        return f"it grew {ago}; no step found, so only its growth is judged{_phase(log.phase)}"
     return f"{_step(log)} {ago}{_usual(view)}{_phase(log.phase)}"
 
 
@@ -328,9 +332,7 @@ def _look_into(view: View) -> str:
     where = ""
     if view.beats and view.beat is not None and view.beat.host:
         where = f" on {view.beat.host}"
-    return (
-        f"read it: {read}; then see where it stands{where}: py-spy dump --pid PID of a rank, before anything is killed"
-    )
+    return f"read it: {read}; then see where it hangs{where}: py-spy dump --pid PID of a rank, before killing the job"
 
 
 def _finding(
@@ -370,13 +372,13 @@ def _looked(view: View) -> tuple[str, ...]:
         age = format_duration(max(0.0, view.now - beat.written))
         said.append(f"heartbeat of {beat.ranks} ranks, written {age} ago; slowest: rank {beat.rank} on {beat.host}")
         if not view.beats and beat.ranks > beat.left + len(beat.gone):
-            said.append("the heartbeat is older than the log and does not count: its mirror is dead or cannot write")
+            said.append("heartbeat ignored, older than the log: its writer is dead or cannot write")
     if log is not None:
-        how = f"step found as {log.kind}" if log.kind else "no step found in it: set progress_regex"
+        how = f"step found as {log.kind}" if log.kind else "no step found: set progress_regex"
         size, silent = format_bytes(log.size), format_duration(max(0.0, view.now - log.last_output_at))
         said.append(f"{view.path}: {size}, last written {silent} ago; {how}")
         if log.skipped:
-            said.append(f"{format_bytes(log.skipped)} were new and not read: more than read_bytes")
+            said.append(f"{format_bytes(log.skipped)} of new output skipped: more than read_bytes")
         if abs(log.skew_s) >= SKEW_TOLD_S:
             way = "ahead of" if log.skew_s > 0 else "behind"
             said.append(f"the file server's clock is at least {format_duration(abs(log.skew_s))} {way} ours")

@@ -1,13 +1,13 @@
-"""The values of the `log` watchdog: its settings, the state of one log, the reading of one subject; and how long a
-training may show no progress. Pure.
+"""The values of the `log` watchdog: its settings, the state of one log, the reading of one subject; and the time
+allowed without progress. Pure.
 
-That is a multiple of the usual time between two steps, with a floor and a ceiling; the current phase may have more.
-Published guards use fixed limits (an hour in io-watchdog, 10 minutes in NCCL), which are too long for small models and
-too short for large ones: 105 s a step and 40 s a save were BLOOM's.
+That time is a multiple of the typical step interval, with a floor and a ceiling; some phases are allowed more.
+Published watchdogs use fixed limits (an hour in io-watchdog, 10 minutes in NCCL), which are too long for small models
+and too short for large ones: BLOOM took 105 s per step and 40 s per save.
 
-A laptop that wakes up, a virtual machine that was moved, an NTP step: suddenly every remembered time is hours old, and
-every training would seem to hang. CLOCK_MONOTONIC (clock_gettime(2)) neither jumps nor counts suspension, so the time
-that the wall clock went further between two probes on one boot is no time in which a training could show progress.
+After a suspended laptop resumes, a virtual machine migrates, or NTP steps the clock, every remembered time would be
+hours old and every training would seem to hang. CLOCK_MONOTONIC (clock_gettime(2)) neither jumps nor counts suspension,
+so the excess of the wall clock between two probes on one boot is subtracted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 Moment = tuple[float, float, str]
-"""(seconds since the epoch, monotonic seconds, boot): when a look was."""
+"""The time of a probe: (seconds since the epoch, monotonic seconds, boot id)."""
 
 EACH, NEWEST, ANY = "each", "newest", "any"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
-    """[watch.log]: which logs, and how long they may show no progress.
+    """[watch.log]: the logs to watch, and the time allowed without progress.
 
     Attributes:
         paths: logs, patterns such as 'logs/*.out', or names of runs. Empty: the runs of the state directory.
@@ -34,14 +34,14 @@ class LogSettings:
         progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
         timeout_s: a fixed time without progress, in every phase. Unset: measured, with the settings below.
         factor: alert after this many typical step intervals without progress.
-        floor_s: never less than this: file servers report changes up to a minute late.
-        ceiling_s: never more than this, whatever was measured; the phases below may have more.
-        startup_s: until the first step, and while nothing has been measured yet.
-        evaluation_s: while the training evaluates.
-        save_s: while it saves.
-        heartbeat: believe the guard's heartbeat before the log.
-        ignore_older_s: logs of a pattern that were silent for so long when first seen are not watched.
-        read_bytes: of what is new in one log, at most so much is read each time: the end.
+        floor_s: the least time allowed without progress: file servers report changes up to a minute late.
+        ceiling_s: the most time allowed without progress, except in the phases below.
+        startup_s: the time allowed until the first step, and until step intervals are measured.
+        evaluation_s: the time allowed in an evaluation.
+        save_s: the time allowed in a save.
+        heartbeat: prefer the guard's heartbeat to the log.
+        ignore_older_s: skip logs of a pattern without a write for this long when first seen.
+        read_bytes: the most that is read of the new part of one log per probe, from its end.
     """
 
     paths: tuple[str, ...] = ()

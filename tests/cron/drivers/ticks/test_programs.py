@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.programs import LOCK_S, NoAnswer, NotForUs, ask, change, said
+from resilience.cron.drivers._ticks.programs import (
+    LOCK_S,
+    ProgramFailed,
+    ProgramUnavailable,
+    change,
+    error_of,
+    run_program,
+)
 from resilience.errors import ResilError
 from resilience.runs.context import Context
 from resilience.system.process import Completed
@@ -45,7 +52,7 @@ def lock_of(context: Context) -> Path:
     return Path("/tmp", f"resil-{context.system.host.uid}", f"{Table.name}.lock")
 
 
-def test_what_needs_no_change_is_not_written(tmp_path: Path) -> None:
+def test_an_unchanged_table_is_not_written(tmp_path: Path) -> None:
     table = Table("a\n")
     assert not change(table, lambda text: text, Site(tmp_path).context())
     assert table.writes == 0
@@ -82,7 +89,7 @@ def test_a_lock_that_is_never_given_back_is_waited_for_and_then_done_without(tmp
     assert context.system.clock.monotonic() >= LOCK_S
 
 
-def test_without_a_place_for_a_lock_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_lock_file_it_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "own_directory", lambda path: None)
     table = Table("a\n")
     assert change(table, lambda text: text if text.startswith("b") else f"b\n{text}", Site(tmp_path).context())
@@ -99,23 +106,23 @@ def test_no_descriptor_is_left_behind(tmp_path: Path) -> None:
 
 def test_a_program_that_is_missing_will_be_missing_tomorrow_and_one_that_hangs_may_not(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    with pytest.raises(NotForUs):
-        ask(site.context(), ["no-such-program"])
+    with pytest.raises(ProgramUnavailable):
+        run_program(site.context(), ["no-such-program"])
     site.write_program("slow", "exec sleep 1000\n")
-    with pytest.raises(NoAnswer) as caught:
-        ask(site.context(), ["slow"], timeout_s=0.2)
-    assert caught.value.transient and not isinstance(caught.value, NotForUs)
+    with pytest.raises(ProgramFailed) as caught:
+        run_program(site.context(), ["slow"], timeout_s=0.2)
+    assert caught.value.transient and not isinstance(caught.value, ProgramUnavailable)
 
 
 def test_a_program_speaks_plain_english(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.write_program("speak", 'echo "$LC_ALL"\n')
     context = site.context()
-    assert ask(context, ["speak"]).stdout == "C\n"
+    assert run_program(context, ["speak"]).stdout == "C\n"
 
 
-def test_what_a_program_said_fits_in_a_line() -> None:
-    assert said(Completed(("x",), 1, "out\n", " a \n\n b\n")) == "a; b"
-    assert said(Completed(("x",), 1, "out\n", "")) == "out"
-    assert said(Completed(("x",), 3, "", "")) == "it ended with 3 and said nothing"
-    assert len(said(Completed(("x",), 1, "", "y" * 10_000))) == 300
+def test_the_error_of_a_program_fits_in_a_line() -> None:
+    assert error_of(Completed(("x",), 1, "out\n", " a \n\n b\n")) == "a; b"
+    assert error_of(Completed(("x",), 1, "out\n", "")) == "out"
+    assert error_of(Completed(("x",), 3, "", "")) == "exit code 3, no output"
+    assert len(error_of(Completed(("x",), 1, "", "y" * 10_000))) == 300

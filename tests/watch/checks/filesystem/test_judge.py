@@ -85,12 +85,12 @@ def test_a_large_disk_of_ones_own_and_a_large_quota_are_judged_by_percent() -> N
 @pytest.mark.parametrize(
     ("grace_s", "later_s", "verdict", "words"),
     [
-        (6 * DAY_S, 0, WARNING, "writing ends in 6 d, with the grace period"),
-        (6 * DAY_S, DAY_S, WARNING, "writing ends in 5 d"),
-        (11 * 3600, 0, CRITICAL, "writing ends in 11 h"),
-        (3600, 7200, CRITICAL, "the grace period is over"),
-        (0, 0, CRITICAL, "the grace period is over: nothing more can be written"),
-        (None, 0, WARNING, "is not told"),
+        (6 * DAY_S, 0, WARNING, "writes fail in 6 d, when the grace period expires"),
+        (6 * DAY_S, DAY_S, WARNING, "writes fail in 5 d"),
+        (11 * 3600, 0, CRITICAL, "writes fail in 11 h"),
+        (3600, 7200, CRITICAL, "the grace period has expired"),
+        (0, 0, CRITICAL, "the grace period has expired: writes fail"),
+        (None, 0, WARNING, "grace period unknown"),
     ],
 )
 def test_a_soft_limit_that_is_passed_counts_though_the_hard_one_is_far(
@@ -187,11 +187,11 @@ def test_a_percentage_alone_has_a_runway_too() -> None:
 
 def test_what_is_known_of_the_growth_is_explained_where_all_is_well() -> None:
     for reading, words in (
-        (a_reading(amount(1 * TIB, 90 * TIB)), "growth (file system): 0 readings remembered: too few to tell a growth"),
-        (history(a_reading(amount(9 * TIB, 90 * TIB)), 0.0), "growth (file system): it does not grow"),
+        (a_reading(amount(1 * TIB, 90 * TIB)), "growth (file system): too few readings for a forecast (0)"),
+        (history(a_reading(amount(9 * TIB, 90 * TIB)), 0.0), "growth (file system): no growth"),
         (
             history(a_reading(amount(9 * TIB, 90 * TIB)), TIB / DAY_S),
-            "1.0 TiB a day, seen for 24 hours: it lasts longer",
+            "1.0 TiB a day, measured over 24 hours: runway longer",
         ),
     ):
         assert any(words in line for line in judged(reading)[0].looked), judged(reading)[0].looked
@@ -239,7 +239,7 @@ def test_inodes_are_judged_as_inodes() -> None:
     (found,) = judge_reading("/scratch", [Timed(NOW, reading)], task_of(InodesSettings(), INODES), NOW)
     assert outcome(found) == "WARNING inodes"
     used = "90% of 500,000 inodes used, 49,999 free"
-    assert found.summary == f"{used} (lfs quota of user alice, asked just now); more than 85%"
+    assert found.summary == f"{used} (lfs quota of user alice, read just now); more than 85%"
 
 
 def test_several_things_may_be_wrong_at_once_worst_first_and_figures_stand_once() -> None:

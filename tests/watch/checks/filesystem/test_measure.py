@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.watch.checks._filesystem import measure
-from resilience.watch.checks._filesystem.measure import doomed, interval_s, learn, saves_of
+from resilience.watch.checks._filesystem.measure import find_purge_candidates, interval_s, measure_checkpoints, saves_of
 from resilience.watch.checks._filesystem.reading import BYTES, INODES
 
 NOW = 1_800_000_000.0
@@ -28,33 +28,33 @@ def a_checkpoint(directory: Path, name: str, age_s: float, *, files: int = 1, si
 def test_size_and_interval_are_learned_from_the_directory(tmp_path: Path) -> None:
     for number in range(5):
         a_checkpoint(tmp_path, f"step{number}", 600 + 3600 * (4 - number), files=number + 1)
-    known = learn(str(tmp_path), "", BYTES, NOW)
+    known = measure_checkpoints(str(tmp_path), "", BYTES, NOW)
     assert known.size == pytest.approx(5 * 2 * MIB, rel=0.01)
     assert (known.every_s, known.count, known.source) == (3600, 5, "the times of the checkpoints")
-    assert learn(str(tmp_path), "", INODES, NOW).size == 6  # five files and their directory
+    assert measure_checkpoints(str(tmp_path), "", INODES, NOW).size == 6  # five files and their directory
 
 
 def test_the_one_that_is_being_written_is_not_measured(tmp_path: Path) -> None:
     a_checkpoint(tmp_path, "whole", 3600, files=2)
     a_checkpoint(tmp_path, "half", 5, files=9)
-    assert learn(str(tmp_path), "", BYTES, NOW).size == pytest.approx(4 * MIB, rel=0.01)
+    assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size == pytest.approx(4 * MIB, rel=0.01)
 
 
 def test_small_files_beside_them_are_no_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("step3")
     (tmp_path / ".hidden").mkdir()
-    assert learn(str(tmp_path), "", BYTES, NOW).count == 0
-    assert learn(str(tmp_path), "", BYTES, NOW).size is None
+    assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).count == 0
+    assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size is None
 
 
 def test_a_single_file_is_a_checkpoint_too(tmp_path: Path) -> None:
     (tmp_path / "step1.ckpt").write_bytes(bytes(3 * MIB))
     os.utime(tmp_path / "step1.ckpt", (NOW - 900,) * 2)
-    assert learn(str(tmp_path), "", BYTES, NOW).size == 3 * MIB
+    assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size == 3 * MIB
 
 
 def test_a_directory_that_is_gone_teaches_nothing(tmp_path: Path) -> None:
-    known = learn(str(tmp_path / "no"), str(tmp_path / "no"), BYTES, NOW)
+    known = measure_checkpoints(str(tmp_path / "no"), str(tmp_path / "no"), BYTES, NOW)
     assert (known.size, known.every_s, known.count, known.is_pruned) == (None, None, 0, False)
 
 
@@ -66,7 +66,7 @@ def test_the_journal_tells_the_interval_and_that_older_ones_were_pruned(tmp_path
     (journal / "17.0.jsonl").write_text("\n".join([*lines, '{"event": "save", "time": 1'][::-1]) + "\n")
     (journal / "pipe.jsonl").mkdir()
     a_checkpoint(tmp_path / "ckpt", "step9", 600)
-    known = learn(str(tmp_path / "ckpt"), str(journal), BYTES, NOW)
+    known = measure_checkpoints(str(tmp_path / "ckpt"), str(journal), BYTES, NOW)
     assert (known.every_s, known.saves, known.source) == (7200, 10, "the run's journal")
     assert known.is_pruned
 
@@ -93,7 +93,7 @@ def test_the_measuring_of_a_checkpoint_of_many_files_is_bounded(
 ) -> None:
     monkeypatch.setattr(measure, "MOST_FILES", 10)
     a_checkpoint(tmp_path, "step1", 3600, files=30)
-    assert learn(str(tmp_path), "", INODES, NOW).size == 10
+    assert measure_checkpoints(str(tmp_path), "", INODES, NOW).size == 10
 
 
 def old_files(directory: Path, days: list[float]) -> None:
@@ -105,7 +105,7 @@ def old_files(directory: Path, days: list[float]) -> None:
 def test_files_that_were_not_used_for_long_are_doomed(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     old_files(tmp_path / "deep", [40, 25, 22.9, 1])
-    found = doomed(str(tmp_path), 23 * 86400, NOW)
+    found = find_purge_candidates(str(tmp_path), 23 * 86400, NOW)
     assert (found.files, found.seen, found.is_whole, found.spares_newest) == (2, 4, True, True)
     assert found.example.endswith("deep/f0") and found.oldest_s == pytest.approx(40 * 86400)
 
@@ -113,11 +113,11 @@ def test_files_that_were_not_used_for_long_are_doomed(tmp_path: Path) -> None:
 def test_reading_a_file_spares_it(tmp_path: Path) -> None:
     old_files(tmp_path, [40])
     os.utime(tmp_path / "f0", (NOW - 86400, NOW - 40 * 86400))
-    assert doomed(str(tmp_path), 23 * 86400, NOW).files == 0
+    assert find_purge_candidates(str(tmp_path), 23 * 86400, NOW).files == 0
 
 
 def test_the_search_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST_FILES", 5)
     old_files(tmp_path, [random.Random(n).uniform(30, 40) for n in range(9)])
-    found = doomed(str(tmp_path), 23 * 86400, NOW)
+    found = find_purge_candidates(str(tmp_path), 23 * 86400, NOW)
     assert (found.files, found.is_whole) == (5, False)

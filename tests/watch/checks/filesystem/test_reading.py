@@ -16,9 +16,9 @@ from resilience.watch.checks._filesystem.reading import (
     Point,
     growth,
     median,
+    missing_limits,
     remembered,
     slope_per_s,
-    unanswered,
 )
 
 NOW = 1_800_000_000.0
@@ -111,7 +111,7 @@ def test_noise_is_no_growth() -> None:
 
 def test_five_readings_are_too_few() -> None:
     points = tuple((NOW + 600 * n, 10.0 * n) for n in range(5))
-    assert growth(points, 85.0) == (None, "5 readings remembered: too few to tell a growth")
+    assert growth(points, 85.0) == (None, "too few readings for a forecast (5)")
 
 
 def test_a_disk_that_was_in_danger_at_that_height_before_gets_no_benefit_of_the_doubt() -> None:
@@ -201,8 +201,8 @@ HANGS = {"lfs quota": "it did not end"}
 def test_a_limit_that_was_known_is_missed_when_its_tool_is_silent(
     before: FileSystemReading | None, told: tuple[Amount, ...], failed: Mapping[str, str], missed: tuple[str, ...]
 ) -> None:
-    assert unanswered(before, told, failed, ()) == missed
+    assert missing_limits(before, told, failed, ()) == missed
 
 
 def test_who_is_wanted_is_missed_at_once() -> None:
-    assert unanswered(None, (STATVFS,), {"`q`": "it ended with 3"}, ("`q`",)) == ("`q`: it ended with 3",)
+    assert missing_limits(None, (STATVFS,), {"`q`": "it ended with 3"}, ("`q`",)) == ("`q`: it ended with 3",)

@@ -15,7 +15,7 @@ from resilience.system.ports import SystemClock
 from resilience.watch.checks._filesystem import sources
 from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
-from resilience.watch.checks._filesystem.sources import Sources, ask_quota, of_statvfs, parse_site, site_command
+from resilience.watch.checks._filesystem.sources import Sources, parse_site, query_quota, site_command, statvfs_amounts
 from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds, check_site
 from tests.fakes import ME, make_system
 
@@ -40,7 +40,7 @@ def a_tool(tools: Path, name: str, body: str) -> None:
 def asking(tools: Path, mount: Mount, *paths: Path, seconds: float = 5.0) -> Sources:
     system = make_system(tools.parent, {"PATH": str(tools)}, clock=SystemClock())
     asked = Sources(system, time.monotonic() + seconds)
-    ask_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
+    query_quota(asked, TASK, [str(path) for path in paths] or [str(tools)], mount)
     return asked
 
 
@@ -177,19 +177,19 @@ def test_the_tools_are_asked_in_plain_english(tools: Path) -> None:
 
 def test_statvfs_counts_as_df_does() -> None:
     status = os.statvfs_result((4096, 4096, 1000, 300, 250, 500, 200, 200, 0, 255))
-    size, files = of_statvfs(status)
+    size, files = statvfs_amounts(status)
     assert size == Amount(kind=BYTES, source="statvfs", scope="file system", used=700 * 4096, limit=950 * 4096)
     assert files == Amount(kind=INODES, source="statvfs", scope="file system", used=300, limit=500)
 
 
 def test_a_file_system_that_reports_nothing_has_no_limit() -> None:
     status = os.statvfs_result((4096, 0, 0, 0, 0, 0, 0, 0, 0, 255))
-    assert [amount.limit for amount in of_statvfs(status)] == [None, None]
+    assert [amount.limit for amount in statvfs_amounts(status)] == [None, None]
 
 
 def test_inodes_without_number_are_no_limit() -> None:
     status = os.statvfs_result((4096, 4096, 1000, 300, 250, 7_000, 2**64 - 1, 2**64 - 1, 0, 255))  # CephFS
-    assert of_statvfs(status)[1] == Amount(kind=INODES, source="statvfs", scope="file system", used=7_000)
+    assert statvfs_amounts(status)[1] == Amount(kind=INODES, source="statvfs", scope="file system", used=7_000)
 
 
 def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
@@ -199,8 +199,8 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
     a_tool(tools, "q", f"echo {'a' * 60}!")
     site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
     asked = Sources(make_system(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
-    ask_quota(asked, TASK._replace(site=site), [str(tools)], None)
-    assert "it backtracks" in asked.failed[f"`{tools}/q`"]
+    query_quota(asked, TASK._replace(site=site), [str(tools)], None)
+    assert "backtracking" in asked.failed[f"`{tools}/q`"]
 
 
 IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()
@@ -236,7 +236,7 @@ def test_any_number_of_percentages_does_no_harm(lines: int) -> None:
     if lines:
         assert parse_site(text, site, BYTES).used == 50
     else:
-        with pytest.raises(ProbeError, match="printed nothing"):
+        with pytest.raises(ProbeError, match="no output"):
             parse_site(text, site, BYTES)
 
 
@@ -248,7 +248,7 @@ def test_a_line_is_found_by_its_whole_name_where_the_pattern_says_so() -> None:
 
 
 def test_a_device_that_is_not_in_the_list_is_no_figure() -> None:
-    with pytest.raises(ProbeError, match="printed no use"):
+    with pytest.raises(ProbeError, match="finds no usage"):
         parse_site("gpfsssd2 1 2\n", a_site(used=r"^gpfsssd\s+(\d+)", limit=r"(\d+)$"), BYTES)
 
 
@@ -283,20 +283,20 @@ def test_path_and_user_are_filled_in_and_no_shell_reads_them() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"argv": (), "used": "(x)"}, "used_regex is set, and there is no command"),
-        ({}, "nothing says how to read"),
-        ({"used": "("}, "used_regex = '(' is no regular expression"),
+        ({"argv": (), "used": "(x)"}, "used_regex is set without command"),
+        ({}, "without a regular expression for its output"),
+        ({"used": "("}, "used_regex = '(' is not a regular expression"),
         ({"used": "(x)"}, "limit_regex is missing"),
         ({"limit": "(x)"}, "used_regex is missing"),
         ({"percent": "[0-9]+"}, "has no group"),
         (
             {"percent": "(x)", "used": "(x)", "limit": "(y)"},
-            "percent_regex is set, and used_regex or limit_regex as well",
+            "percent_regex is set together with used_regex or limit_regex",
         ),
         ({"percent": "(x)", "argv": ("idrquota -w",)}, "one text with blanks"),
         ({"percent": "(x)", "argv": ("", "-w")}, "starts with an empty text"),
-        ({"percent": "(x)", "argv": ("q", "{directory}")}, "holds {directory}, and nothing fills that in"),
-        ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is no unit"),
+        ({"percent": "(x)", "argv": ("q", "{directory}")}, "unknown placeholder {directory}"),
+        ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is not a unit"),
     ],
 )
 def test_a_command_that_cannot_be_meant_is_refused_by_the_name_of_its_key(

@@ -33,7 +33,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
         [runs(1), waiting(2, "Dependency", dependency="afterany:1(unfulfilled)")],
         "running for 1 h as job 1 on n[1-4], 19 h left; 1 more queued",
     ),
-    "a single job": ([runs(1)], "nothing queued behind it"),
+    "a single job": ([runs(1)], "no job queued behind it"),
     "no time limit": ([runs(1, end_time=None)], "running for 1 h as job 1"),
     "waits for nodes": ([waiting(1, "Resources")], "waits for free nodes"),
     "waits behind others": ([waiting(1, "Priority")], "others are before it"),
@@ -41,7 +41,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
     "a date is known": ([waiting(1, "Priority", start_time=NOW + 2 * HOUR)], "expected to start in 2 h"),
     "a date in the past": ([waiting(1, "Resources", start_time=NOW - 60)], "due to start now"),
     "requeued, waits for its credential": ([waiting(1, "BeginTime", restarts=1)], "begin time"),
-    "configuring": ([runs(1, JobState.CONFIGURING, start_time=NOW - 60)], "nodes are getting ready"),
+    "configuring": ([runs(1, JobState.CONFIGURING, start_time=NOW - 60)], "configuring nodes"),
     "a limit that other runs of mine fill, while one runs": (
         [runs(1), waiting(2, "QOSMaxJobsPerUserLimit")], "1 more queued"
     ),
@@ -77,7 +77,7 @@ FOUND: dict[str, tuple[list[Job], dict[str, Any], str, *tuple[str, ...]]] = {
         [waiting(1, "Priority", submit_time=NOW - HOUR)], {"max_pending_s": 2 * HOUR}, "OK"),
     "running but about to end with nothing behind": (
         [runs(1, start_time=NOW - 19 * HOUR, end_time=NOW + 50 * 60)], {}, "WARNING ends-soon",
-        "ends in 50 min", "nothing is queued behind it"),
+        "ends in 50 min", "no job is queued behind it"),
     "about to end later than the notice asked for": (
         [runs(1, start_time=NOW - 19 * HOUR, end_time=NOW + 50 * 60)], {"end_notice_s": 600.0}, "OK"),
     "the last job that is ending already": (
@@ -87,7 +87,7 @@ FOUND: dict[str, tuple[list[Job], dict[str, Any], str, *tuple[str, ...]]] = {
         {"min_queued": 2}, "OK"),
     "a chain that runs dry": (
         [runs(1, task=3, raw_id=9), waiting(1, "JobArrayTaskLimit", tasks="4-5%1", task_count=2)],
-        {"min_queued": 3}, "WARNING chain-short", "2 jobs left behind 1_3"),
+        {"min_queued": 3}, "WARNING chain-short", "only 2 jobs queued behind 1_3"),
     "the last job of a chain, long before its end": ([runs(1, task=10)], {}, "WARNING chain-short"),
     "the last job of a chain where no chain is asked for": ([runs(1, task=10)], {"min_queued": 0}, "OK"),
     "nodes that do not get ready": (
@@ -164,7 +164,7 @@ def test_on_a_dedicated_allocation_scheduled_is_not_enough(stage: Stage) -> None
     stage.add(waiting(1, "Priority", submit_time=NOW))
     stage.expect("OK", require="running", names=GPT)
     stage.wait(601)
-    stage.expect("CRITICAL pending-too-long", "it must run", require="running", names=GPT)
+    stage.expect("CRITICAL pending-too-long", "require is running", require="running", names=GPT)
 
 
 def test_a_successor_queued_last_week_waits_only_since_the_job_before_it_ended(stage: Stage) -> None:

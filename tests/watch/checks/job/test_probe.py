@@ -227,7 +227,7 @@ def test_a_run_killed_on_purpose_is_fine_and_says_who_and_why(stage: Stage) -> N
     directory = stage.run("gpt", 7)
     stage.kill(directory, why="the loss is NaN", when=NOW - HOUR)
 
-    stage.expect("OK", f"{ME} threw the kill switch 1 h ago: the loss is NaN")
+    stage.expect("OK", f"{ME} set the kill switch 1 h ago: the loss is NaN")
     assert stage.queue.calls == ["jobs"], "nobody needs to confirm it"
 
 
@@ -252,7 +252,7 @@ def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
     directory = stage.run("gpt")
     record_intent(directory, Intent("aa", "fake", "", (), NOW - HOUR, by=ME))
     record_result(directory, "aa", Outcome.REFUSED, NOW - HOUR)
-    stage.expect("CRITICAL not-queued", "no job was ever queued")
+    stage.expect("CRITICAL not-queued", "no job was ever submitted")
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(forgetful: Stage)
     beat = directory.path / "attempts" / "0001.beat"
     beat.write_text("")
     os.utime(beat, (NOW - 4, NOW - 4))
-    forgetful.expect("UNKNOWN not-queued", "sign of life 4 s ago")
+    forgetful.expect("UNKNOWN not-queued", "heartbeat 4 s ago")
 
 
 # ---- no answer --------------------------------------------------------------------------------------------------
@@ -488,7 +488,7 @@ def test_the_query_is_explained_with_its_age(stage: Stage) -> None:
     reading = stage.memory["gpt"]
     (finding,) = CHECK.judge("gpt", (reading,), CHECK.Settings(), NOW + 90)
     text = "\n".join(finding.looked)
-    assert "one query of the fake queue for my own jobs" in text and "1 min 30 s old" in text
+    assert "one query of the fake queue for jobs of the current user" in text and "1 min 30 s old" in text
     assert "by the tokens in its journal" in text
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from resilience.job import Job, JobId, JobState
-from resilience.watch.checks._job.pulse import _claim, is_due, last_pulses, pulse_line, pulse_words
+from resilience.watch.checks._job.pulse import _claim, describe_pulse, is_due, last_pulses, pulse_line
 from resilience.watch.checks._job.reading import fold
 from tests.fakes import DOWN, NOW, FakeScheduler, a_job
 from tests.watch.checks.job.stage import HOUR, OK, Stage, running
@@ -78,13 +78,13 @@ WORDS = [
 
 @pytest.mark.parametrize(("job", "words"), WORDS)
 def test_each_state_has_its_words(job: Job, words: str) -> None:
-    assert pulse_words(fold([job]), START) == words
+    assert describe_pulse(fold([job]), START) == words
     assert pulse_line("gpt", words, START) == f"[2022-05-01 03:00:00] PULSE: gpt {words}"
 
 
 @pytest.mark.parametrize("state", [s for s in JobState if s.is_alive])
 def test_no_state_is_fix_me_and_none_is_cut(state: JobState) -> None:
-    words = pulse_words(fold([a_job(1, state, start_time=START - 5, partition="gpu", nodes="n1")]), START)
+    words = describe_pulse(fold([a_job(1, state, start_time=START - 5, partition="gpu", nodes="n1")]), START)
     assert "fix me" not in words and "(1 on 'gpu' partition" in words
 
 
@@ -185,7 +185,7 @@ def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage, log: Path
     stage.wait(HOUR)
     stage.tick(pulse_file="pulse.log")
     found = pulses(log)
-    assert found[0] == "done is finished: the training says that it is done"
+    assert found[0] == "done is finished: the training is complete"
     assert found[1].startswith("killed was stopped on purpose: ")
     assert found[2] == "done is unknown: the scheduler did not answer (squeue did not answer in 30 s)"
 

@@ -108,4 +108,4 @@ def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> Non
         watchdog.until(is_ok)
         launch.kill(2)
         finding = watchdog.until(lambda finding: finding.fault == "rank-gone")
-        assert "rank 2 on n1 has ended without a word" in finding.summary
+        assert "rank 2 on n1 exited without a final message" in finding.summary

@@ -58,12 +58,12 @@ STORIES: dict[str, Story] = {
         (0, None, "CRITICAL no-progress", "rank 3 on n2 is the slowest of 4", "(4 at ", "on n2: py-spy")],
     **{f"a node whose clock is {ahead_s:+.0f} s wrong does not hang": [
         (MINUTE, beats({0: trains(tick)}, ahead_s=ahead_s), "OK") for tick in range(5)] for ahead_s in (-600.0, 600.0)},
-    "a heartbeat whose mirror is dead gives way to the log": [
+    "a heartbeat whose writer is dead gives way to the log": [
         (0, beats({0: trains(5)}), "OK"), *((MINUTE, logs(f"step {step} loss\n"), "OK") for step in range(5, 40)),
-        (0, None, "OK", "says: step 39", "mirror is dead"), (HOUR + MINUTE, None, SILENT)],
+        (0, None, "OK", "says: step 39", "writer is dead"), (HOUR + MINUTE, None, SILENT)],
     "a heartbeat that stands still with the log is a hang": [
         *((MINUTE, (logs(f"step {step} loss\n"), beats({0: trains(step, 0.0)})), "OK") for step in range(5)),
-        (HOUR + MINUTE, None, SILENT, "its heartbeat stands still as well")],
+        (HOUR + MINUTE, None, SILENT, "its heartbeat shows no progress either")],
     **{f"the phase {phase} of the heartbeat has its own allowance": [
         *((10, beats({0: trains(step, 0.0), 1: trains(step, 0.0)}), "OK") for step in range(5)),
         # the others wait for the one that saves
@@ -72,7 +72,7 @@ STORIES: dict[str, Story] = {
        for phase in ("eval", "validation", "save", "start")},
     "a rank that ended without a word is reported": [
         (0, beats({0: trains(9), 1: trains(9)}, gone=(1,)), "WARNING rank-gone",
-         "rank 1 on n1 has ended without a word"),
+         "rank 1 on n1 exited without a final message"),
         (10 * MINUTE, beats({0: trains(9, 601.0), 1: trains(9, 601.0)}, gone=(1,)), "CRITICAL rank-gone")],
     "a heartbeat of an earlier attempt says nothing": [
         (0, beats({0: trains(900)}), "OK"), (HOUR, begins(2, 101), "OK", "began")],  # requeued: the same job
@@ -80,7 +80,7 @@ STORIES: dict[str, Story] = {
         (0, logs("".join(f"step {n} loss\n" for n in range(90, 101))), "OK"),
         (MINUTE, (begins(2, 101), logs("step 51 loss\nstep 52 loss\n")), "OK", "says: step 52")],
     "what was wrong with a run that was removed is over": [
-        (0, logs("step 5 loss\n"), "OK"), (5 * HOUR, None, SILENT), (0, is_removed, "OK", "no longer there"),
+        (0, logs("step 5 loss\n"), "OK"), (5 * HOUR, None, SILENT), (0, is_removed, "OK", "removed, or"),
         (0, None, NOTHING)],
     "a training that says it is done and whose job never ends is reported": [
         (0, logs("step 5 loss\n[exiting program after 10 minutes]\n"), "OK"),

@@ -7,29 +7,29 @@ import time
 
 import pytest
 
-from resilience.cron.table.scribe import Scribe
+from resilience.cron.table.watched_run import BackgroundWriter
 from resilience.errors import StateDirectoryError
 
 
-def test_tasks_are_done_one_after_the_other_and_nobody_waits_for_one_that_hangs() -> None:
-    scribe, hangs, done = Scribe(), threading.Event(), []
-    first = scribe.do("write one", lambda: done.append(1) if hangs.wait(60) else None)
-    second = scribe.do("write two", lambda: done.append(2))
+def test_tasks_run_one_after_the_other_and_a_hung_one_blocks_no_caller() -> None:
+    writer, hangs, done = BackgroundWriter(), threading.Event(), []
+    first = writer.do("write one", lambda: done.append(1) if hangs.wait(60) else None)
+    second = writer.do("write two", lambda: done.append(2))
     assert first.wait(time.monotonic() + 0.05) is False
-    assert first.why_not() == "cannot write one: the file system does not answer"
+    assert first.why_not() == "cannot write one: the file system does not respond"
     assert (second.is_over, done) == (False, [])
     hangs.set()
     assert second.wait(time.monotonic() + 60) and done == [1, 2]
     assert (first.why_not(), second.why_not()) == ("", "")
 
 
-def test_what_goes_wrong_is_told_in_its_own_words_and_ends_nothing() -> None:
+def test_an_error_is_reported_and_ends_no_other_task() -> None:
     def full() -> None:
         raise StateDirectoryError("cannot write /x: No space left on device")
 
-    scribe = Scribe()
-    first, second = scribe.do("write one", full), scribe.do("write two", lambda: 1 / 0)
-    third = scribe.do("write three", lambda: None)
+    writer = BackgroundWriter()
+    first, second = writer.do("write one", full), writer.do("write two", lambda: 1 / 0)
+    third = writer.do("write three", lambda: None)
     assert third.wait(time.monotonic() + 60)
     assert first.why_not() == "cannot write /x: No space left on device"
     assert second.why_not() == "cannot write two: ZeroDivisionError: division by zero"
@@ -41,4 +41,4 @@ def test_where_there_is_no_room_for_a_thread_it_is_done_at_once(monkeypatch: pyt
 
     monkeypatch.setattr(threading.Thread, "start", no_room)
     done: list[int] = []
-    assert Scribe().do("write", lambda: done.append(1)).is_over and done == [1]
+    assert BackgroundWriter().do("write", lambda: done.append(1)).is_over and done == [1]

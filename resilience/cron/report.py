@@ -1,6 +1,6 @@
-"""What a tick of cron tells, and whom: the dead man's switch, the mails of MAILTO, the daily word, canaries, alerts.
+"""Reports on ticks: dead man's switch, MAILTO mails, the daily digest, canaries and alerts.
 
-Nothing here delays a tick: all that may take time happens in children that nobody waits for.
+Never delays a tick: slow work is done in detached children.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from resilience.cron.ping import Ping
     from resilience.cron.project import CronProject
     from resilience.cron.records import Entry, Heartbeat, Table
-    from resilience.cron.ticked import Ticked
+    from resilience.cron.ticker import TickResult
     from resilience.settings.cron_settings import CronSettings
 
 CHILD_S = 180.0
-"""A child that tells is killed after so long; what it did not tell lies in the outbox."""
+"""A reporting child is killed after this time; unsent messages stay in the outbox."""
 CLOSE_S = 60.0
 PING_CLOSE_S = 12.0
 REPEAT_S = 900.0
-"""While something is wrong, people may have to be reminded: it is looked at again so often, though nothing ran."""
+"""Interval at which the watchdog checks an ongoing problem again without new runs, for reminders."""
 SOON_S = 60.0
-"""Where news wait for their time ([alert] group_s, unknown_for_s), so often."""
+"""The same interval while alerts wait ([alert] group_s, unknown_for_s)."""
 TABLE = "table.json"
-"""In `<state_dir>/.cron`: the entries, and what is ignored by mistake, for the watchdog (checks/_cron/words.py)."""
-LOOKED = "looked"
-"""In `<state_dir>/.cron`: when a tick last asked the watchdog."""
-UNTOLD = "untold"
-"""In `<state_dir>/.cron`: what could not be told of late, and why."""
-UNTOLD_S = 86400.0
+"""In `<state_dir>/.cron`: the entries and mistakenly ignored files, for the watchdog (checks/_cron/reading.py)."""
+LAST_WATCH = "looked"
+"""In `<state_dir>/.cron`: when a tick last ran the watchdog."""
+UNSENT = "untold"
+"""In `<state_dir>/.cron`: recent failures to report, with reasons."""
+UNSENT_S = 86400.0
 WATCHDOG = "cron"
-_TAKEN_ALONG = ("SLURM_JOB_ID", "INVOCATION_ID")
-"""Where one of these is set, the end of this process is that of all its children: slurmstepd and systemd see to it."""
+_KILLS_CHILDREN = ("SLURM_JOB_ID", "INVOCATION_ID")
+"""If one of these is set, slurmstepd or systemd kills all children when this process ends."""
 
 
-class Teller:
-    """Tells of the ticks of one scheduler process: made once, and asked twice for each tick."""
+class TickReporter:
+    """Reports on the ticks of one scheduler process: called at the start and the end of each tick."""
 
     def __init__(self, cron: CronProject) -> None:
         self._cron = cron
@@ -55,15 +55,15 @@ class Teller:
         self._mails: dict[str, tuple[Entry, list[RunRecord]]] = {}
         self._is_first = True
         self._table = ""
-        self._is_owed = False
-        """Whether the watchdog has something to say."""
+        self._watch_due = False
+        """Whether to run the watchdog."""
         self._heartbeat: Heartbeat | None = None
         self._trouble = ""
 
-    def begins(self) -> None:
-        """A tick begins. Never raises, and waits for nothing.
+    def tick_started(self) -> None:
+        """Report the start of a tick. Never raises, and does not block.
 
-        While the scheduler is stopped the dead man's switch hears nothing: that is what it is for.
+        While the scheduler is stopped, the dead man's switch gets no pings, so it alerts.
         """
         with suppress(Exception):
             if self._ping is not None:
@@ -76,25 +76,25 @@ class Teller:
                 if not os.path.lexists(self._cron.state.path / "stop"):
                     self._ping = Ping(self._cron)
 
-    def ended(self, ticked: Ticked, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
-        """A tick has ended; `trouble`: why it failed as a whole. Return what to say on standard error.
+    def ended(self, ticked: TickResult, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
+        """Report the end of a tick; `trouble`: why it failed as a whole. Return messages for standard error.
 
-        Never raises, and waits for nothing: whatever is sent is sent by a child.
+        Never raises, and does not block: a child sends everything.
         """
         try:
             return self._ended(ticked, table, trouble)
         except Exception as error:
-            return (f"nobody may be told of this tick: {type(error).__name__}: {error}",)
+            return (f"cannot report on this tick: {type(error).__name__}: {error}",)
 
     def close(self) -> None:
-        """The process is about to end: wait for children where their end would be theirs too (a job of SLURM, a unit
-        of systemd), and at most a minute. Elsewhere return at once."""
+        """Wait for children, at most a minute, if the end of this process would kill them (a SLURM job, a systemd
+        unit)."""
         with suppress(Exception):
-            must_wait = any(name in self._cron.project.system.environ for name in _TAKEN_ALONG)
+            must_wait = any(name in self._cron.project.system.environ for name in _KILLS_CHILDREN)
             if self._child is not None:
                 if must_wait:
                     self._child.wait(CLOSE_S)
-                if self._mails or self._is_owed:  # what came while it was busy
+                if self._mails or self._watch_due:  # arrived while the child was running
                     self._start(ticked_driver(self._heartbeat), again=True)
                     if must_wait:
                         self._child.wait(CLOSE_S)
@@ -106,7 +106,7 @@ class Teller:
 
     # ---- one tick -----------------------------------------------------------------------------------------------
 
-    def _ended(self, ticked: Ticked, table: Table | None, trouble: str) -> tuple[str, ...]:
+    def _ended(self, ticked: TickResult, table: Table | None, trouble: str) -> tuple[str, ...]:
         heartbeat = self._heartbeat = ticked.heartbeat or self._heartbeat
         if not trouble and ticked.heartbeat is not None:
             trouble = ticked.heartbeat.trouble
@@ -116,58 +116,60 @@ class Teller:
             return ()
         if ticked.heartbeat is not None:
             cron_digest.count(self._cron, ticked.heartbeat)
-        looked, open_incidents = self._last_look()
+        looked, open_incidents = self._last_watch()
         is_stale = not 0 <= self._cron.project.system.clock.now() - looked < REPEAT_S
-        is_back = heartbeat is not None and heartbeat.alive_since == heartbeat.time  # nobody ticked for a while
-        is_new = self._note_table(table) or is_bad_news(ticked) or (open_incidents > 0 and is_news(ticked))
+        is_back = heartbeat is not None and heartbeat.alive_since == heartbeat.time  # no ticks for a while
+        is_new = (
+            self._write_table(table) or may_open_incident(ticked) or (open_incidents > 0 and may_end_incident(ticked))
+        )
         if is_new or is_stale or is_back or trouble != self._trouble:
-            self._is_owed = True
+            self._watch_due = True
         self._trouble = trouble
         self._gather_mails(ticked, table)
         self._start(ticked_driver(heartbeat))
         try:
-            check_telling(self._cron.settings)
+            check_reporting(self._cron.settings)
         except ResilError as error:
             return (f"{error.message}; {error.hint}",)
         return ()
 
     def _start(self, driver: str, *, again: bool = False) -> None:
-        """Have a child tell what there is to tell, unless one is still at it: then it is told with the next tick."""
+        """Start a child that reports what is pending; if one is still running, the next tick reports it."""
         if self._child is not None and not self._child.is_over() and not again:
             return
         cron, heartbeat = self._cron, self._heartbeat
         canaries = cron_canary.waiting(cron)
         is_digest_due = cron_digest.is_due(cron)
-        if not (self._mails or canaries or is_digest_due or self._is_owed):
+        if not (self._mails or canaries or is_digest_due or self._watch_due):
             return
-        mails, is_owed = tuple(self._mails.values()), self._is_owed
+        mails, watch_due = tuple(self._mails.values()), self._watch_due
         has_channels = bool(cron.project.loaded.settings.alert.channels)
         if not mails and not canaries and not has_channels:
-            self._is_owed = False
-            return  # nobody is to be told of anything
+            self._watch_due = False
+            return  # nothing to send
 
-        def tell() -> None:
-            _tell(cron, mails, canaries, driver, heartbeat if is_digest_due else None, is_digest_due, is_owed)
+        def report() -> None:
+            _report(cron, mails, canaries, driver, heartbeat if is_digest_due else None, is_digest_due, watch_due)
 
-        with suppress(OSError):  # no room for a process: with the next tick
-            self._child = start_detached(tell, CHILD_S, keep_stderr=_speaks_here(cron))
+        with suppress(OSError):  # fork failed: the next tick tries again
+            self._child = start_detached(report, CHILD_S, keep_stderr=_uses_stderr(cron))
             self._mails.clear()
-            self._is_owed = False
+            self._watch_due = False
 
-    def _last_look(self) -> tuple[float, int]:
-        """When a tick last asked the watchdog, seconds since the epoch, and how many of its incidents were open."""
+    def _last_watch(self) -> tuple[float, int]:
+        """Return when a tick last ran the watchdog, seconds since the epoch, and how many incidents were open then."""
         with suppress(ResilError, ValueError):
-            found = read_regular(self._cron.state.path / LOOKED)
+            found = read_regular(self._cron.state.path / LAST_WATCH)
             if found is not None:
                 moment, count = found[0].split()
                 return float(moment), int(count)
         return float("-inf"), 0
 
-    def _gather_mails(self, ticked: Ticked, table: Table | None) -> None:
+    def _gather_mails(self, ticked: TickResult, table: Table | None) -> None:
         if table is None:
             return
         entries = {entry.name: entry for entry in table.entries if entry.mail_to}
-        if self._is_first and entries:  # a tick before us may have been killed before it told
+        if self._is_first and entries:  # an earlier tick may have been killed before it mailed
             from resilience.cron.mail import has_news
 
             self._mails |= {name: (entry, []) for name, entry in entries.items() if has_news(self._cron, entry)}
@@ -176,8 +178,8 @@ class Teller:
             if record.name in entries:
                 self._mails.setdefault(record.name, (entries[record.name], []))[1].append(record)
 
-    def _note_table(self, table: Table | None) -> bool:
-        """Write down for the watchdog what the table says; return whether that is news."""
+    def _write_table(self, table: Table | None) -> bool:
+        """Write the table for the watchdog; return whether it changed."""
         if table is None:
             return False
         ignored = [[one.place, one.reason, one.hint] for one in table.ignored if one.is_fault]
@@ -194,8 +196,8 @@ class Teller:
         return True
 
 
-def check_telling(settings: CronSettings) -> None:
-    """Raise SettingsError for a time of day or an address that cannot be meant."""
+def check_reporting(settings: CronSettings) -> None:
+    """Raise SettingsError for an invalid time of day or address."""
     if settings.digest_at:
         cron_digest.parse_digest_at(settings.digest_at)
     if settings.ping_url or settings.ping_url_file:
@@ -204,8 +206,8 @@ def check_telling(settings: CronSettings) -> None:
         check_ping(settings)
 
 
-def unreached(cron: CronProject) -> tuple[str, ...]:
-    """What ticks could not tell of late, and why, for `resil cron status`. Never raises."""
+def send_failures(cron: CronProject) -> tuple[str, ...]:
+    """Return recent failures to report, with reasons, for `resil cron status`. Never raises."""
     from resilience.cron.ping import ping_state
     from resilience.quantities import format_duration
 
@@ -213,36 +215,36 @@ def unreached(cron: CronProject) -> tuple[str, ...]:
     state = ping_state(cron)
     if state is not None and state.error and (cron.settings.ping_url or cron.settings.ping_url_file):
         ago = f"{format_duration(max(0.0, now - state.time))} ago"
-        found.append(f"the dead man's switch was not reached {ago}: {state.error}")
+        found.append(f"ping of the dead man's switch failed {ago}: {state.error}")
     with suppress(ResilError, ValueError, TypeError, KeyError):
-        if (raw := read_regular(cron.state.path / UNTOLD)) is not None:
+        if (raw := read_regular(cron.state.path / UNSENT)) is not None:
             record = json.loads(raw[0])
-            if now - float(record["time"]) < UNTOLD_S:
+            if now - float(record["time"]) < UNSENT_S:
                 found += [str(line) for line in record["trouble"]]
     return tuple(found)
 
 
-def is_news(ticked: Ticked) -> bool:
-    """Whether something became of a slot: it may end an incident. Pure."""
+def may_end_incident(ticked: TickResult) -> bool:
+    """Whether a slot has a result, which may end an incident. Pure."""
     return bool(ticked.ended or ticked.submitted or ticked.skipped or ticked.refused)
 
 
-def is_bad_news(ticked: Ticked) -> bool:
-    """Whether something became of a slot that may open an incident. Pure."""
+def may_open_incident(ticked: TickResult) -> bool:
+    """Whether a slot has a result that may open an incident. Pure."""
     return bool(ticked.skipped or ticked.refused or any(run.outcome.is_failure for run in ticked.ended))
 
 
 def ticked_driver(heartbeat: Heartbeat | None) -> str:
-    """Who made a tick, for people. Pure."""
+    """Return the driver of a tick. Pure."""
     return heartbeat.driver if heartbeat is not None else ""
 
 
-def summary_of(ticked: Ticked, trouble: str) -> str:
-    """A tick in a few words: counts and names, and nothing that a run wrote. Pure."""
+def summary_of(ticked: TickResult, trouble: str) -> str:
+    """Summarize a tick: counts and names, but no output of runs. Pure."""
     lines = [trouble] if trouble else []
     counts = [
         (len(ticked.started), "started"),
-        (sum(run.outcome is Outcome.DONE for run in ticked.ended), "ended well"),
+        (sum(run.outcome is Outcome.DONE for run in ticked.ended), "succeeded"),
         (sum(run.outcome.is_failure for run in ticked.ended), "failed"),
         (len(ticked.submitted), "submitted"),
         (len(ticked.refused), "refused"),
@@ -253,16 +255,16 @@ def summary_of(ticked: Ticked, trouble: str) -> str:
     return "\n".join(lines[:50])
 
 
-def _tell(
+def _report(
     cron: CronProject,
     mails: tuple[tuple[Entry, list[RunRecord]], ...],
     canaries: tuple[str, ...],
     driver: str,
     heartbeat: Heartbeat | None,
     is_digest_due: bool,
-    is_owed: bool,
+    watch_due: bool,
 ) -> None:
-    """In the child: mails and the daily word into the outbox, what the watchdog says, and then all of it out."""
+    """In the child: queue mails and the digest, run the watchdog, and deliver everything."""
     from resilience.alerts.commands import deliver
     from resilience.cron.mail import mail_news
 
@@ -274,18 +276,18 @@ def _tell(
     if is_digest_due and has_channels:
         with suppress(ResilError, OSError):
             cron_digest.send_digest(cron, heartbeat)
-    if is_owed and has_channels:
+    if watch_due and has_channels:
         _watch(cron)
     elif mails or is_digest_due:
         for _ in deliver(project, notes=notes, patient=True, deadline_s=60.0):
             pass
     for canary in canaries:
         cron_canary.release(cron, canary, driver)
-    _note_trouble(cron, trouble)
+    _write_failures(cron, trouble)
 
 
-def _speaks_here(cron: CronProject) -> bool:
-    """Whether an alert is to appear on the standard error of this very process: then a child must have it."""
+def _uses_stderr(cron: CronProject) -> bool:
+    """Whether an alert channel writes to this process's standard error, so that the child must inherit it."""
     settings = cron.project.loaded.settings
     for name in settings.alert.channels:
         table = settings.channels.get(name)
@@ -295,29 +297,29 @@ def _speaks_here(cron: CronProject) -> bool:
 
 
 def _watch(cron: CronProject) -> None:
-    """What `resil watch cron` does in a tick of its own, with its alerts."""
+    """Do what `resil watch cron` does, including its alerts."""
     from resilience.alerts.notify import notify
     from resilience.alerts.state import open_alert_state
-    from resilience.watch.watch import watch, watchdogs_of, with_itself
+    from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 
     project = cron.project
-    _note_look(cron, 0.0, 1)  # should we be killed: an incident may be open
+    _write_last_watch(cron, 0.0, 1)  # in case this process is killed: an incident may be open
     watchdogs, broken = watchdogs_of(project, [WATCHDOG])
-    notify(project, [*broken, *(with_itself(report) for report in watch(project, watchdogs))], notes=notes)
+    notify(project, [*broken, *(with_own_finding(report) for report in watch(project, watchdogs))], notes=notes)
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
-    waits = any(i.gone is not None or i.told is None for i in ours)  # its end, or its beginning, is not told yet
-    _note_look(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))
+    waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
+    _write_last_watch(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))
 
 
-def _note_look(cron: CronProject, ago_s: float, count: int) -> None:
+def _write_last_watch(cron: CronProject, ago_s: float, count: int) -> None:
     with suppress(ResilError):
         text = f"{cron.project.system.clock.now() - ago_s:.3f} {count}\n"
-        write_atomic(cron.state.path / LOOKED, text, mode=cron.state.file_mode, durable=False)
+        write_atomic(cron.state.path / LAST_WATCH, text, mode=cron.state.file_mode, durable=False)
 
 
-def _note_trouble(cron: CronProject, trouble: list[str]) -> None:
-    """What could not be told, for `resil cron status`. Mostly nothing, and then nothing is written."""
-    path = cron.state.path / UNTOLD
+def _write_failures(cron: CronProject, trouble: list[str]) -> None:
+    """Write failures for `resil cron status`; writes nothing if there are none."""
+    path = cron.state.path / UNSENT
     with suppress(ResilError, OSError):
         if trouble:
             record = {"time": cron.project.system.clock.now(), "trouble": trouble[-20:]}

@@ -1,6 +1,6 @@
-"""Asks the scheduler beside the ticks: a controller that hangs must not keep what runs here waiting.
+"""Submits and queries jobs in a child process, so that a hung controller cannot delay ticks.
 
-A child does it, one at a time. It outlives us where it has to: what it has in hand, it holds by its own name.
+One child runs at a time. It may outlive the scheduler: it holds its claims under its own process id.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
     from resilience.cron.slots import Claim
 
 LONGEST_S = 900.0
-"""A child that takes longer hangs on a disk: it is left behind, and the next one is begun."""
+"""A child that runs longer is hung on a disk: it is killed, and the next one is started."""
 
 
-class Heard(NamedTuple):
-    """What the clerk has to say.
+class SubmitterResult(NamedTuple):
+    """Result of one child.
 
     Attributes:
-        records: what is in the history now.
-        trouble: why something could not be asked or done; empty: nothing.
+        records: records written to the history.
+        problem: why a query or submission failed; empty: none did.
     """
 
     records: tuple[RunRecord, ...] = ()
-    trouble: str = ""
+    problem: str = ""
 
 
-class Clerk:
-    """One child at a time, and what waits for the next one."""
+class JobSubmitter:
+    """Runs one child at a time, and queues claims for the next one."""
 
     def __init__(self, cron: CronProject) -> None:
         self._cron = cron
@@ -49,25 +49,25 @@ class Clerk:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a child is at it."""
+        """Whether a child is running."""
         return self._pid != 0
 
     @property
     def waiting(self) -> Sequence[Claim]:
-        """What waits for the next child."""
+        """Claims queued for the next child."""
         return self._waiting
 
     def hand(self, claims: Sequence[Claim], entries: Sequence[Entry]) -> None:
-        """Have these slots submitted, and the earlier jobs asked about. Returns at once.
+        """Start a child that submits these slots and queries earlier jobs; return at once.
 
-        While an earlier child is at it, they wait for the next call. Raise OSError if no child can be made.
+        While an earlier child is running, the claims are queued for the next call. Raise OSError if fork fails.
         """
         from resilience.system.child import answer_and_exit
 
         known = {(claim.key, claim.slot, claim.id) for claim in self._waiting}
         self._waiting += [claim for claim in claims if (claim.key, claim.slot, claim.id) not in known]
         if self._pid and time.monotonic() - self._began > LONGEST_S:
-            self._leave_behind()
+            self._abandon()
         if self._pid:
             return
         reading, writing = os.pipe()
@@ -84,8 +84,8 @@ class Clerk:
         self._pid, self._pipe, self._began, self._waiting = pid, reading, time.monotonic(), []
         self._received.clear()
 
-    def poll(self, timeout_s: float = 0.0) -> Heard | None:
-        """What the child said at its end; None: it is not over, or there is none. Waits up to so long."""
+    def poll(self, timeout_s: float = 0.0) -> SubmitterResult | None:
+        """Return the child's result; None if none is running or it has not ended. Waits up to `timeout_s`."""
         if not self._pid:
             return None
         until = time.monotonic() + timeout_s
@@ -99,14 +99,14 @@ class Clerk:
         return None
 
     def close(self) -> None:
-        """Hear no more. A child that is at it goes on alone."""
+        """Stop waiting. A running child continues on its own."""
         if self._pid:
             os.close(self._pipe)
             with suppress(ChildProcessError):
                 os.waitpid(self._pid, os.WNOHANG)
             self._pid, self._pipe = 0, -1
 
-    def _over(self) -> Heard:
+    def _over(self) -> SubmitterResult:
         import marshal
 
         from resilience.system.child import HEADER
@@ -118,14 +118,14 @@ class Clerk:
         try:
             kind, value, *_ = marshal.loads(self._received[HEADER.size :])
             if kind == "value":
-                records, trouble = value
-                return Heard(tuple(map(RunRecord.from_json, records)), trouble)
+                records, problem = value
+                return SubmitterResult(tuple(map(RunRecord.from_json, records)), problem)
             words = value[1] if kind == "error" else value[0]
-            return Heard((), f"the jobs of cron: {words}")
+            return SubmitterResult((), f"submitting cron jobs failed: {words}")
         except (ValueError, EOFError, TypeError, KeyError):
-            return Heard((), "the child that submits the jobs of cron was killed; they are looked up in the next tick")
+            return SubmitterResult((), "the process that submits cron jobs was killed; the next tick checks its jobs")
 
-    def _leave_behind(self) -> None:
+    def _abandon(self) -> None:
         import signal
 
         with suppress(ProcessLookupError):
@@ -140,9 +140,9 @@ class Clerk:
 
         records: list[dict[str, Any]] = []
         try:
-            for record in settle_submits(self._cron.apart(), self._waiting, entries):
+            for record in settle_submits(self._cron.with_entry_environment(), self._waiting, entries):
                 plain = record.to_json()
                 records.append({key: str(v) if isinstance(v, str) else v for key, v in plain.items()})
         except ResilError as error:
-            return records, f"{error.message}; it is tried again in the next tick"
+            return records, f"{error.message}; the next tick tries again"
         return records, ""

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._ticks.editing import disabled, ours, with_ours, without_header, without_ours
-from resilience.cron.drivers._ticks.marks import headline, is_ours, mark, project_name, tokens_of
+from resilience.cron.drivers._ticks.lines import (
+    disabled,
+    headline,
+    is_ours,
+    mark,
+    ours,
+    project_name,
+    tokens_of,
+    with_ours,
+    without_header,
+    without_ours,
+)
 from tests.cron.drivers.site import Site, an_installation
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
@@ -35,7 +45,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_was_there_is_there_again_byte_for_byte(name: str) -> None:
+def test_editing_and_removing_restores_every_byte(name: str) -> None:
     before = TABLES[name].decode("utf-8", "surrogateescape")
     table = with_ours(before, LINES, {TOKEN})
     assert table.endswith(before) and table != before
@@ -67,7 +77,7 @@ def test_an_older_line_of_ours_is_replaced() -> None:
     assert with_ours(old, LINES, {TOKEN}) == f"{HEAD}\n{LINE}\na\nb\n"
 
 
-def test_an_installation_that_nobody_remembers_is_found_by_its_project() -> None:
+def test_an_unrecorded_installation_is_found_by_its_project() -> None:
     table = f"a\n{HEAD}\n{LINE}\nb\n"
     assert tokens_of(table, STATE) == {TOKEN}
     assert tokens_of(f"#DISABLED: {table[2:]}", STATE) == {TOKEN}
@@ -103,7 +113,7 @@ def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
         "",
     ],
 )
-def test_a_line_that_only_speaks_of_ours_is_somebody_elses(line: str) -> None:
+def test_a_line_that_only_mentions_our_mark_is_foreign(line: str) -> None:
     assert not is_ours(line, TOKEN)
 
 

@@ -1,4 +1,4 @@
-"""Reads what the scheduler of a project left in `<state_dir>/.cron`: its sign of life, and each entry's history."""
+"""Reads `<state_dir>/.cron` for the watchdog: heartbeat, and each entry's history."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from resilience import cron_late
 from resilience.base.processes import boot_id
-from resilience.cron.checks._cron.words import SCHEDULER, TABLE_FILE, CronCheckSettings, CronReading
+from resilience.cron.checks._cron.reading import SCHEDULER, TABLE_FILE, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory, Damaged
 from resilience.errors import StateDirectoryError
@@ -25,23 +25,23 @@ TAIL_LINES = 15
 TAIL_WIDTH = 300
 TAIL_BYTES = 4096
 WOKE_S = 60.0
-"""A node that was suspended for longer than this has missed ticks for that."""
+"""A node suspended for longer than this has missed ticks because of that."""
 TABLE_BYTES = 4 * 2**20
 _ENDED = frozenset({Outcome.DONE, Outcome.SUBMITTED, Outcome.FAILED, Outcome.TIMEOUT, Outcome.REFUSED,
                     Outcome.CUT_SHORT})  # fmt: skip
 
 
-def look(
+def read_cron(
     directory: CronDirectory, settings: CronCheckSettings, before: Mapping[str, Timed[CronReading]], now: float
 ) -> dict[str, CronReading]:
-    """What there is to judge, by subject; nothing where no scheduler was ever installed and nothing ever ticked.
+    """Return the readings by subject; empty if no scheduler was ever installed and none ever ticked.
 
-    Raise StateDirectoryError if it cannot be read.
+    Raise StateDirectoryError if the directory cannot be read.
     """
     readings: dict[str, CronReading] = {}
     if not settings.entries:
         known = before.get(SCHEDULER)
-        scheduler = look_at_scheduler(directory, now, known.reading if known is not None else None)
+        scheduler = read_scheduler(directory, now, known.reading if known is not None else None)
         if scheduler is None:
             return {}
         readings[SCHEDULER] = scheduler
@@ -51,18 +51,18 @@ def look(
     for key in directory.keys():  # noqa: SIM118 - no mapping
         history = directory.history(key)
         if key != SCHEDULER and history and _is_wanted(history[-1].name, settings.entries):
-            readings[history[-1].name] = look_at_entry(directory, key, history, table)
+            readings[history[-1].name] = read_entry(directory, key, history, table)
     if settings.ignored and not settings.entries and table is not None:
         for place, reason, hint in table[1]:
             readings.setdefault(place, CronReading(kind="ignored", summary=reason, hint=hint))
     for subject, timed in before.items():
         if timed.reading.kind == "ignored" and not timed.reading.nothing and subject not in readings:
-            readings[subject] = CronReading(kind="ignored", nothing="it is not ignored any more")
+            readings[subject] = CronReading(kind="ignored", nothing="no longer ignored")
     return readings
 
 
-def look_at_scheduler(directory: CronDirectory, now: float, before: CronReading | None = None) -> CronReading | None:
-    """What is known of whoever makes the ticks; None: there is nobody. Raise StateDirectoryError if that is unknown."""
+def read_scheduler(directory: CronDirectory, now: float, before: CronReading | None = None) -> CronReading | None:
+    """Return the reading of the scheduler; None: there is none. Raise StateDirectoryError if unreadable."""
     heartbeat: Heartbeat | None = None
     damaged = ""
     try:
@@ -81,7 +81,7 @@ def look_at_scheduler(directory: CronDirectory, now: float, before: CronReading 
     is_last = heartbeat is not None and heartbeat.is_last
     if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=is_last):
         how = "ended on purpose" if is_last else "uninstalled"
-        return CronReading(nothing=f"it was {how}: no tick is expected", **here)
+        return CronReading(nothing=f"{how}; no tick is expected", **here)
     if heartbeat is None or (installation is not None and installation.time > heartbeat.expected):
         assert installation is not None
         usual = CronSettings()
@@ -94,19 +94,19 @@ def look_at_scheduler(directory: CronDirectory, now: float, before: CronReading 
         ticks=heartbeat.ticks,
         driver=heartbeat.driver,
         host=heartbeat.host,
-        trouble=heartbeat.trouble or _of_the_chain(directory, installation),
+        trouble=heartbeat.trouble or _chain_problem(directory, installation),
         next_slot=heartbeat.next_slot,
         patience_s=heartbeat.patience_s,
         **here,
     )
 
 
-def look_at_entry(
+def read_entry(
     directory: CronDirectory, key: str, history: Sequence[RunRecord], table: tuple[frozenset[str], Any] | None
 ) -> CronReading:
-    """What became of an entry's last slots."""
+    """Return the reading of an entry."""
     if table is not None and history[-1].name not in table[0]:
-        return CronReading(kind="entry", nothing="it is not in the table any more")
+        return CronReading(kind="entry", nothing="no longer in the table")
     ended = [run for run in history if run.outcome in _ENDED]
     last = ended[-1] if ended else None
     failures = _tail_of(ended, lambda run: run.outcome.is_failure)
@@ -139,7 +139,7 @@ def look_at_entry(
 
 
 def read_table_file(path: Path) -> tuple[frozenset[str], tuple[tuple[str, str, str], ...]] | None:
-    """(names of the entries, what is ignored by mistake), as the last tick read them; None where that is not known."""
+    """Return (names of the entries, mistakenly ignored files) as the last tick read them; None if unknown."""
     try:
         found = read_regular(path / TABLE_FILE, TABLE_BYTES)
         if found is None:
@@ -154,12 +154,12 @@ def read_table_file(path: Path) -> tuple[frozenset[str], tuple[tuple[str, str, s
 def _installation(directory: CronDirectory) -> Installation | None:
     try:
         return directory.installation()
-    except StateDirectoryError:  # `resil cron doctor` says so; the heartbeat tells whether it lives
+    except StateDirectoryError:  # `resil cron doctor` reports it; the heartbeat shows whether the scheduler is alive
         return None
 
 
-def _of_the_chain(directory: CronDirectory, installation: Installation | None) -> str:
-    """What keeps the chain of the scheduler's jobs from going on (cron/job.py); nothing when it is whole."""
+def _chain_problem(directory: CronDirectory, installation: Installation | None) -> str:
+    """Return the problem of the scheduler's chain of jobs (cron/job.py); empty if there is none."""
     if installation is None or installation.driver != "slurm":
         return ""
     history = directory.history(SCHEDULER)
@@ -168,16 +168,16 @@ def _of_the_chain(directory: CronDirectory, installation: Installation | None) -
 
 
 def _stopped(record: Mapping[str, Any], now: float) -> str:
-    by, why = str(record.get("by") or "somebody"), str(record.get("why") or "")
+    by, why = str(record.get("by") or "an unknown user"), str(record.get("why") or "")
     when = record.get("time")
     ago = f" {format_duration(max(0.0, now - when))} ago" if isinstance(when, int | float) else ""
     return f"stopped by {by}{ago}{f' ({why})' if why else ''}; resil cron install starts it again"
 
 
 def _awake(now: float, before: CronReading | None) -> dict[str, Any]:
-    """Since when this node is awake: a whole cluster that comes back after a night has missed ticks for a reason.
+    """Return since when this node is awake: a cluster that was off for a night has missed ticks because of that.
 
-    CLOCK_BOOTTIME counts what a machine slept and CLOCK_MONOTONIC does not (clock_gettime(2)).
+    CLOCK_BOOTTIME includes the time a machine was suspended; CLOCK_MONOTONIC does not (clock_gettime(2)).
     """
     up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     slept_s = max(0.0, up_s - time.clock_gettime(time.CLOCK_MONOTONIC))
@@ -193,7 +193,7 @@ def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _tail_of(runs: Sequence[RunRecord], wanted: Any) -> list[RunRecord]:
-    """The last runs, as far back as all of them are wanted."""
+    """Return the last consecutive runs that match."""
     found: list[RunRecord] = []
     for run in reversed(runs):
         if run.outcome is Outcome.RUNNING:
@@ -205,7 +205,7 @@ def _tail_of(runs: Sequence[RunRecord], wanted: Any) -> list[RunRecord]:
 
 
 def _tail(path: Path) -> tuple[str, ...]:
-    """The last lines of what a run wrote; nothing where that is gone."""
+    """Return the last lines of a run's output; empty if it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:

@@ -13,8 +13,9 @@ from resilience.alerts.state import open_alert_state
 from resilience.cron.ping import ping_state
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
-from resilience.cron.tell import Teller, summary_of, unreached
-from resilience.cron.tick import Ticked, tick
+from resilience.cron.report import TickReporter, send_failures, summary_of
+from resilience.cron.run import tick
+from resilience.cron.ticker import TickResult
 from resilience.doctor.doctor import check_settings
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
@@ -25,7 +26,7 @@ BACKUP = Entry(name="cron.hourly/backup", place="cron/cron.hourly/backup", sched
                argv=("/bin/true",))  # fmt: skip
 
 
-def a_tick(cron: CronProject, *ended: RunRecord, gap: bool = False, trouble: str = "") -> Ticked:
+def a_tick(cron: CronProject, *ended: RunRecord, gap: bool = False, trouble: str = "") -> TickResult:
     now = time.time()
     heartbeat = Heartbeat(
         time=now,
@@ -38,7 +39,7 @@ def a_tick(cron: CronProject, *ended: RunRecord, gap: bool = False, trouble: str
     cron.state.beat(heartbeat)
     for run in ended:
         cron.state.record(run.name.replace("/", "+"), run)
-    return Ticked(heartbeat=heartbeat, ended=ended)
+    return TickResult(heartbeat=heartbeat, ended=ended)
 
 
 def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
@@ -46,8 +47,8 @@ def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
     return RunRecord(name=BACKUP.name, slot=slot, outcome=outcome, time=time.time(), **fields)  # type: ignore[arg-type]
 
 
-def settle(teller: Teller) -> None:
-    child = teller._child
+def settle_dead_runs(reporter: TickReporter) -> None:
+    child = reporter._child
     assert child is None or child.wait(PATIENCE_S)
 
 
@@ -56,17 +57,17 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_a_failed_run_is_one_incident_and_its_recovery_is_told(stage: Stage) -> None:
-    teller, table = Teller(stage.cron), Table(entries=(BACKUP,))
-    teller.begins()
-    teller.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100, exit_code=3, summary="disk full")), table)
+def test_a_failed_run_is_one_incident_and_its_recovery_is_reported(stage: Stage) -> None:
+    reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
+    reporter.tick_started()
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100, exit_code=3, summary="disk full")), table)
     until(stage.told, "the alert")
-    settle(teller)
-    teller.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200, exit_code=3, summary="disk full")), table)
-    settle(teller)
+    settle_dead_runs(reporter)
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200, exit_code=3, summary="disk full")), table)
+    settle_dead_runs(reporter)
     assert len(stage.told()) == 1 and "cron.hourly/backup" in stage.told()[0] and "disk full" in stage.told()[0]
-    teller.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300, exit_code=0)), table)
-    settle(teller)
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300, exit_code=0)), table)
+    settle_dead_runs(reporter)
     assert "RESOLVED" in stage.told()[-1] and len(stage.told()) == 2
 
 
@@ -79,30 +80,30 @@ def test_a_scheduler_that_comes_back_ends_the_incident_of_its_absence(stage: Sta
     watchdogs, _ = watchdogs_of(stage.project, ["cron"])
     notify(stage.project, list(watch(stage.project, watchdogs)))
     assert "CRITICAL" in stage.told()[0]
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron, gap=True), Table())
-    settle(teller)
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron, gap=True), Table())
+    settle_dead_runs(reporter)
     assert "RESOLVED" in stage.told()[-1]
 
 
 def test_an_idle_tick_starts_no_child(stage: Stage) -> None:
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron, gap=True), Table())
-    settle(teller)
-    later = Teller(stage.cron)  # another process, a minute later
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron, gap=True), Table())
+    settle_dead_runs(reporter)
+    later = TickReporter(stage.cron)  # another process, a minute later
     for _ in range(3):
-        later.begins()
+        later.tick_started()
         later.ended(a_tick(stage.cron), Table())
         assert later._child is None
 
 
-def test_an_end_that_waits_for_its_time_is_looked_at_again_soon(tmp_path: Path) -> None:
+def test_a_pending_resolution_is_checked_again_soon(tmp_path: Path) -> None:
     stage = Stage(tmp_path, alert='channels = ["console"]\ngroup_s = 3600')
-    teller, table = Teller(stage.cron), Table(entries=(BACKUP,))
-    teller.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100)), table)
-    settle(teller)
-    teller.ended(a_tick(stage.cron, a_run(Outcome.DONE, 200)), table)
-    settle(teller)
+    reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100)), table)
+    settle_dead_runs(reporter)
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.DONE, 200)), table)
+    settle_dead_runs(reporter)
     assert len(stage.told()) == 1
     waited_s = time.time() - float((stage.cron.state.path / "looked").read_text().split()[0])
     assert waited_s > 600, "the next look is due in a minute, not in a quarter of an hour"
@@ -110,86 +111,86 @@ def test_an_end_that_waits_for_its_time_is_looked_at_again_soon(tmp_path: Path) 
 
 def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(stage: Stage) -> None:
     table = Table(entries=(BACKUP,))
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron, gap=True), table)
-    settle(teller)
-    later = Teller(stage.cron)
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron, gap=True), table)
+    settle_dead_runs(reporter)
+    later = TickReporter(stage.cron)
     later.ended(a_tick(stage.cron, a_run(Outcome.DONE, 100)), table)
     assert later._child is None
     later.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200)), table)
-    settle(later)
-    last = Teller(stage.cron)
+    settle_dead_runs(later)
+    last = TickReporter(stage.cron)
     last.ended(a_tick(stage.cron, a_run(Outcome.DONE, 300)), table)
-    settle(last)
+    settle_dead_runs(last)
     assert "RESOLVED" in stage.told()[-1]
 
 
-def test_what_lasts_is_looked_at_again_though_nothing_ran(stage: Stage) -> None:
+def test_an_ongoing_problem_is_checked_again_without_new_runs(stage: Stage) -> None:
     (stage.cron.state.path).mkdir(parents=True)
     (stage.cron.state.path / "looked").write_text(f"{time.time() - 3600} 0\n")
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron), Table())
-    assert teller._child is not None
-    settle(teller)
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron), Table())
+    assert reporter._child is not None
+    settle_dead_runs(reporter)
 
 
-def test_where_nobody_is_to_be_told_no_child_is_started(tmp_path: Path) -> None:
+def test_without_recipients_no_child_is_started(tmp_path: Path) -> None:
     stage = Stage(tmp_path, alert="")
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron, a_run(Outcome.FAILED), gap=True), Table(entries=(BACKUP,)))
-    assert teller._child is None
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED), gap=True), Table(entries=(BACKUP,)))
+    assert reporter._child is None
 
 
 def test_the_watchdog_learns_the_table_and_what_is_ignored_by_mistake(stage: Stage) -> None:
-    teller = Teller(stage.cron)
+    reporter = TickReporter(stage.cron)
     ignored = Ignored("cron/cron.hourly/x", "everybody may write there", "chmod o-w cron", is_fault=True)
     table = Table(entries=(BACKUP,), ignored=(ignored, Ignored("cron/README.md", "it is no program")))
-    teller.ended(a_tick(stage.cron), table)
-    settle(teller)
+    reporter.ended(a_tick(stage.cron), table)
+    settle_dead_runs(reporter)
     written = json.loads((stage.cron.state.path / "table.json").read_text())
     assert written == {"entries": [BACKUP.name], "ignored": [[ignored.place, ignored.reason, ignored.hint]]}
     assert any("everybody may write" in line for line in stage.told())
 
 
-def test_trouble_of_the_tick_itself_is_told(stage: Stage) -> None:
-    teller = Teller(stage.cron)
-    teller.ended(a_tick(stage.cron, trouble="the crontab cannot be read"), None)
-    settle(teller)
+def test_an_error_of_the_tick_itself_is_reported(stage: Stage) -> None:
+    reporter = TickReporter(stage.cron)
+    reporter.ended(a_tick(stage.cron, trouble="the crontab cannot be read"), None)
+    settle_dead_runs(reporter)
     assert any("the crontab cannot be read" in line for line in stage.told())
 
 
 def test_a_stopped_scheduler_tells_nothing(stage: Stage) -> None:
     stage.cron.state.stop("ada", "", time.time())
-    teller = Teller(stage.cron)
-    teller.begins()
-    teller.ended(Ticked(stopped="stopped by ada"), None)
-    assert teller._child is None
+    reporter = TickReporter(stage.cron)
+    reporter.tick_started()
+    reporter.ended(TickResult(stopped="stopped by ada"), None)
+    assert reporter._child is None
 
 
 def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("resilience.cron.tell.Teller._note_table", fail)
-    monkeypatch.setattr("resilience.cron.tell.os.path.lexists", fail)
-    teller = Teller(stage.cron)
-    teller.begins()
-    (line,) = teller.ended(a_tick(stage.cron), Table())
+    monkeypatch.setattr("resilience.cron.report.TickReporter._write_table", fail)
+    monkeypatch.setattr("resilience.cron.report.os.path.lexists", fail)
+    reporter = TickReporter(stage.cron)
+    reporter.tick_started()
+    (line,) = reporter.ended(a_tick(stage.cron), Table())
     assert "a bug" in line
-    teller.close()
+    reporter.close()
 
 
-def test_what_was_not_told_is_shown_by_the_status(tmp_path: Path) -> None:
+def test_failures_to_send_are_shown_by_the_status(tmp_path: Path) -> None:
     stage = Stage(tmp_path, cron='ping_url = "https://ping.invalid/secret-123456"')
     stage.cron.state.path.mkdir(parents=True)
-    assert unreached(stage.cron) == ()
+    assert send_failures(stage.cron) == ()
     (stage.cron.state.path / "ping").write_text(json.dumps({"time": time.time() - 60, "error": "no such host"}))
     (stage.cron.state.path / "untold").write_text(json.dumps({"time": time.time(), "trouble": ["no sendmail"]}))
-    ping, mail = unreached(stage.cron)
+    ping, mail = send_failures(stage.cron)
     assert "dead man's switch" in ping and "no such host" in ping and "secret" not in ping
     assert mail == "no sendmail"
     (stage.cron.state.path / "untold").write_text("[]")
-    assert len(unreached(stage.cron)) == 1
+    assert len(send_failures(stage.cron)) == 1
 
 
 def test_a_server_that_never_answers_delays_no_tick(tmp_path: Path) -> None:
@@ -210,26 +211,26 @@ def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
     )
     project = Project(stage.project.system, load(stage.project.system))
     cron = open_cron(project)
-    teller = Teller(cron)
-    teller.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
-    settle(teller)
+    reporter = TickReporter(cron)
+    reporter.ended(a_tick(cron, a_run(Outcome.FAILED, 100, summary="disk full")), Table(entries=(BACKUP,)))
+    settle_dead_runs(reporter)
     assert "disk full" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("cron", ['digest_at = "morning"', 'ping_url = "http://example.org/secret-123456"'])
-def test_settings_that_cannot_be_meant_are_said_by_the_check_and_by_each_tick(tmp_path: Path, cron: str) -> None:
+def test_invalid_settings_are_reported_by_the_check_and_by_each_tick(tmp_path: Path, cron: str) -> None:
     stage = Stage(tmp_path, cron=cron)
     with pytest.raises(SettingsError) as caught:
         check_settings(stage.project)
-    (line,) = Teller(stage.cron).ended(a_tick(stage.cron), None)
+    (line,) = TickReporter(stage.cron).ended(a_tick(stage.cron), None)
     assert caught.value.message in line and "secret" not in line
 
 
-def test_the_summary_says_what_happened_and_nothing_that_a_run_wrote() -> None:
+def test_the_summary_has_counts_and_no_output_of_runs() -> None:
     run = RunRecord(name="a/b", slot=1, outcome=Outcome.FAILED, time=1.0, summary="password=hunter2")
-    text = summary_of(Ticked(ended=(run,)), "")
+    text = summary_of(TickResult(ended=(run,)), "")
     assert "1 failed" in text and "a/b: failed" in text and "hunter2" not in text
-    assert summary_of(Ticked(), "") == "nothing was due"
+    assert summary_of(TickResult(), "") == "nothing was due"
 
 
 def test_a_real_tick_whose_entry_fails_tells_it(stage: Stage) -> None:
@@ -238,7 +239,7 @@ def test_a_real_tick_whose_entry_fails_tells_it(stage: Stage) -> None:
     seen = stage.cron.state.seen()
     from resilience.cron.state_directory import Seen
 
-    stage.cron.state.note_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
+    stage.cron.state.write_seen({key: Seen(one.since - 120, one.schedule) for key, one in seen.items()})
     done = tick(stage.cron, driver="foreground")
     assert [run.outcome for run in done.ended] == [Outcome.FAILED]
     until(lambda: any("crontab/bad" in line for line in stage.told()), "the alert")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.checks._cron.look import look, look_at_scheduler
-from resilience.cron.checks._cron.words import SCHEDULER, CronCheckSettings, CronReading
+from resilience.cron.checks._cron.probe import read_cron, read_scheduler
+from resilience.cron.checks._cron.reading import SCHEDULER, CronCheckSettings, CronReading
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
@@ -43,94 +43,94 @@ def ran(
 
 
 def entry(directory: CronDirectory, name: str = "cron.hourly/backup") -> CronReading:
-    return look(directory, SETTINGS, {}, NOW)[name]
+    return read_cron(directory, SETTINGS, {}, NOW)[name]
 
 
-def test_where_nothing_was_ever_installed_there_is_nothing_to_look_at(directory: CronDirectory) -> None:
-    assert look(directory, SETTINGS, {}, NOW) == {}
+def test_without_any_installation_there_is_nothing_to_check(directory: CronDirectory) -> None:
+    assert read_cron(directory, SETTINGS, {}, NOW) == {}
 
 
-def test_a_tick_is_seen_with_all_that_it_said(directory: CronDirectory) -> None:
+def test_a_tick_is_shown_with_all_its_output(directory: CronDirectory) -> None:
     beat(directory)
-    reading = look(directory, SETTINGS, {}, NOW)[SCHEDULER]
+    reading = read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER]
     assert (reading.time, reading.ticks, reading.driver, reading.host) == (NOW - 30, 10, "foreground", "n1")
 
 
-def test_one_that_is_installed_and_has_not_ticked_is_looked_at_from_its_installation_on(
+def test_one_that_never_ticked_is_judged_from_its_installation_on(
     directory: CronDirectory,
 ) -> None:
     install(directory, ago_s=600)
-    reading = look(directory, SETTINGS, {}, NOW)[SCHEDULER]
+    reading = read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER]
     assert (reading.time, reading.ticks, reading.is_installed) == (NOW - 600, 0, True)
 
 
-def test_one_that_is_installed_anew_is_not_late_by_its_old_sign_of_life(directory: CronDirectory) -> None:
+def test_a_reinstalled_scheduler_is_not_late_by_its_old_heartbeat(directory: CronDirectory) -> None:
     beat(directory, "crontab", ago_s=86400)
     install(directory, ago_s=10)
-    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].time == NOW - 10
+    assert read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].time == NOW - 10
 
 
 def test_a_stop_is_seen_with_its_author(directory: CronDirectory) -> None:
     beat(directory)
     directory.stop("ada", "maintenance", NOW - 7200)
-    said = look(directory, SETTINGS, {}, NOW)[SCHEDULER].stopped
+    said = read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].stopped
     assert "ada" in said and "maintenance" in said and "2 h" in said
 
 
-def test_nobody_waits_for_a_driver_that_was_uninstalled(directory: CronDirectory) -> None:
+def test_no_tick_of_an_uninstalled_driver_is_expected(directory: CronDirectory) -> None:
     beat(directory, "crontab", ago_s=86400)
-    assert "uninstalled" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert "uninstalled" in read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
     beat(directory, "foreground", ago_s=86400)
-    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert directory.expect_no_more("elsewhere", 1) is None, "another's scheduler"
-    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
-    assert directory.expect_no_more() is not None
-    assert "ended on purpose" in look(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert not read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert directory.mark_last("elsewhere", 1) is None, "another's scheduler"
+    assert not read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
+    assert directory.mark_last() is not None
+    assert "ended on purpose" in read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].nothing
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"time": "x"}', '{"time": null, "expected": 1}'])
 def test_a_damaged_sign_of_life_is_seen_as_that(directory: CronDirectory, content: str) -> None:
     beat(directory)
     (directory.path / "heartbeat").write_text(content)
-    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
+    assert read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
-def test_what_keeps_the_chain_of_jobs_from_going_on_is_trouble_of_the_scheduler_and_no_entry(
+def test_a_problem_of_the_job_chain_belongs_to_the_scheduler_and_to_no_entry(
     directory: CronDirectory,
 ) -> None:
     install(directory, "slurm", ago_s=600)
     beat(directory, "slurm")
     slot = int(NOW) - 100
     ran(directory, slot, Outcome.REFUSED, name="scheduler", summary="a successor could not be queued: QOSMaxSubmitJob")
-    seen = look(directory, SETTINGS, {}, NOW)
+    seen = read_cron(directory, SETTINGS, {}, NOW)
     assert set(seen) == {SCHEDULER} and "QOSMaxSubmitJob" in seen[SCHEDULER].trouble
     ran(directory, slot + 10, Outcome.DONE, name="scheduler", summary="the chain is whole again")
-    assert not look(directory, SETTINGS, {}, NOW)[SCHEDULER].trouble
+    assert not read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].trouble
 
 
 def test_a_directory_in_its_place_is_damage_as_well(directory: CronDirectory) -> None:
     (directory.path / "heartbeat").mkdir(parents=True)
-    assert look(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
+    assert read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].damaged
 
 
 @needs_root
-def test_what_cannot_be_read_is_said_and_not_taken_for_nothing(directory: CronDirectory) -> None:
+def test_an_unreadable_directory_is_an_error_and_not_empty(directory: CronDirectory) -> None:
     beat(directory)
     (directory.path / "heartbeat").chmod(0o600)
     directory.path.chmod(0o755)
     open_the_way(directory.path / "heartbeat")
     with acting_as(NOBODY), pytest.raises(StateDirectoryError):
-        look(directory, SETTINGS, {}, NOW)
+        read_cron(directory, SETTINGS, {}, NOW)
 
 
-def test_a_node_that_slept_since_the_last_look_has_just_woken_up(directory: CronDirectory) -> None:
+def test_a_node_suspended_since_the_last_check_has_just_woken_up(directory: CronDirectory) -> None:
     beat(directory)
-    first = look_at_scheduler(directory, NOW)
+    first = read_scheduler(directory, NOW)
     assert first is not None and first.boot
     slept = CronReading(slept_s=first.slept_s - 3600, boot=first.boot, awake_since=first.awake_since)
-    again = look_at_scheduler(directory, NOW, slept)
+    again = read_scheduler(directory, NOW, slept)
     assert again is not None and again.awake_since == NOW
-    still = look_at_scheduler(directory, NOW + 60, again)
+    still = read_scheduler(directory, NOW + 60, again)
     assert still is not None and still.awake_since == NOW, "it is remembered when it woke up"
 
 
@@ -174,7 +174,7 @@ def test_missed_slots_before_the_last_run_are_counted(directory: CronDirectory) 
     assert entry(directory).missed == 0
 
 
-def test_the_end_of_what_a_failed_run_wrote_is_evidence(directory: CronDirectory) -> None:
+def test_the_end_of_a_failed_runs_output_is_evidence(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.FAILED, output="100.txt")
     output = directory.path / "output" / "cron.hourly+backup" / "100.txt"
@@ -199,23 +199,23 @@ def test_an_entry_that_left_the_table_is_over(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.FAILED)
     (directory.path / "table.json").write_text(json.dumps({"entries": ["cron.daily/other"], "ignored": []}))
-    assert "not in the table" in entry(directory).nothing
+    assert "no longer in the table" in entry(directory).nothing
 
 
-def test_what_is_ignored_by_mistake_is_seen_and_so_is_its_end(directory: CronDirectory) -> None:
+def test_files_ignored_by_mistake_are_reported_and_so_is_their_end(directory: CronDirectory) -> None:
     beat(directory)
     ignored = [["cron/cron.hourly/x", "everybody may write there", "chmod o-w"]]
     (directory.path / "table.json").write_text(json.dumps({"entries": [], "ignored": ignored}))
-    seen = look(directory, SETTINGS, {}, NOW)
+    seen = read_cron(directory, SETTINGS, {}, NOW)
     assert seen["cron/cron.hourly/x"].summary == "everybody may write there"
     (directory.path / "table.json").write_text(json.dumps({"entries": [], "ignored": []}))
     before = {subject: Timed(NOW, reading) for subject, reading in seen.items()}
-    assert look(directory, SETTINGS, before, NOW)["cron/cron.hourly/x"].nothing
+    assert read_cron(directory, SETTINGS, before, NOW)["cron/cron.hourly/x"].nothing
 
 
-def test_only_the_entries_that_were_named_are_looked_at(directory: CronDirectory) -> None:
+def test_only_the_named_entries_are_checked(directory: CronDirectory) -> None:
     beat(directory)
     ran(directory, 100, Outcome.DONE)
     ran(directory, 100, Outcome.DONE, name="crontab/sync")
-    assert set(look(directory, CronCheckSettings(entries=("sync",)), {}, NOW)) == {"crontab/sync"}
-    assert set(look(directory, CronCheckSettings(entries=("cron.hourly/*",)), {}, NOW)) == {"cron.hourly/backup"}
+    assert set(read_cron(directory, CronCheckSettings(entries=("sync",)), {}, NOW)) == {"crontab/sync"}
+    assert set(read_cron(directory, CronCheckSettings(entries=("cron.hourly/*",)), {}, NOW)) == {"cron.hourly/backup"}
