@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.measure import BenchmarkError
 from resilience.schedulers._slurm.query import client_environment, queue_command
 from resilience.schedulers._slurm.queue import ROW_END, SEPARATOR
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 JOBS_OF_A_RUN = 5
 ROOM = "MaxJobCount=100000\n"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.measure import BenchmarkError, Claim, Options, Report, Row, Spread
-from tests.slurm.cluster import Cluster
-from tests.slurm.cron_site import Site
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cron_site import Site
 
 PERIOD_S = 5
 SLOTS, QUICK_SLOTS = 30, 6

@@ -24,7 +24,7 @@ from benchmarks.measure import (
 from resilience.schedulers.slurm import Slurm
 from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 ROWS, QUICK_ROWS = 100_000, 5_000
 JOBS, QUICK_JOBS = 3_000, 200

@@ -15,7 +15,7 @@ from resilience.runs.run_jobs import resolve_after
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import FILE_NAME, load
 from resilience.system.ports import System
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 SETTINGS = """\
 [run]

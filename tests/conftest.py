@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
+from tests.lab.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
     canary,
     canary_file,
     pytest_configure,
     pytest_runtest_logreport,
     pytest_sessionfinish,
 )
-from tests.leftovers import Look, marked, shared
+from tests.lab.leftovers import Look, marked, shared
 
 # A busy machine is no failure. The examples are the same in each run, so that what chance finds stops nobody else;
 # the long campaigns draw new ones.

@@ -424,7 +424,7 @@ def cancel(
 @single_command("Examples: resil init; resil init --from old.sbatch; resil init ~/runs/gpt")
 def init(
     directory: Annotated[
-        str, typer.Argument(metavar="[FOLDER]", help="Default: the current directory.", show_default=False)
+        str, typer.Argument(metavar="[DIRECTORY]", help="Default: the current directory.", show_default=False)
     ] = "",
     source: Annotated[
         str, typer.Option("--from", metavar="SCRIPT", help="Import the #SBATCH lines of a batch script.")

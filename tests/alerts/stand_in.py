@@ -21,7 +21,7 @@ from resilience.finding import Verdict
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.ports import System
 from tests.alerts.channels.servers import serving
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 SECRET = "https://hooks.example/T000/canary-secret"
 

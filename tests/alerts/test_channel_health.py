@@ -21,7 +21,7 @@ from resilience.alerts.channel_health import (
     should_give_up,
 )
 from resilience.records import from_record, to_record
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 DAY = 86400.0
 

@@ -18,8 +18,8 @@ from resilience.errors import StateDirectoryError, UsageError
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from tests.alerts.stand_in import StandIn, an_alert
-from tests.fakes import ME, NOW, FakeClock, make_project
-from tests.system.hung import hung_directory
+from tests.lab.fakes import ME, NOW, FakeClock, make_project
+from tests.lab.hung import hung_directory
 
 SETTINGS = """
 [run]

@@ -25,8 +25,8 @@ from resilience.errors import UsageError
 from resilience.finding import Verdict
 from resilience.system.ports import System
 from tests.alerts.stand_in import SECRET, Receiver, SocketChannel, StandIn, an_alert, an_outbox, receiver
-from tests.fakes import NOW, FakeClock, make_system
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
+from tests.lab.fakes import NOW, FakeClock, make_system
 from tests.system.writer import OF_THE_INTERPRETER, writer
 
 HOUR, DAY = 3600.0, 86400.0

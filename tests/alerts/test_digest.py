@@ -23,7 +23,7 @@ from resilience.alerts.digest import (
 from resilience.alerts.outbox import Entry, decode, encode
 from resilience.finding import Verdict
 from tests.alerts.stand_in import an_alert
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 HOUR = 3600.0
 

@@ -21,7 +21,7 @@ from resilience.finding import Finding, Verdict
 from resilience.records import to_record
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.fallback_directory import FallbackDirectory
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 NOW = 1_800_000_000.0

@@ -25,7 +25,7 @@ from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.fallback_directory import FallbackDirectory
 from tests.alerts.memory_outbox import Killed, MemoryOutbox
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict

@@ -19,9 +19,9 @@ from resilience.alerts.state import open_alert_state
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
 from resilience.system.child import run_apart
-from tests.fakes import NOW, FakeClock, make_project
-from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_directory
+from tests.lab.disks import fill, make_read_only, small_disk
+from tests.lab.fakes import NOW, FakeClock, make_project
+from tests.lab.hung import hung_directory
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict
 

@@ -28,8 +28,8 @@ from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
 from resilience.records import to_record
 from tests.alerts.stand_in import an_alert, an_outbox
-from tests.fakes import NOW
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
+from tests.lab.fakes import NOW
 
 HOUR = 3600.0
 

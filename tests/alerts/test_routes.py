@@ -9,7 +9,7 @@ import pytest
 
 from resilience.alerts.routes import escalation_channels, routes_of
 from resilience.errors import UsageError
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 SETTINGS = """
 [alert]

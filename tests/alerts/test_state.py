@@ -10,8 +10,8 @@ import pytest
 from resilience.alerts.state import open_alert_state
 from resilience.runs.run_directory import find_runs
 from tests.alerts.test_ledger import incident
-from tests.fakes import make_project
-from tests.system.hung import hung_directory
+from tests.lab.fakes import make_project
+from tests.lab.hung import hung_directory
 
 
 def test_the_alert_state_is_beside_the_runs_and_not_a_run(tmp_path: Path) -> None:

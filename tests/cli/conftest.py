@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from resilience.runs.project import schedulers
-from tests.cli.shell import Shell, make_shell
+from tests.lab.shell import Shell, make_shell
 
 
 @pytest.fixture

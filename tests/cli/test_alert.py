@@ -18,8 +18,8 @@ from resilience.alerts.routes import channels
 from resilience.cli import alert as alert_command
 from resilience.cli import entry
 from resilience.finding import Verdict
-from tests.cli.shell import ALERTING, SETTINGS, Office, Said, Shell, full, well
-from tests.system.hung import hung_directory
+from tests.lab.hung import hung_directory
+from tests.lab.shell import ALERTING, SETTINGS, Office, Said, Shell, full, well
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 

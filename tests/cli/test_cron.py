@@ -25,9 +25,9 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import CronStatus, Health, Judgement, Lateness
 from resilience.job import Liveness
-from tests.cli.shell import SETTINGS, Desk, Shell
-from tests.fakes import NOW, FakeScheduler, make_project
-from tests.system.hung import hung_directory
+from tests.lab.fakes import NOW, FakeScheduler, make_project
+from tests.lab.hung import hung_directory
+from tests.lab.shell import SETTINGS, Desk, Shell
 from tests.system.people import needs_root
 
 

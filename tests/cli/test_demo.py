@@ -16,7 +16,7 @@ from resilience.demo.cron import CronNight
 from resilience.demo.demo import DemoAttempt, DemoResult
 from resilience.demo.night import NotifiedFault
 from resilience.errors import StateDirectoryError
-from tests.cli.shell import Shell
+from tests.lab.shell import Shell
 
 ATTEMPTS = (
     DemoAttempt(1, 8, "7_1", "n1", 0, 90, 0, (), "crashed", (), 2.5, 1),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.shell import Shell
-from tests.fakes import DOWN
+from tests.lab.fakes import DOWN
+from tests.lab.shell import Shell
 
 
 def test_each_finding_is_a_line_with_its_advice_below(shell: Shell) -> None:

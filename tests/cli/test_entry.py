@@ -16,8 +16,8 @@ from resilience.cli import entry, show_status
 from resilience.errors import ResilError, SchedulerUnavailable, SubmissionUncertain
 from resilience.finding import Verdict
 from resilience.watch import watchdogs
-from tests.cli.shell import SETTINGS, Shell
-from tests.fakes import DOWN
+from tests.lab.fakes import DOWN
+from tests.lab.shell import SETTINGS, Shell
 
 
 def family(kind: type[ResilError]) -> Iterator[type[ResilError]]:

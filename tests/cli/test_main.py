@@ -9,7 +9,7 @@ from typer import Typer
 
 from resilience import __version__
 from resilience.cli.main import COMMANDS
-from tests.cli.shell import Shell
+from tests.lab.shell import Shell
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

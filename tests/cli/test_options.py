@@ -9,7 +9,7 @@ import pytest
 from resilience.cli import options, runs
 from resilience.cli.options import complete_runs, open_project
 from resilience.cli.runs import complete_templates
-from tests.cli.shell import Shell
+from tests.lab.shell import Shell
 
 
 def test_names_of_runs_and_templates_are_completed_without_asking_the_scheduler(shell: Shell) -> None:

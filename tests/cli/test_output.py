@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from resilience.cli.output import DEADLINE_S, clean, handled, paint, patience, print_json, table, warn_of_dead_letters
 from tests.alerts.stand_in import an_alert
-from tests.fakes import NOW, make_project
-from tests.system.hung import hung_directory
+from tests.lab.fakes import NOW, make_project
+from tests.lab.hung import hung_directory
 
 HOSTILE = "a\x1b[2J\x9b31m\r\n\t\x00\x7f\u202e\u2028\udcff\U000e0001é漢"
 

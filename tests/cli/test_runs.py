@@ -12,9 +12,9 @@ import pytest
 from resilience.errors import SchedulerError
 from resilience.job import JobState
 from resilience.runs import read_logs
-from tests.cli.shell import SETTINGS, Shell
-from tests.fakes import DOWN
-from tests.guard.disks import fill, make_read_only
+from tests.lab.disks import fill, make_read_only
+from tests.lab.fakes import DOWN
+from tests.lab.shell import SETTINGS, Shell
 from tests.system.people import needs_root
 from tests.watch.checks.filesystem.watching import mounted
 
@@ -85,7 +85,7 @@ def test_flags_behind_the_dashes_are_for_sbatch_and_words_before_for_the_script(
 def test_each_option_reaches_the_scheduler(
     shell: Shell, words: tuple[str, ...], options: dict[str, str | None]
 ) -> None:
-    from tests.fakes import a_job
+    from tests.lab.fakes import a_job
 
     shell.fake.records.append(a_job(7))
     assert shell.resil("submit", *words).code == 0

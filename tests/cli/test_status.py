@@ -16,8 +16,8 @@ from resilience.cli.show_status import show_status
 from resilience.errors import SchedulerUnavailable
 from resilience.job import ExitCode, JobId, JobState
 from resilience.system import files
-from tests.cli.shell import Shell
-from tests.fakes import DOWN, FakeClock
+from tests.lab.fakes import DOWN, FakeClock
+from tests.lab.shell import Shell
 
 HOSTILE = "x\x1b[2J\x9b\r\u202e"
 

@@ -15,8 +15,8 @@ import pytest
 
 from resilience.cli.show_top import age, bar, shortened, show_top
 from resilience.watch.scan.scan import Progress
-from tests.cli.shell import Shell
-from tests.fakes import NOW, FakeClock, make_project
+from tests.lab.fakes import NOW, FakeClock, make_project
+from tests.lab.shell import Shell
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.scan.trees import a_tree, du, settle, write
 

@@ -16,8 +16,8 @@ from resilience.cli import run_watch as show_watch
 from resilience.cli.run_watch import lines, performance, show_reports, terminal_lines, to_json
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.watch import watchdogs
-from tests.cli.shell import SETTINGS, Shell
 from tests.contract.watchdogs import write_own_plugin
+from tests.lab.shell import SETTINGS, Shell
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ from resilience.settings.sections import PluginTable
 from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.servers import Mailbox, free_port, smtp_server, takes_at_most
-from tests.canary import PLANTED, plant
 from tests.contract.test_imports import HEAVY, loaded_by
-from tests.fakes import make_system
+from tests.lab.canary import PLANTED, plant
+from tests.lab.fakes import make_system
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:apprise")
 

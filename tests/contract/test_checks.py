@@ -26,7 +26,7 @@ from resilience.watch.reading import Memory, Target, Timed
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import Watchdog, context_of
 from tests.contract.watchdogs import TouchedTheWorld, nobody_touches_the_world, write_own_plugin
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 BUILT_IN = Family("checks", "CHECK", ()).names()
 EVERYBODY = (*BUILT_IN, "licence")

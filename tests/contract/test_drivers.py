@@ -21,7 +21,7 @@ from resilience.plugins import PLUGIN_PATH, Family
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
-from tests.fakes import DOWN, NOW
+from tests.lab.fakes import DOWN, NOW
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "how-to" / "write-a-driver.md"

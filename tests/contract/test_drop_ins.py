@@ -35,7 +35,7 @@ from resilience.submission import Submission
 from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 from tests.schedulers.spooled import Lab, lab, until
 
 CRON = REPOSITORY / "cron"

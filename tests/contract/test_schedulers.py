@@ -23,11 +23,11 @@ from resilience.job import ExitCode, Job, JobId, JobState, JobUpdate, Liveness
 from resilience.schedulers import Scheduler
 from resilience.submission import Submission
 from resilience.system.ports import SystemClock
+from tests.lab.slurm.as_user import AsUser
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import PATIENCE_S
 from tests.schedulers.spooled import lab
-from tests.slurm.as_user import AsUser
-from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import cluster  # noqa: F401 - a fixture
-from tests.slurm.processes import PATIENCE_S
 
 T = TypeVar("T")
 ODD_NAME = ('räum | auf "heute" ' + "ü" * 200)[:200]

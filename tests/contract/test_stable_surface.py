@@ -30,7 +30,7 @@ from resilience.cron.state_directory import Seen
 from resilience.job import JobState
 from resilience.runs.project import schedulers
 from tests.cli import test_demo
-from tests.cli.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
+from tests.lab.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
 from tests.system.people import NOBODY, acting_as, open_the_way
 
 REPOSITORY = Path(__file__).parents[2]

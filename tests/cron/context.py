@@ -19,7 +19,7 @@ from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.submission import Submission, Submitted, split_comment
-from tests.fakes import NOW, FakeClock, make_system
+from tests.lab.fakes import NOW, FakeClock, make_system
 
 TOP = NOW - NOW % 3600 + 3600
 """A full hour."""

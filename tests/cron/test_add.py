@@ -14,7 +14,7 @@ from resilience.cron.edit import Added, NewEntry, add, read_crontab
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Kind
 from resilience.errors import ResilError, UsageError
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 HARD = (
     "it's",

@@ -8,7 +8,7 @@ from resilience.cron.chain import Words, chain_record, parse_words
 from resilience.cron.drivers._slurm.keeper import Kept
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import UsageError
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 TROUBLE = Kept(1, problem="sbatch refused: QOSMaxSubmitJobPerUserLimit")
 

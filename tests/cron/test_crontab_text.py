@@ -11,7 +11,7 @@ import pytest
 from resilience.cron.edit import LIMIT_BYTES, parse, read_crontab, replace_crontab
 from resilience.cron.project import open_cron
 from resilience.errors import ResilError
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 
 def test_a_crontab_that_is_not_there_is_empty_and_can_be_made(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from resilience.cron.run import tick
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from tests.cron.stage import Stage, until
-from tests.fakes import FakeClock
+from tests.lab.fakes import FakeClock
 
 HOUR = 3600.0
 

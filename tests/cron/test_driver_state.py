@@ -15,7 +15,7 @@ from resilience.cron.drivers import DriverState
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
 from resilience.job import Liveness
-from tests.fakes import NOW, FakeClock, make_project
+from tests.lab.fakes import NOW, FakeClock, make_project
 
 DRIVER = """
 import subprocess

@@ -21,7 +21,7 @@ from resilience.cron.entries import (
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, EntryOptions, Kind, Outcome, RunRecord
 from resilience.errors import UsageError
-from tests.fakes import NOW, make_project
+from tests.lab.fakes import NOW, make_project
 
 HOUR = 3600
 SLOT = int(NOW // HOUR * HOUR)

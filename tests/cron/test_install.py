@@ -30,7 +30,7 @@ from resilience.plugins import PLUGIN_PATH
 from resilience.runs.project import Project
 from resilience.system.ports import SystemClock
 from tests.cron.drivers.site import Site
-from tests.fakes import DOWN, ME, NOW, make_project
+from tests.lab.fakes import DOWN, ME, NOW, make_project
 
 MINE = b"MAILTO=me\n0 3 * * * mine\r\n"
 

@@ -22,7 +22,7 @@ from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.running import Mark, here, write_mark
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.test_slurm_keeper import INSTALLED
-from tests.fakes import NOW, FakeClock
+from tests.lab.fakes import NOW, FakeClock
 
 
 @pytest.mark.parametrize(

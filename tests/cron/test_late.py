@@ -12,7 +12,7 @@ import pytest
 
 from resilience.cron.late import late_notice
 from resilience.runs.project import Project
-from tests.fakes import NOW, FakeScheduler, make_project
+from tests.lab.fakes import NOW, FakeScheduler, make_project
 
 
 @pytest.fixture

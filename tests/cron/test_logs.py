@@ -13,7 +13,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.job import JobState
-from tests.fakes import NOW, FakeScheduler, a_job, make_project
+from tests.lab.fakes import NOW, FakeScheduler, a_job, make_project
 
 SLOT = int(NOW) - int(NOW) % 3600
 

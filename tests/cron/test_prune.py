@@ -11,7 +11,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.prune import GONE_S, plan, prune
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
-from tests.fakes import NOW, make_project
+from tests.lab.fakes import NOW, make_project
 
 OLD = NOW - GONE_S - 3600
 

@@ -10,7 +10,7 @@ import pytest
 from resilience.cron.edit import NewEntry, add, remove
 from resilience.cron.project import CronProject, open_cron
 from resilience.errors import ResilError, UsageError
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 CRONTAB = """\
 # My table. Do not lose this.

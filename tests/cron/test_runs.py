@@ -13,7 +13,7 @@ from resilience.cron.entries import marks_of, runs_of
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.table.running import Mark, here, write_mark
-from tests.fakes import NOW, make_project
+from tests.lab.fakes import NOW, make_project
 
 KEY = "cron.hourly+backup"
 SLOT = int(NOW)

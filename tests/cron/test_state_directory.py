@@ -18,7 +18,7 @@ from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.slots import AHEAD_S, KEPT_SLOTS, Claim, machine
 from resilience.cron.state_directory import CronDirectory, Damaged, Seen
 from resilience.errors import StateDirectoryError
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
 NOW = 1_800_000_000.0

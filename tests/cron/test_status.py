@@ -21,7 +21,7 @@ from resilience.cron.status import (
 )
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
-from tests.fakes import NOW, make_project
+from tests.lab.fakes import NOW, make_project
 
 SETTINGS = CronSettings()
 ALIVE = DriverState(Liveness.ALIVE, "our line is in the crontab", NOW + 30)

@@ -9,7 +9,7 @@ import pytest
 from resilience.cron.submit import submission_of, token_of
 from resilience.errors import SchedulerError, SubmissionUncertain
 from tests.cron.context import TOP, CronContext
-from tests.fakes import DOWN
+from tests.lab.fakes import DOWN
 
 B = "cron.hourly+b.slurm"
 

@@ -15,8 +15,8 @@ from resilience.cron.records import Heartbeat, Outcome
 from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
-from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_directory
+from tests.lab.disks import fill, make_read_only, small_disk
+from tests.lab.hung import hung_directory
 
 HOUR, DAY = 3600, 86400
 A, B = "cron.hourly+a", "cron.hourly+b.slurm"

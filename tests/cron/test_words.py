@@ -6,7 +6,7 @@ import pytest
 
 from resilience.cron.records import EntryOptions, Overlap
 from resilience.cron.words import schedule_in_words, slot_text, unusual_options
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 SLOT = int(NOW // 3600 * 3600)
 

@@ -22,7 +22,7 @@ from resilience.settings.load import FILE_NAME, Loaded
 from resilience.settings.sections import SchedulerSettings, Settings
 from resilience.system.ports import System, SystemClock
 from resilience.system.process import Completed, DeadlineExceeded, ProcessRunner
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 def a_project(tmp_path: Path, runner: object = None, **environ: str) -> Project:

@@ -12,7 +12,7 @@ from resilience.base.mounts import current_mounts
 from resilience.demo.night import DemoFailed, play_night, shorten, small_disk
 from resilience.system.ports import System, SystemClock
 from resilience.system.process import Completed, ProcessRunner
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 class NoMount(ProcessRunner):

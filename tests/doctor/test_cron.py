@@ -17,7 +17,7 @@ from resilience.cron.records import Entry, EntryOptions, Heartbeat, Installation
 from resilience.doctor.cron import CronExamination, environment_of, examine_cron, judge_times, outlook, room_s
 from resilience.finding import Verdict
 from resilience.settings.cron_settings import CronSettings
-from tests.fakes import NOW, make_project
+from tests.lab.fakes import NOW, make_project
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 SETTINGS = CronSettings()

@@ -18,7 +18,7 @@ from resilience.errors import NotSupported, ProbeError, SchedulerUnavailable
 from resilience.finding import Verdict
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from tests.fakes import DOWN, FakeScheduler, make_project, make_system
+from tests.lab.fakes import DOWN, FakeScheduler, make_project, make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 

@@ -10,7 +10,7 @@ from resilience.doctor.doctor import check_settings
 from resilience.errors import ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 def check(directory: Path, text: str) -> None:

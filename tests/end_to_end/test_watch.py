@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.watchdogs import write_own_plugin
 from tests.end_to_end.conftest import PATIENCE_S, Shell
-from tests.system.hung import hung_directory
+from tests.lab.hung import hung_directory
 
 SLOW = """
 import os, time

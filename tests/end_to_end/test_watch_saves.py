@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.end_to_end.conftest import Shell
 from tests.end_to_end.test_watch_loss import SETTINGS, run_on, told
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 
 TRAINING = """\
 import sys, time

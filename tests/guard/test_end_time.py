@@ -30,7 +30,7 @@ from resilience.guard.end_time import (
 from resilience.guard.rank_info import RankInfo
 from resilience.schedulers._local.records import Task, to_json
 from tests.guard.guards import wait_until
-from tests.system.hung import hung_directory
+from tests.lab.hung import hung_directory
 
 END = 1_795_000_000.0
 SOON_S = 10.0

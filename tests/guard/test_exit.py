@@ -20,10 +20,10 @@ from resilience.guard.exit import ForcedExit, is_job
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.disks import needs_fuse
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY
-from tests.system.hung import hung_directory
+from tests.lab.disks import needs_fuse
+from tests.lab.hung import hung_directory
 
 _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time

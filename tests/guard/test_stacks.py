@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from resilience.guard.stacks import show_stacks, write_stacks
-from tests.guard.disks import needs_fuse
-from tests.system.hung import hung_directory
+from tests.lab.disks import needs_fuse
+from tests.lab.hung import hung_directory
 
 
 def test_all_threads_are_appended_to_the_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
-from tests.guard.disks import fill
+from tests.lab.disks import fill
 
 FOLDER, FORM, FAULT = Path(sys.argv[1]), sys.argv[2], "".join(sys.argv[3:])
 CHECKPOINTS = FOLDER / "checkpoints"

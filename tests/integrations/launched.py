@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resilience import layout
-from tests.slurm.processes import descendants, kill_all
+from tests.lab.slurm.processes import descendants, kill_all
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

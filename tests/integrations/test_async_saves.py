@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from resilience.integrations.checkpoint_files import newest_checkpoint
-from tests.guard.disks import fill, small_disk
 from tests.integrations.launched import HERE, Launched, needs
+from tests.lab.disks import fill, small_disk
 
 SAVE_S = 1.5
 SOAK = (

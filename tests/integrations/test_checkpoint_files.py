@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.integrations.checkpoint_files import checkpoint_path, move_into_place, newest_checkpoint, remove_older
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 from tests.system.writer import OF_THE_INTERPRETER, REFUSED, Writer, writer
 
 PRELOAD = """

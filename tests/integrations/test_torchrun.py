@@ -13,7 +13,7 @@ import pytest
 from resilience.guard.triggers.signals import AGAIN_S
 from tests.end_to_end.conftest import Shell, shell  # noqa: F401  (a fixture)
 from tests.integrations.launched import HERE, TORCHRUN, Launched, needs
-from tests.slurm.processes import Process, kill_all, until
+from tests.lab.slurm.processes import Process, kill_all, until
 
 pytestmark = needs("torch")
 TRAINING = str(HERE / "torch_training.py")

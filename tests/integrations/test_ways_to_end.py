@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.guard.disks import small_disk
 from tests.integrations.launched import HERE, REPOSITORY, TORCHRUN, needs
+from tests.lab.disks import small_disk
 from tests.runs.templates.batch import Batch, Script
 
 TRAINING, LAUNCHER, FRAMEWORK = HERE / "ending_training.py", HERE / "launcher.py", HERE / "framework_training.py"

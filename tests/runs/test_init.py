@@ -17,7 +17,7 @@ from resilience.runs.project import Project
 from resilience.settings.load import FILE_NAME, load
 from resilience.settings.sections import Settings
 from resilience.system.files import shipped_directory
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 def settings_of(directory: Path, text: str) -> Settings:

@@ -17,7 +17,7 @@ from resilience.runs.submissions import Intent, Outcome, record_intent, record_r
 from resilience.runs.templates.script import ScriptSpec, render
 from resilience.submission import make_comment
 from resilience.switch import Scope
-from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
+from tests.lab.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.runs.templates.batch import SHIPPED
 
 NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))

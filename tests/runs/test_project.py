@@ -14,7 +14,7 @@ from resilience.runs.switches import policy_of_run
 from resilience.settings.load import load
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
-from tests.fakes import make_project, make_system
+from tests.lab.fakes import make_project, make_system
 
 
 def submitted(project: Project, *names: str, run_file: str = "") -> None:

@@ -15,7 +15,7 @@ from resilience.job import ExitCode, Job, JobState
 from resilience.runs import queue_cache
 from resilience.runs.queue_cache import FLOOR_S, query_queue
 from resilience.system.ports import System
-from tests.fakes import DOWN, NOW, FakeClock, a_job, make_system
+from tests.lab.fakes import DOWN, NOW, FakeClock, a_job, make_system
 
 JOBS = (
     a_job(7, task=3, nodes="n[1-2]", end_time=NOW + 60, exit_code=ExitCode(0, 9), name='odd "näme"\n\udcff'),

@@ -15,7 +15,7 @@ from resilience.runs.read_logs import QUERY_S, TAIL_LIMIT_BYTES, find_log, follo
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, record_intent
 from resilience.submission import make_comment
-from tests.fakes import DOWN, NOW, FakeClock, FakeScheduler, a_job, make_project
+from tests.lab.fakes import DOWN, NOW, FakeClock, FakeScheduler, a_job, make_project
 
 LINES: list[tuple[bytes, int, bytes]] = [
     (b"", 10, b""),

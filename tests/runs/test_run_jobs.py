@@ -16,7 +16,7 @@ from resilience.runs.run_jobs import Owners, jobs_of_run, live_jobs, newest, ref
 from resilience.runs.status import run_statuses
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
 from resilience.submission import make_comment
-from tests.fakes import ME, NOW, FakeScheduler, a_job, make_project
+from tests.lab.fakes import ME, NOW, FakeScheduler, a_job, make_project
 
 
 def intent(

@@ -18,7 +18,7 @@ from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.status import RunStatus, fold, mark_lost, run_statuses
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
 from resilience.submission import make_comment
-from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 
 
 def test_an_array_is_one_row_led_by_what_runs() -> None:

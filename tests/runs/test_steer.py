@@ -23,7 +23,7 @@ from resilience.runs.submissions import Intent, Outcome, record_intent, record_r
 from resilience.submission import make_comment
 from resilience.switch import Scope
 from resilience.system.ports import iso_time
-from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
+from tests.lab.fakes import DOWN, ME, NOW, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 OURS = make_comment("gpt", "aa")

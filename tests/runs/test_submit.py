@@ -30,8 +30,8 @@ from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import write_switch
 from resilience.submission import make_comment
 from resilience.switch import Switch
-from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
+from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 REFUSED = SchedulerError("Invalid partition name specified", hint="see: sinfo")

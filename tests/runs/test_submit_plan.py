@@ -35,7 +35,7 @@ from resilience.runs.submit_plan import (
 from resilience.runs.templates.lint import LintFacts
 from resilience.runs.templates.script import template_library
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
-from tests.fakes import DOWN, FakeScheduler, make_project
+from tests.lab.fakes import DOWN, FakeScheduler, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 

@@ -18,7 +18,7 @@ from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import PluginTable
 from resilience.settings.show import rows, to_toml
 from resilience.system.ports import Host, System
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from resilience.errors import SettingsError
 from resilience.guard.settings import GuardSettings
 from resilience.settings.load import FILE_NAME, Loaded, find_file, load
 from resilience.settings.sections import AttemptSettings, RunSettings, SchedulerSettings, Settings, SubmitSettings
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 

@@ -15,7 +15,7 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
 from resilience.settings.show import SettingRow, redacted, rows, to_toml
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 def test_each_row_has_its_origin(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Tests against a real SLURM, booted on loopback by `tests.slurm.cluster`."""
+"""Tests against a real SLURM, booted on loopback by `tests.lab.slurm.cluster`."""

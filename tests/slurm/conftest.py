@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 900
@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """A SLURM of four nodes, see `tests.slurm.cluster`."""
+    """A SLURM of four nodes, see `tests.lab.slurm.cluster`."""
     with Cluster() as booted:
         request.config.stash[CLUSTER] = booted
         yield booted

@@ -23,10 +23,10 @@ from typing import Any
 import pytest
 
 from resilience.integrations.checkpoint_files import newest_checkpoint
-from tests.guard.disks import small_disk
-from tests.slurm.cluster import Cluster
-from tests.slurm.cluster_run import ClusterRun
-from tests.slurm.processes import until
+from tests.lab.disks import small_disk
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
+from tests.lab.slurm.processes import until
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch") is None, reason="torch is not installed: pip install torch (extra `torch`)"

@@ -20,11 +20,11 @@ import pytest
 from resilience.layout import FOLDERS
 from resilience.runs.templates.directives import write_directive
 from resilience.runs.templates.script import ScriptSpec, render
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
+from tests.lab.slurm.host import release
+from tests.lab.slurm.processes import environ, until
 from tests.runs.templates.batch import SHIPPED
-from tests.slurm.cluster import Cluster
-from tests.slurm.cluster_run import ClusterRun
-from tests.slurm.host import release
-from tests.slurm.processes import environ, until
 
 # Steps for ever, and survives whatever can be caught. `obedient` exits with 75 when the stop switch is there.
 TRAINING = """\

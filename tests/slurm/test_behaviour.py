@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.host import release
-from tests.slurm.processes import Process, text_of, until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.host import release
+from tests.lab.slurm.processes import Process, text_of, until
 
 SLEEP = "#!/bin/bash\nsleep 300\n"
 DEAF = "#!/bin/bash\ntrap '' TERM\necho $$ > {name}.pid\nwhile :; do sleep 0.2; done\n"

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.slurm import accounting
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.lab.slurm import accounting
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import until
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import Process, text_of, until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import Process, text_of, until
 
 # Tells a file of every signal, and goes on. Another file says that from now on it hears them.
 PYTHON = """\

@@ -17,9 +17,9 @@ from resilience.schedulers.slurm import SCHEDULER
 from resilience.submission import Submission
 from resilience.system.ports import SystemClock
 from resilience.system.process import Completed, ProcessRunner
-from tests.slurm.as_user import AsUser
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import later, until
+from tests.lab.slurm.as_user import AsUser
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import later, until
 
 NAME = 'na|me  "q" é\n\x1f[1m' + "x" * 180
 SLEEP = "#!/bin/bash\nexec sleep 300\n"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import host
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import PATIENCE_S, Process, belonging, cgroups, text_of, until
+from tests.lab.slurm import host
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import PATIENCE_S, Process, belonging, cgroups, text_of, until
 
 # A job that does all it can to get away: no environment, its own session, another directory, deaf to SIGTERM.
 RUNAWAY = """\
@@ -27,8 +27,8 @@ while :; do sleep 1; done
 INNER = """
 import time
 from pathlib import Path
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import text_of
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import text_of
 
 def test_that_ends_badly():
     pids = Path({pids!r})

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.slurm import accounting
-from tests.slurm.cluster import Cluster
-from tests.slurm.host import release
-from tests.slurm.processes import Process, descendants, until
+from tests.lab.slurm import accounting
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.host import release
+from tests.lab.slurm.processes import Process, descendants, until
 
 SETTINGS = """\
 [run]

@@ -18,10 +18,10 @@ import pytest
 
 from resilience.cron.records import Outcome
 from resilience.cron.table.running import marks
-from tests.slurm import accounting, host
-from tests.slurm.cluster import Cluster
-from tests.slurm.cron_site import Site
-from tests.slurm.processes import PATIENCE_S, until
+from tests.lab.slurm import accounting, host
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cron_site import Site
+from tests.lab.slurm.processes import PATIENCE_S, until
 
 HEALTHY, DOOMED = "n[1-3]", "n[4-5]"
 SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"

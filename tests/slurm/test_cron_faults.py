@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from resilience.cron.records import Outcome
-from tests.slurm.cluster import Cluster
-from tests.slurm.cron_site import Site
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cron_site import Site
+from tests.lab.slurm.processes import until
 
 SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
 QUICK = 180

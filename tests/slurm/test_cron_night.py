@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from resilience.demo.receivers import Inbox, receivers
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import until
 
 DISK_BYTES = 4 * 2**20
 SETTINGS = """\

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from resilience.system.files import read_lines
-from tests.slurm.cluster import Cluster
-from tests.slurm.cron_site import Site
-from tests.slurm.processes import Process, later, until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cron_site import Site
+from tests.lab.slurm.processes import Process, later, until
 
 TRAINING = """\
 [run]

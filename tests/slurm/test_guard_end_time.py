@@ -11,8 +11,8 @@ import pytest
 from resilience.guard.end_time import NO_LIMIT, EndTime, find_end_time, query_slurm
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.triggers.walltime import STOP, decide
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import until
 
 SLEEP = "#!/bin/bash\nsleep 600\n"
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from resilience.guard.memory.cgroup import find_directories
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 MIB = 2**20
 

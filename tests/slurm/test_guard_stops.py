@@ -21,9 +21,9 @@ from importlib.util import find_spec
 import pytest
 
 from resilience.system.files import read_lines
-from tests.slurm.cluster import Cluster
-from tests.slurm.cluster_run import ClusterRun
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
+from tests.lab.slurm.processes import until
 
 # argv: how many stops to go through before finishing, 10 steps after the last; and `gloo` for a real all-reduce.
 TRAINING = """\

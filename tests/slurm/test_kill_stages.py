@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.cluster_run import ClusterRun
-from tests.slurm.processes import environ, until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
+from tests.lab.slurm.processes import environ, until
 
 BOUND_S, KILL_WAIT_S = 3, 4
 # Rank and node are told once; then it hangs, for ten minutes at most. With `deaf` it does not hear SIGTERM, and its

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import text_of, until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import text_of, until
 
 SLEEP = "#!/bin/bash\nexec sleep 600\n"
 DEAF = "#!/bin/bash\ntrap '' TERM\necho $$ > deaf.pid\nwhile :; do sleep 0.2; done\n"

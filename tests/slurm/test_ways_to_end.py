@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.guard.disks import small_disk
 from tests.integrations.test_ways_to_end import ENDS, FORMS, TRAINING, End
-from tests.slurm.cluster import Cluster
-from tests.slurm.cluster_run import ClusterRun
-from tests.slurm.processes import until
+from tests.lab.disks import small_disk
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cluster_run import ClusterRun
+from tests.lab.slurm.processes import until
 
 AT_ONCE = ("step raises", "sys.exit(3)", "SIGINT")
 """The other faults come in the save before a stop by the kill switch."""

@@ -13,9 +13,9 @@ import pytest
 from resilience.errors import StateDirectoryError
 from resilience.system.child import run_apart
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
-from tests.fakes import make_system
-from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_directory
+from tests.lab.disks import fill, make_read_only, small_disk
+from tests.lab.fakes import make_system
+from tests.lab.hung import hung_directory
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.system.writer import writer
 

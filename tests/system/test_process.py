@@ -26,8 +26,8 @@ from resilience.system.process import (
     run_with_input,
     said_by,
 )
-from tests.fakes import make_system
-from tests.system.hung import hung_directory, release
+from tests.lab.fakes import make_system
+from tests.lab.hung import hung_directory, release
 
 RUNNER = ProcessRunner()
 SLACK_S = 15.0

@@ -14,8 +14,8 @@ import pytest
 from resilience.errors import SettingsError
 from resilience.system.ports import System
 from resilience.system.secrets import Secret, check_secret, read_secret, read_secret_lines, scrubbed_environment
-from tests.canary import plant
-from tests.fakes import make_system
+from tests.lab.canary import plant
+from tests.lab.fakes import make_system
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 

@@ -19,8 +19,8 @@ from resilience.system import stuck
 from resilience.system.child import Answer
 from resilience.system.ports import SystemClock
 from resilience.system.stuck import Look, Stuck, StuckMemory, look_apart
-from tests.fakes import FakeClock, make_system
-from tests.system.hung import hung_directory
+from tests.lab.fakes import FakeClock, make_system
+from tests.lab.hung import hung_directory
 
 REPOSITORY = Path(__file__).parents[2]
 

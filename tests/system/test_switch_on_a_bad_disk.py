@@ -16,7 +16,7 @@ from resilience.guard.switch_directory import SwitchDirectory
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import read_switch, write_switch
 from resilience.switch import OwnerPolicy, Scope, Switch
-from tests.guard.disks import fill, make_read_only
+from tests.lab.disks import fill, make_read_only
 from tests.runs.templates.batch import PYTHON, Batch, until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.checks.filesystem.watching import mounted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.hung import hung_directory
+from tests.lab.hung import hung_directory
 
 
 @contextmanager

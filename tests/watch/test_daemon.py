@@ -17,8 +17,8 @@ from resilience.system.ports import SystemClock
 from resilience.watch.daemon import NAP_S, DueLogs, FollowedLog, LogDeadlines, LogFollower, next_tick, ticks
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
-from tests.fakes import FakeClock
 from tests.guard.guards import wait_until
+from tests.lab.fakes import FakeClock
 from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
 from tests.watch.checks.log.watcher import write
 from tests.watch.hung import hung_disk

@@ -19,8 +19,8 @@ from resilience.watch import watch as watching
 from resilience.watch.reading import NO_MEMORY, Memory, Target
 from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_own_finding
-from tests.fakes import FakeClock, make_project
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
+from tests.lab.fakes import FakeClock, make_project
 from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
 from tests.system.people import needs_root
 from tests.watch.checks.outcome import outcome

@@ -16,7 +16,7 @@ from resilience.system.stuck import StuckMemory
 from resilience.watch import watchdogs
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import open_in_child
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 from tests.watch.hung import hung_disk
 
 

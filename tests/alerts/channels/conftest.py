@@ -8,7 +8,7 @@ import pytest
 
 from resilience.system.ports import System
 from tests.alerts.channels.servers import HAS_OPENSSL, NO_OPENSSL, Certificate, make_certificate
-from tests.fakes import make_system
+from tests.lab.fakes import make_system
 
 
 @pytest.fixture

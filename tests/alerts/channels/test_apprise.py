@@ -19,7 +19,7 @@ from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, a_thousand, an_alert, hostile, resolved
 from tests.alerts.channels.sender import Sender
 from tests.alerts.channels.servers import serving, silent, takes_at_most
-from tests.canary import plant
+from tests.lab.canary import plant
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Apprise imports what Python will remove
 

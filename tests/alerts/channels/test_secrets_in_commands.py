@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.alerts.channels.servers import free_port
-from tests.canary import PLANTED, plant
+from tests.lab.canary import PLANTED, plant
 
 
 @pytest.fixture

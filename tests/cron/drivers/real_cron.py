@@ -15,7 +15,7 @@ from pathlib import Path
 
 from resilience.cron.drivers.crontab import find_daemon
 from resilience.system.process import Completed, ProcessRunner
-from tests.slurm.host import LOCKS, write_interpreter
+from tests.lab.slurm.host import LOCKS, write_interpreter
 
 USER = "resil-cron"
 OTHER = "resil-crontab"

@@ -17,7 +17,7 @@ from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.submission import Submission, Submitted
 from resilience.watch.watchdogs import context_of
-from tests.fakes import ME, NOW, FakeScheduler, make_project
+from tests.lab.fakes import ME, NOW, FakeScheduler, make_project
 
 # As Debian's: a carriage return is listed as the two characters `\\r`, and only an editor sees the file as it is.
 CRONTAB = """\

@@ -39,7 +39,7 @@ from tests.cron.drivers.real_cron import (
 )
 from tests.cron.drivers.site import Site, an_installation
 from tests.cron.drivers.ticks.test_lines import TABLES
-from tests.fakes import NOW
+from tests.lab.fakes import NOW
 
 SETTINGS = CronSettings()
 

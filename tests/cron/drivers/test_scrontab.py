@@ -22,7 +22,7 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.system.ports import SystemClock
 from resilience.watch.watchdogs import context_of
 from tests.cron.drivers.site import SCRONTAB, Site, an_installation
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 
 DAEMON, PULSE = CronSettings(), CronSettings(mode="pulse")
 

@@ -24,7 +24,7 @@ from resilience.settings.cron_settings import CronSettings
 from resilience.settings.load import load
 from resilience.system.ports import System
 from tests.cron.drivers.test_slurm_keeper import INSTALLED, Queue
-from tests.fakes import DOWN, NOW, make_system
+from tests.lab.fakes import DOWN, NOW, make_system
 from tests.schedulers import spooled
 from tests.schedulers.spooled import Lab, until
 

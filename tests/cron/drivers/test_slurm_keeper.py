@@ -15,7 +15,7 @@ from resilience.errors import SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState
 from resilience.settings.cron_settings import CronSettings
 from resilience.submission import Submission, Submitted
-from tests.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler
+from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler
 
 INSTALLED = Installation(
     driver="slurm", token="0123456789abcdef", time=NOW, by=ME, host="n1", project="/p", python="/bin/python",

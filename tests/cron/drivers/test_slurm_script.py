@@ -28,8 +28,8 @@ from resilience.cron.records import Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import SettingsError
 from resilience.settings.cron_settings import CronSettings
-from tests.fakes import ME, NOW
-from tests.system.hung import hung_directory
+from tests.lab.fakes import ME, NOW
+from tests.lab.hung import hung_directory
 
 SHELLCHECK = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
 # A queue in a file: a line `id state comment` for each job. `down` makes squeue fail, `full` makes sbatch refuse.

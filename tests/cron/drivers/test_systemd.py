@@ -18,7 +18,7 @@ from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
-from tests.fakes import ME
+from tests.lab.fakes import ME
 
 SETTINGS = CronSettings()
 ANALYZE = shutil.which("systemd-analyze")

@@ -13,7 +13,7 @@ from resilience.cron.records import Ignored, Outcome
 from resilience.cron.table import launch, supervisor
 from resilience.errors import UsageError
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true
-from tests.guard.disks import small_disk
+from tests.lab.disks import small_disk
 
 __all__ = ["quick", "runs"]
 

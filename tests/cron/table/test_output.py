@@ -10,7 +10,7 @@ import pytest
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.output import OutputFile, output_directory, outputs, prune
 from resilience.errors import StateDirectoryError
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 
 KEY = "cron.hourly+backup"
 

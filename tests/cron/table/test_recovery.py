@@ -17,7 +17,7 @@ from resilience.cron.table.running import Mark, here, marks, write_mark
 from resilience.errors import StateDirectoryError
 from resilience.system.child import fork
 from tests.cron.table.runs import until_true
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
 
 _LEADER = """
 import os, subprocess, sys, time

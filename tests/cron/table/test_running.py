@@ -25,7 +25,7 @@ from resilience.cron.table.running import (
     write_mark,
 )
 from resilience.job import Liveness
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 from tests.system.people import NOBODY, acting_as, needs_root
 
 NOW = 1_800_000_000.0

@@ -15,8 +15,8 @@ from resilience.cron.table import watched_run
 from resilience.cron.table.recovery import settle_dead_runs
 from resilience.cron.table.running import marks
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true, wait_for
-from tests.guard.disks import fill, make_read_only, small_disk
-from tests.system.hung import hung_directory
+from tests.lab.disks import fill, make_read_only, small_disk
+from tests.lab.hung import hung_directory
 from tests.system.writer import writer
 
 __all__ = ["quick", "runs"]

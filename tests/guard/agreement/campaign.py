@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from tests.guard.guards import make_run
-from tests.leftovers import shared
+from tests.lab.leftovers import shared
 
 ROOT = Path(__file__).parents[3]
 START_S = 240.0

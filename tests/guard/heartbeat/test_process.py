@@ -23,11 +23,11 @@ from resilience.guard.heartbeat.beat import Pulse, RankBeat
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.heartbeat.process import MOST_LINES, Files, refresh_directory
 from resilience.guard.rank_info import RankInfo
-from tests.guard.disks import fill, needs_fuse, small_disk
 from tests.guard.guarded import Launch, a_launch
 from tests.guard.guards import make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node, a_node
-from tests.system.hung import hung_directory
+from tests.lab.disks import fill, needs_fuse, small_disk
+from tests.lab.hung import hung_directory
 from tests.system.people import NOBODY, needs_root
 
 

@@ -24,7 +24,7 @@ from resilience.guard.heartbeat.run_directory import (
     file_mode,
     subfolder,
 )
-from tests.guard.disks import fill, make_read_only, small_disk
+from tests.lab.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
 MERELY_READ = {"brk", "mmap", "munmap", "mremap", "futex", "read", "newfstatat", "fstat", "lseek", "getdents64"}

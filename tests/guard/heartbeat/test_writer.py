@@ -25,10 +25,10 @@ from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, st
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MAX_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.guard.guards import QUIET, make_run, wait_until
 from tests.guard.ranks import REPOSITORY, Node
-from tests.system.hung import hung_directory, release
+from tests.lab.disks import fill, make_read_only, needs_fuse, small_disk
+from tests.lab.hung import hung_directory, release
 
 
 class Alone:

@@ -10,7 +10,7 @@ import pytest
 from resilience.errors import TemplateError, UsageError
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render, render_template, variables_of
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 from tests.runs.templates.batch import SHIPPED
 
 

@@ -17,8 +17,8 @@ import pytest
 from resilience.finding import Verdict
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
-from tests.fakes import FakeClock
-from tests.guard.disks import fill, make_read_only
+from tests.lab.disks import fill, make_read_only
+from tests.lab.fakes import FakeClock
 from tests.watch.checks.filesystem.watching import Watching, a_program, a_project, bound, mounted
 from tests.watch.checks.outcome import outcome
 from tests.watch.hung import hung_disk

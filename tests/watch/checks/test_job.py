@@ -18,7 +18,7 @@ from resilience.schedulers.slurm import Slurm
 from resilience.system.process import CommandFailed, Completed
 from resilience.watch.checks._job.probe import queue_subject
 from resilience.watch.checks.job import CHECK
-from tests.fakes import NOW, FakeClock, FakeScheduler
+from tests.lab.fakes import NOW, FakeClock, FakeScheduler
 from tests.schedulers.answers import row as squeue_row
 from tests.watch.checks.job.stage import CRITICAL, OK, UNKNOWN, WARNING, Stage
 

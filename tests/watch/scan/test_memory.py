@@ -26,7 +26,7 @@ from resilience.watch.scan.memory import (
     tidy,
 )
 from resilience.watch.scan.tree import READ, STUCK, UNREAD, Hot, Record, Tree, grow, unknown
-from tests.guard.disks import fill, small_disk
+from tests.lab.disks import fill, small_disk
 from tests.system.people import NOBODY, needs_root
 from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, look

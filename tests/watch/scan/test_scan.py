@@ -17,8 +17,8 @@ from resilience.watch.scan.directory import read_directory
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import Pace
-from tests.guard.disks import small_disk
 from tests.guard.guards import wait_until
+from tests.lab.disks import small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, look, settle, write

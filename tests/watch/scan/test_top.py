@@ -13,7 +13,7 @@ from resilience.errors import UsageError
 from resilience.watch.scan.memory import snapshot
 from resilience.watch.scan.top import checkpoints, choose, compose, directories_meant, growth
 from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
-from tests.fakes import make_project
+from tests.lab.fakes import make_project
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import NOW, a_tree, look, settle, write
 

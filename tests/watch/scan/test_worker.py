@@ -15,7 +15,7 @@ import pytest
 from resilience.watch.scan import directory
 from resilience.watch.scan import worker as pace
 from resilience.watch.scan.worker import LONGEST, Board, Pace, decide, mounts_below, receive, send, taken
-from tests.guard.disks import small_disk
+from tests.lab.disks import small_disk
 from tests.watch.scan.trees import a_tree, du, kib, look, settle, write
 
 PROGRAM = """

@@ -17,7 +17,7 @@ from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import Sources, parse_site, query_quota, site_command, statvfs_amounts
 from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds, check_site
-from tests.fakes import ME, make_system
+from tests.lab.fakes import ME, make_system
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")

@@ -15,7 +15,7 @@ from resilience.finding import Finding, Report
 from resilience.runs.project import Project
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
-from tests.fakes import FakeClock, make_project
+from tests.lab.fakes import FakeClock, make_project
 from tests.watch.checks.outcome import outcome
 
 

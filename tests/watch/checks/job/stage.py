@@ -23,7 +23,7 @@ from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks.job import CHECK
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import context_of
-from tests.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+from tests.lab.fakes import ME, NOW, FakeClock, FakeScheduler, a_job, make_project
 from tests.watch.checks.outcome import outcome
 
 OK, WARNING, UNKNOWN, CRITICAL = Verdict.OK, Verdict.WARNING, Verdict.UNKNOWN, Verdict.CRITICAL

@@ -8,7 +8,7 @@ import pytest
 
 from resilience.finding import Verdict
 from resilience.job import Job, JobState
-from tests.fakes import NOW, a_job
+from tests.lab.fakes import NOW, a_job
 from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, WARNING, Stage, running
 
 PENDING = JobState.PENDING

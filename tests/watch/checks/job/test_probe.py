@@ -19,7 +19,7 @@ from resilience.submission import make_comment
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks.job import CHECK
 from resilience.watch.watchdogs import context_of
-from tests.fakes import DOWN, ME, NOW, FakeScheduler, a_job
+from tests.lab.fakes import DOWN, ME, NOW, FakeScheduler, a_job
 from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WARNING, Stage, running
 
 

@@ -15,7 +15,7 @@ import pytest
 from resilience.job import Job, JobId, JobState
 from resilience.watch.checks._job.pulse import _claim, describe_pulse, is_due, last_pulses, pulse_line
 from resilience.watch.checks._job.reading import fold
-from tests.fakes import DOWN, NOW, FakeScheduler, a_job
+from tests.lab.fakes import DOWN, NOW, FakeScheduler, a_job
 from tests.watch.checks.job.stage import HOUR, OK, Stage, running
 
 PENDING = JobState.PENDING

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeClock
+from tests.lab.fakes import FakeClock
 from tests.watch.checks.log.training_run import Run
 from tests.watch.checks.log.watcher import LogWatcher
 

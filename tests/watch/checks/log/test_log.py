@@ -19,7 +19,7 @@ import pytest
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Verdict
 from resilience.watch.checks.log import CHECK
-from tests.fakes import FakeClock
+from tests.lab.fakes import FakeClock
 from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
 from tests.watch.checks.outcome import outcome
 

@@ -13,9 +13,9 @@ from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
 from resilience.watch.checks._log.reading import LogReading
-from tests.fakes import NOW, FakeClock
 from tests.guard.guarded import a_launch
 from tests.guard.guards import wait_until
+from tests.lab.fakes import NOW, FakeClock
 from tests.watch.checks.log.training_run import (
     ANYTHING,
     Happens,

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from resilience.finding import Finding, Verdict
-from tests.fakes import FakeClock
 from tests.guard.guarded import a_launch
 from tests.guard.guards import wait_until
+from tests.lab.fakes import FakeClock
 from tests.watch.checks.log.training_run import Run
 from tests.watch.checks.log.watcher import LogWatcher
 

@@ -17,8 +17,8 @@ from resilience.watch.checks._log import runs as look_runs
 from resilience.watch.checks._log.reading import LogReading
 from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
-from tests.fakes import NOW, FakeClock
 from tests.guard.guards import wait_until
+from tests.lab.fakes import NOW, FakeClock
 from tests.watch.checks.log.training_run import (
     FULL,
     Run,

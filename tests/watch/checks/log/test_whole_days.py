@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from resilience.finding import Verdict
-from tests.fakes import NOW, FakeClock
+from tests.lab.fakes import NOW, FakeClock
 from tests.watch.checks.log.watcher import LogWatcher, write
 
 Written = Iterator[tuple[float, str]]

@@ -17,8 +17,8 @@ from resilience import layout
 from resilience.guard import TrainingGuard
 from resilience.guard.heartbeat.beat import GONE, RUNNING, Pulse, RankBeat, compose
 from resilience.guard.heartbeat.run_directory import as_line
-from tests.fakes import NOW, FakeClock
 from tests.guard.guards import QUIET, job_environ, make_run
+from tests.lab.fakes import NOW, FakeClock
 from tests.watch.checks.log.watcher import LogWatcher, write
 from tests.watch.checks.outcome import outcome
 

@@ -15,7 +15,7 @@ from resilience.runs.context import Context
 from resilience.system.ports import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
-from tests.fakes import FakeClock, make_system
+from tests.lab.fakes import FakeClock, make_system
 from tests.watch.checks.outcome import outcome
 
 MINUTE, HOUR = 60.0, 3600.0

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.canary import PLANTED, SEED, canary_text, files_with
+from tests.lab.canary import PLANTED, SEED, canary_text, files_with
 
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 HOOKS = "canary, canary_file, pytest_configure, pytest_runtest_logreport, pytest_sessionfinish"
 LEAKS = """
 def test_printed(canary): print(canary)
@@ -23,7 +23,7 @@ def test_kept(canary, canary_file): assert canary in canary_file.read_text()
 
 def run(directory: Path, test: str) -> subprocess.CompletedProcess[str]:
     """A test run of its own, without other plugins: those take seconds to load."""
-    (directory / "conftest.py").write_text(f"from tests.canary import {HOOKS}\n")
+    (directory / "conftest.py").write_text(f"from tests.lab.canary import {HOOKS}\n")
     (directory / "test_it.py").write_text(test)
     kept = {name: value for name, value in os.environ.items() if name != SEED and "PYTEST" not in name}
     environment = kept | {"PYTHONPATH": str(REPOSITORY), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -20,9 +20,9 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
-from tests.fakes import FakeScheduler
+from tests.lab.fakes import FakeScheduler
 
-PLUGIN = "from tests.cli import shell\nSCHEDULER = shell.the_fake\n"
+PLUGIN = "from tests.lab import shell\nSCHEDULER = shell.the_fake\n"
 SETTINGS = '[run]\nname = "gpt"\ncommand = "python train.py"\n[sbatch]\ntime = "60"\n'
 _fakes: list[FakeScheduler] = []
 

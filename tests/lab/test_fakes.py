@@ -6,7 +6,7 @@ import inspect
 
 from resilience.schedulers import Scheduler
 from resilience.system.ports import Clock
-from tests.fakes import FakeClock, FakeScheduler
+from tests.lab.fakes import FakeClock, FakeScheduler
 
 
 def test_the_fake_has_every_method_of_the_port_with_the_same_arguments() -> None:

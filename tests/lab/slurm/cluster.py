@@ -6,8 +6,8 @@
 
 Nothing of it survives the test process, whatever happens to that (see keeper.py). By hand:
 
-    python -m tests.slurm.cluster up         boot, print the environment, wait for Ctrl-C
-    python -m tests.slurm.cluster selftest   boot, run a job, stop, and say how long each took
+    python -m tests.lab.slurm.cluster up         boot, print the environment, wait for Ctrl-C
+    python -m tests.lab.slurm.cluster selftest   boot, run a job, stop, and say how long each took
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file: make `tests` importable
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from tests.slurm import accounting, host
-from tests.slurm.clients import Clients
-from tests.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_names, slurm_conf
-from tests.slurm.keeper import PREFIX, Keeper, remove, sweep
-from tests.slurm.processes import (
+from tests.lab.slurm import accounting, host
+from tests.lab.slurm.clients import Clients
+from tests.lab.slurm.configuration import CGROUP_CONF, Tuning, cgroup_prelude, node_names, slurm_conf
+from tests.lab.slurm.keeper import PREFIX, Keeper, remove, sweep
+from tests.lab.slurm.processes import (
     Process,
     ancestors,
     belonging,

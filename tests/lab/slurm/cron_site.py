@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import JobState
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import until
 
 SETTINGS = """\
 [cron]

@@ -13,7 +13,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from tests.slurm.processes import CGROUPS, HIERARCHIES
+from tests.lab.slurm.processes import CGROUPS, HIERARCHIES
 
 USERS = ("resil-alice", "resil-bob")
 PROGRAMS = (
@@ -37,7 +37,7 @@ PATH = os.pathsep.join(
         *(os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"),
     )
 )
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 # Below the range the kernel gives to outgoing connections (ip_local_port_range starts at 32768).
 FIRST_PORT, LAST_PORT, BLOCK = 21000, 31000, 50

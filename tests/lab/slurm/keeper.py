@@ -6,7 +6,7 @@ leave every session and group. So the daemons are children of this small process
 It reads orders from a pipe. When the pipe ends, or its own parent changes, it kills the tree, removes the cluster's
 directory and cgroups, and ends. Should somebody kill the keeper itself, the daemons get SIGKILL (PR_SET_PDEATHSIG).
 
-Run as `python -m tests.slurm.keeper DIRECTORY`; one JSON object per line each way:
+Run as `python -m tests.lab.slurm.keeper DIRECTORY`; one JSON object per line each way:
 {"argv": [...], "env": {...}, "log": "..."} -> {"pid": 1};  {"stop": true} -> {"left": []}
 """
 
@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.leftovers import unmark
-from tests.slurm.processes import PATIENCE_S, Process, belonging, descendants, kill_all, remove_cgroups, thaw
+from tests.lab.leftovers import unmark
+from tests.lab.slurm.processes import PATIENCE_S, Process, belonging, descendants, kill_all, remove_cgroups, thaw
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -142,8 +142,8 @@ class Keeper:
     def __init__(self, root: Path, keep_open: int) -> None:
         """Start a keeper for this directory; it holds `keep_open` (a lock's descriptor) as long as it lives."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.slurm.keeper", str(root)],
-            cwd="/", env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(Path(__file__).parents[2])},
+            [sys.executable, "-m", "tests.lab.slurm.keeper", str(root)],
+            cwd="/", env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": str(Path(__file__).parents[3])},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, pass_fds=[keep_open],
         )  # fmt: skip
         self.pid = self._process.pid

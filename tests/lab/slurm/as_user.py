@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from resilience.system.process import CommandFailed, Completed, ProcessRunner, ProgramMissing
-from tests.slurm.cluster import Cluster
+from tests.lab.slurm.cluster import Cluster
 
 
 class AsUser:

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.slurm.processes import Process, ancestors, descendants, kill_all, pids
+from tests.lab.slurm.processes import Process, ancestors, descendants, kill_all, pids
 
 RLIMIT_LOCKS = 10
 """The kernel's number (asm-generic/resource.h); the module `resource` has no name for it."""
@@ -40,7 +40,7 @@ shared: set[int] = set()
 """Processes that a test may leave to the next ones of its module: a fixture of the module ends them."""
 
 LOOK_EVERY_S = 0.5
-REPOSITORY = Path(__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
 
 
 def own_mark() -> int | None:

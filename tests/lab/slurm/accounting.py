@@ -7,8 +7,8 @@ import secrets
 import subprocess
 from pathlib import Path
 
-from tests.slurm import host
-from tests.slurm.configuration import Layout
+from tests.lab.slurm import host
+from tests.lab.slurm.configuration import Layout
 
 PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacct", "sacctmgr")
 HOW_TO_GET = "scripts/system-packages --accounting (as root)"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from resilience.system.files import read_lines
-from tests.slurm.cluster import Cluster
-from tests.slurm.processes import until
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.processes import until
 
 
 @dataclass

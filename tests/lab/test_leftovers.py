@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.leftovers import REPOSITORY, own_mark, unmark
-from tests.slurm.processes import Process, text_of, until
+from tests.lab.leftovers import REPOSITORY, own_mark, unmark
+from tests.lab.slurm.processes import Process, text_of, until
 
 CONFTEST = """\
-import tests.leftovers
-tests.leftovers.GRACE_S = 0.5
+import tests.lab.leftovers
+tests.lab.leftovers.GRACE_S = 0.5
 """
 
 # Each test starts a grandchild that leaves parent, session, group and environment, and then ends in its own way.
@@ -142,6 +142,6 @@ def test_the_server_of_a_module_and_what_it_starts_are_left_by_no_test(tmp_path:
 
 
 def test_a_pytest_inside_a_test_belongs_to_that_test(mark: int) -> None:
-    code = "from tests.leftovers import marked, own_mark\nwith marked() as mark: print(mark, own_mark())"
+    code = "from tests.lab.leftovers import marked, own_mark\nwith marked() as mark: print(mark, own_mark())"
     done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [str(mark)] * 2 == [str(own_mark())] * 2

@@ -47,7 +47,7 @@ def hung_directory(directory: Path) -> Iterator[Path]:
     directory.mkdir()
     connection = mount_hung(directory)
     server = subprocess.Popen(
-        [sys.executable, "-c", f"from tests.system.hung import serve; serve({connection})"],
+        [sys.executable, "-c", f"from tests.lab.hung import serve; serve({connection})"],
         pass_fds=[connection], cwd=Path(__file__).parents[2],
     )  # fmt: skip
     os.close(connection)

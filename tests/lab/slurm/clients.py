@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.slurm import host
-from tests.slurm.configuration import Layout
-from tests.slurm.processes import PATIENCE_S, until
+from tests.lab.slurm import host
+from tests.lab.slurm.configuration import Layout
+from tests.lab.slurm.processes import PATIENCE_S, until
 
 # What would make a client ask another cluster, or print in another way.
 SCRUBBED = (

@@ -1,0 +1,1 @@
+"""What tests are made with: fakes, shells, broken disks, and a SLURM cluster on loopback."""

@@ -1,0 +1,1 @@
+"""A real SLURM, started and ended by the tests that use it."""
