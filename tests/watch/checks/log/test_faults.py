@@ -24,7 +24,7 @@ from tests.watch.checks.outcome import outcome
 NONFINITE, SAVE_FAILED = "CRITICAL loss-nonfinite", "CRITICAL save-failed"
 RECORDS = {
     NONFINITE: (start() + nan(12), "the loss is NaN since step 12"),
-    SAVE_FAILED: (start() + save(1) + failed(80), "the newest durable one is of step 1,"),
+    SAVE_FAILED: (start() + save(1) + failed(80), "the newest durable save is of step 1,"),
 }
 of_the_loss_or_of_a_save = pytest.mark.parametrize("fault", RECORDS)
 

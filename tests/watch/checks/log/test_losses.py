@@ -11,7 +11,7 @@ import pytest
 
 from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
-from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
+from resilience.watch.checks._log.losses import Training, loss_faults, parse_events, unresolved, trainings_of
 from resilience.watch.checks._log.reading import LogReading
 from tests.fakes import NOW, FakeClock
 from tests.guard.guarded import a_launch
@@ -66,7 +66,7 @@ LASTS = f"{NONFINITE}: the loss is NaN since step 12"
 NAN = f"{NONFINITE}: the loss is NaN"
 STOPS = ": the guard has stopped the training"
 NAN_STOPS = f"{NAN} at step 12{STOPS}"
-SPIKED = f"{SPIKE}: the loss went up to 7.9 from a median of 2.012 at step 203 and has not come down"
+SPIKED = f"{SPIKE}: the loss rose to 7.9 from a median of 2.012 at step 203 and has not come down"
 WAITS = " in attempt 1; attempt 2 has not trained past that step yet"
 
 TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
@@ -181,8 +181,8 @@ def test_people_are_notified_of_what_the_journals_record(case: str) -> None:
 
 def judged(trainings: list[Training], newest: int, now: float) -> list[tuple[str, str]]:
     """What is said of attempts, each with its advice."""
-    reading = LogReading(run="gpt", attempt=newest, losses=standing(trainings))
-    return [(f"{verdict.value} {fault}: {text}", advice) for verdict, fault, text, advice in odd_losses(reading, now)]
+    reading = LogReading(run="gpt", attempt=newest, losses=unresolved(trainings))
+    return [(f"{verdict.value} {fault}: {text}", advice) for verdict, fault, text, advice in loss_faults(reading, now)]
 
 
 def test_the_order_in_which_journals_are_read_does_not_matter() -> None:
@@ -327,7 +327,7 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
             guard.step(loss=2.0 + 0.01 * (step % 7))
         for _ in range(3):
             guard.step(loss=50.0)
-        spiked = f"{SPIKE}: the loss went up to 50 from a median of 2.03 at step 203"
+        spiked = f"{SPIKE}: the loss rose to 50 from a median of 2.03 at step 203"
         assert after(b'"loss_spike"').startswith(spiked)
         guard.step(loss=2.0)
         assert after(b'"loss_normal"').startswith("OK: ")

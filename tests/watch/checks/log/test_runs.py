@@ -48,7 +48,7 @@ STORIES: dict[str, Story] = {
         (0, (logs("step 901 loss\nCUDA out of memory\n"), ends(1, word)), "OK"),
         (5 * HOUR, None, "OK", f"job 101 is over: {word} with 1")]
        for word in ("exited", "stopped", "terminated", "lost", "superseded")},
-    "a finished run is not awaited and later not even looked at": [
+    "a finished run is not awaited and later not even probed": [
         (0, (logs("step 901 loss\n"), Run.finish), "OK", "says: the run is finished"), (48 * HOUR, None, NOTHING)],
     "a rank that stands still is named though the log goes on": [
         *((MINUTE, (

@@ -38,8 +38,8 @@ from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
 from tests.watch.checks.outcome import outcome
 
 SAYS = f"the save of step 80 failed: {FULL}"
-DURABLE = "; the newest durable one is of step 40, 2 h ago"
-NONE = "; there is no durable one yet"
+DURABLE = "; the newest durable save is of step 40, 2 h ago"
+NONE = "; there is no durable save yet"
 WAITS = f"the save of step 80 in attempt 1 failed: {FULL}; attempt 2 has not saved yet"
 TABLE: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", ""),
@@ -71,7 +71,7 @@ TABLE: dict[str, tuple[bytes, str]] = {
     ),
     "no reason, and a clock that is ahead": (
         start() + line("save", 40, at=3 * HOUR) + line("save_failed", 80, at=3 * HOUR),
-        "the save of step 80 failed; the newest durable one is of step 40, just now",
+        "the save of step 80 failed; the newest durable save is of step 40, just now",
     ),
 }  # fmt: skip
 
@@ -131,7 +131,7 @@ STORIES: dict[str, Story] = {
     "a failure lasts until a save is durable": [
         (0, journals(start() + save(40)), "OK"),
         *((0, journals(failed(step)), SAVE_FAILED,
-           f"says: the save of step {step} failed: {FULL}; the newest durable one is of step 40, 15 min ago\n")
+           f"says: the save of step {step} failed: {FULL}; the newest durable save is of step 40, 15 min ago\n")
           for step in (80, 120)),
         (0, journals(save(160)), "OK")],
     "a failure that was made good before the tick is none": [(0, journals(start() + failed(80) + save(90)), "OK")],
@@ -139,7 +139,7 @@ STORIES: dict[str, Story] = {
         (0, (journals(start() + save(40) + begun(80)), ends(1, "lost")), "OK")],
     "a requeued job has one journal for its attempts": [
         (0, (journals(start() + failed(80)), begins(2, 101), journals(start(attempt=2))), SAVE_FAILED,
-         "attempt 2 has not saved yet; there is no durable one yet"),
+         "attempt 2 has not saved yet; there is no durable save yet"),
         (0, journals(save(20, attempt=2)), "OK")],
     "a failure that the end of a long journal does not show any more lasts": [
         (0, journals(start() + failed(80)), SAVE_FAILED),
@@ -163,7 +163,7 @@ def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(watchdog: Lo
         saving = journals(start(40, attempt=attempt) + begun(80, attempt=attempt), 100 + attempt)
         follow(watchdog, run, [
             (0, begins(attempt), SAVE_FAILED, f"in attempt 1 failed: {FULL}; {waits}"),
-            (0, saving, SAVE_FAILED), (MINUTE, None, SAVE_FAILED, f"{waits}; the newest durable one is of step 40"),
+            (0, saving, SAVE_FAILED), (MINUTE, None, SAVE_FAILED, f"{waits}; the newest durable save is of step 40"),
         ])  # fmt: skip
         assert watchdog.anew().outcome() == SAVE_FAILED
         run.end(attempt, "terminated")
@@ -191,10 +191,10 @@ def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher,
 
     run.journal(101, start() + save(40))
     fail(2, 8)
-    assert "; the newest durable one is of step 40," in watchdog.finding().summary
+    assert "; the newest durable save is of step 40," in watchdog.finding().summary
     fail(9, 1 + ATTEMPTS_WITHOUT_SAVE)
     watchdog.memory.clear()  # a watchdog that begins only now
-    assert watchdog.finding().summary.endswith("; no durable one in the newest journals")
+    assert watchdog.finding().summary.endswith("; no durable save in the newest journals")
 
 
 def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
@@ -230,7 +230,7 @@ def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_
             word = b'"save"' if error is None else b'"save_failed"'
             wait_until(partial(is_in, journal, word))
         finding = watchdog.finding()
-        assert outcome(finding) == SAVE_FAILED and "newest durable one is of step 1, " in finding.summary
+        assert outcome(finding) == SAVE_FAILED and "newest durable save is of step 1, " in finding.summary
         guard.step()
         with guard.saving():
             pass
