@@ -90,7 +90,7 @@ def test_pairs_are_a_table() -> None:
             parse_pairs(option, [text])
 
 
-def test_settings_that_need_something_are_refused() -> None:
+def test_settings_with_required_fields_are_rejected() -> None:
     @dataclass
     class Needs:
         path: str
@@ -101,7 +101,7 @@ def test_settings_that_need_something_are_refused() -> None:
         options_of(int)
 
 
-def test_paths_that_are_typed_count_from_the_current_directory() -> None:
+def test_typed_paths_are_relative_to_the_current_directory() -> None:
     typed = {"paths": ["a", ".", "/b", "~/c", "$D/e", ""], "checkpoints": "../ckpt", "word": "as it is"}
     assert absolute_paths(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
         "paths": ["/here/a", "/here", "/b", "~/c", "$D/e", ""],

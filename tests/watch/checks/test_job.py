@@ -73,7 +73,7 @@ def night(tmp_path: Path) -> Night:
     return Night(stage, squeue)
 
 
-def test_a_group_without_members_does_not_ask_for_an_empty_user(night: Night) -> None:
+def test_a_group_without_members_does_not_query_an_empty_user(night: Night) -> None:
     """30: `getent group` without members made a malformed `squeue --user=`."""
     night.tick(row(Name="gpt"), names=("gpt",), users=())
     (argv,) = night.squeue.asked
@@ -87,7 +87,7 @@ def test_any_colleagues_job_can_be_watched(night: Night) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], ["12"]])
-def test_exit_codes_tell_alive_from_dead(night: Night, rows: list[str]) -> None:
+def test_exit_codes_distinguish_alive_from_dead(night: Night, rows: list[str]) -> None:
     """33: the exit code was 0 in both cases."""
     faults = night.faults("gpt", *(row(JobArrayID=number, Name="gpt") for number in rows))
     assert faults == ({"": OK} if rows else {"not-queued": CRITICAL})
@@ -139,7 +139,7 @@ def test_names_with_blanks_do_not_break_the_reading(night: Night, name: str) -> 
     assert night.faults("gpt", other) == {"not-queued": UNKNOWN}, "it was there a moment ago, and nobody confirms it"
 
 
-def test_a_controller_that_is_down_is_neither_dead_nor_silence(night: Night) -> None:
+def test_a_controller_that_is_down_is_neither_a_dead_job_nor_ok(night: Night) -> None:
     """39: squeue's failure ended the watchdog before any alert, and `| tee` hid its exit code."""
     night.squeue.error = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     verdicts = []
@@ -164,14 +164,14 @@ def test_an_answer_that_is_not_squeues_proves_nothing(night: Night) -> None:
      "InvalidAccount", "InvalidQOS", "AssocGrpCpuLimit", "AssocGrpGRESMinutes", "launch failed requeued held",
      "ReqNodeNotAvail, UnavailableNodes:n[1-3]", "ReqNodeNotAvail(Unavailable:n1)"],
 )  # fmt: skip
-def test_a_job_that_waits_for_what_will_not_come_is_not_healthy(night: Night, reason: str) -> None:
+def test_a_job_that_can_never_start_is_not_healthy(night: Night, reason: str) -> None:
     """40: all of these were `waiting to be scheduled`."""
     waiting = row(State="PENDING", Name="gpt", StartTime="N/A", EndTime="N/A", NodeList="", Reason=reason)
     assert list(night.faults("gpt", waiting)) == ["will-never-start"]
 
 
 @pytest.mark.parametrize("state", ["REQUEUE_HOLD", "SPECIAL_EXIT", "STOPPED", "SUSPENDED", "RESV_DEL_HOLD"])
-def test_a_state_in_which_nothing_goes_on_is_not_alive_and_well(night: Night, state: str) -> None:
+def test_a_state_without_progress_is_not_healthy(night: Night, state: str) -> None:
     """40: these printed `fix me` and counted as alive."""
     assert OK not in night.faults("gpt", row(Name="gpt", State=state)).values()
 
@@ -206,5 +206,5 @@ def test_every_state_of_slurm_has_a_finding(night: Night) -> None:
         assert night.faults("gpt", row(Name="gpt", State=state.value)), state
 
 
-def test_it_is_a_check_as_the_engine_wants_it() -> None:
+def test_the_job_check_has_the_plugin_interface() -> None:
     assert CHECK.Settings() == CHECK.Settings() and CHECK.argument == "names" and CHECK.memory.count == 1

@@ -84,7 +84,7 @@ def test_checkpoints_that_are_pruned_are_no_growth(period_h: int) -> None:
     assert alarms == []
 
 
-def test_what_grows_in_spite_of_pruning_is_reported_in_the_end() -> None:
+def test_growth_in_spite_of_pruning_is_reported_eventually() -> None:
     def use(hour: float, _: random.Random) -> float:
         return 20 + 0.2 * hour + 5 * (hour / 6 % 1)
 
@@ -122,13 +122,13 @@ def test_a_disk_that_was_in_danger_at_that_height_before_gets_no_benefit_of_the_
     assert used < 97 and found is not None
 
 
-def test_no_forecast_reaches_further_than_six_times_what_was_seen() -> None:
+def test_no_forecast_exceeds_six_times_the_observed_span() -> None:
     assert Growth(per_s=1.0, span_s=100.0).reaches_in_s(600.0) == 600
     assert Growth(per_s=1.0, span_s=100.0).reaches_in_s(601.0) is None
     assert Growth(per_s=1.0, span_s=100.0).reaches_in_s(-5.0) == 0
 
 
-def test_what_is_remembered_is_bounded_and_reaches_two_weeks_back() -> None:
+def test_the_history_is_limited_and_spans_two_weeks() -> None:
     points: tuple[Point, ...] = ()
     for tick in range(20 * 24 * 12):
         points = remembered(points, NOW + 300 * tick + tick % 7, float(tick))
@@ -138,7 +138,7 @@ def test_what_is_remembered_is_bounded_and_reaches_two_weeks_back() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 366 * 86400.0, -366 * 86400.0, -NOW + 60])
-def test_a_clock_that_jumps_and_comes_back_neither_breaks_nor_alarms(jump_s: float) -> None:
+def test_a_clock_that_jumps_and_returns_causes_no_error_and_no_alert(jump_s: float) -> None:
     points: tuple[Point, ...] = ()
     for number in range(300):
         off_s = jump_s if 150 <= number < 153 else 0.0
@@ -149,7 +149,7 @@ def test_a_clock_that_jumps_and_comes_back_neither_breaks_nor_alarms(jump_s: flo
         assert [when for when, _ in points] == sorted(when for when, _ in points)
 
 
-def test_a_clock_that_is_set_right_for_good_starts_afresh_and_finds_the_growth_again() -> None:
+def test_after_a_permanent_clock_correction_growth_is_detected_again() -> None:
     points: tuple[Point, ...] = ()
     for number in range(100):
         points = remembered(points, NOW + 400 * 86400 + 300 * number, 10 + number / 12)
@@ -198,11 +198,11 @@ HANGS = {"lfs quota": "it did not end"}
         (FileSystemReading(path="/s", history={STATVFS.key: ((0.0, 1.0),)}), (STATVFS,), HANGS, ()),
     ],
 )
-def test_a_limit_that_was_known_is_missed_when_its_tool_is_silent(
+def test_a_known_limit_is_missing_if_its_tool_does_not_respond(
     before: FileSystemReading | None, told: tuple[Amount, ...], failed: Mapping[str, str], missed: tuple[str, ...]
 ) -> None:
     assert missing_limits(before, told, failed, ()) == missed
 
 
-def test_who_is_wanted_is_missed_at_once() -> None:
+def test_a_required_source_is_missing_at_once() -> None:
     assert missing_limits(None, (STATVFS,), {"`q`": "it ended with 3"}, ("`q`",)) == ("`q`: it ended with 3",)

@@ -49,7 +49,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_what_is_fine_is_one_sentence_that_says_what_it_does(stage: Stage, case: str) -> None:
+def test_an_ok_finding_is_one_sentence_with_the_jobs_state(stage: Stage, case: str) -> None:
     jobs, sentence = FINE[case]
     stage.add(*jobs)
     finding = stage.expect("OK", sentence, names=GPT)
@@ -133,7 +133,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("reason", "verdict", "words", "advice"), NEVER)
-def test_a_job_that_will_not_start_is_reported_with_the_reason_and_what_to_do(
+def test_a_job_that_will_not_start_is_reported_with_reason_and_advice(
     stage: Stage, reason: str, verdict: Verdict, words: str, advice: str
 ) -> None:
     """The original reported all of these as `waiting to be scheduled`: healthy."""
@@ -142,7 +142,7 @@ def test_a_job_that_will_not_start_is_reported_with_the_reason_and_what_to_do(
     assert advice in finding.advice
 
 
-def test_what_waits_for_others_too_long_is_critical(stage: Stage) -> None:
+def test_a_job_blocked_by_others_for_too_long_is_critical(stage: Stage) -> None:
     stage.add(waiting(12, "PartitionDown"))
     verdicts = []
     for _ in range(4):
@@ -176,7 +176,7 @@ def test_a_successor_queued_last_week_waits_only_since_the_job_before_it_ended(s
     assert "pending-too-long" in stage.faults(max_pending_s=300.0)
 
 
-def test_a_job_that_ran_in_between_starts_the_waiting_anew(stage: Stage) -> None:
+def test_a_job_that_ran_in_between_restarts_the_waiting_time(stage: Stage) -> None:
     requeued = waiting(1, "BeginTime", submit_time=NOW + 400)
     for job in (waiting(1, "Priority", submit_time=NOW), runs(1), requeued):
         stage.queue.records[:] = [job]
@@ -188,7 +188,7 @@ def test_a_job_that_ran_in_between_starts_the_waiting_anew(stage: Stage) -> None
 # ---- the end is near --------------------------------------------------------------------------------------------
 
 
-def test_a_short_job_is_given_a_quarter_of_its_time_unless_said_otherwise(stage: Stage) -> None:
+def test_a_short_job_may_wait_a_quarter_of_its_time_by_default(stage: Stage) -> None:
     stage.add(runs(1, start_time=NOW - 60, end_time=NOW + 1140))
     assert stage.faults(names=GPT) == {"": OK}
     assert stage.faults(end_notice_s=3600.0, names=GPT) == {"ends-soon": WARNING}
@@ -207,7 +207,7 @@ def test_a_run_of_several_jobs_is_a_chain(stage: Stage) -> None:
     assert "resil submit --run gpt --after auto" in stage.expect("WARNING chain-short").advice
 
 
-def test_what_is_finished_needs_nothing_behind_it(stage: Stage) -> None:
+def test_a_finished_run_needs_no_successor(stage: Stage) -> None:
     stage.finish(stage.run("gpt", 1, 2))
     stage.job(2, **running(end_time=NOW + 5))
     assert stage.faults() == {"": OK}
@@ -278,7 +278,7 @@ def test_jobs_by_name_that_fail_one_after_another_are_churn(stage: Stage) -> Non
     assert stage.faults(churn_count=0, names=GPT) == {"": OK}
 
 
-def test_what_was_seen_a_day_ago_says_nothing_about_how_long_it_lasts(stage: Stage) -> None:
+def test_readings_of_a_day_ago_do_not_count_for_durations(stage: Stage) -> None:
     stage.add(runs(1, JobState.SUSPENDED, end_time=NOW + 90 * HOUR))
     stage.tick(names=GPT)
     stage.wait(25 * HOUR)

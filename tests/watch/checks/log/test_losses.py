@@ -11,7 +11,7 @@ import pytest
 
 from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
-from resilience.watch.checks._log.losses import Training, loss_faults, parse_events, unresolved, trainings_of
+from resilience.watch.checks._log.losses import Training, loss_faults, parse_events, trainings_of, unresolved
 from resilience.watch.checks._log.reading import LogReading
 from tests.fakes import NOW, FakeClock
 from tests.guard.guarded import a_launch
@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_people_are_notified_of_what_the_journals_record(case: str) -> None:
+def test_the_journals_yield_these_faults(case: str) -> None:
     raw, *expected = TABLE[case]
     trainings = trainings_of("101", parse_events(raw))
     newest = max((training.attempt for training in trainings), default=1)
@@ -191,7 +191,7 @@ def test_the_order_in_which_journals_are_read_does_not_matter() -> None:
     assert "the third time in a row" in judged(shuffled, 4, NOW)[0][0]
 
 
-def test_a_notice_of_what_passed_by_itself_lasts_an_hour() -> None:
+def test_an_anomaly_that_ended_by_itself_is_reported_for_an_hour() -> None:
     trainings = trainings_of("101", parse_events(start() + nan(12) + finite(14)))
     since = NOW + 1000 + 14
     assert [len(judged(trainings, 1, since + age_s)) for age_s in (0, HOUR, HOUR + 1)] == [1, 1, 0]
@@ -249,14 +249,14 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_whose_loss_is_odd(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_with_a_loss_anomaly(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
 # ---- what is read
 
 
-def test_of_a_huge_journal_only_the_end_is_read(watchdog: LogWatcher, run: Run) -> None:
+def test_only_the_end_of_a_huge_journal_is_read(watchdog: LogWatcher, run: Run) -> None:
     with open(run.journal(101), "wb") as file:
         file.truncate(2**36)  # a hole, which nobody could read to its end
         file.seek(0, os.SEEK_END)
@@ -264,7 +264,7 @@ def test_of_a_huge_journal_only_the_end_is_read(watchdog: LogWatcher, run: Run) 
     assert watchdog.outcome() == NONFINITE
 
 
-def test_of_a_healthy_attempt_only_its_own_journal_is_read(
+def test_a_healthy_attempt_needs_only_its_own_journal(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -290,7 +290,7 @@ def test_a_job_of_any_name_may_have_a_heartbeat(watchdog: LogWatcher, clock: Fak
     assert watchdog.outcome() == NONFINITE
 
 
-def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, clock: FakeClock) -> None:
+def test_without_attempts_the_newest_jobs_journal_is_read(watchdog: LogWatcher, clock: FakeClock) -> None:
     ended = journals(start(attempt=0) + nan(12, attempt=0) + stop(12, attempt=0), 7)
     begun = journals(start(10, attempt=0, at=500.0), 8)
     story: Story = [
@@ -304,7 +304,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
 # ---- real guards
 
 
-def test_a_guarded_training_whose_loss_is_quiet_is_ok(watchdog: LogWatcher, run: Run) -> None:
+def test_a_guarded_training_with_a_normal_loss_is_ok(watchdog: LogWatcher, run: Run) -> None:
     with run.guard(1) as guard:
         for step in range(1, 500):
             assert not guard.step(loss=2.0 + 0.01 * (step % 7))
@@ -312,7 +312,7 @@ def test_a_guarded_training_whose_loss_is_quiet_is_ok(watchdog: LogWatcher, run:
     assert watchdog.outcome() == "OK"
 
 
-def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run: Run) -> None:
+def test_loss_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> None:
     """The whole way of one that only reports: a spike comes and goes, NaN comes and goes."""
     watchdog, journal = LogWatcher(tmp_path), run.journal(101)
 
@@ -337,7 +337,7 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
         assert after(b'"loss_finite"').startswith("WARNING loss-nonfinite: ")
 
 
-def test_ranks_that_see_the_same_nan_are_one_finding(tmp_path: Path, run: Run) -> None:
+def test_the_same_nan_on_several_ranks_is_one_finding(tmp_path: Path, run: Run) -> None:
     directory = tmp_path / "launch"
     with a_launch(directory, run.path, 3, RESIL_JOB_ID="101", RESIL_ATTEMPT="1", NAN_AT="50") as launch:
         assert [process.wait(60) for process in launch.processes.values()] == [1, 1, 1]

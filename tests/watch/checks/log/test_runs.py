@@ -89,17 +89,17 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_is_judged_as_it_goes_on(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_is_judged_as_it_progresses(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
-def test_one_of_a_runs_logs_that_goes_on_is_enough(watchdog: LogWatcher, run: Run) -> None:
+def test_one_of_a_runs_logs_with_progress_is_enough(watchdog: LogWatcher, run: Run) -> None:
     stand_still = (logs("step 0 loss\n", "101.rank1"), logs("step 0 loss\n", "101.rank2"))
     goes_on = [(MINUTE, logs(f"step {tick} loss\n", "101.rank0"), "OK") for tick in range(10)]
     follow(watchdog.anew(timeout_s=300.0), run, [(0, stand_still, "OK"), *goes_on])
 
 
-def test_without_runs_nothing_is_awaited_and_that_is_said(watchdog: LogWatcher) -> None:
+def test_without_runs_nothing_is_expected_and_the_finding_says_so(watchdog: LogWatcher) -> None:
     (finding,) = watchdog.all_findings()
     directory = f"{watchdog.directory}/runs"
     assert (finding.subject, outcome(finding)) == (
@@ -108,14 +108,14 @@ def test_without_runs_nothing_is_awaited_and_that_is_said(watchdog: LogWatcher) 
     ) and finding.summary == f"no run is under way in {directory}"
 
 
-def test_a_finished_run_that_is_named_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
+def test_a_finished_run_given_by_name_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
     run.finish()
     watchdog.clock.sleep(48 * HOUR)
     finding = watchdog.anew("gpt").finding()
     assert finding.summary.startswith("the run is finished") and finding.run == "gpt"
 
 
-def test_a_heartbeat_beats_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
+def test_a_heartbeat_takes_precedence_over_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
     run.log(101, "step 1 loss\n")
     for tick in range(100):
         run.beat(101, {0: trains(10 * tick), 1: trains(10 * tick, 2.0)})
@@ -126,7 +126,7 @@ def test_a_heartbeat_beats_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
     assert watchdog.anew(heartbeat=False).outcome() == SILENT
 
 
-def test_damaged_heartbeats_are_passed_over(watchdog: LogWatcher, run: Run) -> None:
+def test_damaged_heartbeats_are_skipped(watchdog: LogWatcher, run: Run) -> None:
     run.log(101, "step 5 loss\n")
     for host, content in {
         "a": b"\xff\x00", "b": b"time = 1", "c": b"rank = 5\ntime = 1", "d": b'time = "x"\n[rank.0]\n',

@@ -81,7 +81,7 @@ def read(raw: bytes) -> LastSave | None:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_people_are_notified_of_what_the_journal_records(case: str) -> None:
+def test_the_journal_yields_this_fault(case: str) -> None:
     raw, expected = TABLE[case]
     save = still_failed(read(raw), None)
     reading = LogReading(run="gpt", attempt=1 + (b'"attempt":2' in raw), save=() if save is None else tuple_of(save))
@@ -108,12 +108,12 @@ KNOWN: dict[str, tuple[bytes, bool]] = {
 
 
 @pytest.mark.parametrize("case", KNOWN)
-def test_what_is_known_of_a_failure_lasts_until_a_later_save_is_durable(case: str) -> None:
+def test_a_failure_persists_until_a_later_save_is_durable(case: str) -> None:
     raw, lasts = KNOWN[case]
     assert still_failed(read(raw), FAILED) == (FAILED if lasts else None)
 
 
-def test_another_failure_names_the_durable_save_that_the_journal_does_not_show_any_more() -> None:
+def test_another_failure_names_the_durable_save_that_is_no_longer_in_the_journal() -> None:
     newest = still_failed(read(failed(120)), FAILED)
     assert newest is not None and (newest.step, newest.failed_step) == (40, 120)
 
@@ -149,7 +149,7 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_of_which_a_save_fails(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_with_a_failed_save(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
@@ -170,7 +170,7 @@ def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(watchdog: Lo
     follow(watchdog, run, [(0, (begins(4), journals(start(40, attempt=4) + save(80, attempt=4), 104)), "OK")])
 
 
-def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, clock: FakeClock) -> None:
+def test_without_attempts_the_newest_jobs_journal_is_read(watchdog: LogWatcher, clock: FakeClock) -> None:
     says = f"says: {SAYS}{NONE}\n"
     first = (beats({0: (80, 0.0, "train")}, 7, attempt=0), journals(start(attempt=0) + failed(80, attempt=0), 7))
     second = (beats({0: (40, 0.0, "train")}, 8, attempt=0), journals(start(attempt=0, at=500.0), 8))
@@ -182,7 +182,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
 # ---- what is read
 
 
-def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher, run: Run) -> None:
+def test_an_old_durable_save_is_found_or_reported_as_unknown(watchdog: LogWatcher, run: Run) -> None:
     def fail(first: int, last: int) -> None:
         for attempt in range(first, last + 1):
             run.end(attempt - 1, "exited")
@@ -197,13 +197,13 @@ def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher,
     assert watchdog.finding().summary.endswith("; no durable save in the newest journals")
 
 
-def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
+def test_readings_of_older_and_newer_versions_are_accepted() -> None:
     older = from_record(CHECK.Reading, {"run": "gpt", "losses": []})
     newer = from_record(CHECK.Reading, {"run": "gpt", "save": [1, 2, "three"]})
     assert [*failed_save(older, NOW), *failed_save(newer, NOW)] == []
 
 
-def test_of_a_training_that_saves_well_no_attempts_are_read(
+def test_attempts_are_not_read_while_saves_succeed(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.journal(101, start() + save(40))
@@ -217,7 +217,7 @@ def is_in(path: Path, word: bytes) -> bool:
     return path.exists() and word in path.read_bytes()
 
 
-def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_path: Path, run: Run) -> None:
+def test_background_save_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> None:
     watchdog, journal = LogWatcher(tmp_path), run.journal(101)
     with run.guard(1) as guard:
         for error in (None, OSError(28, "No space left on device")):
