@@ -1,4 +1,4 @@
-"""Ticks at whole multiples of the interval; between them a silent log is noticed, with one stat per timeout."""
+"""Ticks at multiples of the interval, and silent logs detected in between with one stat call per timeout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_tick_is_at_a_whole_multiple_of_the_interval(now: float, every_s: floa
 
 
 class Sleeper:
-    """A follower of no logs: it sleeps by the clock of the test."""
+    """A follower without logs that sleeps by the test's clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -47,7 +47,7 @@ class Sleeper:
 
 
 def tick(clock: FakeClock, every_s: float, count: int = 0) -> Iterator[float]:
-    """When the ticks are, by the clock."""
+    """Return the times of the ticks."""
     return (clock.now() for _ in ticks(clock, every_s, count, list, Sleeper(clock)))
 
 
@@ -89,7 +89,7 @@ def followed(subject: str, since: float, timeout_s: float, *paths: Path) -> Foll
 
 
 class DueCheck(ACheck):
-    """Its readings say by when a log must go on."""
+    """A check whose readings have a deadline for the log's progress."""
 
     def deadline(
         self, reading: AReading, settings: ASettings, now: float

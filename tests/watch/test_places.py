@@ -1,4 +1,4 @@
-"""Which places are looked at is found without touching what may hang."""
+"""Paths to probe are resolved without touching file systems that may hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of a subject. Pure."""
+"""The stored readings of a subject. Pure."""
 
 from __future__ import annotations
 

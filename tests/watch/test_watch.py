@@ -1,4 +1,4 @@
-"""One tick: what one target, one watchdog or its memory does is a finding of that one, and of no other."""
+"""One tick: an error of one target, one watchdog or its readings is a finding of that one only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one(project: Project, check: ACheck | None = None, **settings: Any) -> tuple
 
 
 def look(words: str) -> Any:
-    """A probe that fails in one way."""
+    """Return a probe that fails in one way."""
 
     def probe(target: Target, before: Any) -> Any:
         raise {"probe": ProbeError("no", hint="try"), "bug": ZeroDivisionError("x"), "exit": SystemExit(0)}[words]
@@ -186,7 +186,7 @@ def test_a_watchdog_without_stored_readings_writes_no_file(project: Project) -> 
 
 
 def remembered(project: Project, text: str = "") -> ReadingFile:
-    """What the watchdog remembers; with a text, as if this was remembered."""
+    """Return the stored readings of the watchdog; with a text, store that first."""
     file = ReadingFile(project.loaded.state_dir / ".watch" / "a.json")
     if text:
         file.path.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Settings on a disk that hangs: what was named is waited for in vain, the user's own are done without, aloud."""
+"""Settings on a disk that hangs: required files are an error, the user's own are skipped with a warning."""
 
 from __future__ import annotations
 

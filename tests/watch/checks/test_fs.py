@@ -29,7 +29,7 @@ FIGURES = {"used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB."""
+    """Mount a tmpfs of 4 MiB."""
     with mounted(tmp_path / "disk", "size=4m") as directory:
         yield directory
 
@@ -479,7 +479,7 @@ def test_two_watchdogs_of_one_kind_have_separate_readings(tmp_path: Path, disk: 
 
 
 def memories(directory: Path) -> list[Path]:
-    """What the watchdogs of a project remember."""
+    """Return the readings files of a project's watchdogs."""
     return list((directory / "project" / ".resil" / ".watch").glob("*.json"))
 
 

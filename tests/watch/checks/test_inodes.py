@@ -1,4 +1,4 @@
-"""`resil watch inodes` on real file systems: one whose inodes run out while there is room, and one without a limit."""
+"""`resil watch inodes` on real file systems: out of inodes with free space left, and without an inode limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.watch.checks.outcome import outcome
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB that takes 99 files: its root is one of its 100 inodes."""
+    """Mount a tmpfs of 4 MiB for 99 files: its root is one of its 100 inodes."""
     with mounted(tmp_path / "disk", "size=4m,nr_inodes=100") as directory:
         yield directory
 

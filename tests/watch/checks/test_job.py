@@ -1,6 +1,6 @@
-"""What the watchdog that this one replaces got wrong, each as a test: slurm-status.py of BigScience and ml-engineering.
+"""Regression tests for the faults of the replaced watchdog, slurm-status.py of BigScience and ml-engineering.
 
-These go through the real SLURM client, on rows as squeue writes them.
+They use the real SLURM client on recorded squeue rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LONG = "tr11-176B-exp1-a-name-that-is-far-longer-than-the-forty-characters-of-sq
 
 
 def row(**columns: str) -> str:
-    """A row of a job that began an hour ago and has 19 h left."""
+    """Return a row of a job that started an hour ago and has 19 h left."""
     times = {"StartTime": str(int(NOW) - 3600), "EndTime": str(int(NOW) + 19 * 3600)}
     return squeue_row(**(times | columns))
 
 
 @dataclass
 class Squeue:
-    """A runner whose squeue writes these rows; every other client says that it cannot."""
+    """A runner whose squeue prints these rows; every other client fails."""
 
     rows: list[str] = field(default_factory=list)
     error: str = ""
@@ -52,7 +52,7 @@ class Squeue:
 
 @dataclass
 class Night:
-    """One project beside a cluster, and what is found there."""
+    """One project beside a cluster, and its findings."""
 
     stage: Stage
     squeue: Squeue
@@ -81,7 +81,7 @@ def test_a_group_without_members_does_not_query_an_empty_user(night: Night) -> N
 
 
 def test_any_colleagues_job_can_be_watched(night: Night) -> None:
-    """30: whoever of the group submitted it."""
+    """30: whichever member of the group submitted it."""
     night.tick(row(Name="gpt", UserName="bob"), names=("gpt",), users=("bob", "ann"))
     assert "--user=ann,bob" in night.squeue.asked[0]
 
@@ -136,7 +136,7 @@ def test_names_with_blanks_do_not_break_the_reading(night: Night, name: str) -> 
     other = row(JobArrayID="13", Name=name)
     assert night.faults("gpt", other) == {"not-queued": CRITICAL}
     assert night.faults("gpt", other, row(Name="gpt")) == {"": OK}
-    assert night.faults("gpt", other) == {"not-queued": UNKNOWN}, "it was there a moment ago, and nobody confirms it"
+    assert night.faults("gpt", other) == {"not-queued": UNKNOWN}, "just seen, and no second source confirms its end"
 
 
 def test_a_controller_that_is_down_is_neither_a_dead_job_nor_ok(night: Night) -> None:
@@ -186,7 +186,7 @@ def test_scheduled_is_not_enough_where_it_must_run(night: Night) -> None:
 
 
 def test_a_name_may_be_a_pattern(night: Night) -> None:
-    """44: wished for in the original's code."""
+    """44: requested in a comment of the original."""
     rows = row(Name="tr11-176B-ml"), row(JobArrayID="13", Name="tr12-1B")
     found = {f.subject: f.verdict for f in night.tick(*rows, names=("tr11-*", "/1B$/", "tr13*"))}
     assert found == {"tr11-*": OK, "/1B$/": OK, "tr13*": CRITICAL, queue_subject("slurm"): OK}

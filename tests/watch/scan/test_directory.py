@@ -1,4 +1,4 @@
-"""One directory: what is summed up, what is noted as hot, and what cannot be read."""
+"""Reading one directory: sums, hot files, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a scan is remembered when the home directory is full, or hangs."""
+"""The scan cache, also if the home directory is full or hangs."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from tests.watch.scan.trees import NOW, a_tree, du, kib, run_scan, settle, write
 DAY = 86400
 
 
-def in_state(found: Scan, wanted: int) -> list[bytes]:
-    """The directories of which this became."""
-    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == wanted]
+def in_state(found: Scan, expected: int) -> list[bytes]:
+    """Return the directories in this state."""
+    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == expected]
 
 
 def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
@@ -359,7 +359,7 @@ print("found", found.interrupted, found.is_complete, found.totals.files[0], flus
 
 
 def scanning(root: Path, memory: Path, program: str = SCAN) -> subprocess.Popen[str]:
-    """A scan in a session of its own."""
+    """Start a scan in a session of its own."""
     command = [sys.executable, "-c", program, str(root), str(memory)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
@@ -422,7 +422,7 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of that number does anything yet."""
+    """Return whether a process with this pid is running."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -436,13 +436,13 @@ def test_a_suspended_scan_reports_no_hung_directory(tmp_path: Path) -> None:
         assert process.stdout is not None
         for _ in range(3):  # in the middle of a directory: each takes longer than the ticks are apart
             assert "tick" in process.stdout.readline()
-        everybody = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
-        for pid in everybody:
+        processes = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
+        for pid in processes:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2.6)  # longer than the 2.4 s after which a worker counts as hung
         process.send_signal(signal.SIGCONT)
         time.sleep(0.3)
-        for pid in everybody:
+        for pid in processes:
             os.kill(pid, signal.SIGCONT)
         rest = process.stdout.read()
     assert "found False True 6" in rest

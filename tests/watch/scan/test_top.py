@@ -1,4 +1,4 @@
-"""Which directories are listed, and what is said of their growth."""
+"""The listed directories and their growth."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR, DAY = 3600, 86400
 
 
 def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
-    """Directories that hold so many blocks themselves; those between them hold none."""
+    """Return a tree of directories with this many blocks each; those between them have none."""
     own = {b"": 0} | {path.encode(): size for path, size in sizes.items()}
     for path in list(own):
         while path := path.rpartition(b"/")[0]:
@@ -34,7 +34,7 @@ def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
 
 
 def listed(sizes: dict[str, int], limit: int) -> list[str]:
-    """The paths chosen, in their order."""
+    """Return the chosen paths, in order."""
     tree = tree_of(sizes)
     return [tree.paths[row].decode() for row in choose(tree.totals().blocks, tree.below(), limit)]
 

@@ -1,4 +1,4 @@
-"""The columns of a scan, and what they add up to."""
+"""The columns of a scan, and their totals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The child that scans: what it asks the kernel for, and what it keeps open."""
+"""The worker process: its system calls and its open files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(found.read, found.verified)
 
 
 def traced(root: Path, memory: Path, *options: str) -> tuple[str, str]:
-    """Scan under strace: what it prints, and its calls that touch files."""
+    """Scan under strace; return the output, and the system calls that access files."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     log = root.parent / "calls"

@@ -1,4 +1,4 @@
-"""What was seen of a file system becomes findings: tables, since judging is pure."""
+"""Findings from readings of file systems, as tables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judged(reading: FileSystemReading, settings: FsSettings | None = None, later
 def the_only(
     expected: str, reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0
 ) -> Finding:
-    """The only finding, with this verdict and fault."""
+    """Return the only finding; expect this verdict and fault."""
     (found,) = judged(reading, settings, later_s)
     assert outcome(found) == expected, found
     return found
@@ -153,7 +153,7 @@ def test_the_verdict_of_a_read_only_path_depends_on_the_paths_role(more: dict[st
 
 
 def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> FileSystemReading:
-    """The reading after a growth of so much each second."""
+    """Return the reading after growth at this rate per second."""
     row = reading.amounts[0]
     points = [(NOW - 600 * n, row.used - per_s * 600 * n) for n in reversed(range(int(hours * 6)))]
     return replace(reading, history={row.key: tuple(points)})

@@ -1,4 +1,4 @@
-"""What a checkpoint takes, how often one is written, and which files a purge will take, are measured."""
+"""Measured checkpoint sizes and intervals, and the files that a purge will delete."""
 
 from __future__ import annotations
 

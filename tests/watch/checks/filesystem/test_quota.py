@@ -1,4 +1,4 @@
-"""What each quota tool writes becomes amounts with limits; what is no such output is said to be none."""
+"""The output of each quota tool becomes amounts with limits; any other output is an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Figures = tuple[str, str, float, float | None, float | None, float | None]
 
 
 def figures(amounts: Sequence[Amount]) -> list[Figures]:
-    """Scope, kind, used, soft, limit, grace."""
+    """Return scope, kind, used, soft, limit, grace."""
     return [(a.scope, a.kind, a.used, a.soft, a.limit, a.grace_s) for a in amounts]
 
 

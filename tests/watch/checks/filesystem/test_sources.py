@@ -1,4 +1,4 @@
-"""Each quota tool is asked where its file system is; one that fails gives way to the next, and that is reported."""
+"""Each quota tool is run for its file systems; if one fails, the next is run, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A directory that is the whole PATH, and of programs that real sites have."""
+    """Create a directory that is the whole PATH, for programs of real sites."""
     directory = tmp_path / "bin"
     directory.mkdir()
     return directory
@@ -135,7 +135,7 @@ def test_a_tool_that_hangs_is_abandoned_after_its_share_of_the_time(tools: Path)
 
 
 def denied_but(option: str, answer: str) -> str:
-    """A tool that answers one question of several."""
+    """Write a tool that succeeds for one of several queries."""
     return f'if [ "$2" = {option} ]; then cat {RECORDED}/{answer}.txt; else echo denied >&2; exit 1; fi'
 
 

@@ -1,4 +1,4 @@
-"""What a run's jobs amount to: every state of a queue, and what lasts."""
+"""Findings about a run's jobs: every state of a queue, and states that persist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def waiting(number: int, reason: str, **fields: Any) -> Job:
 
 
 def runs(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> Job:
-    """A job that began an hour ago and has 19 h left."""
+    """Return a job that started an hour ago and has 19 h left."""
     return a_job(number, state, **running(**fields))
 
 
@@ -37,7 +37,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
     "no time limit": ([runs(1, end_time=None)], "running for 1 h as job 1"),
     "waits for nodes": ([waiting(1, "Resources")], "waits for free nodes"),
     "waits behind others": ([waiting(1, "Priority")], "others are before it"),
-    "waits for somebody else's job": ([waiting(1, "Dependency", dependency="afterany:9")], "waits for"),
+    "waits for another user's job": ([waiting(1, "Dependency", dependency="afterany:9")], "waits for"),
     "a date is known": ([waiting(1, "Priority", start_time=NOW + 2 * HOUR)], "expected to start in 2 h"),
     "a date in the past": ([waiting(1, "Resources", start_time=NOW - 60)], "due to start now"),
     "requeued, waits for its credential": ([waiting(1, "BeginTime", restarts=1)], "begin time"),
@@ -68,7 +68,7 @@ FOUND: dict[str, tuple[list[Job], dict[str, Any], str, *tuple[str, ...]]] = {
     "a chain whose first job is held is stuck as a whole": (
         [waiting(1, "JobHeldUser"), waiting(2, "Dependency", dependency="afterany:1(unfulfilled)")], {}, HELD,
         "scontrol release 1\n"),
-    "waiting is fine unless somebody says how long": (
+    "waiting is OK without a configured limit": (
         [waiting(1, "Priority", submit_time=NOW - 90 * HOUR)], {}, "OK"),
     "pending longer than allowed is critical": (
         [waiting(1, "Priority", submit_time=NOW - HOUR)], {"max_pending_s": 1800.0}, "CRITICAL pending-too-long",
@@ -160,7 +160,7 @@ def test_a_held_successor_of_a_running_job_is_a_warning_and_is_no_successor(stag
 
 
 def test_on_a_dedicated_allocation_scheduled_is_not_enough(stage: Stage) -> None:
-    """`require = "running"`, with a grace for what lies between two jobs of a chain."""
+    """`require = "running"`, with a grace period for the gap between two jobs of a chain."""
     stage.add(waiting(1, "Priority", submit_time=NOW))
     stage.expect("OK", require="running", names=GPT)
     stage.wait(601)
@@ -263,7 +263,7 @@ def test_restarts_that_grow_from_tick_to_tick_are_churn(stage: Stage) -> None:
         stage.queue.records[:] = [runs(1, restarts=40 + restarts)]
         faults.append(stage.faults(names=GPT))
         stage.wait(60)
-    assert faults[:4] == [{"": OK}] * 4, "what was requeued before we looked is no news"
+    assert faults[:4] == [{"": OK}] * 4, "restarts before the first probe are not reported"
     assert faults[4] == {"requeue-churn": WARNING}
     stage.wait(2 * HOUR)
     stage.queue.records[:] = [runs(1, restarts=45)]

@@ -1,4 +1,4 @@
-"""What is looked at, by how many questions, and how one makes sure of what is not there."""
+"""The probe of the job watchdog: subjects, number of queries, and confirmation of missing jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WAR
 
 
 class Forgetful(FakeScheduler):
-    """Its queue shows nothing; `answer` is what it says of an id, `past` what accounting says."""
+    """A scheduler with an empty queue; `answer` is its response for an id, `past` that of accounting."""
 
-    answer = Presence(Liveness.UNKNOWN, "the queue was empty, and nobody confirms it")
+    answer = Presence(Liveness.UNKNOWN, "the queue was empty, and no second source confirms it")
     past: tuple[Job, ...] | None = None
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
@@ -91,7 +91,7 @@ def test_runs_of_several_users_in_one_state_directory_share_one_query(stage: Sta
 
 
 def test_a_run_is_known_by_its_token_and_not_by_its_name(stage: Stage) -> None:
-    """Two projects, or two people, may call their runs alike."""
+    """Two projects or two users may use the same run name."""
     stage.run("gpt", 1)
     stage.add(a_job(8, name="gpt", comment=make_comment("gpt", "of-another-project"), **running()))
 
@@ -125,7 +125,7 @@ def test_invalid_settings_are_rejected_before_any_query(stage: Stage, settings: 
 
 
 def test_an_empty_set_of_users_is_the_present_user(stage: Stage) -> None:
-    """`squeue --user=` with nothing behind it is malformed: a group without members must not blind the watchdog."""
+    """`squeue --user=` without a name is malformed: a group without members must not disable the watchdog."""
     stage.add(a_job(1, **running()))
     assert stage.finding(names=("gpt",), users=()).verdict is OK
 
@@ -145,16 +145,16 @@ def test_a_run_whose_job_ended_is_critical_at_once_when_a_row_says_so(stage: Sta
 def test_one_unconfirmed_empty_response_is_unknown(forgetful: Stage) -> None:
     forgetful.run("gpt", 7)
 
-    forgetful.expect("UNKNOWN not-queued", "nobody confirms it")
+    forgetful.expect("UNKNOWN not-queued", "no second source confirms it")
 
 
 def test_a_second_source_that_knows_the_job_is_gone_settles_it(
     forgetful: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful.run("gpt", 7)
-    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.GONE, "two looks, and accounting says FAILED"))
+    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.GONE, "two queries, and accounting says FAILED"))
     finding = forgetful.expect("CRITICAL not-queued")
-    assert any("two looks" in line for line in finding.looked)
+    assert any("two queries" in line for line in finding.looked)
 
 
 @pytest.mark.parametrize(
@@ -226,10 +226,10 @@ def test_a_run_killed_on_purpose_is_ok_with_user_and_reason(stage: Stage) -> Non
     stage.kill(directory, why="the loss is NaN", when=NOW - HOUR)
 
     stage.expect("OK", f"{ME} set the kill switch 1 h ago: the loss is NaN")
-    assert stage.queue.calls == ["jobs"], "nobody needs to confirm it"
+    assert stage.queue.calls == ["jobs"], "no confirmation is needed"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another user")
 def test_a_rejected_kill_switch_excuses_nothing(stage: Stage) -> None:
     directory = stage.run("gpt", 7)
     stage.kill(directory)
@@ -413,7 +413,7 @@ def test_numbers_of_a_slurm_job_mean_nothing_to_the_embedded_scheduler(stage: St
 
 
 def test_a_watchdog_that_runs_inside_a_run_counts_that_run_as_alive(stage: Stage) -> None:
-    """A run is known by its token: no other job can be taken for it, and a false alarm would be worse."""
+    """A run is identified by its token, so no other job can be mistaken for it; a false alert would be worse."""
     stage.run("gpt", 50)
     stage.job(50, **running())
     assert inside(stage).faults() == {"": OK}
@@ -466,7 +466,7 @@ def test_a_name_may_be_anything(stage: Stage, name: str) -> None:
     assert all(line.isprintable() for f in found for line in (f.subject, f.summary, *f.evidence, *f.looked))
 
 
-def test_arrays_and_heterogeneous_jobs_count_as_single_jobs(stage: Stage) -> None:
+def test_array_tasks_count_one_by_one_and_heterogeneous_jobs_once(stage: Stage) -> None:
     stage.queue.records += [
         a_job(10, task=3, **running(raw_id=13)),
         a_job(10, JobState.PENDING, tasks="4-9%1", task_count=6, reason="JobArrayTaskLimit"),
@@ -491,7 +491,7 @@ def test_the_explanation_has_the_age_of_the_query(stage: Stage) -> None:
 
 
 class Slow(FakeScheduler):
-    """Answers after a minute."""
+    """A scheduler that responds after a minute."""
 
     clock: Any = None
 

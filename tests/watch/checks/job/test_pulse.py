@@ -1,4 +1,4 @@
-"""The PULSE line: its words for every state, where it may stand, and how often."""
+"""The PULSE line: its text for every state, the files it may be in, and its interval."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def lines(path: Path) -> list[str]:
 
 
 def pulses(log: Path) -> list[str]:
-    """The lines without their times."""
+    """Return the lines without their timestamps."""
     return [line.partition("PULSE: ")[2] for line in lines(log)]
 
 
@@ -201,7 +201,7 @@ def test_the_trainings_own_log_is_refused_also_through_a_link(pulsing: Stage, th
 
 
 class KnowsOutputs(FakeScheduler):
-    """Says where a job writes, as `scontrol show job` does; the queue does not."""
+    """A queue that knows output paths of jobs only from `scontrol show job`."""
 
     stdout = ""
 

@@ -1,4 +1,4 @@
-"""`resil watch log` as a user types it: exit codes, what is printed, and what is remembered from call to call."""
+"""`resil watch log` on the command line: exit codes, output, and readings kept between calls."""
 
 from __future__ import annotations
 

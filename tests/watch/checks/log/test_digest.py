@@ -1,4 +1,4 @@
-"""Whatever bytes a log has: bounded, no exception, the same in one chunk or in many."""
+"""Arbitrary bytes in a log: bounded state, no exception, the same result in one chunk or in many."""
 
 from __future__ import annotations
 

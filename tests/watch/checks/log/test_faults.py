@@ -1,4 +1,4 @@
-"""A fault that a guard's journal records, be it of the loss or of a save: how long it lasts, and what hides it not."""
+"""Faults of the loss and of saves in a guard's journal: how long they persist, whatever else is wrong."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_run_with_unreadable_attempts_is_unknown_and_its_fault_persists(
     raw, words = RECORDS[fault]
     run.journal(101, raw)
     watchdog.findings()
-    run.journal(101).unlink()  # only what is remembered can tell of it
+    run.journal(101).unlink()  # only the stored reading still has it
     run.attempts.rename(run.path / "aside")
     run.attempts.symlink_to("attempts")  # cannot be listed: ELOOP
     assert watchdog.outcome() == "UNKNOWN not-read"

@@ -1,6 +1,6 @@
-"""`resil watch log`: what is said of logs, tick by tick, by a clock that is set by hand.
+"""`resil watch log`: findings about logs, tick by tick, with a fake clock.
 
-What the scripts of earlier trainings got wrong stands here as well: a log's mtime is no progress (their own hourly line
+Mistakes of the scripts of earlier trainings are tested as well: a log's mtime is no progress (their own hourly line
 kept it young), neither is any write, nor rank 0's alone; a gap for an evaluation or a save is no hang.
 """
 
@@ -38,7 +38,7 @@ def steps(first: int, last: int) -> str:
 
 
 def then_write(change: Callable[[Path], object], text: str) -> Callable[[Path], str]:
-    """Change the log, and append this at the same moment."""
+    """Change the log, and append this at the same time."""
 
     def changed(log: Path) -> str:
         change(log)
@@ -93,7 +93,7 @@ SCENARIOS: dict[str, tuple[dict[str, float], list[tuple[Any, ...]]]] = {
         (0, steps(1, 3), ANYTHING),
         *((60, f"something new every time: {os.urandom(8).hex()} {n}\n", ANYTHING) for n in range(4)),
         (0, None, TALKS)]),
-    "a bar of carriage returns is progress, and stands still without": ({}, [
+    "a bar of carriage returns is progress while it moves": ({}, [
         *((10, BAR.format(n), "OK") for n in range(0, 100, 10)), (0, None, "OK", "step 90/100"),
         (610, None, SILENT)]),
     "a new epoch's bar begins at zero and is no regress": ({}, [
@@ -132,7 +132,7 @@ SCENARIOS: dict[str, tuple[dict[str, float], list[tuple[Any, ...]]]] = {
     "a log that grows in blocks names the buffered output": ({}, [
         (0, steps(1, 1000)[:8192], "OK"),
         (HOUR, None, SILENT, "it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")]),
-    "a log that is renamed and made anew goes on": ({}, [
+    "a log that is renamed and recreated continues": ({}, [
         (0, steps(1, 100), ANYTHING), (30, lambda log: log.rename(log.with_name("train.log.1")), "OK"),
         (0, "", "OK"), (30, steps(101, 102), "OK", "step 102")]),
     "a log that vanished for good is unknown and may come back": ({}, [
@@ -168,7 +168,7 @@ def test_a_log_is_judged_as_it_grows(watchdog: LogWatcher, claim: str) -> None:
         assert all(word in said for word in words), (number, finding)
 
 
-# A log that goes on, and one that does not
+# A log with progress, and one without
 
 
 def test_a_training_that_steps_is_ok(watchdog: LogWatcher) -> None:
@@ -223,7 +223,7 @@ def test_pulse_lines_in_the_log_are_no_progress(watchdog: LogWatcher) -> None:
 
 
 def test_lines_of_the_guard_in_the_log_are_no_fault(watchdog: LogWatcher) -> None:
-    """It is in the journal, with its cause and its end, and people would hear of it twice."""
+    """It is in the journal, with its cause and its end, and would be notified twice."""
     watchdog.write(MEGATRON)
     watchdog.write("resil: warning: the save of step 40 failed: OSError(28, 'No space left on device')\n")
     assert watchdog.outcome() == "OK"
@@ -295,7 +295,7 @@ def test_a_fatal_error_is_quoted_at_once_and_gone_with_the_next_step(watchdog: L
 
 def test_the_hole_in_a_truncated_log_is_skipped(watchdog: LogWatcher) -> None:
     with open(watchdog.directory / "train.log", "wb") as file:
-        file.seek(3 * 2**30)  # the writer goes on at its old place: a sparse file
+        file.seek(3 * 2**30)  # the writer continues at its old offset: a sparse file
     watchdog.write("\n" + steps(7, 9))
     assert watchdog.finding().summary.startswith("step 9")
 

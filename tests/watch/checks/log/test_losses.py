@@ -1,4 +1,4 @@
-"""A loss that is not finite, or a spike, in the guards' journals: what people are notified of, and when it is over."""
+"""Non-finite losses and spikes in the guards' journals: their findings, and when they are resolved."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def stop(step: int, triggers: tuple[str, ...] = ("loss",), code: int = 1, **more
 
 
 def lost(step: int = 12, before: int = 10, **more: Any) -> bytes:
-    """An attempt that begins before a step at which its loss becomes NaN, and is stopped."""
+    """Return an attempt that starts before the step at which its loss becomes NaN, and is stopped."""
     return start(before, **more) + nan(step, **more) + stop(step, **more)
 
 
@@ -125,13 +125,13 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     ),
     "NaN before, and an attempt that has trained past it": (STOPPED + start(10, attempt=2) + save(13, attempt=2),),
     "NaN before, and an attempt whose start was not read": (STOPPED + save(13, attempt=2),),
-    "NaN to the end, and an attempt that goes on from there": (
+    "NaN to the end, and an attempt that continues from there": (
         start() + nan(12) + save(500) + start(500, attempt=2) + line("phase", 500, at=1, attempt=2), LASTS + WAITS
     ),
-    "NaN to the end, and an attempt that goes on from there well": (
+    "NaN to the end, and a healthy attempt that continues from there": (
         start() + nan(12) + save(500) + start(500, attempt=2) + save(550, attempt=2),
     ),
-    "NaN to the end, and an attempt that goes on from a checkpoint before": (
+    "NaN to the end, and an attempt that resumes from a checkpoint before": (
         start() + nan(12) + save(500) + start(10, attempt=2) + save(13, attempt=2),
     ),
     "a spike before, and an attempt that has trained past it": (
@@ -157,7 +157,7 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     "NaN, and a launch of the same attempt that has trained past it": (
         STOPPED + start(10, at=90.0) + save(13, at=99.0),
     ),
-    "a word that nobody would print": (
+    "an unprintable value": (
         start() + nan(12, loss="N\x1b[31m\ud800aN" + "!" * 99),
         f"{NONFINITE}: the loss is N[31maN!!!!!!!!!!! since step 12",
     ),
@@ -180,7 +180,7 @@ def test_the_journals_yield_these_faults(case: str) -> None:
 
 
 def judged(trainings: list[Training], newest: int, now: float) -> list[tuple[str, str]]:
-    """What is said of attempts, each with its advice."""
+    """Return the faults of attempts, each with its advice."""
     reading = LogReading(run="gpt", attempt=newest, losses=unresolved(trainings))
     return [(f"{verdict.value} {fault}: {text}", advice) for verdict, fault, text, advice in loss_faults(reading, now)]
 
@@ -206,7 +206,7 @@ def test_the_advice_names_the_log_and_the_step() -> None:
 
 
 def loses(attempt: int, job_id: int = 0) -> tuple[Happens, ...]:
-    """An attempt, begun at step 10, whose loss becomes NaN at step 12."""
+    """Return an attempt that starts at step 10, and whose loss becomes NaN at step 12."""
     return begins(attempt, job_id), journals(lost(attempt=attempt), job_id or 100 + attempt), ends(attempt)
 
 
@@ -226,13 +226,13 @@ STORIES: dict[str, Story] = {
             "at step 12", "for the second time in a row, at step 12", "for the third time in a row, at step 12",
             "for the fourth time in a row, at step 12", *["for at least the fifth time in a row, at step 12"] * 3,
         ), start=1)],
-    "attempts of one job that was requeued are told apart": [
+    "attempts of one requeued job are distinguished": [
         (0, (*loses(1, 101), *loses(2, 101), *loses(3, 101)), NONFINITE, "for the third time in a row, at step 12")],
     "a fault lasts until a later attempt has trained past its step": [
         (0, loses(1), NONFINITE), (MINUTE, begins(2), NONFINITE),  # and not even its guard has begun
         (0, journals(start(10, attempt=2), 102), NONFINITE),
         *((MINUTE, trains(step), NONFINITE, WAITS) for step in (11, 12, 13)), (MINUTE, trains(20), "OK")],
-    # All ranks stop a step or two later than the one that saw it; the heartbeat may tell of that first.
+    # All ranks stop a step or two later than the one that detected it; the heartbeat may show that first.
     "a heartbeat that is ahead of the journal ends nothing": [
         (0, (*loses(1), begins(2), journals(start(10, attempt=2), 102), trains(11)), ANYTHING),
         (MINUTE, trains(14), NONFINITE),
@@ -258,7 +258,7 @@ def test_a_run_with_a_loss_anomaly(watchdog: LogWatcher, run: Run, claim: str) -
 
 def test_only_the_end_of_a_huge_journal_is_read(watchdog: LogWatcher, run: Run) -> None:
     with open(run.journal(101), "wb") as file:
-        file.truncate(2**36)  # a hole, which nobody could read to its end
+        file.truncate(2**36)  # a hole, too large to be read completely
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + nan(12))
     assert watchdog.outcome() == NONFINITE
@@ -313,11 +313,11 @@ def test_a_guarded_training_with_a_normal_loss_is_ok(watchdog: LogWatcher, run: 
 
 
 def test_loss_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> None:
-    """The whole way of one that only reports: a spike comes and goes, NaN comes and goes."""
+    """A guard that only reports: a spike starts and ends, NaN starts and ends."""
     watchdog, journal = LogWatcher(tmp_path), run.journal(101)
 
     def after(event: bytes) -> str:
-        """The outcome and the summary after the guard wrote this event."""
+        """Return the outcome and the summary after the guard wrote this event."""
         wait_until(lambda: journal.exists() and event in journal.read_bytes())
         finding = watchdog.finding()
         return f"{outcome(finding)}: {finding.summary}"

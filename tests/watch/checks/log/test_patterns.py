@@ -1,4 +1,4 @@
-"""What progress looks like in the logs of common trainers."""
+"""Patterns of progress in the logs of common trainers."""
 
 from __future__ import annotations
 

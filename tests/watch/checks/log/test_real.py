@@ -1,4 +1,4 @@
-"""Real trainings as real processes: stopped, talking without progress, rotated, and guarded with a rank that hangs."""
+"""Real training processes: stopped, logging without progress, with a rotated log, and guarded with a hung rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the state directory: the guard's heartbeat beats the log, and what is over is not awaited."""
+"""Runs of the state directory: the heartbeat takes precedence over the log, and ended runs need no progress."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ STORIES: dict[str, Story] = {
         (0, (logs("step 901 loss\nCUDA out of memory\n"), ends(1, word)), "OK"),
         (5 * HOUR, None, "OK", f"job 101 is over: {word} with 1")]
        for word in ("exited", "stopped", "terminated", "lost", "superseded")},
-    "a finished run is not awaited and later not even probed": [
+    "a finished run needs no progress and is later not even probed": [
         (0, (logs("step 901 loss\n"), Run.finish), "OK", "says: the run is finished"), (48 * HOUR, None, NOTHING)],
-    "a rank that stands still is named though the log goes on": [
+    "a rank that hangs is named although the log grows": [
         *((MINUTE, (
             logs(f"step {tick} loss\n"), beats({0: trains(tick), 1: trains(tick)}),
             beats({2: trains(tick), 3: trains(min(tick, 4), max(0, tick - 4) * MINUTE)}, host="n2"),
@@ -61,7 +61,7 @@ STORIES: dict[str, Story] = {
     "a heartbeat whose writer is dead gives way to the log": [
         (0, beats({0: trains(5)}), "OK"), *((MINUTE, logs(f"step {step} loss\n"), "OK") for step in range(5, 40)),
         (0, None, "OK", "says: step 39", "writer is dead"), (HOUR + MINUTE, None, SILENT)],
-    "a heartbeat that stands still with the log is a hang": [
+    "a heartbeat without progress and a silent log are a hang": [
         *((MINUTE, (logs(f"step {step} loss\n"), beats({0: trains(step, 0.0)})), "OK") for step in range(5)),
         (HOUR + MINUTE, None, SILENT, "its heartbeat shows no progress either")],
     **{f"the phase {phase} of the heartbeat has its own allowance": [

@@ -1,4 +1,4 @@
-"""Saves that fail, in the journal of rank 0's guard: what people are notified of, and when that is over."""
+"""Failed saves in the journal of rank 0's guard: their findings, and when they are resolved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.records import from_record
 from resilience.runs.attempts import LastSave, last_save
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.system.files import parse_lines
-from resilience.watch.checks._log import runs as look_runs
+from resilience.watch.checks._log import runs as runs_module
 from resilience.watch.checks._log.reading import LogReading
 from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[bytes, str]] = {
         + failed(80) + b'{"event":"save","ste',
         SAYS + DURABLE,
     ),
-    "a reason that nobody would print": (
+    "an unprintable reason": (
         start() + failed(80, error="no \x1b[31m\n room").replace(b'"attempt":1', b'"attempt":"x"'),
         "the save of step 80 failed: no [31m room" + NONE
     ),
@@ -208,7 +208,7 @@ def test_attempts_are_not_read_while_saves_succeed(
 ) -> None:
     run.journal(101, start() + save(40))
     watchdog.findings()
-    monkeypatch.setattr(look_runs, "newest_save", lambda *_: pytest.fail("looked for the newest save"))
+    monkeypatch.setattr(runs_module, "newest_save", lambda *_: pytest.fail("searched for the newest save"))
     run.journal(101, save(80))
     assert watchdog.outcome() == "OK"
 

@@ -1,6 +1,6 @@
-"""Nights of trainings that are well, each as its trainer writes: nobody is woken. And of one that hangs, somebody is.
+"""Whole nights of healthy trainings, in the log format of each trainer, cause no alert; those of hung trainings do.
 
-Steps, evaluations, saves and epochs come at their times by a clock that is set by hand; a look is had each minute.
+Steps, evaluations, saves and epochs happen at given times of a fake clock; the watchdog probes each minute.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ TRAINERS = [
 
 
 def buffered(written: Written) -> Written:
-    """The same as stdio writes it into a file: whole blocks, when they are full."""
+    """Return the same output as stdio writes it to a file: in whole blocks."""
     held, waited_s = "", 0.0
     for wait_s, text in written:
         held, waited_s = held + text, waited_s + wait_s
@@ -103,7 +103,7 @@ def buffered(written: Written) -> Written:
 
 
 def night(directory: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
-    """What a person would be notified of, with the seconds since the evening."""
+    """Return the faults that would be notified, with the seconds since the start."""
     clock, log = FakeClock(), directory / "train.log"
     watchdog = LogWatcher(directory, log, clock=clock)
     at, notices = NOW, []
@@ -137,7 +137,7 @@ def test_buffered_output_is_judged_by_its_blocks(tmp_path: Path, trainer: Callab
 
 
 def test_steps_hours_apart_raise_the_time_allowed(tmp_path: Path) -> None:
-    """Nobody can know the first of them; from the second on they are usual."""
+    """The first interval is unknown; from the second on it is typical."""
     for written in (transformers_without_bars(600.0), megatron_that_logs_seldom(300.0)):
         assert all(seconds <= 2 * 6000 for seconds, _ in night(tmp_path, written, hours=6))
 
@@ -145,7 +145,7 @@ def test_steps_hours_apart_raise_the_time_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trainer", [nanogpt, epochs_that_count_anew, thousands, transformers_without_bars])
 def test_every_hang_is_reported(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
     (seconds, summary), *_ = night(tmp_path, trainer(5.0), hours=1.25, hangs_at=1750.0)
-    # Without steps, and in the first epoch, only its growth is judged.
+    # Without steps, and in the first epoch, only growth is checked.
     late_s = 1860 if trainer is transformers_without_bars else 240
     assert 1750 < seconds < 1750 + late_s, summary
 
