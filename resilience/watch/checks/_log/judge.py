@@ -10,6 +10,7 @@ from shlex import quote
 from typing import NamedTuple
 
 from resilience.finding import Figure, Finding, Verdict
+from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import loss_faults
 from resilience.watch.checks._log.patterns import EPOCH
@@ -287,7 +288,7 @@ def _ok_summary(view: View) -> str:
     if view.beats and view.beat is not None:
         return (
             f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} "
-            f"(heartbeat of {_ranks(view.beat.ranks)})"
+            f"(heartbeat of {plural(view.beat.ranks, 'rank')})"
         )
     if log is None:
         return f"no progress expected before {format_duration(view.allowed.seconds)}"
@@ -362,17 +363,13 @@ def _figures(view: View) -> tuple[Figure, ...]:
     return (quiet,) if step is None else (quiet, Figure(label="step", value=step))
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
 def _explanation(view: View) -> tuple[str, ...]:
     log, beat, reading = view.log, view.beat, view.reading
     explanation = []
     if beat is not None:
         age = format_duration(max(0.0, view.now - beat.written))
         explanation.append(
-            f"heartbeat of {beat.ranks} ranks, written {age} ago; slowest: rank {beat.rank} on {beat.host}"
+            f"heartbeat of {plural(beat.ranks, 'rank')}, written {age} ago; slowest: rank {beat.rank} on {beat.host}"
         )
         if not view.beats and beat.ranks > beat.left + len(beat.gone):
             explanation.append("heartbeat ignored, older than the log: its writer is dead or cannot write")

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from resilience.finding import Verdict
+from resilience.messages import plural
 from resilience.watch.checks._log.reading import LogReading
 
 NONFINITE, SPIKE = "nonfinite", "spike"
@@ -182,8 +183,8 @@ def losses_of(reading: LogReading | None) -> tuple[Loss, ...]:
 def loss_faults(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
     """Yield (verdict, fault, summary, advice) for each loss anomaly of a reading."""
     for loss in losses_of(reading):
-        many = f"at least {loss.others}" if loss.others + 1 >= MOST_JOURNALS else str(loss.others)
-        others = f" and {many} other{'s' * (loss.others > 1)}" if loss.others else ""
+        at_least = "at least " if loss.others + 1 >= MOST_JOURNALS else ""
+        others = f" and {at_least}{plural(loss.others, 'other')}" if loss.others else ""
         where = f"step {loss.step}" + (f" on rank {loss.rank}{others}" if loss.rank or others else "")
         rest = f"; {reading.over}" if reading.over else ""
         if reading.attempt > loss.attempt:
