@@ -61,7 +61,7 @@ class Run:
         self, job_id: int, ranks: dict[int, tuple[int, float, str]], *, attempt: int = 1, host: str = "n1",
         ahead_s: float = 0.0, gone: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """Write a heartbeat. `ranks`: number -> (step, seconds since progress, phase). `ahead_s`: error of its clock."""
+        """Write a heartbeat. `ranks`: number -> (step, seconds since progress, phase). `ahead_s`: of its clock."""
         now = self.clock.time + ahead_s
         beats = {}
         for number, (step, quiet_s, phase) in ranks.items():
