@@ -56,7 +56,7 @@ def test_the_driver_of_the_page_ticks(tmp_path: Path) -> None:
     (tmp_path / "service").mkdir()
     environ["SITECRON"] = str(tmp_path / "service")
     done = resil(tmp_path, environ, "cron", "install")
-    assert done.returncode == 0 and done.stdout.startswith("sitecron: the best"), done
+    assert done.returncode == 0 and done.stdout.startswith("sitecron: best of the available backends"), done
     (line,) = (tmp_path / "service").iterdir()
     ran = subprocess.run(["/bin/sh", "-c", line.read_text()], env={}, cwd="/", capture_output=True, timeout=60)
     assert ran.returncode == 0, ran

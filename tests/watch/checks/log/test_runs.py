@@ -105,7 +105,7 @@ def test_without_runs_nothing_is_expected_and_the_finding_says_so(watchdog: LogW
     assert (finding.subject, outcome(finding)) == (
         directory,
         "OK",
-    ) and finding.summary == f"no run is under way in {directory}"
+    ) and finding.summary == f"no active run in {directory}"
 
 
 def test_a_finished_run_given_by_name_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
