@@ -20,7 +20,7 @@ RACY_NS = 3_000_000_000
 mtime (git calls such entries racily clean; FAT has a resolution of 2 s)."""
 
 RECENT_S = 86400
-HOT_PER_FOLDER = 4
+HOT_PER_DIRECTORY = 4
 LARGE_BLOCKS = 2**15  # 16 MiB
 
 CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
@@ -155,8 +155,8 @@ class Sums:
         self.newest = max(self.newest, newest)
         chosen: list[int] = []
         if newest >= recent:
-            least = max(recent, sorted(times)[-HOT_PER_FOLDER:][0])
-            chosen = [number for number, changed in enumerate(times) if changed >= least][:HOT_PER_FOLDER]
+            least = max(recent, sorted(times)[-HOT_PER_DIRECTORY:][0])
+            chosen = [number for number, changed in enumerate(times) if changed >= least][:HOT_PER_DIRECTORY]
         if largest >= LARGE_BLOCKS:
             chosen.append(blocks.index(largest))
         for number in set(chosen):
@@ -165,9 +165,9 @@ class Sums:
 
     def kept_hot(self) -> tuple[Hot, ...]:
         """Return the few hot files to keep: the newest ones, and the largest."""
-        if len(self.hot) <= HOT_PER_FOLDER:
+        if len(self.hot) <= HOT_PER_DIRECTORY:
             return tuple(self.hot)
-        newest = sorted(self.hot, key=lambda hot: hot.mtime)[-HOT_PER_FOLDER:]
+        newest = sorted(self.hot, key=lambda hot: hot.mtime)[-HOT_PER_DIRECTORY:]
         largest = max(self.hot, key=lambda hot: hot.blocks)
         return tuple(newest if largest in newest else [*newest, largest])
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from resilience.watch.processor import no_collection
-from resilience.watch.scan.memory import (
+from resilience.watch.scan.cache import (
     EVERY_S,
     READ_TIMEOUT_S,
-    Remembered,
-    ScanMemory,
+    CachedScan,
+    ScanCache,
     Snapshot,
     baseline,
     snapshot,
@@ -235,7 +235,7 @@ class Scan:
 
 def scan(
     root: Path,
-    memory: Path | None,
+    cache: Path | None,
     *,
     now: float,
     fallback: Path | None = None,
@@ -248,8 +248,8 @@ def scan(
     """Return the disk usage of a directory tree.
 
     Counts allocated blocks, as du does; a file with several hard links counts once; symbolic links are not followed and
-    other file systems are not entered. `memory` is the directory of the cache, or None for no cache; `fallback` is a
-    directory on this node that is used if `memory` cannot be.
+    other file systems are not entered. `cache` is the cache directory, or None for no cache; `fallback` is a
+    directory on this node that is used if `cache` cannot be.
 
     This process itself touches nothing below `root`, so it returns at the deadline even if the file system never
     responds. Ctrl-C, SIGTERM and SIGHUP end the scan early. In every case the results are cached, and the next scan
@@ -257,8 +257,8 @@ def scan(
     """
     began = time.monotonic()
     directory = os.fsencode(root)
-    kept = ScanMemory(memory, fallback, directory)
-    known = kept.recall(READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5)))
+    scan_cache = ScanCache(cache, fallback, directory)
+    known = scan_cache.read(READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5)))
     deadline = None if deadline_s is None else began + deadline_s
     state = ScanState(directory, known.tree, now, full_pass_s, report)
     pool = WorkerPool(
@@ -281,7 +281,7 @@ def scan(
         before = None
         if not error:
             before = _compare(known, now)
-            _keep(kept, known, state, tree, totals, now)
+            _update_cache(scan_cache, known, state, tree, totals, now)
     read_at = [at for at in tree.read_at if at]
     return Scan(
         root=root,
@@ -300,11 +300,11 @@ def scan(
         interrupted=pool.interrupted,
         out_of_time=pool.out_of_time,
         pace=pool.parallelism.reason if pool.parallelism else "",
-        notes=tuple(kept.notes),
+        notes=tuple(scan_cache.notes),
     )
 
 
-def _compare(known: Remembered, now: float) -> Snapshot | None:
+def _compare(known: CachedScan, now: float) -> Snapshot | None:
     number = baseline(known.times, now)
     if number is None:
         return None
@@ -314,7 +314,9 @@ def _compare(known: Remembered, now: float) -> Snapshot | None:
         return None
 
 
-def _keep(kept: ScanMemory, known: Remembered, state: ScanState, tree: Tree, totals: Totals, now: float) -> None:
+def _update_cache(
+    scan_cache: ScanCache, known: CachedScan, state: ScanState, tree: Tree, totals: Totals, now: float
+) -> None:
     """Update the cache."""
     is_time = not known.times or now - max(known.times) >= EVERY_S or now < max(known.times)
     if not state.records and not is_time:
@@ -322,7 +324,7 @@ def _keep(kept: ScanMemory, known: Remembered, state: ScanState, tree: Tree, tot
     if is_time:
         known.add(snapshot(tree, totals, now))
         known.keep(thin(known.times, now))
-    kept.keep(tree, known)
+    scan_cache.write(tree, known)
 
 
 def _error(pool: WorkerPool, tree: Tree) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.system.fallback_directory import fallback_path
-from resilience.watch.scan.memory import Snapshot
+from resilience.watch.scan.cache import Snapshot
 from resilience.watch.scan.scan import Progress, Scan, scan
 from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
 
@@ -25,7 +25,7 @@ MOST_OF_IT = 0.9
 HALF = 0.5
 DAY_S = 86400.0
 
-CHECKPOINT_FOLDER = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
+CHECKPOINT_DIRECTORY = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
 """Hugging Face: checkpoint-500. DeepSpeed: global_step500. Megatron-LM: iter_0000500. Lightning: step=5.ckpt."""
 
 
@@ -91,9 +91,9 @@ class TopReport:
 
 def scan_directory(system: System, root: Path, deadline_s: float | None, report: Callable[[Progress], None]) -> Scan:
     """Scan a directory; cache the result in the user's cache directory, or on this node if that fails."""
-    memory = system.cache_home / "resil" / "scan"
-    fallback = fallback_path(system, memory)
-    return scan(root, memory, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, report=report)
+    cache = system.cache_home / "resil" / "scan"
+    fallback = fallback_path(system, cache)
+    return scan(root, cache, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, report=report)
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:
@@ -244,7 +244,7 @@ def checkpoints(tree: Tree, blocks: Sequence[int]) -> tuple[int, int]:
     ends = tree.ends()
     total = directories = row = 0
     while row < len(tree):
-        if row and blocks[row] and CHECKPOINT_FOLDER.fullmatch(tree.names[row]):
+        if row and blocks[row] and CHECKPOINT_DIRECTORY.fullmatch(tree.names[row]):
             total += blocks[row]
             directories += 1
             row = ends[row]

@@ -16,5 +16,5 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"

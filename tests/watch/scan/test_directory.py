@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.watch.scan import directory as module
-from resilience.watch.scan.directory import HOT_PER_FOLDER, LARGE_BLOCKS, open_directory, read_directory, status_of
+from resilience.watch.scan.directory import HOT_PER_DIRECTORY, LARGE_BLOCKS, open_directory, read_directory, status_of
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import LONG_AGO, settle, write
@@ -65,7 +65,7 @@ def test_the_newest_files_are_hot_and_the_largest(tmp_path: Path) -> None:
     os.utime(tmp_path / "old.bin", (LONG_AGO, LONG_AGO))
     names = {hot.name for hot in read(tmp_path).hot}
     assert names == {b"16.log", b"17.log", b"18.log", b"19.log", b"old.bin"}
-    assert len(names) == HOT_PER_FOLDER + 1
+    assert len(names) == HOT_PER_DIRECTORY + 1
     assert {hot.name for hot in read(tmp_path, recent=now).hot} == {b"old.bin"}
 
 

@@ -52,14 +52,14 @@ def test_a_file_with_several_hard_links_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_next_scan_sees_that_a_hard_link_was_removed(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     first = write(root / "a" / "file", 100_000)
     write(root / "b" / "own")
     os.link(first, root / "b" / "same")
     settle(root)
-    run_scan(root, memory)
+    run_scan(root, cache)
     first.unlink()
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert found.verified >= 1  # b was not read again, and its name of the file counts now
     assert kib(found) == du(root)
 
@@ -84,24 +84,24 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     for name in (b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()):
         write(root / os.fsdecode(name) / os.fsdecode(name))
-    memory = tmp_path / "memory"
-    run_scan(root, memory)
-    found = run_scan(root, memory)
+    cache = tmp_path / "cache"
+    run_scan(root, cache)
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
 
 
-def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, memory: Path) -> None:
+def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, cache: Path) -> None:
     with small_disk(root / "t1" / "other", "1m") as disk:
         write(disk / "file", 500_000)
         found = run_scan(root)
         assert kib(found) == du(root)
         assert in_state(found, ELSEWHERE) == [b"t1/other"]
         assert found.is_complete
-        assert run_scan(root, memory).is_complete
-        again = run_scan(root, memory)
+        assert run_scan(root, cache).is_complete
+        again = run_scan(root, cache)
         assert (kib(again), in_state(again, ELSEWHERE)) == (du(root), [b"t1/other"])
-    unmounted = run_scan(root, memory)
+    unmounted = run_scan(root, cache)
     assert (kib(unmounted), in_state(unmounted, ELSEWHERE)) == (du(root), [])
 
 
@@ -119,7 +119,7 @@ def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
 
 
 def test_directories_deeper_than_the_longest_path_are_scanned(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     root.mkdir()
     name, depth = "d" * 100, 120
     opened = os.open(root, os.O_RDONLY)
@@ -132,7 +132,7 @@ def test_directories_deeper_than_the_longest_path_are_scanned(tmp_path: Path) ->
         file.write(bytes(50_000))
     os.close(opened)
     for _ in range(2):
-        found = run_scan(root, memory, now=time.time())
+        found = run_scan(root, cache, now=time.time())
         assert kib(found) == du(root)
         assert found.totals.directories[0] == depth + 1
         assert found.is_complete
@@ -164,83 +164,83 @@ def test_unreadable_directories_are_reported_and_the_rest_is_counted(root: Path)
 )
 def test_a_root_that_cannot_be_scanned_is_an_error(tmp_path: Path, make: object, said: str) -> None:
     make(tmp_path / "root")  # type: ignore[operator]
-    found = run_scan(tmp_path / "root", tmp_path / "memory", deadline_s=20)
+    found = run_scan(tmp_path / "root", tmp_path / "cache", deadline_s=20)
     assert said in found.error
-    assert not (tmp_path / "memory").exists()
+    assert not (tmp_path / "cache").exists()
 
 
-def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, memory: Path) -> None:
-    first = run_scan(root, memory)
+def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, cache: Path) -> None:
+    first = run_scan(root, cache)
     assert (first.read, first.verified) == (25, 0)
-    again = run_scan(root, memory, now=NOW + 60)
+    again = run_scan(root, cache, now=NOW + 60)
     assert (again.read, again.verified, again.looks) == (0, 25, 25)  # no stat call for a file
     assert again.totals == first.totals
     assert again.is_complete
 
 
-def test_only_changed_directories_are_read_again(root: Path, memory: Path) -> None:
-    run_scan(root, memory)
+def test_only_changed_directories_are_read_again(root: Path, cache: Path) -> None:
+    run_scan(root, cache)
     write(root / "t1" / "s2" / "new")
     write(root / "t3" / "deep" / "new" / "file")
     (root / "t0" / "s0" / "f0").unlink()
     subprocess.run(["rm", "-r", root / "t2" / "s4"], check=True)
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert found.read == 3 + 2 + 2  # s2, t3 and the two in it, s0, t2, and the one that is not there any more
     assert kib(found) == du(root)
     assert (found.totals.files[0], found.totals.directories[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
 
 
-def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, memory: Path) -> None:
-    run_scan(root, memory)
+def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, cache: Path) -> None:
+    run_scan(root, cache)
     (root / "t0").rename(root / "t3" / "moved")
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert b"t3/moved/s4" in found.tree.paths
     assert b"t0" not in found.tree.paths
 
 
 def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     write(root / "a" / "x", 50_000)
     write(root / "b" / "y", 10)
     settle(root)
-    run_scan(root, memory)
+    run_scan(root, cache)
     (root / "a").rename(root / "c")
     (root / "b").rename(root / "a")
     (root / "c").rename(root / "b")
     settle(root)  # the same mtimes as before; only the inodes differ
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     sizes = {path: found.totals.blocks[row] for row, path in enumerate(found.tree.paths)}
     assert sizes[b"b"] > sizes[b"a"]
 
 
-def test_a_log_that_grows_in_place_is_detected_at_once(root: Path, memory: Path) -> None:
+def test_a_log_that_grows_in_place_is_detected_at_once(root: Path, cache: Path) -> None:
     log = write(root / "t1" / "s1" / "train.log")
     settle(root)
     os.utime(log, (NOW - 60, NOW - 60))
-    first = run_scan(root, memory)
+    first = run_scan(root, cache)
     with open(log, "ab") as file:
         file.write(bytes(300_000))
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert kib(found) == du(root) > kib(first)
     assert found.read == 1
 
 
-def test_an_old_small_file_that_grew_in_place_is_detected_by_the_daily_full_pass(root: Path, memory: Path) -> None:
-    first = run_scan(root, memory)
+def test_an_old_small_file_that_grew_in_place_is_detected_by_the_daily_full_pass(root: Path, cache: Path) -> None:
+    first = run_scan(root, cache)
     with open(root / "t1" / "s1" / "f1", "ab") as file:
         file.write(bytes(300_000))
-    missed = run_scan(root, memory, now=NOW + 60)
+    missed = run_scan(root, cache, now=NOW + 60)
     assert kib(missed) == kib(first) < du(root)  # what the report says of such figures is true
-    found = run_scan(root, memory, now=NOW + DAY + 61)
+    found = run_scan(root, cache, now=NOW + DAY + 61)
     assert found.read == 25
     assert kib(found) == du(root)
 
 
-def test_a_directory_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, memory: Path) -> None:
+def test_a_directory_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, cache: Path) -> None:
     write(root / "t1" / "new")
-    run_scan(root, memory)
-    found = run_scan(root, memory)
+    run_scan(root, cache)
+    found = run_scan(root, cache)
     assert found.read == 1
     assert kib(found) == du(root)
 
@@ -256,14 +256,14 @@ def test_files_deleted_during_the_scan_are_no_error(tmp_path: Path) -> None:
         (directory / "file").unlink()
         directory.rmdir()
     try:
-        found = [run_scan(root, tmp_path / "memory", now=NOW + number) for number in range(8)]
+        found = [run_scan(root, tmp_path / "cache", now=NOW + number) for number in range(8)]
     finally:
         os.kill(churning, signal.SIGKILL)
         os.waitpid(churning, 0)
     for directory in root.glob("t*/s0/gone*"):  # the last one, half done
         shutil.rmtree(directory)
     assert not any(each.error for each in found)
-    final = run_scan(root, tmp_path / "memory", now=NOW + 20)
+    final = run_scan(root, tmp_path / "cache", now=NOW + 20)
     assert (final.totals.files[0], final.totals.directories[0], kib(final)) == (500, 111, du(root))
 
 
@@ -279,13 +279,13 @@ def test_a_directory_of_many_chunks_is_added_up(tmp_path: Path) -> None:
 
 
 def test_threads_and_processes_have_the_same_result(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "memory"
+    root, cache = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "cache"
     for number in range(1500):
         write(root / "large" / f"{number}", 10)
     settle(root)
-    many = run_scan(root, memory, parallelism=Parallelism(1, 16, "as on a network"))
+    many = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
     assert kib(many) == kib(run_scan(root)) == du(root)
-    again = run_scan(root, memory, parallelism=Parallelism(1, 16, "as on a network"))
+    again = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
     assert (again.read, again.verified) == (0, 44)
     assert again.totals == many.totals
 
@@ -301,38 +301,38 @@ def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
 def test_a_root_that_hangs_is_reported_within_the_deadline(tmp_path: Path) -> None:
     with hung_disk(tmp_path / "dead") as dead:
         began = time.monotonic()
-        found = run_scan(dead, tmp_path / "memory", deadline_s=3)
+        found = run_scan(dead, tmp_path / "cache", deadline_s=3)
         assert time.monotonic() - began < 3 + 15
         assert "hangs" in found.error or "no answer" in found.error
 
 
 @pytest.mark.parametrize("parallelism", [None, Parallelism(1, 4, "threads")], ids=["processes", "threads"])
 def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
-    root: Path, memory: Path, parallelism: Parallelism | None, monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: Path, parallelism: Parallelism | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
     monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root: frozenset())
     with hung_disk(root / "t1" / "dead"):
         for _ in range(2):  # the second time beside what is known
-            found = run_scan(root, memory, deadline_s=4, parallelism=parallelism)
+            found = run_scan(root, cache, deadline_s=4, parallelism=parallelism)
             assert found.took_s < 20
             assert in_state(found, STUCK) == [b"t1/dead"]
             assert found.totals.files[0] == 60
             assert not found.is_complete
-    found = run_scan(root, memory, deadline_s=60)  # a recovered directory clears itself
+    found = run_scan(root, cache, deadline_s=60)  # a recovered directory clears itself
     assert found.is_complete
     assert (found.totals.files[0], kib(found)) == (60, du(root))
 
 
 def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "memory"
-    first = run_scan(root, memory, deadline_s=0.0)
+    root, cache = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "cache"
+    first = run_scan(root, cache, deadline_s=0.0)
     assert first.out_of_time
     assert not first.is_complete or first.totals.files[0] == 300
     reads = [first.read]
     while True:
         # A busy machine may need more time to start at all.
-        found = run_scan(root, memory, deadline_s=0.05 + 0.01 * len(reads))
+        found = run_scan(root, cache, deadline_s=0.05 + 0.01 * len(reads))
         reads.append(found.read)
         if found.is_complete:
             break
@@ -358,9 +358,9 @@ print("found", found.interrupted, found.is_complete, found.totals.files[0], flus
 """
 
 
-def scanning(root: Path, memory: Path, program: str = SCAN) -> subprocess.Popen[str]:
+def scanning(root: Path, cache: Path, program: str = SCAN) -> subprocess.Popen[str]:
     """Start a scan in a session of its own."""
-    command = [sys.executable, "-c", program, str(root), str(memory)]
+    command = [sys.executable, "-c", program, str(root), str(cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -370,8 +370,8 @@ def children_of(pid: int) -> set[int]:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_scan_reports_partial_results_and_caches_them(tmp_path: Path, end: signal.Signals) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "memory"
-    with scanning(root, memory) as process:
+    root, cache = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "cache"
+    with scanning(root, cache) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("tick") and int(line.split()[1]) > 20:
@@ -382,7 +382,7 @@ def test_an_interrupted_scan_reports_partial_results_and_caches_them(tmp_path: P
     interrupted, complete, files = rest.split("found ")[1].split()
     assert (interrupted, complete) == ("True", "False")
     assert 0 < int(files) < 400
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert found.is_complete
     assert found.verified > 0
     assert found.totals.files[0] == 400
@@ -461,10 +461,10 @@ def test_workers_do_not_keep_the_output_open(root: Path) -> None:
         assert done.stdout == "done\n"
 
 
-def test_progress_is_reported(root: Path, memory: Path) -> None:
+def test_progress_is_reported(root: Path, cache: Path) -> None:
     reports: list[Progress] = []
-    run_scan(root, memory, report=reports.append)
-    run_scan(root, memory, report=reports.append)
+    run_scan(root, cache, report=reports.append)
+    run_scan(root, cache, report=reports.append)
     assert reports[-1] == Progress(25, 25, 25)
 
 

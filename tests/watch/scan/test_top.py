@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import UsageError
-from resilience.watch.scan.memory import snapshot
+from resilience.watch.scan.cache import snapshot
 from resilience.watch.scan.top import checkpoints, choose, compose, growth, scanned_directories
 from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
 from tests.fakes import make_project
@@ -117,14 +117,14 @@ def test_no_growth_is_reported_of_unreadable_directories() -> None:
 
 
 def test_deletions_do_not_hide_growth_beside_them(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     write(root / "runs" / "old" / "file", 3_000_000)
     write(root / "runs" / "new" / "file", 10_000)
     settle(root)
-    run_scan(root, memory, now=NOW - DAY)
+    run_scan(root, cache, now=NOW - DAY)
     (root / "runs" / "old" / "file").unlink()
     write(root / "runs" / "new" / "more", 1_000_000)
-    report = compose(run_scan(root, memory), limit=5, by="bytes")
+    report = compose(run_scan(root, cache), limit=5, by="bytes")
     assert [(row.path, round(row.grew_bytes or 0, -5)) for row in report.growing] == [(b"runs/new", 1_000_000)]
     assert report.since_s == DAY
 

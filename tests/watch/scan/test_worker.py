@@ -36,31 +36,31 @@ print(found.read, found.verified)
 """
 
 
-def traced(root: Path, memory: Path, *options: str) -> tuple[str, str]:
+def traced(root: Path, cache: Path, *options: str) -> tuple[str, str]:
     """Scan under strace; return the output, and the system calls that access files."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     log = root.parent / "calls"
     command = ["strace", *options, "-qq", "-o", str(log), "-e", "trace=%file,getdents64"]
-    done = subprocess.run([*command, sys.executable, "-c", PROGRAM, root, memory], capture_output=True, text=True)
+    done = subprocess.run([*command, sys.executable, "-c", PROGRAM, root, cache], capture_output=True, text=True)
     if "ptrace" in done.stderr.lower() and done.returncode:
         pytest.skip("strace may not attach here")
     return done.stdout, log.read_text()
 
 
-def test_an_unchanged_tree_costs_one_stat_for_each_directory_and_none_for_a_file(tmp_path: Path, memory: Path) -> None:
+def test_an_unchanged_tree_costs_one_stat_for_each_directory_and_none_for_a_file(tmp_path: Path, cache: Path) -> None:
     root = a_tree(tmp_path / "tree")
-    subprocess.run([sys.executable, "-c", PROGRAM, root, memory], check=True, capture_output=True)
-    printed, calls = traced(root, memory, "-f")
+    subprocess.run([sys.executable, "-c", PROGRAM, root, cache], check=True, capture_output=True)
+    printed, calls = traced(root, cache, "-f")
     assert printed.split() == ["0", "25"]
     assert len(re.findall(r'newfstatat\(\d+, "t\d(?:/s\d)?", .*AT_SYMLINK_NOFOLLOW', calls)) == 24  # all but the root
     assert not re.search(r'"(?:t\d/s\d/)?f\d"', calls)
     assert f'"{root}"' in calls
 
 
-def test_the_parent_process_never_touches_the_tree(tmp_path: Path, memory: Path) -> None:
+def test_the_parent_process_never_touches_the_tree(tmp_path: Path, cache: Path) -> None:
     root = a_tree(tmp_path / "tree")
-    printed, calls = traced(root, memory)
+    printed, calls = traced(root, cache)
     assert printed.split() == ["25", "0"]
     assert [line for line in calls.splitlines() if f'"{root}' in line and not line.startswith("execve(")] == []
 
@@ -133,7 +133,7 @@ def test_messages_longer_than_the_pipe_buffer_arrive_intact() -> None:
 @pytest.mark.parametrize(
     ("stat_us", "cores", "processes", "threads"),
     [
-        (1.6, 2, 4, 1),  # ext4, from memory
+        (1.6, 2, 4, 1),  # ext4, from cache
         (8, 1, 2, 1),  # ext4, from the disk
         (8, 64, 4, 1),  # a login node belongs to others as well
         (200, 2, 1, 16),  # a server answers
@@ -162,25 +162,25 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_the_first_process_hands_over_when_stats_turn_out_slow(
-    root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "SLOW_STAT_S", 0.0)
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert "16 threads" in found.pace
     assert found.is_complete
     assert (kib(found), found.totals.files[0], found.totals.directories[0]) == (du(root), 925, 232)
-    again = run_scan(root, memory)
+    again = run_scan(root, cache)
     assert "16 threads" in again.pace
     assert (again.read, again.verified, again.looks) == (0, 232, 232)
     assert again.totals == found.totals
 
 
-def test_threads_detect_a_change(root: Path, memory: Path) -> None:
+def test_threads_detect_a_change(root: Path, cache: Path) -> None:
     threads = Parallelism(1, 16, "as on a network")
-    run_scan(root, memory, parallelism=threads)
+    run_scan(root, cache, parallelism=threads)
     write(root / "large" / "new")
     write(root / "t4" / "s5" / "new")
-    found = run_scan(root, memory, parallelism=threads)
+    found = run_scan(root, cache, parallelism=threads)
     assert found.read == 2
     assert kib(found) == du(root)
 

@@ -24,9 +24,9 @@ def kib(found: Scan) -> int:
     return found.totals.blocks[0] // 2
 
 
-def run_scan(root: Path, memory: Path | None = None, now: float = NOW, **options: Any) -> Scan:
+def run_scan(root: Path, cache: Path | None = None, now: float = NOW, **options: Any) -> Scan:
     """Scan with two processes, whatever this machine has."""
-    return scan(root, memory, now=now, **{"cores": 2, **options})
+    return scan(root, cache, now=now, **{"cores": 2, **options})
 
 
 def write(path: Path, size: int = 10_000) -> Path:

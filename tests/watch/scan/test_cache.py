@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import memory as cache
-from resilience.watch.scan.memory import (
+from resilience.watch.scan import cache as module
+from resilience.watch.scan.cache import (
     AGES_S,
-    Remembered,
+    CachedScan,
     Snapshot,
     baseline,
     cache_file,
-    recall,
-    remember,
+    read_cache,
     snapshot,
     thin,
     tidy,
+    write_cache,
 )
 from resilience.watch.scan.tree import READ, STUCK, UNREAD, Hot, Record, Tree, grow, unknown
 from tests.guard.disks import fill, small_disk
@@ -67,26 +67,26 @@ def test_a_fallback_directory_of_another_user_is_not_trusted(tmp_path: Path) -> 
 ROOT = b"/scratch/caf\xe9"
 
 
-def a_memory() -> tuple[Tree, Remembered]:
+def a_cache() -> tuple[Tree, CachedScan]:
     records = [
         Record(b"", READ, 1, 5, 6, 8, 1, 9, 1000, 0, 0, ((77, 8), (78, 16)), (), (b"a\xff", b"b")),
         Record(b"a\xff", READ, 2**64 - 1, -1, 6, 8, 1, 9, 2**32 - 2, 5, 0, (), (Hot(b"log\xff", 8, 5),), ()),
     ]
-    known = Remembered()
+    known = CachedScan()
     known.add(Snapshot(NOW - 5, {b"": (1, 2), b"a\xff": (3, 4)}, (b"hole",), True))
     known.add(Snapshot(NOW, {}, (), False))
     return grow({record.path: record for record in records}), known
 
 
 def test_the_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
-    tree, known = a_memory()
-    path = cache_file(tmp_path / "memory", ROOT)
-    remember(path, ROOT, tree, known)
-    recalled = recall(path, ROOT)
-    assert recalled.tree is not None
-    assert list(recalled.tree.records()) == list(tree.records())
-    assert [recalled.snapshot(0), recalled.snapshot(1)] == [known.snapshot(0), known.snapshot(1)]
-    assert recalled.note == ""
+    tree, known = a_cache()
+    path = cache_file(tmp_path / "cache", ROOT)
+    write_cache(path, ROOT, tree, known)
+    cached = read_cache(path, ROOT)
+    assert cached.tree is not None
+    assert list(cached.tree.records()) == list(tree.records())
+    assert [cached.snapshot(0), cached.snapshot(1)] == [known.snapshot(0), known.snapshot(1)]
+    assert cached.note == ""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -112,25 +112,25 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_quarantined_and_the_scan_starts_from_scratch(root: Path, memory: Path, damage: str) -> None:
-    run_scan(root, memory)
-    path = cache_file(memory, os.fsencode(root))
+def test_a_damaged_cache_is_quarantined_and_the_scan_starts_from_scratch(root: Path, cache: Path, damage: str) -> None:
+    run_scan(root, cache)
+    path = cache_file(cache, os.fsencode(root))
     damaged = DAMAGES[damage](path.read_bytes())
     path.write_bytes(damaged)
-    found = run_scan(root, memory)
+    found = run_scan(root, cache)
     assert "damaged" in found.notes[0]
     assert (found.read, kib(found)) == (25, du(root))
     assert path.with_suffix(".damaged").read_bytes() == damaged
-    assert run_scan(root, memory).verified == 25
+    assert run_scan(root, cache).verified == 25
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
 def test_anything_but_a_file_in_place_of_the_cache_is_a_warning(
-    root: Path, memory: Path, make: Callable[[Path], None]
+    root: Path, cache: Path, make: Callable[[Path], None]
 ) -> None:
-    memory.mkdir()
-    make(cache_file(memory, os.fsencode(root)))
-    found = run_scan(root, memory)
+    cache.mkdir()
+    make(cache_file(cache, os.fsencode(root)))
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert found.notes
 
@@ -138,37 +138,37 @@ def test_anything_but_a_file_in_place_of_the_cache_is_a_warning(
 def test_a_full_disk_prevents_the_cache_but_not_the_scan(tmp_path: Path, root: Path) -> None:
     with small_disk(tmp_path / "full") as disk:
         fill(disk)
-        found = run_scan(root, disk / "memory")
+        found = run_scan(root, disk / "cache")
     assert kib(found) == du(root)
     assert "starts from scratch" in found.notes[0]
     assert "full" in found.notes[0] or "space" in found.notes[0]
 
 
 def test_the_deepest_of_too_many_directories_are_read_again(
-    root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "MOST_FOLDERS", 20)
-    run_scan(root, memory)
-    recalled = recall(cache_file(memory, os.fsencode(root)), os.fsencode(root))
-    assert recalled.tree is not None
-    assert len(unknown(recalled.tree)) == 25 - 10
-    assert {recalled.tree.state[row] for row in unknown(recalled.tree)} == {UNREAD}
-    found = run_scan(root, memory)
+    monkeypatch.setattr(module, "MOST_DIRECTORIES", 20)
+    run_scan(root, cache)
+    cached = read_cache(cache_file(cache, os.fsencode(root)), os.fsencode(root))
+    assert cached.tree is not None
+    assert len(unknown(cached.tree)) == 25 - 10
+    assert {cached.tree.state[row] for row in unknown(cached.tree)} == {UNREAD}
+    found = run_scan(root, cache)
     assert (found.verified, found.read) == (10, 15)
     assert kib(found) == du(root)
 
 
 def test_the_number_of_cached_hot_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_HOT", 3)
+    monkeypatch.setattr(module, "MOST_HOT", 3)
     names = tuple(b"%d" % number for number in range(5))
     records = {b"": Record(b"", READ, 1, 5, 6, children=names)}
     for number, name in enumerate(names):
         records[name] = Record(name, READ, number + 2, 5, 6, hot=(Hot(b"log", 8, 100 + number),))
     path = tmp_path / "x.scan"
-    remember(path, ROOT, grow(records), Remembered())
-    recalled = recall(path, ROOT).tree
-    assert recalled is not None
-    assert [hot[0].mtime for hot in recalled.hot.values()] == [102, 103, 104]
+    write_cache(path, ROOT, grow(records), CachedScan())
+    cached = read_cache(path, ROOT).tree
+    assert cached is not None
+    assert [hot[0].mtime for hot in cached.hot.values()] == [102, 103, 104]
 
 
 def test_caches_of_roots_no_longer_scanned_are_deleted(tmp_path: Path) -> None:
@@ -180,19 +180,19 @@ def test_caches_of_roots_no_longer_scanned_are_deleted(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4.scan", "5.scan"]
 
 
-def test_two_concurrent_scans_leave_an_intact_cache(root: Path, memory: Path) -> None:
+def test_two_concurrent_scans_leave_an_intact_cache(root: Path, cache: Path) -> None:
     pids = []
     for _ in range(2):
         pid = os.fork()
         if pid == 0:
             for number in range(5):
-                run_scan(root, memory, now=NOW + number * 1000)
+                run_scan(root, cache, now=NOW + number * 1000)
             os._exit(0)
         pids.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
-    found = run_scan(root, memory, now=NOW + 6000)
+    found = run_scan(root, cache, now=NOW + 6000)
     assert (found.notes, found.verified) == ((), 25)
-    assert not list(memory.glob("*.damaged"))
+    assert not list(cache.glob("*.damaged"))
 
 
 HOUR, DAY = 3600, 86400

@@ -37,7 +37,7 @@ AGES_S = (3600, 6 * 3600, 86400, 3 * 86400, 8 * 86400, 32 * 86400)
 
 LEAST_AGE_S = 3600
 TARGET_AGE_S = 86400
-MOST_SNAPSHOT_FOLDERS = 5000
+MOST_SNAPSHOT_DIRECTORIES = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Snapshot:
     whole: bool = True
 
 
-def snapshot(tree: Tree, totals: Totals, time: float, most: int = MOST_SNAPSHOT_FOLDERS) -> Snapshot:
+def snapshot(tree: Tree, totals: Totals, time: float, most: int = MOST_SNAPSHOT_DIRECTORIES) -> Snapshot:
     """Return a snapshot of the totals: of all directories, or of the `most` largest by bytes and by count. Pure."""
     paths = tree.paths
     rows = [row for row, missing in enumerate(totals.missing) if not missing]
@@ -103,7 +103,7 @@ def baseline(times: Sequence[float], now: float) -> int | None:
 
 
 FORMAT = "resil scan 1"
-MOST_FOLDERS = 1_000_000
+MOST_DIRECTORIES = 1_000_000
 """Directories cached per root, about 100 bytes each: those closest to the root. Deeper ones are read again."""
 
 MOST_BYTES = 512 * 2**20
@@ -112,7 +112,7 @@ MOST_CACHES = 64
 
 
 @dataclass(slots=True)
-class Remembered:
+class CachedScan:
     """The cached results of earlier scans of a root.
 
     Attributes:
@@ -146,13 +146,13 @@ def cache_file(directory: Path, root: bytes) -> Path:
     return directory / f"{hashlib.sha256(root).hexdigest()[:24]}.scan"
 
 
-def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
+def write_cache(path: Path, root: bytes, tree: Tree, known: CachedScan) -> None:
     """Write the cache file atomically, readable by its owner only. Raise StateDirectoryError if that fails.
 
     Without fsync: a file damaged by a power cut is detected and rebuilt.
     """
     make_directory(path.parent, mode=0o700)
-    kept = tree if len(tree) <= MOST_FOLDERS else _nearest(tree, MOST_FOLDERS)
+    kept = tree if len(tree) <= MOST_DIRECTORIES else _nearest(tree, MOST_DIRECTORIES)
     columns = [getattr(kept, name).tobytes() for name in NUMBERS]
     names = b"\0".join(kept.names)
     links = array("Q", [n for row, pairs in kept.links.items() for pair in pairs for n in (row, *pair)]).tobytes()
@@ -171,14 +171,14 @@ def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
     write_atomic(path, json.dumps(head).encode() + b"\n" + content, mode=0o600, durable=False)
 
 
-def recall(path: Path, root: bytes) -> Remembered:
+def read_cache(path: Path, root: bytes) -> CachedScan:
     """Return what the cache file holds. Quarantine a damaged one, with a note; the scan then starts from scratch."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return Remembered()
+        return CachedScan()
     except OSError as error:
-        return Remembered(note=f"cannot read the scan cache {path}: {error.strerror}")
+        return CachedScan(note=f"cannot read the scan cache {path}: {error.strerror}")
     try:
         with os.fdopen(descriptor, "rb") as file:
             if os.fstat(file.fileno()).st_size > MOST_BYTES:
@@ -189,7 +189,7 @@ def recall(path: Path, root: bytes) -> Remembered:
         with contextlib.suppress(OSError):
             path.replace(aside)
         reason = str(error) or type(error).__name__
-        return Remembered(note=f"damaged scan cache ({reason}) quarantined as {aside}; starting from scratch")
+        return CachedScan(note=f"damaged scan cache ({reason}) quarantined as {aside}; starting from scratch")
 
 
 def tidy(directory: Path, most: int = MOST_CACHES) -> None:
@@ -200,7 +200,7 @@ def tidy(directory: Path, most: int = MOST_CACHES) -> None:
             file.unlink(missing_ok=True)
 
 
-def _parse(raw: bytes, root: bytes) -> Remembered:
+def _parse(raw: bytes, root: bytes) -> CachedScan:
     line, _, content = raw.partition(b"\n")
     head = json.loads(line)
     if head["format"] != FORMAT:
@@ -232,7 +232,7 @@ def _parse(raw: bytes, root: bytes) -> Remembered:
         links.setdefault(row, []).append((inode, blocks))
     tree.links = {row: tuple(pairs) for row, pairs in links.items()}
     tree.hot = {row: tuple(Hot(_raw(n), int(b), int(m)) for n, b, m in hot) for row, hot in json.loads(hot_part)}
-    return Remembered(tree, [float(time) for time in head["times"]], _snapshots=snapshots)
+    return CachedScan(tree, [float(time) for time in head["times"]], _snapshots=snapshots)
 
 
 def _hottest(tree: Tree) -> dict[int, tuple[Hot, ...]]:
@@ -286,7 +286,7 @@ WRITE_TIMEOUT_S = 120.0
 """A million directories are 100 MB, and the home directory may be slow."""
 
 
-class ScanMemory:
+class ScanCache:
     """The cache of one root.
 
     Attributes:
@@ -301,34 +301,34 @@ class ScanMemory:
         home = [cache_file(directory, root)] if directory is not None else []
         self._files = home + ([self._spare] if self._spare is not None else [])
 
-    def recall(self, timeout_s: float = READ_TIMEOUT_S) -> Remembered:
+    def read(self, timeout_s: float = READ_TIMEOUT_S) -> CachedScan:
         """Return the most recent cache, from whichever location holds it."""
         written: dict[Path, float] = {}
-        for file, answer in run_apart({file: (partial(self._written, file), timeout_s) for file in self._files}):
+        for file, answer in run_apart({file: (partial(self._written_at, file), timeout_s) for file in self._files}):
             if answer.error is None:
                 written[file] = answer.value
             else:
                 self.notes.append(f"scan cache in {file.parent}: {answer.error.message}")
         self._files = [file for file in self._files if file in written]
         if not self._files:
-            return Remembered()
-        known = recall(max(self._files, key=written.__getitem__), self._root)
+            return CachedScan()
+        known = read_cache(max(self._files, key=written.__getitem__), self._root)
         if known.note:
             self.notes.append(known.note)
         return known
 
-    def keep(self, tree: Tree, known: Remembered) -> None:
+    def write(self, tree: Tree, known: CachedScan) -> None:
         """Write the cache to the first directory that accepts it."""
         errors: list[str] = []
         for file in self._files:
-            ((_, answer),) = run_apart({0: (partial(self._write, file, tree, known), WRITE_TIMEOUT_S)})
+            ((_, answer),) = run_apart({0: (partial(self._write_file, file, tree, known), WRITE_TIMEOUT_S)})
             if answer.error is None:
                 self.notes += [f"scan cache written on this node, in {file.parent}: {text}" for text in errors]
                 return
             errors.append(answer.error.message)
         self.notes += [f"scan cache not written, the next scan starts from scratch: {text}" for text in errors]
 
-    def _written(self, file: Path) -> float:
+    def _written_at(self, file: Path) -> float:
         """Return a file's mtime; 0 if there is none that can be trusted."""
         try:
             if file == self._spare and file.parent.parent.lstat().st_uid != os.getuid():
@@ -339,8 +339,8 @@ class ScanMemory:
         except OSError:
             return 0.0
 
-    def _write(self, file: Path, tree: Tree, known: Remembered) -> None:
+    def _write_file(self, file: Path, tree: Tree, known: CachedScan) -> None:
         if file == self._spare and (own_directory(file.parent.parent) is None or own_directory(file.parent) is None):
             raise StateDirectoryError(f"{file.parent} is not a directory that only this user can write to")
-        remember(file, self._root, tree, known)
+        write_cache(file, self._root, tree, known)
         tidy(file.parent)
