@@ -219,7 +219,7 @@ class LogReading:
         run: the run's name, or empty.
         logs: (path, packed LogState) of each of its logs.
         beat: the fields of a Beat; empty without a heartbeat.
-        losses: the fields of a Loss (losses.py) for each kind of odd loss that the run has.
+        losses: the fields of a Loss (losses.py) for each kind of loss anomaly that the run has.
         save: the fields of a LastSave while the newest save is a failed one.
         attempt: the newest attempt's number, 0 for none; `began` is its start time, `label` its job.
         over: why no progress is expected: finished, attempt ended, a newer log has taken over.
@@ -275,7 +275,7 @@ def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> 
             f"{LEAST_TIMES:g} times the usual interval" if seconds == ceiling_s > settings.ceiling_s
             else "ceiling_s" if seconds < measured else "floor_s" if seconds > measured
             else f"{settings.factor:g} times the usual interval" if measured > LONGEST_TIMES * max(intervals)
-            else f"{LONGEST_TIMES:g} times the longest interval of late"
+            else f"{LONGEST_TIMES:g} times the longest recent interval"
         )  # fmt: skip
     more = {"start": settings.startup_s, "eval": settings.evaluation_s, "save": settings.save_s}.get(phase, 0.0)
     names = {"start": "startup_s", "eval": "evaluation_s", "save": "save_s"}
