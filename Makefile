@@ -9,7 +9,7 @@
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := .venv/bin
-WORKERS ?= 6
+WORKERS ?= 8
 SLURM_RELEASE ?= /var/cache/resil/slurm-trixie
 
 demo:

@@ -14,7 +14,7 @@ from resilience.cluster import ClusterConfig, Node
 from resilience.errors import NoSuchJob, ProbeError, SchedulerError, UsageError
 from resilience.job import ExitCode, Job, JobId, JobUpdate, Liveness, Presence
 from resilience.schedulers import Keep
-from resilience.schedulers._slurm import control, query, records
+from resilience.schedulers._slurm import commands, query, records
 from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_history
 from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
 from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
@@ -88,12 +88,12 @@ class Slurm:
 
     def command_line(self, submission: Submission) -> tuple[str, ...]:
         """Return the argv that `submit` runs."""
-        return tuple(control.submit_command(submission))
+        return tuple(commands.submit_command(submission))
 
     def _sbatch(self, submission: Submission, timeout_s: float, *, test: bool = False) -> Completed:
         try:
             return self._client.runner.run(
-                control.submit_command(submission, test=test),
+                commands.submit_command(submission, test=test),
                 timeout_s=timeout_s,
                 env=query.submit_environment(
                     submission.filtered_environment(self._client.environ), submission.environment
@@ -231,13 +231,13 @@ class Slurm:
         budget = self._client.budget()
         ids = sorted(set(job_ids))
         for start in range(0, len(ids), _IDS_PER_CALL):
-            argv = control.cancel_command(ids[start : start + _IDS_PER_CALL], pending_only=pending_only)
-            control.check_scancel(self._client.run(argv, budget))
+            argv = commands.cancel_command(ids[start : start + _IDS_PER_CALL], pending_only=pending_only)
+            commands.check_scancel(self._client.run(argv, budget))
 
     def signal(self, job_id: JobId, signal_name: str, *, batch: bool = False, full: bool = False) -> None:
         """Send a signal to the steps, to the batch shell only (`batch`), or to all processes of the job (`full`)."""
-        argv = control.signal_command(job_id, signal_name, batch=batch, full=full)
-        control.check_scancel(self._client.run(argv, self._client.budget()))
+        argv = commands.signal_command(job_id, signal_name, batch=batch, full=full)
+        commands.check_scancel(self._client.run(argv, self._client.budget()))
 
     def hold(self, job_id: JobId) -> None:
         """Hold a job. Running tasks of an array are marked as well, and are held after a requeue."""
@@ -272,11 +272,11 @@ class Slurm:
         """Change a queued or running job, or the pending tasks of an array. A throttle applies to the whole array."""
         budget = self._client.budget()
         target = job_id.whole if change.array_throttle is not None else job_id
-        completed = self._client.run(control.update_command(target, change), budget)
-        if control.check_update(completed):
+        completed = self._client.run(commands.update_command(target, change), budget)
+        if commands.check_update(completed):
             return
-        if not control.is_updated(self._client.answer(query.show_job_command(target), budget), change):
-            raise control.update_error(completed)
+        if not commands.is_updated(self._client.answer(query.show_job_command(target), budget), change):
+            raise commands.update_error(completed)
 
     def _scontrol(self, verb: str, job_id: JobId, budget: Budget) -> None:
         self._client.answer(["scontrol", verb, str(job_id)], budget, name=f"scontrol {verb}")

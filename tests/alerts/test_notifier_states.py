@@ -43,7 +43,7 @@ class MemoryDirectory:
 
     fuse: Fuse
     files: dict[str, bytes] = field(default_factory=dict)
-    trouble: str = ""
+    error: str = ""
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.files))

@@ -83,9 +83,10 @@ def test_a_short_demo_is_hurt_and_steered_and_ends_exactly(tmp_path: Path, monke
     directories = [tmp_path / "demo" / "night", tmp_path / "demo" / "cron"]
     assert nights == directories, "acts two and three have tests of their own: test_night.py, test_cron.py"
     assert result.cron is not None and result.is_run_once
-    assert [attempt.why for attempt in result.attempts] == [
-        "crashed", "killed by signal 9", "time limit: saved and stopped", "memory: saved and stopped",
-        "kill switch: saved and stopped", "finished",
+    whys = [attempt.why for attempt in result.attempts]
+    assert whys[3] in ("memory: saved and stopped", "memory: stopped"), "after a save of its own if one fits"
+    assert [*whys[:3], *whys[4:]] == [
+        "crashed", "killed by signal 9", "time limit: saved and stopped", "kill switch: saved and stopped", "finished",
     ], told  # fmt: skip
     assert [attempt.redone for attempt in result.attempts[3:]] == [0, 0, 0], "a stop on purpose loses nothing"
     assert result.attempts[1].first_step == 20 and result.attempts[1].redone == 5

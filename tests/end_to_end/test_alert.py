@@ -164,9 +164,9 @@ def test_a_fault_is_notified_once_by_mail_and_slack_acknowledged_and_resolved(wa
         assert watching.resil("watch", "trouble").returncode == 0
         assert len(inbox.subjects) == len(inbox.texts) == 2, "and its end is told"
         shown = watching.resil("alert", "show", incident["episode"]).stdout
-        assert shown.count("email took") == shown.count("slack took") == 2 and "at it" in shown
+        assert shown.count("email delivered") == shown.count("slack delivered") == 2 and "at it" in shown
         said = watching.resil("alert", "test")
-        assert said.returncode == 0 and said.stdout.count("taken in") == 2
+        assert said.returncode == 0 and said.stdout.count(": delivered in") == 2
 
 
 def test_a_node_without_a_way_out_leaves_it_to_one_that_has(watching: Shell) -> None:
@@ -178,6 +178,6 @@ def test_a_node_without_a_way_out_leaves_it_to_one_that_has(watching: Shell) -> 
         assert watching.resil("watch", "trouble", HOOK="http://127.0.0.1:9/hook").returncode == 2
         assert watching.resil("alert", "flush", HOOK="http://127.0.0.1:9/hook").returncode == 75
         done = watching.resil("alert", "flush", HOOK=url)
-        assert done.returncode == 0 and "hook took FIRST" in done.stdout
+        assert done.returncode == 0 and "hook delivered FIRST" in done.stdout
         assert len(taken) == 1
         assert watching.resil("alert", "flush", HOOK=url).stdout == "nothing is queued\n"

@@ -42,7 +42,7 @@ def in_a_run(directory: Path, **more: Any) -> RankInfo:
 
 def documented() -> dict[str, str]:
     """The table of the page: each trigger, and the setting that switches it off; empty where there is none."""
-    table = PAGE.read_text(encoding="utf-8").split("| switch it off by |", 1)[1].split("\n\n", 1)[0]
+    table = PAGE.read_text(encoding="utf-8").split("| disable by |", 1)[1].split("\n\n", 1)[0]
     rows = re.findall(r"^\| `(\w+)` \|.*\| *(?:`([^`]+)`)? *\|$", table, re.MULTILINE)
     assert len(rows) == table.count("\n| `")
     return dict(rows)

@@ -6,7 +6,7 @@ import pytest
 
 from resilience.errors import UsageError
 from resilience.job import JobId, JobUpdate
-from resilience.schedulers._slurm import control, query
+from resilience.schedulers._slurm import commands, query
 from resilience.schedulers._slurm.queue import QUEUE_COLUMNS
 from resilience.submission import Submission
 
@@ -21,7 +21,7 @@ SUBMISSION = Submission(
 
 
 def test_sbatch_gets_options_extra_arguments_the_script_and_its_arguments_in_this_order() -> None:
-    assert control.submit_command(SUBMISSION) == [
+    assert commands.submit_command(SUBMISSION) == [
         *[
             "sbatch",
             "--parsable",
@@ -34,12 +34,12 @@ def test_sbatch_gets_options_extra_arguments_the_script_and_its_arguments_in_thi
         ],
         *("--exclude=n1", "/runs/gpt/scripts/tok.sbatch", "--resume", "a b"),
     ]
-    assert control.submit_command(SUBMISSION, test=True)[1] == "--test-only"
+    assert commands.submit_command(SUBMISSION, test=True)[1] == "--test-only"
 
 
 @pytest.mark.parametrize("extra", [("--comment=mine too",), ("--comment", "mine too")])
 def test_a_comment_of_ones_own_does_not_hide_the_token(extra: tuple[str, ...]) -> None:
-    argv = control.submit_command(Submission("tok", "gpt", "/s", options={"comment": "first"}, extra_args=extra))
+    argv = commands.submit_command(Submission("tok", "gpt", "/s", options={"comment": "first"}, extra_args=extra))
     assert argv == ["sbatch", "--parsable", "--comment=resil:gpt:tok first mine too", "/s"]
 
 
@@ -79,7 +79,7 @@ def test_no_column_has_a_width_that_would_cut_it() -> None:
 
 def test_times_are_written_in_utc_for_a_client_that_reads_utc() -> None:
     change = JobUpdate(end_time=1795171236.7, begin_time=0.0, time_limit_s=131400, array_throttle=2)
-    assert control.update_command(JobId(4), change) == [
+    assert commands.update_command(JobId(4), change) == [
         "scontrol",
         "update",
         "JobId=4",
@@ -88,28 +88,28 @@ def test_times_are_written_in_utc_for_a_client_that_reads_utc() -> None:
         "TimeLimit=1-12:30:00",
         "StartTime=1970-01-01T00:00:00",
     ]
-    cleared = control.update_command(JobId(4, 1), JobUpdate(exclude="", dependency=""))
+    cleared = commands.update_command(JobId(4, 1), JobUpdate(exclude="", dependency=""))
     assert cleared[2:] == ["JobId=4_1", "ExcNodeList=", "Dependency="]
 
 
 def test_a_command_about_nothing_is_never_formed() -> None:
     with pytest.raises(UsageError):
-        control.cancel_command([])
+        commands.cancel_command([])
     with pytest.raises(UsageError):
-        control.update_command(JobId(1), JobUpdate())
+        commands.update_command(JobId(1), JobUpdate())
     with pytest.raises(UsageError):
-        control.signal_command(JobId(1), "USR1; rm")
+        commands.signal_command(JobId(1), "USR1; rm")
 
 
 def test_signals_reach_whom_they_are_meant_for() -> None:
-    assert control.signal_command(JobId(4, 1), "SIGUSR1", batch=True) == ["scancel", "--signal=USR1", "--batch", "4_1"]
-    assert control.signal_command(JobId(4), "usr1", full=True, batch=True) == [
+    assert commands.signal_command(JobId(4, 1), "SIGUSR1", batch=True) == ["scancel", "--signal=USR1", "--batch", "4_1"]
+    assert commands.signal_command(JobId(4), "usr1", full=True, batch=True) == [
         "scancel",
         "--signal=USR1",
         "--full",
         "4",
     ]
-    assert control.signal_command(JobId(4), "10") == ["scancel", "--signal=10", "4"]
+    assert commands.signal_command(JobId(4), "10") == ["scancel", "--signal=10", "4"]
 
 
 def test_history_asks_for_requeued_runs_and_for_ended_rows() -> None:
