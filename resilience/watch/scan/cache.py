@@ -301,8 +301,9 @@ class ScanCache:
         home = [cache_file(directory, root)] if directory is not None else []
         self._files = home + ([self._spare] if self._spare is not None else [])
 
-    def read(self, timeout_s: float = READ_TIMEOUT_S) -> CachedScan:
-        """Return the most recent cache, from whichever location holds it."""
+    def read(self, deadline_s: float | None = None) -> CachedScan:
+        """Return the most recent cache, from whichever location holds it, within a fifth of the scan's deadline."""
+        timeout_s = READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5))
         written: dict[Path, float] = {}
         for file, answer in run_apart({file: (partial(self._written_at, file), timeout_s) for file in self._files}):
             if answer.error is None:

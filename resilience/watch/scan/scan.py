@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.watch.processor import no_collection
-from resilience.watch.scan.cache import (
-    EVERY_S,
-    READ_TIMEOUT_S,
-    CachedScan,
-    ScanCache,
-    Snapshot,
-    baseline,
-    snapshot,
-    thin,
-)
+from resilience.watch.scan.cache import EVERY_S, CachedScan, ScanCache, Snapshot, baseline, snapshot, thin
 from resilience.watch.scan.pool import WorkerPool
 from resilience.watch.scan.tree import (
     ELSEWHERE,
@@ -258,7 +249,7 @@ def scan(
     began = time.monotonic()
     directory = os.fsencode(root)
     scan_cache = ScanCache(cache, fallback, directory)
-    known = scan_cache.read(READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5)))
+    known = scan_cache.read(deadline_s)
     deadline = None if deadline_s is None else began + deadline_s
     state = ScanState(directory, known.tree, now, full_pass_s, report)
     pool = WorkerPool(

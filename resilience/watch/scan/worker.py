@@ -493,10 +493,9 @@ class Large:
                 if not self.left:
                     return
                 number = self.left.pop()
+            begin = number * PIECE
             try:
-                self.pieces[number] = [
-                    stat_entry(entry) for entry in self.entries[number * PIECE : (number + 1) * PIECE]
-                ]
+                self.pieces[number] = [stat_entry(entry) for entry in self.entries[begin : begin + PIECE]]
             except OSError as error:
                 self.error = error
             with self.lock:

@@ -286,13 +286,9 @@ class _Digest:
             return before.intervals
         if self.kind in (BAR, EPOCH_STEP):
             return (reported_s,)
-        return (
-            (reported_s * self.stride,)
-            if self.stride
-            else (reported_s,)
-            if reported_s >= REPORTED_S
-            else before.intervals
-        )
+        if self.stride:
+            return (reported_s * self.stride,)
+        return (reported_s,) if reported_s >= REPORTED_S else before.intervals
 
 
 def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
