@@ -19,9 +19,9 @@ from resilience.watch.scan.top import (
     TopDirectory,
     TopReport,
     compose,
-    directories_meant,
     login_name,
     scan_directory,
+    scanned_directories,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def show_top(
     Return 0, 3 if a directory could not be scanned, or 130 after Ctrl-C.
     """
     system = project.system
-    roots = directories_meant(project, paths)
+    roots = scanned_directories(project, paths)
     until = None if deadline_s is None else system.clock.monotonic() + deadline_s
     reports: list[TopReport] = []
     for number, root in enumerate(roots):
@@ -118,7 +118,7 @@ def bar(progress: Progress, took_s: float, root: str) -> str:
         part = min(1.0, progress.directories / progress.expected)
         drawn = f"[{'#' * int(part * BAR):.<{BAR}}] "
         counted = f"{progress.directories:,} of about {progress.expected:,} directories"
-    return f"{drawn}{counted}, {progress.looks:,} stat calls, {took_s:.0f} s: {root}"
+    return f"{drawn}{counted}, {progress.stat_calls:,} stat calls, {took_s:.0f} s: {root}"
 
 
 def lines(report: TopReport, *, by: str, now: float) -> list[str]:

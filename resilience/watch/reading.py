@@ -52,7 +52,7 @@ NO_MEMORY = Memory(count=0)
 def remember(
     series: Sequence[Timed[ReadingT]], new: Sequence[Timed[ReadingT]], memory: Memory
 ) -> tuple[Timed[ReadingT], ...]:
-    """Given the remembered and the new readings of a subject, return the readings to remember, oldest first.
+    """Return the readings of a subject to store, from the stored and the new ones, oldest first.
 
     The newest is always kept. The one before it is dropped if it is closer than `spacing_s` to its predecessor: ticks
     every minute with a spacing of an hour leave one reading per hour, and the newest. Of two readings with the same

@@ -215,7 +215,7 @@ def _judge(
 
 
 def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Finding]:
-    """Given the result of a probe, return its findings: at least one for each subject of the target."""
+    """Return the findings of a probe result: at least one for each subject of the target."""
     if answer.error is not None:
         error = answer.error
         if error.hint == "this is a bug of the look":

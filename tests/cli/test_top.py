@@ -79,8 +79,8 @@ def test_one_directory_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     file = write(tmp_path / "file")
     assert top(tmp_path, tmp_path / "missing", file, root) == 3
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'missing'}: could not be scanned: it does not exist" in said
-    assert f"{file}: could not be scanned: it is a file, not a directory" in said
+    assert f"{tmp_path / 'missing'}: could not be scanned: does not exist" in said
+    assert f"{file}: could not be scanned: is a file, not a directory" in said
     assert "60 files" in said
 
 
@@ -123,7 +123,7 @@ def test_directories_that_may_not_be_read_are_counted_and_named(
         assert show_top(project, (str(root),), limit=5, deadline_s=None, as_json=False, by="bytes") == 0
     said = capsys.readouterr().out
     assert "! 1 directory could not be read (Permission denied), their contents are not counted: t2" in said
-    assert "the next scan will start afresh" in said  # its memory could not be written either
+    assert "the next scan starts from scratch" in said  # the cache could not be written either
 
 
 def test_hostile_names_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,7 +197,7 @@ def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is
         seen = b""
         while seen.count(b"directories") < 3:
             seen += os.read(mine, 4096)
-        os.write(mine, b"\x03")  # the terminal sends SIGINT to everybody in the foreground
+        os.write(mine, b"\x03")  # the terminal sends SIGINT to the foreground process group
         assert process.stdout is not None
         said = process.stdout.read().decode()
         code = process.wait(20)

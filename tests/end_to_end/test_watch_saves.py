@@ -53,7 +53,7 @@ def test_people_hear_of_saves_that_fail_once_and_when_one_is_durable_again(shell
             return said[-1].startswith(start)
 
         shell.until(lambda: tells("LOG CRITICAL - gpt: the save of step "))
-        assert "failed: OSError(28, 'No space left on device'); the newest durable one is of step 20, " in said[-1]
+        assert "failed: OSError(28, 'No space left on device'); the newest durable save is of step 20, " in said[-1]
         assert tells("LOG CRITICAL - gpt: the save of step ")
         assert of_saves(told(shell)) == ["FIRST"]
 

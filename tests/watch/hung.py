@@ -1,4 +1,4 @@
-"""A file system that never answers; the test is skipped where none can be mounted."""
+"""A file system that never responds; skips the test if it cannot be mounted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.lab.hung import hung_directory
 
 @contextmanager
 def hung_disk(directory: Path) -> Iterator[Path]:
-    """A directory whose file system never answers."""
+    """Mount a file system that never responds."""
     with ExitStack() as stack:
         try:
             stack.enter_context(hung_directory(directory))

@@ -1,4 +1,4 @@
-"""Ticks at whole multiples of the interval; between them a silent log is noticed, with one stat per timeout."""
+"""Ticks at multiples of the interval, and silent logs detected in between with one stat call per timeout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_tick_is_at_a_whole_multiple_of_the_interval(now: float, every_s: floa
 
 
 class Sleeper:
-    """A follower of no logs: it sleeps by the clock of the test."""
+    """A follower without logs that sleeps by the test's clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -47,7 +47,7 @@ class Sleeper:
 
 
 def tick(clock: FakeClock, every_s: float, count: int = 0) -> Iterator[float]:
-    """When the ticks are, by the clock."""
+    """Return the times of the ticks."""
     return (clock.now() for _ in ticks(clock, every_s, count, list, Sleeper(clock)))
 
 
@@ -55,7 +55,7 @@ def test_the_first_tick_is_at_once_and_the_others_are_aligned() -> None:
     assert list(tick(FakeClock(time=1000.0), 60.0, 4)) == [1000.0, 1020.0, 1080.0, 1140.0]
 
 
-def test_a_tick_that_took_too_long_is_left_out_and_not_made_up_for() -> None:
+def test_ticks_missed_during_a_long_tick_are_skipped() -> None:
     clock = FakeClock(time=0.0)
     seen = []
     for now in tick(clock, 60.0, 4):
@@ -64,12 +64,12 @@ def test_a_tick_that_took_too_long_is_left_out_and_not_made_up_for() -> None:
     assert seen == [0, 60, 240, 300]
 
 
-def test_without_a_count_it_goes_on() -> None:
+def test_without_a_count_the_ticks_continue() -> None:
     assert len(list(itertools.islice(tick(FakeClock(), 1.0), 1000))) == 1000
 
 
 @pytest.mark.parametrize(("set_by_s", "every_s", "longest_s"), [(-86400, 60, 60 + NAP_S), (86400, 3600, NAP_S)])
-def test_a_clock_that_is_set_stops_no_tick_and_is_noticed_within_a_nap(
+def test_a_clock_change_stops_no_tick_and_is_noticed_within_one_sleep(
     set_by_s: float, every_s: float, longest_s: float
 ) -> None:
     clock = FakeClock(time=1_008_000.0)
@@ -89,7 +89,7 @@ def followed(subject: str, since: float, timeout_s: float, *paths: Path) -> Foll
 
 
 class DueCheck(ACheck):
-    """Its readings say by when a log must go on."""
+    """A check whose readings have a deadline for the log's progress."""
 
     def deadline(
         self, reading: AReading, settings: ASettings, now: float
@@ -132,14 +132,14 @@ def test_a_log_takes_one_stat_per_timeout(tmp_path: Path) -> None:
     assert deadlines.wait_s(1110.0) is None
 
 
-def test_of_several_logs_of_a_subject_one_that_is_written_to_is_enough(tmp_path: Path) -> None:
+def test_one_written_log_of_a_subject_is_enough(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.log", "x", at=1000.0 + 50 * n) for n in range(2)]
     deadlines = LogDeadlines([followed("run", 1000.0, 60.0, *paths)])
     assert deadlines.overdue(1060.0) == []
     assert deadlines.overdue(1110.0) == ["run"]
 
 
-def test_a_log_that_is_gone_is_overdue_and_one_of_the_future_is_not_asked_for_ever(tmp_path: Path) -> None:
+def test_a_deleted_log_is_overdue_and_one_with_a_future_mtime_is_not_polled(tmp_path: Path) -> None:
     future = write(tmp_path / "a.log", "x", at=99999.0)
     deadlines = LogDeadlines([followed("f", 0.0, 10.0, future), followed("g", 0.0, 10.0, tmp_path / "gone")])
     assert deadlines.overdue(10.0) == ["g"]
@@ -172,7 +172,7 @@ def test_a_follower_of_nothing_waits(follower: LogFollower) -> None:
     assert time.monotonic() - began >= 0.1
 
 
-def test_its_child_ends_with_it_and_leaves_no_process(tmp_path: Path) -> None:
+def test_the_followers_child_exits_with_it(tmp_path: Path) -> None:
     program = (
         "import os, sys, time\n"
         "from resilience.watch.daemon import FollowedLog, LogFollower\n"
@@ -206,7 +206,7 @@ def test_a_file_system_that_hangs_hides_no_log_of_another(tmp_path: Path, follow
         assert time.monotonic() - began < 5.0
 
 
-def test_ticks_come_by_the_clock_and_overdue_logs_between_them(tmp_path: Path, follower: LogFollower) -> None:
+def test_overdue_logs_are_reported_between_ticks(tmp_path: Path, follower: LogFollower) -> None:
     log = tmp_path / "a.log"
     log.touch()
     seen: list[tuple[str, ...]] = []

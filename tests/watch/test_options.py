@@ -1,4 +1,4 @@
-"""The options of a watchdog, made of the fields of its settings and of what their docstring says. Pure."""
+"""The options of a watchdog, from the fields of its settings and their docstring. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Every:
     More about it: nothing.
 
     Attributes:
-        paths: what to look at;
+        paths: what to probe;
             several lines long: with a colon.
         warn_percent, crit_percent: from how much on.
         grace_s: how `long`.
@@ -52,7 +52,7 @@ class Every:
 
 def test_each_field_is_an_option_with_its_help_and_default() -> None:
     assert options_of(Every) == (
-        Option("paths", "--paths", "list", "TEXT", "what to look at; several lines long: with a colon.", "/a, /b"),
+        Option("paths", "--paths", "list", "TEXT", "what to probe; several lines long: with a colon.", "/a, /b"),
         Option("warn_percent", "--warn-percent", "text", "PERCENT", "from how much on.", ""),
         Option("crit_percent", "--crit-percent", "text", "PERCENT", "from how much on.", "90%"),
         Option("grace_s", "--grace", "text", "DURATION", "how long.", "10 min"),
@@ -90,7 +90,7 @@ def test_pairs_are_a_table() -> None:
             parse_pairs(option, [text])
 
 
-def test_settings_that_need_something_are_refused() -> None:
+def test_settings_with_required_fields_are_rejected() -> None:
     @dataclass
     class Needs:
         path: str
@@ -101,7 +101,7 @@ def test_settings_that_need_something_are_refused() -> None:
         options_of(int)
 
 
-def test_paths_that_are_typed_count_from_the_current_directory() -> None:
+def test_typed_paths_are_relative_to_the_current_directory() -> None:
     typed = {"paths": ["a", ".", "/b", "~/c", "$D/e", ""], "checkpoints": "../ckpt", "word": "as it is"}
     assert absolute_paths(typed, ("paths", "checkpoints", "other"), Path("/here")) == {
         "paths": ["/here/a", "/here", "/b", "~/c", "$D/e", ""],

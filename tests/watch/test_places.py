@@ -1,4 +1,4 @@
-"""Which places are looked at is found without touching what may hang."""
+"""Paths to probe are resolved without touching file systems that may hang."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_an_export_that_is_mounted_twice_is_one_and_two_tmpfs_are_two() -> None:
     assert set(points("/tmp/x", "/dev/shm/x")) == {"/tmp", "/dev/shm"}
 
 
-def test_what_is_no_storage_is_passed_over() -> None:
+def test_pseudo_file_systems_are_skipped() -> None:
     assert points("/proc/1") == {}
 
 
-def test_a_name_that_begins_alike_is_another_file_system() -> None:
+def test_a_path_with_the_same_prefix_is_another_file_system() -> None:
     assert set(points("/lustre2/a")) == {"/"}
 
 
@@ -92,7 +92,7 @@ def named(*paths: str, **environ: str) -> list[str]:
     return [p.path for p in named_places(paths, base=Path("/p"), home=Path("/home/alice"), environ=environ)]
 
 
-def test_paths_are_made_absolute_and_each_stands_once() -> None:
+def test_paths_are_absolute_and_unique() -> None:
     assert named("data", "./data/", "/p/data", "~", "~/x", "../q", SCRATCH="/s") == [
         "/p/data", "/home/alice", "/home/alice/x", "/q"
     ]  # fmt: skip
@@ -100,10 +100,10 @@ def test_paths_are_made_absolute_and_each_stands_once() -> None:
 
 
 @pytest.mark.parametrize("path", ["", " ", "\t", "a\0", "$UNSET", "${UNSET}/x", "~no-such-user-here"])
-def test_what_can_be_no_path_is_refused(path: str) -> None:
+def test_invalid_paths_are_rejected(path: str) -> None:
     with pytest.raises(UsageError):
         named(path)
 
 
-def test_odd_names_are_paths() -> None:
+def test_unusual_names_are_paths() -> None:
     assert named("a b", "é", "-x", "new\nline", "#") == ["/p/a b", "/p/é", "/p/-x", "/p/new\nline", "/p/#"]

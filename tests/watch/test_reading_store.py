@@ -1,4 +1,4 @@
-"""What is remembered of a subject. Pure."""
+"""The stored readings of a subject. Pure."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def at(*times: float) -> tuple[Timed[str], ...]:
         ((1, 2), (2,), Memory(count=9), (1, 2)),
     ],
 )
-def test_what_is_remembered(
+def test_the_readings_that_are_kept(
     before: tuple[float, ...], new: tuple[float, ...], memory: Memory, kept: tuple[float, ...]
 ) -> None:
     assert remember(at(*before), at(*new), memory) == at(*kept)
 
 
-def test_of_two_at_the_same_moment_the_new_one_counts() -> None:
+def test_the_newer_of_two_readings_at_the_same_time_counts() -> None:
     assert remember([Timed(1.0, "old")], [Timed(1.0, "new")], Memory(count=3)) == (Timed(1.0, "new"),)
 
 
-def test_a_tick_each_minute_does_not_push_out_what_was_seen_yesterday() -> None:
+def test_a_tick_each_minute_does_not_displace_yesterdays_readings() -> None:
     kept: tuple[Timed[str], ...] = ()
     memory = Memory(count=25, spacing_s=3600)
     for minute in range(24 * 60 + 1):
@@ -80,7 +80,7 @@ def one(time: float, used: int = 1) -> Timed[Any]:
     return Timed(time, {"used": used})
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_readings_are_loaded(tmp_path: Path) -> None:
     assert file(tmp_path).load(NOW).series == {}
     assert file(tmp_path).save({"/scratch": [one(NOW - 60)], "ü|\n": [one(NOW)]}, MEMORY, NOW) == ""
     assert file(tmp_path).load(NOW).series == {"/scratch": [one(NOW - 60)], "ü|\n": [one(NOW)]}
@@ -88,7 +88,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (tmp_path / ".watch" / "fs.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_two_hosts_that_save_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+def test_two_hosts_that_save_concurrently_lose_no_readings(tmp_path: Path) -> None:
     file(tmp_path).save({"a": [one(NOW - 100)]}, MEMORY, NOW)
     file(tmp_path).save({"a": [one(NOW - 10)], "b": [one(NOW - 10)]}, MEMORY, NOW)  # the one
     file(tmp_path).save({"a": [one(NOW - 20)], "c": [one(NOW - 20)]}, MEMORY, NOW)  # the other, a little behind
@@ -102,7 +102,7 @@ def test_two_hosts_that_save_at_once_lose_nothing_of_each_other(tmp_path: Path) 
     ["", "{", "[]", "7", "null", '{"subjects": 3}', '{"subjects": {"a": 3}}', '{"subjects": {"a": [[1]]}}',
      '{"subjects": {"a": [["x", {}]]}}', '{"subjects": {"a": [[1, 2]]}}', "[" * 100_000, "\x00\xff"],
 )  # fmt: skip
-def test_a_damaged_file_is_set_aside_and_said_and_begun_afresh(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_quarantined_and_reported_and_replaced(tmp_path: Path, text: str) -> None:
     its_file = file(tmp_path)
     its_file.path.parent.mkdir()
     its_file.path.write_bytes(text.encode("latin-1"))
@@ -112,7 +112,7 @@ def test_a_damaged_file_is_set_aside_and_said_and_begun_afresh(tmp_path: Path, t
     assert its_file.load(NOW).series == {"a": [one(NOW)]}
 
 
-def test_what_is_no_file_is_an_error_and_left_alone(tmp_path: Path) -> None:
+def test_a_path_that_is_no_regular_file_is_an_error_and_left_unchanged(tmp_path: Path) -> None:
     its_file = file(tmp_path)
     its_file.path.parent.mkdir()
     os.mkfifo(its_file.path)
@@ -126,7 +126,7 @@ def test_what_is_no_file_is_an_error_and_left_alone(tmp_path: Path) -> None:
         its_file.load(NOW)
 
 
-def test_subjects_that_nobody_has_seen_for_a_month_are_forgotten() -> None:
+def test_subjects_not_probed_for_a_month_are_dropped() -> None:
     before = {"gone": [one(NOW - readings.KEPT_S - 1)], "there": [one(NOW - readings.KEPT_S + 1)]}
     assert set(merge(before, {}, MEMORY, NOW)) == {"there"}
     assert set(merge(before, {"gone": [one(NOW)]}, MEMORY, NOW)) == {"gone", "there"}
@@ -137,7 +137,7 @@ def test_a_reading_from_the_far_future_is_not_the_newest_for_ever() -> None:
     assert parse_readings(raw, NOW) == {"a": [one(NOW - 1)]}
 
 
-def test_a_file_is_readable_by_people_and_programs() -> None:
+def test_the_file_is_readable_json() -> None:
     text = compose_readings({"/a": [one(1.0)], "/b": []})
     assert json.loads(text)["schema"] == "resil/1"
     assert '\n"/a": [[1.0,{"used":1}]],\n' in text

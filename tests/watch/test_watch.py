@@ -1,4 +1,4 @@
-"""One tick: what one target, one watchdog or its memory does is a finding of that one, and of no other."""
+"""One tick: an error of one target, one watchdog or its readings is a finding of that one only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def one(project: Project, check: ACheck | None = None, **settings: Any) -> tuple
 
 
 def look(words: str) -> Any:
-    """A probe that fails in one way."""
+    """Return a probe that fails in one way."""
 
     def probe(target: Target, before: Any) -> Any:
         raise {"probe": ProbeError("no", hint="try"), "bug": ZeroDivisionError("x"), "exit": SystemExit(0)}[words]
@@ -91,7 +91,7 @@ def test_a_probe_that_fails_is_unknown_and_hides_no_other_target(project: Projec
         assert verdicts[subject].verdict is Verdict.UNKNOWN and words in verdicts[subject].summary
 
 
-def test_what_does_not_answer_is_the_same_fault_in_every_tick(project: Project) -> None:
+def test_a_target_that_does_not_respond_is_the_same_fault_in_every_tick(project: Project) -> None:
     check = ACheck(look=lambda target, before: time.sleep(100), find=lambda: [Target("/bad", deadline_s=0.2)])
     first, second = one(project, check)[0], one(project, check)[0]
     assert first.fault == second.fault == "stuck" and "STUCK since" in second.summary
@@ -119,16 +119,16 @@ def test_a_judge_that_fails_is_unknown_for_that_subject_alone(project: Project) 
 
 
 @pytest.mark.parametrize("answer", [None, [7], [Finding(subject="/a", verdict="odd", summary="")]])  # type: ignore[arg-type]
-def test_a_judge_that_answers_with_something_else_is_unknown(project: Project, answer: Any) -> None:
+def test_a_judge_that_returns_anything_but_findings_is_unknown(project: Project, answer: Any) -> None:
     assert one(project, ACheck(say=lambda subject, readings: answer))[0].verdict is Verdict.UNKNOWN
 
 
-def test_a_judge_that_never_ends_is_stopped(project: Project) -> None:
+def test_a_judge_that_never_returns_is_stopped(project: Project) -> None:
     check = ACheck(say=lambda subject, readings: all(count(1)), find=lambda: [Target("/a", deadline_s=0.3)])
     assert outcome(one(project, check)[0]) == "UNKNOWN stuck"
 
 
-def test_a_subject_without_a_finding_is_well_and_one_that_was_not_probed_unknown(project: Project) -> None:
+def test_a_subject_without_a_finding_is_ok_and_one_that_was_not_probed_unknown(project: Project) -> None:
     check = ACheck(
         say=lambda subject, readings: [],
         look=lambda target, before: {"/seen": AReading(1)},
@@ -139,7 +139,7 @@ def test_a_subject_without_a_finding_is_well_and_one_that_was_not_probed_unknown
     assert outcome(findings["/missed"]) == "UNKNOWN probe"
 
 
-def test_nothing_to_probe_is_no_good_news_where_a_user_asked_for_it(project: Project) -> None:
+def test_nothing_to_probe_is_not_ok_for_requested_paths(project: Project) -> None:
     check = ACheck(find=list)
     (asked,) = watch(project, [a_watchdog(check)])
     (there,) = watch(project, [a_watchdog(check, is_requested=False)])
@@ -161,13 +161,13 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
 
 @pytest.mark.parametrize("seconds", ["0", "1e300"])
 @pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
-def test_no_time_to_probe_or_too_long_a_time_cannot_be_meant(tmp_path: Path, key: str, seconds: str) -> None:
+def test_deadlines_out_of_range_are_rejected(tmp_path: Path, key: str, seconds: str) -> None:
     project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
         list(watch(project, [a_watchdog()]))
 
 
-def test_the_judge_gets_what_was_seen_before_and_the_probe_the_newest(project: Project, clock: FakeClock) -> None:
+def test_the_judge_gets_all_readings_and_the_probe_the_newest(project: Project, clock: FakeClock) -> None:
     def probe(target: Target, before: Any) -> Any:
         return {"/a": AReading(before["/a"].reading.used + 1 if before else 1, ("x",))}
 
@@ -180,13 +180,13 @@ def test_the_judge_gets_what_was_seen_before_and_the_probe_the_newest(project: P
     assert summaries[-1] == "5% used, before [3, 4]"  # as many as it wants, the newest included
 
 
-def test_a_watchdog_that_wants_no_memory_writes_none(project: Project) -> None:
+def test_a_watchdog_without_stored_readings_writes_no_file(project: Project) -> None:
     assert one(project, ACheck(memory=NO_MEMORY))[0].summary == "10% used, before []"
     assert not (project.loaded.state_dir / ".watch").exists()
 
 
 def remembered(project: Project, text: str = "") -> ReadingFile:
-    """What the watchdog remembers; with a text, as if this was remembered."""
+    """Return the stored readings of the watchdog; with a text, store that first."""
     file = ReadingFile(project.loaded.state_dir / ".watch" / "a.json")
     if text:
         file.path.parent.mkdir(parents=True)
@@ -194,7 +194,7 @@ def remembered(project: Project, text: str = "") -> ReadingFile:
     return file
 
 
-def test_remembered_readings_that_break_the_judge_are_left_aside_and_it_is_said(project: Project) -> None:
+def test_stored_readings_that_break_the_judge_are_ignored_and_reported(project: Project) -> None:
     def say(subject: str, readings: Any) -> Any:
         summary = str(sum(used_of(readings)))
         return [Finding(subject=subject, verdict=Verdict.OK, summary=summary)]
@@ -204,7 +204,7 @@ def test_remembered_readings_that_break_the_judge_are_left_aside_and_it_is_said(
     assert (finding.verdict, finding.summary) == (Verdict.OK, "10") and "could not judge" in finding.looked[-1]
 
 
-def test_a_damaged_memory_is_set_aside_and_said(project: Project) -> None:
+def test_a_damaged_readings_file_is_quarantined_and_reported(project: Project) -> None:
     path = remembered(project, "{").path
     finding = one(project)[0]
     assert finding.verdict is Verdict.OK and "damaged" in finding.looked[-1]
@@ -213,7 +213,7 @@ def test_a_damaged_memory_is_set_aside_and_said(project: Project) -> None:
 
 
 @needs_root
-def test_a_full_state_directory_moves_the_memory_to_this_node_and_back(tmp_path: Path, clock: FakeClock) -> None:
+def test_a_full_state_directory_moves_the_readings_to_this_node_and_back(tmp_path: Path, clock: FakeClock) -> None:
     with small_disk(tmp_path / "disk") as disk:
         settings = f'[run]\nname = "gpt"\nstate_dir = "{disk}/state"\n'
         project = make_project(tmp_path, settings=settings, clock=clock, environ={"XDG_STATE_HOME": f"{tmp_path}/s"})
@@ -281,11 +281,11 @@ def alerting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notify: Any) -> Pr
     return make_project(tmp_path, settings='[run]\nname = "gpt"\n[alert]\nchannels = ["console"]\n')
 
 
-def test_nobody_is_notified_where_no_channel_is_set(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_channel_no_notification_is_sent(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watching.send_alerts(project, []) == ()
 
 
-def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_alerting_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
         print("printed")
         return (f"notified of {len(reports)}",)
@@ -294,7 +294,7 @@ def test_what_alerting_says_comes_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("how", ["raise", "die", "hang"])
-def test_alerting_that_crashes_or_hangs_is_reported_and_harms_nobody(
+def test_alerting_that_crashes_or_hangs_is_reported_and_changes_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     def notify(project: Project, reports: Any, notes: Any) -> tuple[str, ...]:
@@ -307,7 +307,7 @@ def test_alerting_that_crashes_or_hangs_is_reported_and_harms_nobody(
     assert said.startswith("alerts may not have been sent: ")
 
 
-def test_a_memory_that_wants_spacing_keeps_it(project: Project, clock: FakeClock) -> None:
+def test_stored_readings_keep_the_requested_spacing(project: Project, clock: FakeClock) -> None:
     check = ACheck(memory=Memory(count=3, spacing_s=100))
     for _ in range(6):
         one(project, check)

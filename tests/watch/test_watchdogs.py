@@ -1,4 +1,4 @@
-"""Settings on a disk that hangs: what was named is waited for in vain, the user's own are done without, aloud."""
+"""Settings on a disk that hangs: required files are an error, the user's own are skipped with a warning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def a_world(directory: Path, home: Path, **environ: str) -> System:
     return make_system(directory, {"XDG_CONFIG_HOME": str(home / "config"), **environ}, clock=SystemClock())
 
 
-def test_a_home_that_hangs_hides_nothing_of_the_rest_and_is_reported(tmp_path: Path, hung_home: Path) -> None:
+def test_a_hung_home_directory_is_reported_and_hides_nothing_else(tmp_path: Path, hung_home: Path) -> None:
     system = a_world(tmp_path / "project", hung_home)
     for words in ("no answer within 0.3 s", "STUCK since"):
         project = open_in_child(system)
@@ -44,13 +44,13 @@ def test_a_home_that_hangs_hides_nothing_of_the_rest_and_is_reported(tmp_path: P
         assert words in found.summary
 
 
-def test_a_file_that_was_named_is_not_done_without(tmp_path: Path, hung_home: Path) -> None:
+def test_a_given_settings_file_is_required(tmp_path: Path, hung_home: Path) -> None:
     system = a_world(tmp_path / "project", hung_home)
     with pytest.raises(ProbeError, match="no answer within"):
         open_in_child(system, path=hung_home / "resil.toml")
 
 
-def test_a_directory_of_path_that_hangs_hangs_no_watchdog(
+def test_a_hung_directory_on_path_blocks_no_watchdog(
     tmp_path: Path, hung_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdogs, "SEARCH_S", 0.3)

@@ -62,7 +62,7 @@ class LogCheck:
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
         with no_collection(), _bounded(own) as arm:
-            return _look(target, settings, context, known, LogReader(settings, moment, own, arm))
+            return _probe(target, settings, context, known, LogReader(settings, moment, own, arm))
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -151,11 +151,11 @@ def _places(text: str, context: Context) -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.abspath(os.path.join(directory, whole)) for directory in directories))
 
 
-def _look(
+def _probe(
     target: Target, settings: LogSettings, context: Context, known: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
     if not settings.paths:
-        return _look_at_all_runs(context, known, reader)
+        return _probe_all_runs(context, known, reader)
     readings: dict[str, LogReading] = {}
     for text in settings.paths:
         subject = _subject(text, context)
@@ -171,19 +171,19 @@ def _look(
     return readings
 
 
-def _look_at_all_runs(context: Context, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
+def _probe_all_runs(context: Context, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
     directories = context.runs()
     readings = probe_runs(directories, known, reader)
     there = {directory.run for directory in directories}
     for run, before in known.items():
         # A run that stopped because of its loss, or whose save failed, stays a fault, however long ago.
-        was_told = before.over and not ((before.losses or before.save) and run not in there)
-        if before.run and run not in readings and not was_told:
-            over = "removed, or over long ago"
+        is_reported = before.over and not ((before.losses or before.save) and run not in there)
+        if before.run and run not in readings and not is_reported:
+            over = "removed, or ended long ago"
             readings[run] = LogReading(run=run, over=over, clock=reader.moment)
-    awaited = sum(not reading.over and not reading.nothing for reading in readings.values())
-    said = f"{awaited} of {len(readings)} runs under way" if readings else f"no run is under way in {context.state_dir}"
-    return readings | {str(context.state_dir): LogReading(nothing=said, notes=("none",), clock=reader.moment)}
+    active = sum(not reading.over and not reading.nothing for reading in readings.values())
+    summary = f"{active} of {len(readings)} runs active" if readings else f"no active run in {context.state_dir}"
+    return readings | {str(context.state_dir): LogReading(nothing=summary, notes=("none",), clock=reader.moment)}
 
 
 @contextmanager

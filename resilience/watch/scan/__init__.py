@@ -1,1 +1,1 @@
-"""Adds up what lies in directories, as `du -x` would: in parallel, until a deadline, and quickly the second time."""
+"""Disk usage of directory trees, as `du -x` counts it: parallel, with a deadline, and incremental."""

@@ -1,4 +1,4 @@
-"""Reads one directory: one stat for each entry, the sums in C. This is where a scan spends its time."""
+"""Reads one directory: one stat call per entry, the sums in C. A scan spends most of its time here."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from operator import attrgetter, itemgetter
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Hot, Record, joined
 
 CHUNK = 512
-"""Entries looked at in one go: a directory of a million takes no more memory than that, and shows that it lives."""
+"""Entries per batch: bounds the memory for a directory of a million entries, and the time between two signs of life."""
 
 RACY_NS = 3_000_000_000
-"""A directory that changed less than this before it was read may change again within the same tick of its clock, and
-show the same mtime (git calls such entries racily clean; FAT counts in steps of 2 s)."""
+"""A directory that changed less than this before it was read may change again within the same clock tick and keep its
+mtime (git calls such entries racily clean; FAT has a resolution of 2 s)."""
 
 RECENT_S = 86400
-HOT_PER_FOLDER = 4
+HOT_PER_DIRECTORY = 4
 LARGE_BLOCKS = 2**15  # 16 MiB
 
 CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
-"""Files that torch, Lightning, Hugging Face and torch.distributed.checkpoint write."""
+"""Checkpoint files of torch, Lightning, Hugging Face and torch.distributed.checkpoint."""
 
 SEGMENT_BYTES = 2048
-"""Longer paths are opened in steps: the kernel takes no more than PATH_MAX (4096) bytes at once."""
+"""Longer paths are opened in steps: the kernel accepts at most PATH_MAX (4096) bytes per call."""
 
 Stats = Callable[[Sequence["os.DirEntry[str]"]], list[os.stat_result | None]]
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # vanished; or something else has its name by now
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # deleted, or replaced by something else
 
 _links, _uid, _mtime = (itemgetter(number) for number in (3, 4, 8))
 _blocks, _name = attrgetter("st_blocks"), attrgetter("name")
 
 
-def look(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """The status of an entry itself, never of what it points to; None when it has vanished. Raise OSError else."""
+def stat_entry(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return the status of an entry, without following links; None if it was deleted. Raise OSError otherwise."""
     try:
         return entry.stat(follow_symlinks=False)
     except OSError as error:
@@ -48,16 +48,16 @@ def look(entry: os.DirEntry[str]) -> os.stat_result | None:
         raise
 
 
-def look_at_all(entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
-    """The statuses of entries, one after the other."""
+def stat_entries(entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
+    """Return the statuses of entries, in order; None for each deleted one."""
     try:
         return [entry.stat(follow_symlinks=False) for entry in entries]
     except OSError:
-        return [look(entry) for entry in entries]
+        return [stat_entry(entry) for entry in entries]
 
 
 def open_directory(root: int, path: bytes) -> int:
-    """Open a directory below the root, however deep it lies. Raise OSError if it is none, or may not be opened."""
+    """Open a directory below the root, at any depth. Raise OSError if it is no directory or cannot be opened."""
     if not path:
         return os.dup(root)
     if len(path) <= SEGMENT_BYTES:
@@ -71,7 +71,7 @@ def open_directory(root: int, path: bytes) -> int:
 
 
 def open_directory_steps(root: int, path: bytes) -> int:
-    """As `open_directory`, in as many steps as it takes. Not recursive: depth has no limit."""
+    """Open a directory as `open_directory` does, in as many steps as the path needs; not recursive, so of any depth."""
     opened = os.dup(root)
     try:
         while path:
@@ -89,13 +89,13 @@ def open_directory_steps(root: int, path: bytes) -> int:
 
 
 def split_long(path: bytes) -> tuple[bytes, bytes]:
-    """The path of the directory above, and the name. Pure."""
+    """Return the parent's path and the name. Pure."""
     above, _, name = path.rpartition(b"/")
     return above, name
 
 
 def status_of(root: int, path: bytes) -> os.stat_result:
-    """The status of a directory below the root, however deep. Raise OSError if there is none."""
+    """Return the status of a directory below the root, at any depth. Raise OSError if it does not exist."""
     if not path:
         return os.fstat(root)
     if len(path) <= SEGMENT_BYTES:
@@ -109,7 +109,7 @@ def status_of(root: int, path: bytes) -> os.stat_result:
 
 
 class Sums:
-    """What the chunks of one directory add up to."""
+    """The sums over the chunks of one directory."""
 
     __slots__ = ("by_uid", "checkpoint_blocks", "children", "files", "hot", "links", "newest", "total")
 
@@ -120,11 +120,11 @@ class Sums:
         self.links: list[tuple[int, int]] = []
         self.hot: list[Hot] = []
 
-    def add(self, entries: Sequence[os.DirEntry[str]], looked: Sequence[os.stat_result | None], recent: int) -> None:
-        """Take in the files of one chunk. `recent`: those changed since then may still be growing."""
-        if not all(looked):  # some vanished meanwhile
-            entries = list(compress(entries, looked))
-        stats = list(filter(None, looked))
+    def add(self, entries: Sequence[os.DirEntry[str]], statuses: Sequence[os.stat_result | None], recent: int) -> None:
+        """Add the files of one chunk. Files changed since `recent` may still be growing."""
+        if not all(statuses):  # some were deleted meanwhile
+            entries = list(compress(entries, statuses))
+        stats = list(filter(None, statuses))
         if not stats:
             return
         blocks = list(map(_blocks, stats))
@@ -155,8 +155,8 @@ class Sums:
         self.newest = max(self.newest, newest)
         chosen: list[int] = []
         if newest >= recent:
-            least = max(recent, sorted(times)[-HOT_PER_FOLDER:][0])
-            chosen = [number for number, changed in enumerate(times) if changed >= least][:HOT_PER_FOLDER]
+            least = max(recent, sorted(times)[-HOT_PER_DIRECTORY:][0])
+            chosen = [number for number, changed in enumerate(times) if changed >= least][:HOT_PER_DIRECTORY]
         if largest >= LARGE_BLOCKS:
             chosen.append(blocks.index(largest))
         for number in set(chosen):
@@ -164,10 +164,10 @@ class Sums:
                 self.hot.append(Hot(os.fsencode(entries[number].name), blocks[number], times[number]))
 
     def kept_hot(self) -> tuple[Hot, ...]:
-        """The few that matter: the newest, and the largest."""
-        if len(self.hot) <= HOT_PER_FOLDER:
+        """Return the few hot files to keep: the newest ones, and the largest."""
+        if len(self.hot) <= HOT_PER_DIRECTORY:
             return tuple(self.hot)
-        newest = sorted(self.hot, key=lambda hot: hot.mtime)[-HOT_PER_FOLDER:]
+        newest = sorted(self.hot, key=lambda hot: hot.mtime)[-HOT_PER_DIRECTORY:]
         largest = max(self.hot, key=lambda hot: hot.blocks)
         return tuple(newest if largest in newest else [*newest, largest])
 
@@ -180,20 +180,19 @@ def read_directory(
     now: int,
     recent: int | None = None,
     barriers: frozenset[bytes] = frozenset(),
-    stats: Stats = look_at_all,
+    stats: Stats = stat_entries,
     alive: Callable[[int], bool] = lambda _: True,
 ) -> Record:
-    """Read one directory below the root, and return what is in it. Whatever goes wrong is in the record.
+    """Read one directory below the root and return its record; errors are in the record.
 
-    `device`: st_dev of the root; other file systems are not entered. `barriers`: paths where something else is mounted:
-    they are not even looked at, for the mount may hang. Files changed since `recent` may still grow: the newest of
-    them are noted. `alive` is told the number of entries after each chunk, and
-    says whether to go on.
+    `device`: st_dev of the root; other file systems are not entered. `barriers`: mount points, which are not even
+    probed, because the mount may hang. Files changed since `recent` may still grow: the newest of them are recorded.
+    `alive` is called with the number of entries after each chunk, and returns whether to continue.
     """
     try:
         directory = open_directory(root, path)
     except OSError as error:
-        return _closed(root, path, error, device, now)
+        return _unopened(root, path, error, device, now)
     try:
         own = os.fstat(directory)
         if own.st_dev != device:
@@ -215,17 +214,17 @@ def _read_open(
     stats: Stats,
     alive: Callable[[int], bool],
 ) -> Record:
-    # Before the first entry is read, and by this machine's clock as it is: what changes from here on must show.
+    # Taken before the first entry is read, by this machine's own clock: later changes must be detected.
     sure_before_ns = time.time_ns() - RACY_NS
-    sums, state, trouble = Sums(), READ, 0
+    sums, state, error_number = Sums(), READ, 0
     barred: list[bytes] = []
     try:
         with os.scandir(directory) as found:
             while entries := list(islice(found, CHUNK)):
                 if barriers:
-                    entries, mounts = _apart(entries, path, barriers)
+                    entries, mounts = _split_mounts(entries, path, barriers)
                     barred += mounts
-                # The kind comes with the name: directories are looked at when they are opened, by whoever does that.
+                # scandir returns the type with the name: directories need no stat call until they are opened.
                 are_directories = [entry.is_dir(follow_symlinks=False) for entry in entries]
                 if True in are_directories:
                     sums.children += map(os.fsencode, map(_name, compress(entries, are_directories)))
@@ -237,7 +236,7 @@ def _read_open(
     except OSError as error:
         if error.errno in _GONE and not sums.files:
             return Record(path, UNREADABLE, inode=own.st_ino, read_at=now, trouble=errno.ENOENT)
-        state, trouble = UNREADABLE, error.errno or errno.EIO
+        state, error_number = UNREADABLE, error.errno or errno.EIO
     uid = max(sums.by_uid, key=sums.by_uid.__getitem__) if sums.by_uid else own.st_uid
     return Record(
         path,
@@ -250,14 +249,14 @@ def _read_open(
         newest=max(sums.newest, int(own.st_mtime)),
         uid=uid,
         checkpoint_blocks=sums.checkpoint_blocks,
-        trouble=trouble,
+        trouble=error_number,
         links=tuple(sums.links),
         hot=sums.kept_hot(),
         children=tuple(sorted([*sums.children, *barred])),
     )
 
 
-def _apart(
+def _split_mounts(
     entries: Iterable[os.DirEntry[str]], path: bytes, barriers: frozenset[bytes]
 ) -> tuple[list[os.DirEntry[str]], list[bytes]]:
     kept, mounts = [], []
@@ -270,8 +269,8 @@ def _apart(
     return kept, mounts
 
 
-def _closed(root: int, path: bytes, error: OSError, device: int, now: int) -> Record:
-    """A directory that cannot be opened still takes its own blocks, which whoever may read the one above can see."""
+def _unopened(root: int, path: bytes, error: OSError, device: int, now: int) -> Record:
+    """Return the record of a directory that cannot be opened. Its own blocks count, if its parent is accessible."""
     number = error.errno or errno.EIO
     if number in _GONE:
         return Record(path, UNREADABLE, read_at=now, trouble=errno.ENOENT)

@@ -1,6 +1,6 @@
-"""Deals work to the workers, hears what they found, and goes on without those that hang.
+"""Assigns directories to worker processes, collects their results, and abandons workers that hang.
 
-Nothing here touches the file system that is scanned: whoever does may never come back.
+This process never touches the scanned file system: a process that does may hang for ever.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.watch.scan.worker import LENGTH, Assignment, Board, Pace, decide, send, start_worker
+from resilience.watch.scan.worker import LENGTH, Assignment, Board, Parallelism, choose_parallelism, send, start_worker
 
 SLOTS = 96
 MOST_STUCK = 8
-"""Workers left behind in one scan, at the most: each hangs in the kernel until the file system comes back."""
+"""Most workers abandoned in one scan: each hangs in the kernel until the file system responds."""
 
-MOST_DEALT = 400
-"""Jobs given at once, at the most: they fit into a pipe (64 KiB), so that giving cannot block."""
+MOST_JOBS_SENT = 400
+"""Most jobs sent at once: they fit into a pipe (64 KiB), so that sending cannot block."""
 
 GRACE_S = 0.4
-"""How long workers have to tell what they know when the time is over."""
+"""Time for workers to send their last results after the deadline."""
 
 TICK_S = 0.1
-AWAY_S = 1.0
+PAUSED_S = 1.0
 
 Found = Callable[[Sequence[tuple[object, ...]], Sequence[tuple[int, int, list[int]]], int], None]
 
 
 @dataclass(slots=True)
 class _WorkerHandle:
-    """One worker, as seen from here."""
+    """The parent's view of one worker."""
 
     pid: int
-    give: int
-    hear: int
+    jobs: int
+    results: int
     slot: int
     threads: int
     received: bytearray = field(default_factory=bytearray)
@@ -54,13 +54,13 @@ class WorkerPool:
     """The workers of one scan.
 
     Attributes:
-        found: called with what a worker found: records, (begin, end, changed) of ranges verified, looks taken.
+        found: called with a worker's results: records, (begin, end, changed) of verified ranges, number of stat calls.
         tick: called every tenth of a second.
-        stuck: paths at which a worker did not come back; the first bytes of each (Board).
-        closed: errno with which the root could not be opened, or 0.
+        stuck: paths at which a worker hangs, truncated as on the board.
+        closed: errno of opening the root, or 0.
         real: the root without symbolic links; empty until it was opened.
-        pace: how it went on after the first looks; None if there were few.
-        interrupted: set by whoever wants it to come to an end.
+        parallelism: the workers in use after the first stat calls; None if there were too few to choose.
+        interrupted: set by a signal handler to end the scan early.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerPool:
         stall_s: float,
         tick: Callable[[], None] = lambda: None,
         cores: int | None = None,
-        pace: Pace | None = None,
+        parallelism: Parallelism | None = None,
     ) -> None:
         self.assignment, self.found, self.tick = assignment, found, tick
         self.deadline, self.stall_s = deadline, stall_s
@@ -83,27 +83,27 @@ class WorkerPool:
         self.stuck = assignment.stuck
         self.closed = 0
         self.real = b""
-        self.pace = pace
+        self.parallelism = parallelism
         self.abandoned: list[int] = []
         self.out_of_time = self.interrupted = False
-        self._deaths: set[bytes] = set()
+        self._died_at: set[bytes] = set()
         self._next_slot = 0
         self._watched = time.monotonic()
         self._selector = selectors.DefaultSelector()
         _reap()
 
     def run(self, jobs: Sequence[Any]) -> None:
-        """Have jobs done, and what arises from them, until nothing is left or the time is over.
+        """Run jobs and those that result from them, until none is left or the deadline has passed.
 
-        What a worker that hung, or died, had still before it is not done: the caller sees what is missing.
+        The jobs of a worker that hung or died are lost; the caller has to find out which results are missing.
         """
         self.queue += jobs
         while not (self.out_of_time or self.interrupted or self.closed) and len(self.abandoned) < MOST_STUCK:
-            self._staff()
-            self._deal()
-            if not self.queue and all(self._resting(handle) for handle in self.handles):
+            self._fork_workers()
+            self._assign()
+            if not self.queue and all(self._is_done(handle) for handle in self.handles):
                 return
-            self._listen(TICK_S)
+            self._collect(TICK_S)
             self.tick()
             now = time.monotonic()
             self._watch(now)
@@ -111,62 +111,60 @@ class WorkerPool:
                 self.out_of_time = True
 
     def renew(self) -> None:
-        """Let those go who have nothing to do: who comes in their place knows where the others hang."""
+        """Dismiss idle workers: those forked in their place know which directories hang."""
         for handle in [handle for handle in self.handles if handle.idle]:
             self._dismiss(handle)
 
     def end(self) -> None:
-        """Let everybody tell what they know, and send them home; those that do not go are left behind."""
+        """Collect the last results and end all workers; abandon those that do not exit."""
         self.board.stop()
         until = time.monotonic() + GRACE_S
-        while any(not self._resting(handle) for handle in self.handles) and time.monotonic() < until:
-            self._listen(0.02)
+        while any(not self._is_done(handle) for handle in self.handles) and time.monotonic() < until:
+            self._collect(0.02)
         for handle in self.handles:
-            os.close(handle.give)  # whoever waits for jobs ends now
-            self._selector.unregister(handle.hear)
-            os.close(handle.hear)
+            os.close(handle.jobs)  # a worker that waits for jobs exits now
+            self._selector.unregister(handle.results)
+            os.close(handle.results)
         for handle in self.handles:
-            if not _gone(handle.pid, 0.2 if self._resting(handle) else 0.0):
+            if not _has_exited(handle.pid, 0.2 if self._is_done(handle) else 0.0):
                 self._kill(handle)
         self.handles = []
         self._selector.close()
 
-    def _staff(self) -> None:
-        """Have as many workers as it takes."""
-        if self.pace is None:
-            wanted, threads = 1, 1
-        else:
-            wanted, threads = self.pace.processes, self.pace.threads
-        if threads > 1:  # the first one has given back what it had
+    def _fork_workers(self) -> None:
+        """Fork the workers that are missing."""
+        chosen = self.parallelism
+        processes, threads = (chosen.processes, chosen.threads) if chosen is not None else (1, 1)
+        if threads > 1:  # the first one has returned its jobs
             for handle in [handle for handle in self.handles if handle.threads == 1 and handle.idle]:
                 self._dismiss(handle)
-        while len(self.handles) < wanted and self._next_slot + threads <= SLOTS:
-            pid, give, hear = start_worker(self.assignment, self.board, self._next_slot, threads)
-            os.set_blocking(hear, False)
-            handle = _WorkerHandle(pid, give, hear, self._next_slot, threads)
+        while len(self.handles) < processes and self._next_slot + threads <= SLOTS:
+            pid, jobs, results = start_worker(self.assignment, self.board, self._next_slot, threads)
+            os.set_blocking(results, False)
+            handle = _WorkerHandle(pid, jobs, results, self._next_slot, threads)
             self._next_slot += threads
             self.handles.append(handle)
-            self._selector.register(hear, selectors.EVENT_READ, handle)
-            if self.pace is None:
+            self._selector.register(results, selectors.EVENT_READ, handle)
+            if chosen is None:
                 return
 
-    def _deal(self) -> None:
+    def _assign(self) -> None:
         best = max((handle.threads for handle in self.handles), default=1)
         ready = [handle for handle in self.handles if handle.idle and handle.threads == best]
         while self.queue and ready:
-            share = min(MOST_DEALT, -(-len(self.queue) // len(ready)))
+            share = min(MOST_JOBS_SENT, -(-len(self.queue) // len(ready)))
             handle = ready.pop()
             jobs, self.queue[:share] = self.queue[:share], []
             handle.idle = False
-            with contextlib.suppress(BrokenPipeError):  # it died; its pipe says so next
-                send(handle.give, jobs)
+            with contextlib.suppress(BrokenPipeError):  # the worker died; reading its result pipe reports that next
+                send(handle.jobs, jobs)
         self.board.wants_work = any(handle.idle for handle in self.handles) and not self.queue
 
-    def _listen(self, wait_s: float) -> None:
+    def _collect(self, wait_s: float) -> None:
         for ready, _ in self._selector.select(wait_s):
             handle: _WorkerHandle = ready.data
             try:
-                chunk = os.read(handle.hear, 2**18)
+                chunk = os.read(handle.results, 2**18)
             except BlockingIOError:
                 continue
             if not chunk:
@@ -195,11 +193,11 @@ class WorkerPool:
             self.real = message[1]
         elif kind == "closed":
             self.closed = message[1]
-        elif kind == "pace" and self.pace is None:
-            self.pace = decide(message[1], self.cores)
+        elif kind == "stat_time" and self.parallelism is None:
+            self.parallelism = choose_parallelism(message[1], self.cores)
 
-    def _resting(self, handle: _WorkerHandle) -> bool:
-        """Whether nothing more is to be expected of it."""
+    def _is_done(self, handle: _WorkerHandle) -> bool:
+        """Return whether no more results are expected from this worker."""
         if handle.idle:
             return True
         if not handle.stuck:
@@ -208,8 +206,8 @@ class WorkerPool:
         return all(slot in handle.stuck or self.board.where(slot)[1] is None for slot in slots)
 
     def _watch(self, now: float) -> None:
-        """See who has not moved for long."""
-        if now - self._watched > AWAY_S:  # it was not they who stood still: this process was stopped (Ctrl-Z) or busy
+        """Find workers that have stopped making progress."""
+        if now - self._watched > PAUSED_S:  # this process was stopped (Ctrl-Z) or busy, not the workers
             for handle in self.handles:
                 handle.seen.clear()
         self._watched = now
@@ -232,7 +230,7 @@ class WorkerPool:
                 self._abandon(handle)
 
     def _died(self, handle: _WorkerHandle) -> None:
-        """A worker ended by itself: killed from outside, or for memory. Where two ended, a third is not sent."""
+        """A worker exited unexpectedly, for example OOM-killed. A directory at which two workers died is skipped."""
         if self.closed:
             self._dismiss(handle)
             return
@@ -240,9 +238,9 @@ class WorkerPool:
             place = self.board.where(slot)[1]
             if place is not None:
                 path = self._path(place)
-                if path in self._deaths:
+                if path in self._died_at:
                     self.stuck.append(path)
-                self._deaths.add(path)
+                self._died_at.add(path)
         self._abandon(handle)
 
     def _path(self, place: bytes | int) -> bytes:
@@ -251,39 +249,39 @@ class WorkerPool:
     def _abandon(self, handle: _WorkerHandle) -> None:
         self.abandoned.append(handle.pid)
         self._kill(handle)
-        self._forget(handle)
+        self._remove(handle)
 
     def _dismiss(self, handle: _WorkerHandle) -> None:
-        self._forget(handle)
-        if not _gone(handle.pid, 0.2):
+        self._remove(handle)
+        if not _has_exited(handle.pid, 0.2):
             self._kill(handle)
 
-    def _forget(self, handle: _WorkerHandle) -> None:
-        self._selector.unregister(handle.hear)
-        os.close(handle.hear)
-        os.close(handle.give)
+    def _remove(self, handle: _WorkerHandle) -> None:
+        self._selector.unregister(handle.results)
+        os.close(handle.results)
+        os.close(handle.jobs)
         self.handles.remove(handle)
 
     def _kill(self, handle: _WorkerHandle) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(handle.pid, signal.SIGKILL)
-        if not _gone(handle.pid, 0.05):
+        if not _has_exited(handle.pid, 0.05):
             _abandoned.add(handle.pid)
 
 
 _abandoned: set[int] = set()
-"""Workers of earlier scans of this process that would not end."""
+"""Workers of earlier scans of this process that did not exit."""
 
 
 def _reap() -> None:
-    """Take leave of those that have ended meanwhile."""
+    """Reap abandoned workers that have exited meanwhile."""
     for pid in list(_abandoned):
-        if _gone(pid, 0.0):
+        if _has_exited(pid, 0.0):
             _abandoned.discard(pid)
 
 
-def _gone(pid: int, within_s: float) -> bool:
-    """Whether a child has ended, waiting for it a little."""
+def _has_exited(pid: int, within_s: float) -> bool:
+    """Return whether a child has exited within this time."""
     until = time.monotonic() + within_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One scan from the beginning to the end: what is remembered is verified, the rest is read, and all is remembered."""
+"""One scan: verifies the cached directories, reads the others, and updates the cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.watch.processor import no_collection
-from resilience.watch.scan.memory import EVERY_S, LOOK_S, Remembered, ScanMemory, Snapshot, baseline, snapshot, thin
+from resilience.watch.scan.cache import EVERY_S, CachedScan, ScanCache, Snapshot, baseline, snapshot, thin
 from resilience.watch.scan.pool import WorkerPool
 from resilience.watch.scan.tree import (
     ELSEWHERE,
@@ -31,37 +31,37 @@ from resilience.watch.scan.tree import (
     joined,
     unknown,
 )
-from resilience.watch.scan.worker import Assignment, Known, Pace
+from resilience.watch.scan.worker import Assignment, Known, Parallelism
 
 VERIFIED_AT_ONCE = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a scan has come.
+    """The progress of a scan.
 
     Attributes:
         directories: read or verified.
-        looks: files and directories looked at.
-        expected: directories that there were last time; 0 when nobody has looked before.
+        stat_calls: files and directories probed.
+        expected: directories in the last scan; 0 if there was none.
     """
 
     directories: int
-    looks: int
+    stat_calls: int
     expected: int
 
 
 class ScanState:
-    """What one scan has found until now."""
+    """The results of a scan so far."""
 
     def __init__(
-        self, directory: bytes, tree: Tree | None, now: float, full_pass_s: float, tell: Callable[[Progress], None]
+        self, directory: bytes, tree: Tree | None, now: float, full_pass_s: float, report: Callable[[Progress], None]
     ) -> None:
-        self.tree, self.now, self.full_pass_s, self.tell = tree, now, full_pass_s, tell
+        self.tree, self.now, self.full_pass_s, self.report = tree, now, full_pass_s, report
         self.records: dict[bytes, Record] = {}
         self.verified: set[int] = set()
         self.changed: set[int] = set()
-        self.looks = 0
+        self.stat_calls = 0
         self.rows: Sequence[int] = ()
         known: list[Known] = []
         paths: set[bytes] = set()
@@ -76,31 +76,31 @@ class ScanState:
         self.assignment = Assignment(directory, int(now), known, paths.__contains__)
 
     def found(
-        self, records: Sequence[tuple[Any, ...]], verified: Sequence[tuple[int, int, list[int]]], looks: int
+        self, records: Sequence[tuple[Any, ...]], verified: Sequence[tuple[int, int, list[int]]], stat_calls: int
     ) -> None:
-        """Take in what a worker tells."""
+        """Add the results of a worker."""
         for plain in records:
             record = Record.from_plain(plain)
             self.records[record.path] = record
         for begin, end, changed in verified:
             self.verified.update(range(begin, end))
             self.changed.update(changed)
-        self.looks += looks
+        self.stat_calls += stat_calls
 
     def tick(self) -> None:
-        """Tell how far it has come."""
+        """Report the progress."""
         expected = len(self.tree) if self.tree is not None else 0
-        self.tell(Progress(len(self.records) + len(self.verified) - len(self.changed), self.looks, expected))
+        self.report(Progress(len(self.records) + len(self.verified) - len(self.changed), self.stat_calls, expected))
 
     def work(self, pool: WorkerPool) -> None:
-        """Verify what is known; read what is new or has changed; then what it is time to read again."""
+        """Verify the cached directories, read new and changed ones, then those due for the full pass."""
         if self.tree is None:
             self._read(pool, [b""])
             return
         self._verify(pool)
         paths = self.tree.paths
-        wanted = [paths[row] for row in unknown(self.tree)] + [paths[self.rows[number]] for number in self.changed]
-        self._read(pool, wanted)
+        to_read = [paths[row] for row in unknown(self.tree)] + [paths[self.rows[number]] for number in self.changed]
+        self._read(pool, to_read)
         again = [path for row in due(self.tree, self.now, self.full_pass_s) if (path := paths[row]) not in self.records]
         self._read(pool, again)
 
@@ -121,24 +121,22 @@ class ScanState:
             if pool.out_of_time or pool.interrupted or pool.closed:
                 return
 
-    def _read(self, pool: WorkerPool, wanted: list[bytes]) -> None:
-        """Have directories read, and what lies below them; once more what a worker took with it when it hung."""
+    def _read(self, pool: WorkerPool, paths: list[bytes]) -> None:
+        """Read directories and their subdirectories; retry those whose results were lost with a worker that hung."""
         lost = len(pool.abandoned)
-        while wanted:
-            pool.run(wanted[::-1])  # the last is taken first
+        while paths:
+            pool.run(paths[::-1])  # the last is taken first
             if len(pool.abandoned) == lost or pool.out_of_time or pool.interrupted or pool.closed:
                 return
             lost = len(pool.abandoned)
             pool.renew()
             known = self.assignment.is_known
             below = {joined(record.path, name) for record in list(self.records.values()) for name in record.children}
-            ahead = [*wanted, *(path for path in below if not known(path))]
-            wanted = [
-                path for path in dict.fromkeys(ahead) if path not in self.records and not _hangs(path, pool.stuck)
-            ]
+            ahead = [*paths, *(path for path in below if not known(path))]
+            paths = [path for path in dict.fromkeys(ahead) if path not in self.records and not _hangs(path, pool.stuck)]
 
     def result(self, pool: WorkerPool) -> Tree:
-        """The tree as it is known now."""
+        """Return the tree: the cached one, updated."""
         for path in pool.stuck:
             if path not in self.records:
                 self.records[path] = Record(path, STUCK, read_at=int(self.now))
@@ -155,7 +153,7 @@ def _hangs(path: bytes, stuck: Sequence[bytes]) -> bool:
 
 
 def _merge(before: Record | None, record: Record) -> Record:
-    """What is known of a directory after it was read again: its last full reading is better than a part. Pure."""
+    """Return the record to keep of a directory: the last full one rather than a new partial one. Pure."""
     if before is None or before.state not in (READ, PARTIAL) or record.state not in (PARTIAL, STUCK):
         return record
     if record.state == PARTIAL and record.files >= before.files:
@@ -164,34 +162,34 @@ def _merge(before: Record | None, record: Record) -> Record:
 
 
 FULL_PASS_S = 86400.0
-"""Each directory is read at least that often: files that grow in place do not change their directory's mtime."""
+"""Interval at which every directory is read: files that grow in place do not change their directory's mtime."""
 
 STALL_S = 30.0
-"""A look that takes longer than this hangs; less where the deadline is short."""
+"""A worker without progress for longer than this hangs; less if the deadline is short."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a scan found.
+    """The result of a scan.
 
     Attributes:
-        root: the directory, as it was asked for.
+        root: the directory, as requested.
         real: the same without symbolic links; empty if it could not be opened.
-        tree: the directories; one row of nothing if the root could not be looked at.
-        totals: what they add up to.
-        time: when, in seconds since the epoch.
-        took_s: how long it took.
-        error: why nothing at all could be seen; empty otherwise.
-        before: what to compare with, or None.
+        tree: the directories; one empty row if the root could not be read.
+        totals: the totals of each subtree.
+        time: of the scan, in seconds since the epoch.
+        took_s: its duration.
+        error: why the root could not be scanned; empty if it could.
+        before: the snapshot to compare with, or None.
         read: directories read in this scan.
-        verified: directories that were as an earlier scan had found them.
-        unverified: directories of which nobody could see in time whether they are as they were.
-        looks: how many files and directories were looked at.
+        verified: cached directories that were unchanged.
+        unverified: cached directories that could not be verified in time.
+        looks: number of stat calls.
         oldest: when the oldest of the figures was read, in seconds since the epoch.
-        interrupted: whether a person ended it.
-        out_of_time: whether the deadline did.
-        pace: how it went about it, in words; empty for few directories.
-        notes: what else people should know.
+        interrupted: whether a signal ended the scan.
+        out_of_time: whether the deadline ended the scan.
+        pace: the number of workers and why, as text; empty for few directories.
+        notes: warnings for the user.
     """
 
     root: Path
@@ -214,12 +212,12 @@ class Scan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every directory was seen, those apart that may not be read."""
+        """Whether every readable directory was read or verified."""
         return not self.error and not self.unverified and not self.unfinished
 
     @property
     def unfinished(self) -> int:
-        """Directories that were not read to their end, for want of time or of an answer."""
+        """The number of directories not fully read because of the deadline or a hang."""
         return sum(state not in (READ, ELSEWHERE) and not trouble for state, trouble in self._ends())
 
     def _ends(self) -> Iterator[tuple[int, int]]:
@@ -228,32 +226,32 @@ class Scan:
 
 def scan(
     root: Path,
-    memory: Path | None,
+    cache: Path | None,
     *,
     now: float,
     fallback: Path | None = None,
     deadline_s: float | None = None,
     full_pass_s: float = FULL_PASS_S,
-    tell: Callable[[Progress], None] = lambda _: None,
+    report: Callable[[Progress], None] = lambda _: None,
     cores: int | None = None,
-    pace: Pace | None = None,
+    parallelism: Parallelism | None = None,
 ) -> Scan:
-    """Add up what lies in a directory and below.
+    """Return the disk usage of a directory tree.
 
-    Allocated blocks, as du counts; a file with several names counts once; symbolic links are not followed; other file
-    systems are not entered. `memory` is the directory of what is remembered between scans; None: nothing is.
-    `fallback`, a directory on this node, takes that where `memory` does not.
+    Counts allocated blocks, as du does; a file with several hard links counts once; symbolic links are not followed and
+    other file systems are not entered. `cache` is the cache directory, or None for no cache; `fallback` is a
+    directory on this node that is used if `cache` cannot be.
 
-    This process itself touches nothing below `root`: it comes back at the deadline even if the file system never
-    answers. Ctrl-C, SIGTERM and SIGHUP end it early. In all cases what was found is remembered, and the next scan goes
-    on from there.
+    This process itself touches nothing below `root`, so it returns at the deadline even if the file system never
+    responds. Ctrl-C, SIGTERM and SIGHUP end the scan early. In every case the results are cached, and the next scan
+    continues from there.
     """
     began = time.monotonic()
     directory = os.fsencode(root)
-    kept = ScanMemory(memory, fallback, directory)
-    known = kept.recall(LOOK_S if deadline_s is None else min(LOOK_S, max(1.0, deadline_s / 5)))
+    scan_cache = ScanCache(cache, fallback, directory)
+    known = scan_cache.read(deadline_s)
     deadline = None if deadline_s is None else began + deadline_s
-    state = ScanState(directory, known.tree, now, full_pass_s, tell)
+    state = ScanState(directory, known.tree, now, full_pass_s, report)
     pool = WorkerPool(
         state.assignment,
         state.found,
@@ -261,7 +259,7 @@ def scan(
         stall_s=STALL_S if deadline_s is None else min(STALL_S, max(0.5, deadline_s / 5)),
         tick=state.tick,
         cores=cores,
-        pace=pace,
+        parallelism=parallelism,
     )
     with _ctrl_c(pool), no_collection():
         try:
@@ -270,11 +268,11 @@ def scan(
             pool.end()
         tree = state.result(pool)
         totals = tree.totals()
-        error = _why(pool, tree)
+        error = _error(pool, tree)
         before = None
         if not error:
             before = _compare(known, now)
-            _keep(kept, known, state, tree, totals, now)
+            _update_cache(scan_cache, known, state, tree, totals, now)
     read_at = [at for at in tree.read_at if at]
     return Scan(
         root=root,
@@ -288,16 +286,16 @@ def scan(
         read=len(state.records),
         verified=len(state.verified) - len(state.changed),
         unverified=len(state.rows) - len(state.verified),
-        looks=state.looks,
+        looks=state.stat_calls,
         oldest=min(read_at, default=now),
         interrupted=pool.interrupted,
         out_of_time=pool.out_of_time,
-        pace=pool.pace.reason if pool.pace else "",
-        notes=tuple(kept.notes),
+        pace=pool.parallelism.reason if pool.parallelism else "",
+        notes=tuple(scan_cache.notes),
     )
 
 
-def _compare(known: Remembered, now: float) -> Snapshot | None:
+def _compare(known: CachedScan, now: float) -> Snapshot | None:
     number = baseline(known.times, now)
     if number is None:
         return None
@@ -307,39 +305,41 @@ def _compare(known: Remembered, now: float) -> Snapshot | None:
         return None
 
 
-def _keep(kept: ScanMemory, known: Remembered, state: ScanState, tree: Tree, totals: Totals, now: float) -> None:
-    """Remember what is new."""
+def _update_cache(
+    scan_cache: ScanCache, known: CachedScan, state: ScanState, tree: Tree, totals: Totals, now: float
+) -> None:
+    """Update the cache."""
     is_time = not known.times or now - max(known.times) >= EVERY_S or now < max(known.times)
     if not state.records and not is_time:
         return
     if is_time:
         known.add(snapshot(tree, totals, now))
         known.keep(thin(known.times, now))
-    kept.keep(tree, known)
+    scan_cache.write(tree, known)
 
 
-def _why(pool: WorkerPool, tree: Tree) -> str:
-    """Why nothing at all could be seen; empty if something could."""
+def _error(pool: WorkerPool, tree: Tree) -> str:
+    """Return why the root could not be scanned; empty if it could."""
     number = pool.closed
     if not number and tree.trouble[0] and not tree.files[0] and len(tree) == 1:
         number = tree.trouble[0]
     if number == errno.ETIMEDOUT or (not number and tree.state[0] == STUCK and len(tree) == 1):
-        return "it does not answer: the file system hangs"
+        return "no response: the file system hangs"
     if number == errno.ENOENT:
-        return "it does not exist"
+        return "does not exist"
     if number == errno.ENOTDIR:
-        return "it is a file, not a directory"
+        return "is a file, not a directory"
     if number:
         return os.strerror(number)
     if tree.read_at[0] == 0 and len(tree) == 1 and not pool.interrupted:
-        return "there was no answer within the deadline"
+        return "no response within the deadline"
     return ""
 
 
 @contextmanager
 def _ctrl_c(pool: WorkerPool) -> Iterator[None]:
-    """Let the first Ctrl-C, SIGTERM (`timeout`, SLURM) or SIGHUP (a lost ssh) end the scan in an orderly way; a second
-    is as before."""
+    """End the scan in an orderly way on the first Ctrl-C, SIGTERM (`timeout`, SLURM) or SIGHUP (a lost ssh connection);
+    restore the previous handler for a second one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

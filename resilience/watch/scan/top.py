@@ -1,4 +1,4 @@
-"""`resil watch fs --top`: the directories that hold most and those that grow fastest, without the trivial ones."""
+"""`resil watch fs --top`: the largest and the fastest growing directories, without redundant ancestors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.system.fallback_directory import fallback_path
-from resilience.watch.scan.memory import Snapshot
+from resilience.watch.scan.cache import Snapshot
 from resilience.watch.scan.scan import Progress, Scan, scan
 from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from resilience.system.ports import System
 
 NEARLY_ALL = 0.95
-"""A directory with this share of its parent is shown in its place: `runs/gpt/checkpoints` says more than `runs`."""
+"""A directory with this share of its parent is listed instead: `runs/gpt/checkpoints` is more precise than `runs`."""
 
 MOST_OF_IT = 0.9
 HALF = 0.5
 DAY_S = 86400.0
 
-CHECKPOINT_FOLDER = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
+CHECKPOINT_DIRECTORY = re.compile(rb"(?:checkpoint|ckpt)[-_].+|global_step_?\d+|iter_\d+|.+\.(?:ckpt|distcp)")
 """Hugging Face: checkpoint-500. DeepSpeed: global_step500. Megatron-LM: iter_0000500. Lightning: step=5.ckpt."""
 
 
@@ -34,16 +34,16 @@ class TopDirectory:
     """One line of the list.
 
     Attributes:
-        path: from the root of the scan; empty for the root itself.
-        bytes: allocated, with all below.
-        files: with all below; everything that is no directory.
-        directories: with all below, itself included.
-        share: of the whole, 0 to 1, by what the list is sorted by.
-        rest: the same of what does not lie in another directory of the list.
+        path: relative to the root of the scan; empty for the root itself.
+        bytes: allocated to the subtree.
+        files: in the subtree; entries that are not directories.
+        directories: in the subtree, including the directory itself.
+        share: of the total, 0 to 1, by the sort criterion.
+        rest: the share outside other listed directories.
         newest: the newest change, seconds since the epoch.
-        owners: login names with their part of the bytes, most first.
-        grew_bytes, grew_inodes: since the scan that this one is compared with; None if that is not known.
-        is_lower_bound: whether something below was not read.
+        owners: login names with their share of the bytes, largest first.
+        grew_bytes, grew_inodes: growth since the compared scan; None if unknown.
+        is_lower_bound: whether the subtree was not fully read.
     """
 
     path: bytes
@@ -61,19 +61,19 @@ class TopDirectory:
 
 @dataclass(frozen=True, slots=True)
 class TopReport:
-    """What is to be said about one directory that was scanned.
+    """The report about one scanned directory.
 
     Attributes:
-        scan: where the figures are from.
-        largest: by bytes or inodes, most first.
-        growing: those that grew, fastest first.
-        checkpoint_bytes, checkpoint_directories: what checkpoints take, and in how many directories.
-        since_s: how long ago the scan was that growth is measured from; None if there was none.
-        owners: whether files of several people lie there.
-        unread: directories not read to their end.
-        stuck: directories that do not answer.
-        unreadable: (path, errno) of directories that may not be read, or are broken.
-        elsewhere: where other file systems begin.
+        scan: the source of the figures.
+        largest: by bytes or inodes, largest first.
+        growing: directories that grew, fastest first.
+        checkpoint_bytes, checkpoint_directories: bytes of checkpoints, and number of directories with checkpoints.
+        since_s: age of the compared scan; None if there was none.
+        owners: whether the tree has files of several users.
+        unread: directories not fully read.
+        stuck: directories that do not respond.
+        unreadable: (path, errno) of directories that could not be read.
+        elsewhere: mount points of other file systems.
     """
 
     scan: Scan
@@ -89,15 +89,15 @@ class TopReport:
     elsewhere: tuple[bytes, ...] = ()
 
 
-def scan_directory(system: System, root: Path, deadline_s: float | None, tell: Callable[[Progress], None]) -> Scan:
-    """Scan a directory, and remember it among what this person's account remembers, else on this node."""
-    memory = system.cache_home / "resil" / "scan"
-    fallback = fallback_path(system, memory)
-    return scan(root, memory, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, tell=tell)
+def scan_directory(system: System, root: Path, deadline_s: float | None, report: Callable[[Progress], None]) -> Scan:
+    """Scan a directory; cache the result in the user's cache directory, or on this node if that fails."""
+    cache = system.cache_home / "resil" / "scan"
+    fallback = fallback_path(system, cache)
+    return scan(root, cache, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, report=report)
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:
-    """Say which directories matter. `by`: "bytes" or "inodes". Pure, but for what `login_name` asks."""
+    """Return the report. `by`: "bytes" or "inodes". Pure, except for `login_name`."""
     if found.error:
         return TopReport(found)
     tree, totals = found.tree, found.totals
@@ -147,24 +147,24 @@ def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str
 
 
 def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: int) -> dict[int, float]:
-    """Given what each directory holds, return the rows that tell most: row -> what lies in none of the others. Pure.
+    """Return the most informative rows: row -> its weight outside the other chosen rows. Pure.
 
-    It begins with the root and replaces, largest first, a directory by those in it while they say more: by the one that
-    holds nearly everything of it, or by several that hold at least half of it. A directory of a thousand equal ones
-    stays one line. A directory stays besides those below it if much of it lies in none of them. Lines that are left go
-    to the largest of those passed over.
+    Starts with the root and, largest first, replaces a directory by its subdirectories while they are more informative:
+    by the one that holds nearly all of it, or by several that hold at least half of it. A directory of a thousand equal
+    subdirectories stays one line. A directory stays beside its subdirectories if they hold too little of it. Remaining
+    lines go to the largest directories that were skipped.
     """
     if not weights or weights[0] <= 0 or limit < 1:
         return {}
     final: set[int] = set()
-    passed: list[int] = []
+    skipped: list[int] = []
     heap: list[tuple[float, int]] = [(-weights[0], 0)]
     while heap:
         row = heapq.heappop(heap)[1]
         inside = sorted((child for child in children[row] if weights[child] > 0), key=lambda child: -weights[child])
         if inside and weights[inside[0]] >= NEARLY_ALL * weights[row]:
             heapq.heappush(heap, (-weights[inside[0]], inside[0]))
-            passed += inside[1:]
+            skipped += inside[1:]
             continue
         free = limit - len(final) - len(heap)
         parts: list[int] = []
@@ -177,17 +177,17 @@ def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: i
         stays = held < MOST_OF_IT * weights[row]
         if stays and len(parts) == free and parts:
             held -= weights[parts.pop()]
-        tells = len(parts) >= 2 and held >= HALF * weights[row]
-        if parts and (tells or row == 0):
+        is_informative = len(parts) >= 2 and held >= HALF * weights[row]
+        if parts and (is_informative or row == 0):
             for child in parts:
                 heapq.heappush(heap, (-weights[child], child))
-            passed += inside[len(parts) :]
+            skipped += inside[len(parts) :]
             if stays:
                 final.add(row)
         else:
             final.add(row)
     parents = {child: row for row, inside_ in enumerate(children) for child in inside_}
-    for row in sorted(set(passed) - final, key=lambda row: -weights[row])[: max(0, limit - len(final))]:
+    for row in sorted(set(skipped) - final, key=lambda row: -weights[row])[: max(0, limit - len(final))]:
         final.add(row)
     rest = {row: float(weights[row]) for row in sorted(final, key=lambda row: (-weights[row], row))}
     for row in final:
@@ -202,10 +202,10 @@ def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: i
 def growth(
     tree: Tree, sums: Sequence[int], missing: Sequence[int], before: Snapshot | None, which: int, unit: int
 ) -> list[int | None]:
-    """By row, how much more a directory holds than it did before; None where that is not known. Pure.
+    """Return the growth of each row since the snapshot; None where unknown. Pure.
 
-    `which`: 0 for blocks, 1 for inodes; `unit`: what one of them counts. A directory that was not there before grew by
-    all that it holds; one of which the earlier scan had not come to the end did not.
+    `which`: 0 for blocks, 1 for inodes; `unit`: bytes or inodes per count. A new directory grew by everything in it;
+    the growth of one that the earlier scan had not fully read is unknown.
     """
     if before is None:
         return [None] * len(tree)
@@ -229,7 +229,7 @@ def growth(
 
 
 def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[int]]) -> list[float]:
-    """By row, what was added below, whatever was deleted elsewhere: so that directories can be chosen by it. Pure."""
+    """Return each row's additions in its subtree, regardless of deletions elsewhere: the weight to choose by. Pure."""
     gains = [0.0] * len(tree)
     for row in range(len(tree) - 1, -1, -1):
         gain = grew[row]
@@ -240,11 +240,11 @@ def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[in
 
 
 def checkpoints(tree: Tree, blocks: Sequence[int]) -> tuple[int, int]:
-    """Bytes and directories of checkpoints, known by the names of their directories or files. Pure."""
+    """Return the bytes and the number of directories of checkpoints, recognized by directory or file name. Pure."""
     ends = tree.ends()
     total = directories = row = 0
     while row < len(tree):
-        if row and blocks[row] and CHECKPOINT_FOLDER.fullmatch(tree.names[row]):
+        if row and blocks[row] and CHECKPOINT_DIRECTORY.fullmatch(tree.names[row]):
             total += blocks[row]
             directories += 1
             row = ends[row]
@@ -270,11 +270,11 @@ def _in_state(tree: Tree, *states: int) -> tuple[bytes, ...]:
     return tuple(tree.paths[row] for row, state in enumerate(tree.state) if state in states)
 
 
-def directories_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
-    """The directories that a person means, each once, as the watchdogs of file systems understand them; none: the
-    project.
+def scanned_directories(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:
+    """Return the directories for these arguments, each once, as the `fs` watchdog resolves them; the project's without
+    any.
 
-    Raise UsageError for a path that cannot be meant. Nothing is touched.
+    Raise UsageError for an invalid path. Touches no file system.
     """
     from resilience.watch.places import named_places
 
@@ -284,7 +284,7 @@ def directories_meant(project: Project, paths: Sequence[str]) -> tuple[Path, ...
 
 
 def login_name(uid: int) -> str:
-    """The name of an account, or its number."""
+    """Return the login name of a user id, or the id itself."""
     import pwd
 
     try:

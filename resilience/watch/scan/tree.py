@@ -1,4 +1,4 @@
-"""The directories of a scan as columns, each directory before those below it, and what they add up to. Pure."""
+"""The directories of a scan as columns, each directory before its subdirectories, and their totals. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 READ, UNREAD, PARTIAL, UNREADABLE, ELSEWHERE, STUCK = range(6)
-"""What became of a directory: read to its end; not yet read; a part was read before the deadline; may not be read, or
-is broken; another file system or mount begins there; whoever looked did not come back."""
+"""The state of a directory: fully read; not read yet; partly read at the deadline; not readable (permissions or I/O
+error); the root of another mount; a worker hung in it."""
 
 UNTRUSTED = -1
-"""An mtime that equals none: the directory was changing while it was read, so it must be read again."""
+"""An mtime that never matches: the directory changed while it was read, so it must be read again."""
 
 BLOCK_BYTES = 512
-"""The unit of st_blocks, whatever the file system's own (stat(2), inode(7))."""
-
+"""The unit of st_blocks on every file system (stat(2), inode(7))."""
 
 MOST_HOT = 500
-"""Files that are looked at again at each scan, of all directories together."""
+"""Hot files, over all directories: each scan checks them again."""
 
 
 class Hot(NamedTuple):
-    """A file that may grow in place, which its directory's mtime would not tell: looked at again at each scan.
+    """A file that may grow in place, which does not change its directory's mtime: each scan checks it again.
 
     Attributes:
         name: its name in the directory.
-        blocks: allocated, of 512 bytes.
+        blocks: allocated, of 512 bytes each.
         mtime: whole seconds since the epoch.
     """
 
@@ -38,23 +37,23 @@ class Hot(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One directory: itself and the files that lie in it, without the directories below.
+    """One directory and its files, without its subdirectories.
 
     Attributes:
-        path: from the root of the scan, with slashes; empty for the root.
+        path: relative to the root of the scan; empty for the root.
         state: READ, UNREAD, ...
         inode: the directory's own.
-        mtime_ns: of the directory when it was read; UNTRUSTED when it was changing.
+        mtime_ns: of the directory when it was read; UNTRUSTED if it changed meanwhile.
         read_at: when it was read, whole seconds since the epoch; 0 for never.
         blocks: allocated to the directory and its files, of 512 bytes each.
-        files: everything in it that is no directory.
+        files: entries that are not directories.
         newest: the newest mtime among the files and the directory, whole seconds since the epoch.
-        uid: whose files hold most of the blocks; the directory's owner if it holds none.
-        checkpoint_blocks: allocated to files that are checkpoints by their name.
-        trouble: the errno that kept it from being read, or 0.
-        links: (inode, blocks) of each file here that has several names.
+        uid: the owner of most of the files' blocks; the directory's owner if there are no files.
+        checkpoint_blocks: allocated to files with the name of a checkpoint.
+        trouble: the errno of the read error, or 0.
+        links: (inode, blocks) of each file with several hard links.
         hot: files that may grow in place.
-        children: names of the directories in it, sorted.
+        children: names of the subdirectories, sorted.
     """
 
     path: bytes
@@ -73,18 +72,18 @@ class Record(NamedTuple):
     children: tuple[bytes, ...] = ()
 
     def plain(self) -> tuple[Any, ...]:
-        """As marshal takes it: it knows no named tuples."""
+        """Return plain tuples: marshal does not support named tuples."""
         return (*self[:12], tuple(map(tuple, self.hot)), self.children)
 
     @classmethod
     def from_plain(cls, values: tuple[Any, ...]) -> Record:
-        """What `plain` was given."""
+        """Return the record that `plain` was called on."""
         record = cls(*values)
         return record._replace(hot=tuple(Hot(*hot) for hot in record.hot)) if record.hot else record
 
 
 def joined(parent: bytes, name: bytes) -> bytes:
-    """The path of a directory in a directory. Pure."""
+    """Return the path of an entry of a directory. Pure."""
     return parent + b"/" + name if parent else name
 
 
@@ -101,19 +100,19 @@ NUMBERS = {
     "checkpoint_blocks": "q",
     "trouble": "i",
 }
-"""The columns of numbers in the order in which they lie in the cache, and how each number is kept (module array)."""
+"""The numeric columns in the order of the cache file, with their type codes (module array)."""
 
 _WHOLE = frozenset({READ, ELSEWHERE})
 
 
 @dataclass(slots=True)
 class Tree:
-    """One row for each directory; row 0 is the root, and the directories below row i come right after it.
+    """One row per directory: row 0 is the root, and the directories below row i follow it.
 
     Attributes:
-        names: of each directory in its parent; empty for the root.
-        parent: row of the directory that it lies in; -1 for the root.
-        links: by row, (inode, blocks) of files with several names.
+        names: of each directory within its parent; empty for the root.
+        parent: row of the parent directory; -1 for the root.
+        links: by row, (inode, blocks) of files with several hard links.
         hot: by row, files that may grow in place.
 
     The others are the columns of `Record`.
@@ -140,12 +139,12 @@ class Tree:
 
     @classmethod
     def of_columns(cls, names: list[bytes], columns: Mapping[str, array[int]]) -> Tree:
-        """A tree of columns that are there already, by their names."""
+        """Return a tree with these columns, given by name."""
         return cls(names, *(columns[name] for name in NUMBERS))  # type: ignore[arg-type]
 
     @property
     def paths(self) -> list[bytes]:
-        """The path of each directory from the root of the scan."""
+        """The path of each directory, relative to the root of the scan."""
         if not self._paths:
             paths = [b""]
             for name, parent in zip(self.names[1:], self.parent[1:], strict=True):
@@ -155,14 +154,14 @@ class Tree:
         return self._paths
 
     def below(self) -> list[list[int]]:
-        """For each row, the rows of the directories right in it."""
+        """Return, for each row, the rows of its subdirectories."""
         children: list[list[int]] = [[] for _ in self.names]
         for row in range(1, len(self.names)):
             children[self.parent[row]].append(row)
         return children
 
     def ends(self) -> list[int]:
-        """For each row, the first row after it that is not below it."""
+        """Return, for each row, the first row after it that is not below it."""
         ends = list(range(1, len(self.names) + 1))
         for row in range(len(self.names) - 1, 0, -1):
             above = self.parent[row]
@@ -171,7 +170,7 @@ class Tree:
         return ends
 
     def records(self) -> Iterator[Record]:
-        """Each row as a record."""
+        """Yield each row as a record."""
         children = self.below()
         for row, path in enumerate(self.paths):
             yield Record(
@@ -181,7 +180,7 @@ class Tree:
             )  # fmt: skip
 
     def totals(self) -> Totals:
-        """What each directory adds up to with all below it; a file with several names counts once, at its first."""
+        """Return the totals of each subtree; a file with several hard links counts once, at the first."""
         blocks, files = list(self.blocks), list(self.files)
         seen: set[int] = set()
         for row in sorted(self.links):
@@ -209,15 +208,15 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """By row, what a directory adds up to with all below it.
+    """By row, the totals of a directory and everything below it.
 
     Attributes:
         blocks: of 512 bytes.
-        files: everything that is no directory.
-        own_files: those right in the directory.
-        directories: itself included.
+        files: entries that are not directories.
+        own_files: those directly in the directory.
+        directories: including the directory itself.
         newest: the newest change, whole seconds since the epoch.
-        missing: directories that were not read to their end: above zero, the others are lower bounds.
+        missing: directories not fully read; if there are any, the other totals are lower bounds.
     """
 
     blocks: list[int]
@@ -229,7 +228,7 @@ class Totals:
 
 
 def tree_of(rows: Sequence[Record], parents: Sequence[int]) -> Tree:
-    """A tree of rows that are in order already."""
+    """Return a tree of rows that are already in order."""
     columns = {name: array(kind) for name, kind in NUMBERS.items()}
     columns["parent"].extend(parents)
     for name, column in columns.items():
@@ -245,10 +244,10 @@ def tree_of(rows: Sequence[Record], parents: Sequence[int]) -> Tree:
 
 
 def grow(records: Mapping[bytes, Record]) -> Tree:
-    """Put records in order: each directory is followed by what lies below it, by name. Pure.
+    """Return the records as a tree: each directory is followed by its subdirectories, by name. Pure.
 
-    A directory that its parent names and nobody has read is a row that says so. One that vanished meanwhile is left
-    out, and so is one that was met already under another path: a loop of mounts is not walked round.
+    A directory that its parent lists but that was not read gets an UNREAD row. Directories deleted meanwhile are left
+    out, and so are those already seen under another path, such as a loop of bind mounts.
     """
     rows: list[Record] = []
     parents: list[int] = []
@@ -269,13 +268,13 @@ def grow(records: Mapping[bytes, Record]) -> Tree:
 
 
 def due(tree: Tree, now: float, full_pass_s: float) -> list[int]:
-    """The rows whose directories are due to be read again although they seem unchanged: the full pass. Pure."""
+    """Return the rows of directories due for the full pass: to be read again although unchanged. Pure."""
     before = now - full_pass_s
     return [row for row, read_at in enumerate(tree.read_at) if read_at <= before or read_at > now + full_pass_s]
 
 
 def unknown(tree: Tree) -> list[int]:
-    """The rows that must be read in any case: never read, or only in part, not readable before, or barred. Pure."""
+    """Return the rows that must be read in any case: never or only partly read, unreadable, or mount points. Pure."""
     return [
         row
         for row, (state, mtime_ns) in enumerate(zip(tree.state, tree.mtime_ns, strict=True))

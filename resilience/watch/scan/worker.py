@@ -1,12 +1,12 @@
-"""One worker of a scan: a forked child that reads directories, and can be left behind when it hangs in the kernel.
+"""One worker of a scan: a forked child that reads directories, and can be abandoned when it hangs in the kernel.
 
-It takes jobs from a pipe and writes records to another: a length, and plain values as marshal writes them. A job is the
-path of a directory to read with all that is below it and not known yet, or a range of known directories to verify. On a
-network file system each stat waits for a server, and Python does not: there one worker has many threads.
+It reads jobs from one pipe and writes results to another, as length-prefixed marshal messages. A job is the path of a
+directory to read, with everything below it that is not cached yet, or a range of cached directories to verify. On a
+network file system each stat call waits for a server without holding the GIL, so one worker has many threads there.
 
-Workers note where they are on a page of shared memory, the board, and read there whether to stop or to share. That
-needs no system call and no lock, so it costs next to nothing at each directory; and it can be read while the worker
-that wrote it hangs in the kernel.
+Workers publish their position in shared memory, the board, and read from it whether to stop or to share work. That
+takes neither a system call nor a lock, so it is cheap enough for every directory; and the parent can read it while the
+worker hangs in the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from resilience.watch.scan.directory import RECENT_S, SEGMENT_BYTES, Stats, look, look_at_all, read_directory, status_of
+from resilience.watch.scan.directory import (
+    RECENT_S,
+    SEGMENT_BYTES,
+    Stats,
+    read_directory,
+    stat_entries,
+    stat_entry,
+    status_of,
+)
 from resilience.watch.scan.tree import ELSEWHERE, MOST_HOT, PARTIAL, STUCK, Hot, Record, joined
 
 _SLOT_BYTES = 4096
@@ -34,7 +42,7 @@ LONGEST = _SLOT_BYTES - _HEAD.size
 
 
 class Board:
-    """One slot for each thread of each worker. Byte 0: stop; byte 1: somebody has nothing to do."""
+    """One slot per thread of each worker. Byte 0: stop; byte 1: a worker is idle."""
 
     def __init__(self, slots: int) -> None:
         self._memory = mmap.mmap(-1, _SLOT_BYTES * (slots + 1))
@@ -43,16 +51,16 @@ class Board:
 
     @property
     def stopped(self) -> bool:
-        """Whether everybody is to come to an end."""
+        """Whether all workers should stop."""
         return self._memory[0] != 0
 
     def stop(self) -> None:
-        """Tell everybody to come to an end."""
+        """Ask all workers to stop."""
         self._memory[0] = 1
 
     @property
     def wants_work(self) -> bool:
-        """Whether somebody has nothing to do."""
+        """Whether a worker is idle and the queue is empty."""
         return self._memory[1] != 0
 
     @wants_work.setter
@@ -60,27 +68,27 @@ class Board:
         self._memory[1] = value
 
     def enter(self, slot: int, path: bytes, count: int) -> None:
-        """Note what is about to be looked at; `count` is different each time."""
-        told = path[:LONGEST]
+        """Publish the path about to be read; `count` differs each time."""
+        shown = path[:LONGEST]
         start = _SLOT_BYTES * (slot + 1)
-        self._memory[start + _HEAD.size : start + _HEAD.size + len(told)] = told
-        _HEAD.pack_into(self._memory, start, count, len(told))
+        self._memory[start + _HEAD.size : start + _HEAD.size + len(shown)] = shown
+        _HEAD.pack_into(self._memory, start, count, len(shown))
 
     def verify(self, slot: int, number: int) -> None:
-        """Note which of the known directories is about to be verified: shorter to write than its path."""
+        """Publish the index of the cached directory about to be verified: cheaper than its path."""
         _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), number, _NUMBERED)
 
     def tick(self, slot: int, count: int) -> None:
-        """Note that it goes on in the same directory."""
+        """Publish progress in the same directory."""
         self._memory[_SLOT_BYTES * (slot + 1) : _SLOT_BYTES * (slot + 1) + 8] = count.to_bytes(8, "little")
 
     def set_idle(self, slot: int, count: int) -> None:
-        """Note that there is nothing to do."""
+        """Publish that this slot is idle."""
         _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), count, _IDLE)
 
     def where(self, slot: int) -> tuple[int, bytes | int | None]:
-        """The count, and what is being looked at: a path (its first LONGEST bytes), the number of a known directory, or
-        None for resting."""
+        """Return the count and the position: a path (its first LONGEST bytes), the index of a cached directory, or None
+        if idle."""
         start = _SLOT_BYTES * (slot + 1)
         count, length = _HEAD.unpack_from(self._memory, start)
         if length == _IDLE:
@@ -94,7 +102,7 @@ LENGTH = struct.Struct("<I")
 
 
 def send(pipe: int, message: Any) -> None:
-    """Write one message. Raise BrokenPipeError when nobody reads any more."""
+    """Write one message. Raise BrokenPipeError if the reader has closed the pipe."""
     raw = marshal.dumps(message)
     view = memoryview(LENGTH.pack(len(raw)) + raw)
     while view:
@@ -102,7 +110,7 @@ def send(pipe: int, message: Any) -> None:
 
 
 def receive(pipe: int) -> Any:
-    """Read one message. Raise EOFError when nobody writes any more."""
+    """Return the next message. Raise EOFError if the writer has closed the pipe."""
     return marshal.loads(_exactly(pipe, LENGTH.unpack(_exactly(pipe, LENGTH.size))[0]))
 
 
@@ -117,23 +125,23 @@ def _exactly(pipe: int, count: int) -> bytes:
     return b"".join(parts)
 
 
-SLOW_LOOK_S = 60e-6
-"""From here on a look waits for somebody else: a server, a turning disk. A stat of a local file takes 1 to 10 us (ext4,
-from memory and from a fast disk), over a network 100 us and more."""
+SLOW_STAT_S = 60e-6
+"""Above this a stat call waits for a server or a spinning disk. A local one takes 1 to 10 us (ext4, from cache and from
+a fast disk), one over a network 100 us and more."""
 
 MOST_PROCESSES = 4
 MOST_THREADS = 16
-"""Measured with 200 us added to each stat: 16 threads are 12.7 times as fast as one, 32 are slower than 16."""
+"""Measured with 200 us added to each stat call: 16 threads are 12.7 times as fast as one, 32 are slower than 16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How to go on.
+class Parallelism:
+    """How many workers a scan uses.
 
     Attributes:
-        processes: how many workers.
-        threads: how many in each.
-        reason: why, in words.
+        processes: number of workers.
+        threads: threads per worker.
+        reason: the measurement behind this choice, as text.
     """
 
     processes: int
@@ -141,44 +149,43 @@ class Pace:
     reason: str
 
 
-def decide(look_s: float, cores: int) -> Pace:
-    """Given how long a look took and how many cores this process may use, say how to go on. Pure.
+def choose_parallelism(stat_s: float, cores: int) -> Parallelism:
+    """Return the workers to use, given the duration of a stat call and the available cores. Pure.
 
-    On a local disk the kernel's and Python's own work takes the time: two processes for each core, at most four, since
-    some wait for the disk and the cores are shared with others. (On two idle cores four are as fast as two; on busy
-    ones, or from the disk, faster.) Where each look waits for a server, one process with many threads waits for many at
-    the same time.
+    On a local disk the CPU is the bottleneck: two processes per core, at most four, since some wait for the disk and
+    the cores are shared with other users. (On two idle cores four are as fast as two; on busy ones, or from the disk,
+    faster.) Where each stat call waits for a server, one process with many threads keeps many calls in flight.
     """
-    took = f"{look_s * 1e6:.0f} us for each look"
-    if look_s >= SLOW_LOOK_S:
-        return Pace(1, MOST_THREADS, f"{took}: {MOST_THREADS} threads")
+    took = f"{stat_s * 1e6:.0f} us per stat call"
+    if stat_s >= SLOW_STAT_S:
+        return Parallelism(1, MOST_THREADS, f"{took}: {MOST_THREADS} threads")
     processes = max(1, min(2 * cores, MOST_PROCESSES))
-    return Pace(processes, 1, f"{took}: {processes} processes")
+    return Parallelism(processes, 1, f"{took}: {processes} processes")
 
 
 FLUSH_S = 0.05
-"""How long records wait before they are told: a worker that hangs takes no more than these with it."""
+"""Longest time before records are sent: a worker that hangs loses only those not sent yet."""
 
 FLUSH_RECORDS = 256
 SAMPLE, SAMPLED_AT_ONCE = 200, 20
-"""Looks that are timed before it is decided how to go on."""
+"""Stat calls that are timed before the number of workers is chosen."""
 
 
 Known = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
-"""What an earlier scan knows of one directory: its path from the root, its inode, its mtime in ns, and (name, blocks,
-mtime in s) of files in it that may have grown in place. Plain tuples: there are many, and most are only compared."""
+"""A cached directory: its relative path, inode, mtime in ns, and (name, blocks, mtime in s) of its hot files. Plain
+tuples: there are many, and most are only compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What all workers of one scan know from the start.
+    """The input that all workers of a scan share.
 
     Attributes:
         directory: the root, as a path.
-        now: seconds since the epoch, as the scan tells it.
-        known: the directories of an earlier scan, for jobs that verify.
-        is_known: whether a directory below need not be read again because an earlier scan has.
-        stuck: directories at which workers of this scan hang; those that start later keep away from them.
+        now: the time of the scan, seconds since the epoch.
+        known: the cached directories, for jobs that verify.
+        is_known: whether a directory is cached, so that it need not be read.
+        stuck: directories in which workers of this scan hang; workers forked later skip them.
     """
 
     directory: bytes
@@ -189,15 +196,17 @@ class Assignment:
 
 
 class Worker:
-    """The child's side. `slot` is its first on the board; it has one for each of its threads."""
+    """The child process. `slot` is its first one on the board; it has one per thread."""
 
-    def __init__(self, assignment: Assignment, board: Board, slot: int, threads: int, take: int, tell: int) -> None:
+    def __init__(
+        self, assignment: Assignment, board: Board, slot: int, threads: int, job_pipe: int, result_pipe: int
+    ) -> None:
         self.assignment, self.board, self.slot, self.threads = assignment, board, slot, threads
-        self.take, self.tell = take, tell
+        self.job_pipe, self.result_pipe = job_pipe, result_pipe
         self.jobs: list[Any] = []
         self.records: list[tuple[object, ...]] = []
         self.verified: list[tuple[int, int, list[int]]] = []
-        self.looks: list[int] = []
+        self.stat_calls: list[int] = []
         self.count = 0
         self.flushed_at = time.monotonic()
         self.root = -1
@@ -205,33 +214,33 @@ class Worker:
         self.barriers: frozenset[bytes] = frozenset()
         self.recent = assignment.now - RECENT_S
         self.hot_times: list[int] = []
-        self.yielding = False  # looks are slow here: many threads will go on in its place
+        self.yielding = False  # stat calls are slow: a worker with many threads will take over
         self.samples: list[float] = []
-        self.sample_left = SAMPLE if threads == 1 else 0  # several threads: it was timed already
+        self.sample_left = SAMPLE if threads == 1 else 0  # several threads: timed already
 
-    def live(self) -> None:
-        """Take jobs until there are no more, or until told to stop."""
+    def run(self) -> None:
+        """Do jobs until the job pipe is closed."""
         self.board.enter(self.slot, b"", 0)
         try:
             self.root = os.open(self.assignment.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
             self.device = os.fstat(self.root).st_dev
         except OSError as error:
-            self._say(("closed", error.errno))
+            self._send(("closed", error.errno))
             return
         try:
             real = os.fsencode(os.readlink(f"/proc/self/fd/{self.root}"))  # noqa: PTH115 - bytes, whatever they are
         except OSError:  # a container without /proc
             real = os.path.realpath(self.assignment.directory)
         self.barriers = mounts_below(real)
-        self._say(("opened", real))
+        self._send(("opened", real))
         self.board.set_idle(self.slot, 1)
         pool = None
         if self.threads > 1:
             pool = Threads(self)
         while True:
-            self._say(("idle",))
+            self._send(("idle",))
             try:
-                jobs = receive(self.take)
+                jobs = receive(self.job_pipe)
             except EOFError:
                 return
             self.jobs += jobs
@@ -243,15 +252,15 @@ class Worker:
             self.board.set_idle(self.slot, self.next_count())
 
     def next_count(self) -> int:
-        """A number that was not there before: that it changes is how the others see that this one lives."""
+        """Return a new number: the parent takes a changed number on the board as a sign of life."""
         self.count += 1
         return self.count
 
     def work_off(self) -> None:
-        """Do all the jobs there are, and those that arise from them; give some away to who has none."""
+        """Do all jobs and those that result from them; share some when another worker is idle."""
         jobs, board = self.jobs, self.board
         while jobs and not board.stopped and not self.yielding:
-            self.do(jobs.pop(), self.slot, look_at_all)
+            self.do(jobs.pop(), self.slot, stat_entries)
             if len(self.records) >= FLUSH_RECORDS or time.monotonic() - self.flushed_at > FLUSH_S:
                 self.flush()
             if board.wants_work and len(jobs) > 1:
@@ -261,7 +270,7 @@ class Worker:
             self.share(len(jobs))
 
     def do(self, job: Any, slot: int, stats: Stats) -> None:
-        """One job."""
+        """Do one job."""
         if isinstance(job, bytes):
             self._read(job, slot, stats)
         else:
@@ -279,7 +288,7 @@ class Worker:
 
         def alive(entries: int) -> bool:
             self.board.tick(slot, self.next_count())
-            self.looks.append(entries)
+            self.stat_calls.append(entries)
             return not self.board.stopped and not self.yielding
 
         if self.sample_left > 0:
@@ -302,10 +311,10 @@ class Worker:
         self.jobs += [child for child in below if not is_known(child)]
         self.records.append(record.plain())
         if record.hot:
-            self._notice(record.hot)
+            self._record_hot(record.hot)
 
-    def _notice(self, files: Sequence[Hot]) -> None:
-        """Of all the files that may be growing only the newest will be remembered: older ones need not be noted."""
+    def _record_hot(self, files: Sequence[Hot]) -> None:
+        """Only the MOST_HOT newest files are cached, so raise the limit below which files are not recorded."""
         self.hot_times += [file.mtime for file in files]
         if len(self.hot_times) > 2 * MOST_HOT:
             self.hot_times = sorted(self.hot_times)[-MOST_HOT:]
@@ -313,34 +322,34 @@ class Worker:
 
     def _timed(self, stats: Stats) -> Stats:
         def timed(entries: Any) -> list[os.stat_result | None]:
-            looked: list[os.stat_result | None] = []
-            while self.sample_left > 0 and len(looked) < len(entries):
-                some = entries[len(looked) : len(looked) + SAMPLED_AT_ONCE]
+            statuses: list[os.stat_result | None] = []
+            while self.sample_left > 0 and len(statuses) < len(entries):
+                some = entries[len(statuses) : len(statuses) + SAMPLED_AT_ONCE]
                 began = time.perf_counter()
-                looked += stats(some)
+                statuses += stats(some)
                 self.sampled(len(some), time.perf_counter() - began)
-            return looked + stats(entries[len(looked) :])
+            return statuses + stats(entries[len(statuses) :])
 
         return timed
 
-    def sampled(self, looks: int, took_s: float) -> None:
-        """Note how long some looks took; tell it when there were enough.
+    def sampled(self, count: int, took_s: float) -> None:
+        """Record how long some stat calls took; report the median once there are enough samples.
 
-        The middle of several: one look may have waited for a busy processor, or for the disk.
+        The median, since single calls may have waited for a busy CPU or for the disk.
         """
-        if self.sample_left <= 0 or not looks:
+        if self.sample_left <= 0 or not count:
             return
-        self.sample_left -= looks
-        self.samples.append(took_s / looks)
+        self.sample_left -= count
+        self.samples.append(took_s / count)
         if self.sample_left <= 0:
-            look_s = sorted(self.samples)[len(self.samples) // 2]
-            self.yielding = decide(look_s, 1).threads > 1
-            self._say(("pace", look_s))
+            stat_s = sorted(self.samples)[len(self.samples) // 2]
+            self.yielding = choose_parallelism(stat_s, 1).threads > 1
+            self._send(("stat_time", stat_s))
 
     def _verify(self, begin: int, end: int, slot: int) -> None:
-        """Look whether known directories are as they were: their mtime tells, and of files that may grow their own."""
+        """Check whether cached directories are unchanged: their mtime, and the mtime and size of their hot files."""
         known, root, board = self.assignment.known, self.root, self.board
-        look, verify = os.stat, board.verify
+        verify = board.verify
         changed = []
         for number in range(begin, end):
             path, inode, mtime_ns, hot = known[number]
@@ -349,7 +358,7 @@ class Worker:
             began = time.perf_counter() if sampling else 0.0
             try:
                 if 0 < len(path) <= SEGMENT_BYTES:
-                    status = look(path, dir_fd=root, follow_symlinks=False)
+                    status = os.stat(path, dir_fd=root, follow_symlinks=False)
                 else:
                     status = status_of(root, path)
             except OSError:
@@ -358,13 +367,13 @@ class Worker:
             if status.st_mtime_ns != mtime_ns or status.st_ino != inode:
                 changed.append(number)
             elif hot:
-                self.looks.append(len(hot))
-                if not self._as_they_were(path, hot):
+                self.stat_calls.append(len(hot))
+                if not self._is_unchanged(path, hot):
                     changed.append(number)
             if sampling:
                 self.sampled(1 + len(hot), time.perf_counter() - began)
             if board.stopped:
-                return  # what was not looked at is not said to be as it was
+                return  # the rest of the range was not checked
             if self.yielding:
                 self._verified(begin, number + 1, changed)
                 self.jobs.append((number + 1, end))
@@ -372,10 +381,10 @@ class Worker:
         self._verified(begin, end, changed)
 
     def _verified(self, begin: int, end: int, changed: list[int]) -> None:
-        self.looks.append(end - begin)
+        self.stat_calls.append(end - begin)
         self.verified.append((begin, end, changed))
 
-    def _as_they_were(self, path: bytes, hot: Sequence[tuple[bytes, int, int]]) -> bool:
+    def _is_unchanged(self, path: bytes, hot: Sequence[tuple[bytes, int, int]]) -> bool:
         for name, blocks, mtime in hot:
             try:
                 status = status_of(self.root, joined(path, name))
@@ -386,24 +395,24 @@ class Worker:
         return True
 
     def share(self, count: int) -> None:
-        """Give away the oldest jobs, below which most is to be expected."""
+        """Return the oldest jobs to the pool: they have the largest subtrees, most likely."""
         given, self.jobs[:count] = self.jobs[:count], []
         self.flush()
-        self._say(("share", given))
+        self._send(("share", given))
 
     def flush(self) -> None:
-        """Tell what was found. Other threads may append meanwhile."""
-        found = tuple(taken(each) for each in (self.records, self.verified, self.looks))
+        """Send the results. Other threads may append meanwhile."""
+        found = tuple(taken(each) for each in (self.records, self.verified, self.stat_calls))
         self.flushed_at = time.monotonic()
         if any(found):
-            self._say(("found", found[0], found[1], sum(found[2])))
+            self._send(("found", found[0], found[1], sum(found[2])))
 
-    def _say(self, message: tuple[Any, ...]) -> None:
-        send(self.tell, message)
+    def _send(self, message: tuple[Any, ...]) -> None:
+        send(self.result_pipe, message)
 
 
 def taken(items: list[Any]) -> list[Any]:
-    """Take out what is in a list, while others may append to it."""
+    """Remove and return the items of a list to which other threads may append."""
     count = len(items)
     out = items[:count]
     del items[:count]
@@ -411,7 +420,7 @@ def taken(items: list[Any]) -> list[Any]:
 
 
 def mounts_below(root: bytes) -> frozenset[bytes]:
-    """The mount points below a directory, relative to it. Asks the kernel, and touches no file system."""
+    """Return the mount points below a directory, relative to it. Touches no file system but /proc."""
     from resilience.base.mounts import current_mounts
 
     above = root.rstrip(b"/") + b"/"
@@ -420,30 +429,30 @@ def mounts_below(root: bytes) -> frozenset[bytes]:
 
 
 def start_worker(assignment: Assignment, board: Board, slot: int, threads: int) -> tuple[int, int, int]:
-    """Fork a worker; return its pid, the pipe that takes its jobs, and the pipe that it tells by."""
-    take, give = os.pipe2(os.O_CLOEXEC)
-    hear, tell = os.pipe2(os.O_CLOEXEC)
+    """Fork a worker; return its pid, the pipe to write jobs to, and the pipe to read results from."""
+    job_reader, job_writer = os.pipe2(os.O_CLOEXEC)
+    result_reader, result_writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        _life(assignment, board, slot, threads, take, tell)
-    os.close(take)
-    os.close(tell)
-    return pid, give, hear
+        _run_child(assignment, board, slot, threads, job_reader, result_writer)
+    os.close(job_reader)
+    os.close(result_writer)
+    return pid, job_writer, result_reader
 
 
-def _life(assignment: Assignment, board: Board, slot: int, threads: int, take: int, tell: int) -> None:
+def _run_child(assignment: Assignment, board: Board, slot: int, threads: int, jobs: int, results: int) -> None:
     code = 1
     try:
-        os.setsid()  # Ctrl-C is for the one who shows what is known
+        os.setsid()  # only the parent handles Ctrl-C
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(each, signal.SIG_DFL)
-        # Whoever reads our parent's output waits until every copy of it is closed; a child that hangs closes nothing.
+        # A reader of the parent's output waits until every copy of it is closed, and a child that hangs closes none.
         null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
             os.dup2(null, number)
-        _close_all_but(take, tell)
+        _close_all_but(jobs, results)
         gc.disable()
-        Worker(assignment, board, slot, threads, take, tell).live()
+        Worker(assignment, board, slot, threads, jobs, results).run()
         code = 0
     except BrokenPipeError:
         code = 0
@@ -460,34 +469,35 @@ def _close_all_but(*kept: int) -> None:
 
 
 PIECE = 32
-"""Entries of a large directory that one thread looks at before it takes the next."""
+"""Entries of a large directory per piece, the unit that threads share."""
 
 POLL_S = 0.005
 
 
 class Large:
-    """The entries of a directory, cut into pieces that several threads look at."""
+    """The entries of a directory, in pieces that several threads stat."""
 
     def __init__(self, entries: Sequence[os.DirEntry[str]]) -> None:
         self.entries = entries
-        self.looked: list[list[os.stat_result | None]] = [[] for _ in range(0, len(entries), PIECE)]
-        self.left = list(range(len(self.looked)))
-        self.undone = len(self.looked)
-        self.trouble: OSError | None = None
+        self.pieces: list[list[os.stat_result | None]] = [[] for _ in range(0, len(entries), PIECE)]
+        self.left = list(range(len(self.pieces)))
+        self.undone = len(self.pieces)
+        self.error: OSError | None = None
         self.lock = threading.Lock()
         self.done = threading.Event()
 
     def help(self) -> None:
-        """Look at pieces until none is left."""
+        """Stat pieces until none is left."""
         while True:
             with self.lock:
                 if not self.left:
                     return
                 number = self.left.pop()
+            begin = number * PIECE
             try:
-                self.looked[number] = [look(entry) for entry in self.entries[number * PIECE : (number + 1) * PIECE]]
+                self.pieces[number] = [stat_entry(entry) for entry in self.entries[begin : begin + PIECE]]
             except OSError as error:
-                self.trouble = error
+                self.error = error
             with self.lock:
                 self.undone -= 1
                 if not self.undone:
@@ -495,7 +505,7 @@ class Large:
 
 
 class Threads:
-    """The threads of one worker; the main thread talks, the others look."""
+    """The threads of one worker; the main thread sends the results of the others."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -504,10 +514,10 @@ class Threads:
         self.busy = 0
         self.large: list[Large] = []
         for number in range(worker.threads):
-            threading.Thread(target=self._live, args=(worker.slot + number,), daemon=True).start()
+            threading.Thread(target=self._run_thread, args=(worker.slot + number,), daemon=True).start()
 
     def work_off(self) -> None:
-        """Wait until the threads have done all the jobs; meanwhile tell what they found, and give work away."""
+        """Wait until the threads have done all jobs; send their results meanwhile."""
         worker = self.worker
         while True:
             with self.wake:
@@ -517,7 +527,7 @@ class Threads:
                     return
             worker.flush()
 
-    def _live(self, slot: int) -> None:
+    def _run_thread(self, slot: int) -> None:
         worker = self.worker
         while True:
             with self.wake:
@@ -542,15 +552,15 @@ class Threads:
 
     def _stats(self, entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
         if len(entries) <= PIECE:
-            return [look(entry) for entry in entries]
+            return [stat_entry(entry) for entry in entries]
         large = Large(entries)
         with self.wake:
-            helpers = min(self.worker.threads - 1, len(large.looked) - 1)
+            helpers = min(self.worker.threads - 1, len(large.pieces) - 1)
             self.large += [large] * helpers
             self.wake.notify(helpers)
         large.help()
         while not large.done.wait(0.5):
             pass
-        if large.trouble is not None:
-            raise large.trouble
-        return [status for piece in large.looked for status in piece]
+        if large.error is not None:
+            raise large.error
+        return [status for piece in large.pieces for status in piece]

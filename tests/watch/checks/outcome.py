@@ -1,4 +1,4 @@
-"""A finding in two words."""
+"""A finding as verdict and fault."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from resilience.finding import Finding
 
 
 def outcome(finding: Finding) -> str:
-    """The verdict and the fault: `CRITICAL silent`; of what is well, `OK`."""
+    """Return the verdict and the fault: `CRITICAL silent`, or `OK`."""
     return f"{finding.verdict.value} {finding.fault}".rstrip()

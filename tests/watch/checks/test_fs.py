@@ -29,7 +29,7 @@ FIGURES = {"used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB."""
+    """Mount a tmpfs of 4 MiB."""
     with mounted(tmp_path / "disk", "size=4m") as directory:
         yield directory
 
@@ -51,7 +51,7 @@ def test_an_empty_disk_is_ok_with_figures_for_graphs(fs: Watching, disk: Path) -
     assert figure.warn == int(0.85 * 4 * MIB) and figure.crit == int(0.95 * 4 * MIB)
 
 
-def test_a_disk_that_is_full_to_the_brim_is_critical_even_where_no_percentage_says_so(fs: Watching, disk: Path) -> None:
+def test_a_completely_full_disk_is_critical_whatever_the_percentages(fs: Watching, disk: Path) -> None:
     fill(disk)
     found = fs.expect("CRITICAL space", disk, "100% of 4.0 MiB used, 0 B free (statvfs, just now); it is full")
     assert "--top" in found.advice
@@ -75,7 +75,7 @@ def test_a_disk_that_is_full_to_the_brim_is_critical_even_where_no_percentage_sa
         ({}, Verdict.OK),
     ],
 )
-def test_three_quarters_full_is_judged_by_what_was_asked_for(
+def test_three_quarters_full_is_judged_by_the_requested_thresholds(
     fs: Watching, disk: Path, settings: dict[str, str], verdict: Verdict
 ) -> None:
     ballast(disk, 3)
@@ -85,7 +85,7 @@ def test_three_quarters_full_is_judged_by_what_was_asked_for(
         assert "93.7% of 3.2 MiB usable (80%) used" in found.summary
 
 
-def test_what_root_keeps_for_itself_is_no_room(tmp_path: Path, fs: Watching) -> None:
+def test_space_reserved_for_root_is_not_free(tmp_path: Path, fs: Watching) -> None:
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(8 * MIB)
@@ -98,13 +98,13 @@ def test_what_root_keeps_for_itself_is_no_room(tmp_path: Path, fs: Watching) -> 
     assert figure.maximum is not None and figure.maximum - figure.value == int(df.stdout.split("\n")[1])
 
 
-def test_a_read_only_bind_mount_is_found(tmp_path: Path, fs: Watching, disk: Path) -> None:
+def test_a_read_only_bind_mount_is_detected(tmp_path: Path, fs: Watching, disk: Path) -> None:
     with bound(disk, tmp_path / "ro", "ro") as directory:
         fs.expect("WARNING read-only", directory)
         fs.expect("OK", directory, read_only=True)
 
 
-def test_a_remount_of_what_could_be_written_is_critical_and_ends_with_it(fs: Watching, disk: Path) -> None:
+def test_a_read_only_remount_is_critical_until_it_is_writable_again(fs: Watching, disk: Path) -> None:
     fs.expect("OK", disk)
     make_read_only(disk, True)
     for _ in range(2):
@@ -138,12 +138,12 @@ def test_a_disk_below_the_project_that_cannot_be_written_is_critical_at_once(tmp
     assert list(map(outcome, found[f"login1:{directory}"])) == ["CRITICAL read-only"]
 
 
-def test_a_path_that_does_not_exist_says_how_far_it_goes(fs: Watching, disk: Path) -> None:
+def test_a_missing_path_is_reported_with_its_existing_part(fs: Watching, disk: Path) -> None:
     words = f"the nearest existing parent is {disk}, on the file system mounted at {disk} (tmpfs)"
     fs.expect("CRITICAL missing", disk / "a" / "b", words)
 
 
-def test_a_file_system_that_is_gone_is_missing_though_its_directory_is_there(tmp_path: Path, fs: Watching) -> None:
+def test_an_unmounted_file_system_is_missing_although_its_directory_exists(tmp_path: Path, fs: Watching) -> None:
     with mounted(tmp_path / "disk", "size=1m") as directory:
         before = fs.finding(directory)
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_a_file_system_that_is_gone_is_missing_though_its_directory_is_there(tmp
         fs.expect("OK", directory)
 
 
-def test_a_file_system_that_was_found_and_is_gone_is_missing_under_its_name(tmp_path: Path) -> None:
+def test_a_file_system_that_disappears_is_missing_under_its_name(tmp_path: Path) -> None:
     fs = Watching(tmp_path, environ={"SCRATCH": str(tmp_path / "disk")})
 
     def scratch() -> str:
@@ -170,7 +170,7 @@ def test_a_file_system_that_was_found_and_is_gone_is_missing_under_its_name(tmp_
         assert scratch() == "OK"
 
 
-def test_a_path_that_moved_for_good_is_accepted_after_a_week(tmp_path: Path, fs: Watching) -> None:
+def test_a_path_moved_permanently_is_accepted_after_a_week(tmp_path: Path, fs: Watching) -> None:
     with mounted(tmp_path / "disk", "size=1m") as directory:
         fs.finding(directory)
     fs.clock.time += 6 * 86400
@@ -179,7 +179,7 @@ def test_a_path_that_moved_for_good_is_accepted_after_a_week(tmp_path: Path, fs:
     assert fs.finding(directory).fault != "missing"
 
 
-def test_a_link_that_leads_nowhere_says_where_and_links_in_a_circle_are_said(tmp_path: Path, fs: Watching) -> None:
+def test_dangling_links_and_link_loops_are_reported(tmp_path: Path, fs: Watching) -> None:
     for name, target in (("scratch", "/nowhere/at/all"), ("a", "b"), ("b", "a")):
         (tmp_path / name).symlink_to(target)
     link = tmp_path / "scratch"
@@ -187,13 +187,13 @@ def test_a_link_that_leads_nowhere_says_where_and_links_in_a_circle_are_said(tmp
     assert "too many levels" in fs.finding(tmp_path / "a").summary
 
 
-def test_a_file_stands_for_the_file_system_that_it_lies_on(fs: Watching, disk: Path) -> None:
+def test_a_file_is_probed_as_its_file_system(fs: Watching, disk: Path) -> None:
     (disk / "log").write_text("x")
     fs.expect("OK", disk / "log", "of 4.0 MiB used", "the file system of this file")
     fs.expect("CRITICAL missing", disk / "log" / "deeper", "is a file, not a directory")
 
 
-def test_what_may_not_be_entered_is_unknown(tmp_path: Path, fs: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inaccessible_directory_is_unknown(tmp_path: Path, fs: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.stat
 
     def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
@@ -222,9 +222,7 @@ def test_a_file_system_without_a_size_is_unknown(fs: Watching) -> None:
     fs.expect("UNKNOWN no-size", "/proc")
 
 
-def test_a_fuse_mount_that_never_answers_is_unknown_by_the_deadline_and_hides_nothing(
-    tmp_path: Path, disk: Path
-) -> None:
+def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path: Path, disk: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 1.0\n")
     with hung_disk(tmp_path / "hung") as hung:
         began = time.monotonic()
@@ -252,7 +250,7 @@ def test_two_nodes_disks_of_the_same_name_are_two(tmp_path: Path, disk: Path) ->
     assert names == {f"n01:{disk}", f"n02:{disk}"}
 
 
-def test_home_variables_and_paths_relative_to_the_project_are_filled_in(tmp_path: Path) -> None:
+def test_home_variables_and_relative_paths_are_expanded(tmp_path: Path) -> None:
     (tmp_path / "project" / "data").mkdir(parents=True)
     fs = Watching(tmp_path, environ={"SCRATCH": str(tmp_path)})
     found = fs.tick("~", "data", "$SCRATCH/project", "${SCRATCH}", tmp_path)
@@ -264,7 +262,7 @@ def test_home_variables_and_paths_relative_to_the_project_are_filled_in(tmp_path
     [("", "is empty"), ("  ", "is empty"), ("a\0b", "NUL"), ("$NOWHERE/x", "$NOWHERE is not set"),
      ("~nobody-of-that-name/x", "unknown user 'nobody-of-that-name'")],
 )  # fmt: skip
-def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: str) -> None:
+def test_an_invalid_path_is_rejected(fs: Watching, path: str, words: str) -> None:
     assert words in fs.refused(paths=(path,))
 
 
@@ -295,19 +293,19 @@ def test_a_path_that_cannot_be_meant_is_refused(fs: Watching, path: str, words: 
         ),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_by_the_name_of_the_key(
+def test_invalid_settings_are_rejected_with_the_name_of_the_key(
     fs: Watching, settings: dict[str, object], words: str
 ) -> None:
     assert words in fs.refused(**settings)
 
 
-def test_a_single_threshold_beyond_the_others_default_is_meant_so(fs: Watching, disk: Path) -> None:
+def test_a_single_threshold_may_exceed_the_others_default(fs: Watching, disk: Path) -> None:
     ballast(disk, 3.9)  # 97.5 %
     fs.expect("WARNING space", disk, warn_percent="97")
     fs.expect("CRITICAL space", disk, crit_percent="60")
 
 
-def test_a_sites_own_quota_command_is_asked_first_and_named(fs: Watching, disk: Path) -> None:
+def test_a_sites_own_quota_command_is_queried_first_and_named(fs: Watching, disk: Path) -> None:
     program = a_program(fs.directory, "idrquota", 'echo "$1 of $2: 4.6 TiB / 5 TiB"')
     figures = {"used_regex": r": ([\d.]+ \w+) /", "limit_regex": r"/ (.+)$"}
     words = f"92% of 5.0 TiB used, 410 GiB free (`{program} {{path}} {{user}}`, read just now)"
@@ -315,7 +313,7 @@ def test_a_sites_own_quota_command_is_asked_first_and_named(fs: Watching, disk: 
     assert {figure.label for figure in found.figures} == {"used", "used quota"}  # the disk itself is judged as well
 
 
-def test_the_age_of_a_sites_figures_is_said(fs: Watching, disk: Path) -> None:
+def test_the_age_of_a_sites_figures_is_reported(fs: Watching, disk: Path) -> None:
     program = a_program(fs.directory, "q", "echo 50%")
     found = fs.finding(disk, command=(program,), percent_regex="([0-9]+)%", command_max_age_s="30m")
     assert "50% used" in found.summary and "30 min old" in found.summary
@@ -339,14 +337,14 @@ def test_a_site_command_that_fails_is_unknown_and_the_disk_is_judged_without_it(
     assert any("(statvfs, just now)" in line for line in found.looked)
 
 
-def test_a_site_command_that_is_not_there_is_unknown_and_hides_no_full_disk(fs: Watching, disk: Path) -> None:
+def test_a_missing_site_command_is_unknown_and_hides_no_full_disk(fs: Watching, disk: Path) -> None:
     ballast(disk, 3.9)
     full, unknown = fs.tick(disk, command=("/nowhere/q",), percent_regex="(.)")[f"login1:{disk}"]
     assert outcome(full) == "CRITICAL space"
     assert unknown.verdict is Verdict.UNKNOWN and "cannot run /nowhere/q" in unknown.summary
 
 
-def test_a_growth_is_remembered_over_a_tick_at_which_the_source_was_silent(fs: Watching, disk: Path) -> None:
+def test_growth_is_kept_over_a_tick_without_a_response_of_its_source(fs: Watching, disk: Path) -> None:
     counter, silent = fs.directory / "counter", fs.directory / "silent"
     program = a_program(fs.directory, "q", f"[ -e {silent} ] || echo used $(cat {counter}) of 1000")
     for tick in range(20):
@@ -359,7 +357,7 @@ def test_a_growth_is_remembered_over_a_tick_at_which_the_source_was_silent(fs: W
     assert any("measured over 3 hours" in line for line in last[0].looked)
 
 
-def test_du_counts_when_it_is_asked_for_and_its_total_is_kept(fs: Watching, disk: Path) -> None:
+def test_du_runs_if_configured_and_its_total_is_kept(fs: Watching, disk: Path) -> None:
     mine, settings = disk / "mine", {"du": True, "du_limit_bytes": "1MiB"}
     mine.mkdir()
     (mine / "a").write_bytes(bytes(900 * 1024))
@@ -372,7 +370,7 @@ def test_du_counts_when_it_is_asked_for_and_its_total_is_kept(fs: Watching, disk
     fs.expect("OK", mine, **settings)
 
 
-def test_a_growth_that_is_remembered_tells_when_the_disk_is_full(tmp_path: Path, fs: Watching) -> None:
+def test_remembered_growth_yields_the_time_until_the_disk_is_full(tmp_path: Path, fs: Watching) -> None:
     with mounted(tmp_path / "disk", "size=64m") as directory, (directory / "log").open("wb", buffering=0) as file:
         for tick in range(24):  # 1 MiB every ten minutes
             file.write(bytes(MIB))
@@ -394,13 +392,13 @@ def test_the_next_checkpoint_that_does_not_fit_is_critical(tmp_path: Path, disk:
     assert found.summary == "the next checkpoint does not fit: it takes 1.3 MiB, and 1020 KiB is free"
 
 
-def test_checkpoints_to_come_are_counted_with_size_and_interval_of_the_settings(fs: Watching, disk: Path) -> None:
+def test_future_checkpoints_are_counted_with_size_and_interval_of_the_settings(fs: Watching, disk: Path) -> None:
     settings = {"checkpoints": str(disk), "checkpoint_bytes": "1MiB", "checkpoint_every_s": "3h", "warn_percent": "100"}
     found = fs.expect("WARNING checkpoint", disk, **settings)
     assert found.summary == "room for 4 more checkpoints of 1.0 MiB, one every 3 h: 12 hours at 8.0 MiB a day"
 
 
-def test_checkpoints_elsewhere_are_no_matter_of_this_disk(fs: Watching, disk: Path) -> None:
+def test_checkpoints_on_another_disk_do_not_count(fs: Watching, disk: Path) -> None:
     elsewhere = fs.directory / "elsewhere"
     elsewhere.mkdir()
     fs.expect("OK", disk, checkpoints=str(elsewhere), checkpoint_bytes="1GiB", checkpoint_every_s="3h")
@@ -452,7 +450,7 @@ def test_a_directory_that_reports_a_size_of_its_own_is_a_subject_of_its_own(
     assert found[str(lab)][0].verdict is Verdict.WARNING and "$PROJECT" in found[str(lab)][0].summary
 
 
-def test_a_pattern_that_backtracks_for_ever_is_ended_and_keeps_nobody_else_back(tmp_path: Path, disk: Path) -> None:
+def test_a_pattern_that_backtracks_for_ever_is_stopped_and_delays_no_other_source(tmp_path: Path, disk: Path) -> None:
     program = a_program(tmp_path, "q", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab")
     text = f'''[watch]
 deadline_s = 1.0
@@ -469,7 +467,7 @@ percent_regex = "((a+)+)$"
     assert (bad.verdict, good.verdict) == (Verdict.UNKNOWN, Verdict.OK)
 
 
-def test_two_watchdogs_of_one_kind_have_each_their_own_memory(tmp_path: Path, disk: Path) -> None:
+def test_two_watchdogs_of_one_kind_have_separate_readings(tmp_path: Path, disk: Path) -> None:
     tables = "".join(
         f'[watch.{n}]\nkind = "fs"\npaths = ["{disk}"]\nwarn_percent = {p}\n' for n, p in (("a", 10), ("b", 90))
     )
@@ -481,7 +479,7 @@ def test_two_watchdogs_of_one_kind_have_each_their_own_memory(tmp_path: Path, di
 
 
 def memories(directory: Path) -> list[Path]:
-    """What the watchdogs of a project remember."""
+    """Return the readings files of a project's watchdogs."""
     return list((directory / "project" / ".resil" / ".watch").glob("*.json"))
 
 
@@ -500,9 +498,7 @@ def test_files_that_will_be_purged_are_reported(tmp_path: Path, disk: Path) -> N
 
 @pytest.mark.parametrize("field", ["history", "mounts", "du", "looked"])
 @pytest.mark.parametrize("value", ["7", "[7, null, {}]", '{"a": [1, 2, 3, 4]}', '{"time": "x"}'])
-def test_what_was_remembered_and_then_edited_by_hand_harms_nothing(
-    fs: Watching, disk: Path, field: str, value: str
-) -> None:
+def test_readings_edited_by_hand_do_no_harm(fs: Watching, disk: Path, field: str, value: str) -> None:
     fs.finding(disk)
     (memory,) = memories(fs.directory)
     text = memory.read_text()

@@ -1,4 +1,4 @@
-"""`resil watch inodes` on real file systems: one whose inodes run out while there is room, and one without a limit."""
+"""`resil watch inodes` on real file systems: out of inodes with free space left, and without an inode limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.watch.checks.outcome import outcome
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB that takes 99 files: its root is one of its 100 inodes."""
+    """Mount a tmpfs of 4 MiB for 99 files: its root is one of its 100 inodes."""
     with mounted(tmp_path / "disk", "size=4m,nr_inodes=100") as directory:
         yield directory
 
@@ -61,7 +61,7 @@ def test_used_up_inodes_are_critical_where_there_is_room(inodes: Watching, disk:
         ({"usable_percent": "90%"}, Verdict.CRITICAL),
     ],
 )
-def test_nine_tenths_are_judged_by_what_was_asked_for(
+def test_nine_tenths_are_judged_by_the_requested_thresholds(
     inodes: Watching, disk: Path, settings: dict[str, str], verdict: Verdict
 ) -> None:
     make_files(disk, 89)
@@ -83,7 +83,7 @@ def test_a_path_that_does_not_exist_is_missing_here_as_well(inodes: Watching, di
     inodes.expect("CRITICAL missing", disk / "no")
 
 
-def test_files_that_grow_in_number_tell_when_they_run_out(tmp_path: Path, inodes: Watching) -> None:
+def test_growing_inode_usage_yields_a_runway(tmp_path: Path, inodes: Watching) -> None:
     with mounted(tmp_path / "disk", "size=4m,nr_inodes=1000") as directory:
         for tick in range(20):
             for number in range(20):
@@ -99,13 +99,13 @@ def test_the_next_checkpoints_files_are_counted(inodes: Watching, disk: Path) ->
     assert found.summary == "the next checkpoint does not fit: it takes 150 inodes, and 99 are free"
 
 
-def test_a_sites_command_tells_files_in_thousands(inodes: Watching, disk: Path) -> None:
+def test_a_sites_command_reports_files_in_thousands(inodes: Watching, disk: Path) -> None:
     program = a_program(inodes.directory, "idrquota", "echo 'WORK 4.5 TiB of 5 TiB, 450k of 500k inodes'")
     settings = {"command": (program,), "used_regex": r"(\d+k) of", "limit_regex": r"of (\d+k)"}
     inodes.expect("WARNING inodes", disk, "90% of 500,000 inodes used, 50,000 free", **settings)
 
 
-def test_du_counts_inodes_when_it_is_asked_for(inodes: Watching, disk: Path) -> None:
+def test_du_counts_inodes_if_configured(inodes: Watching, disk: Path) -> None:
     (disk / "mine").mkdir()
     make_files(disk / "mine", 9)
     inodes.expect("CRITICAL inodes", disk / "mine", "100% of 10 inodes used", du=True, du_limit="10")
@@ -123,13 +123,13 @@ def test_du_counts_inodes_when_it_is_asked_for(inodes: Watching, disk: Path) -> 
         ({"limit_regex": "["}, "limit_regex is set without command"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused_by_the_name_of_the_key(
+def test_invalid_settings_are_rejected_with_the_name_of_the_key(
     inodes: Watching, settings: dict[str, object], words: str
 ) -> None:
     assert words in inodes.refused(**settings)
 
 
-def test_what_it_says_agrees_with_df(inodes: Watching, disk: Path) -> None:
+def test_the_figures_agree_with_df(inodes: Watching, disk: Path) -> None:
     make_files(disk, 33)
     (figure,) = inodes.finding(disk).figures
     row = subprocess.run(["df", "--output=iused,itotal", disk], capture_output=True, text=True).stdout.split("\n")[1]

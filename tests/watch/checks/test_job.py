@@ -1,6 +1,6 @@
-"""What the watchdog that this one replaces got wrong, each as a test: slurm-status.py of BigScience and ml-engineering.
+"""Regression tests for the faults of the replaced watchdog, slurm-status.py of BigScience and ml-engineering.
 
-These go through the real SLURM client, on rows as squeue writes them.
+They use the real SLURM client on recorded squeue rows.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LONG = "tr11-176B-exp1-a-name-that-is-far-longer-than-the-forty-characters-of-sq
 
 
 def row(**columns: str) -> str:
-    """A row of a job that began an hour ago and has 19 h left."""
+    """Return a row of a job that started an hour ago and has 19 h left."""
     times = {"StartTime": str(int(NOW) - 3600), "EndTime": str(int(NOW) + 19 * 3600)}
     return squeue_row(**(times | columns))
 
 
 @dataclass
 class Squeue:
-    """A runner whose squeue writes these rows; every other client says that it cannot."""
+    """A runner whose squeue prints these rows; every other client fails."""
 
     rows: list[str] = field(default_factory=list)
     error: str = ""
@@ -52,7 +52,7 @@ class Squeue:
 
 @dataclass
 class Night:
-    """One project beside a cluster, and what is found there."""
+    """One project beside a cluster, and its findings."""
 
     stage: Stage
     squeue: Squeue
@@ -73,7 +73,7 @@ def night(tmp_path: Path) -> Night:
     return Night(stage, squeue)
 
 
-def test_a_group_without_members_does_not_ask_for_an_empty_user(night: Night) -> None:
+def test_a_group_without_members_does_not_query_an_empty_user(night: Night) -> None:
     """30: `getent group` without members made a malformed `squeue --user=`."""
     night.tick(row(Name="gpt"), names=("gpt",), users=())
     (argv,) = night.squeue.asked
@@ -81,13 +81,13 @@ def test_a_group_without_members_does_not_ask_for_an_empty_user(night: Night) ->
 
 
 def test_any_colleagues_job_can_be_watched(night: Night) -> None:
-    """30: whoever of the group submitted it."""
+    """30: whichever member of the group submitted it."""
     night.tick(row(Name="gpt", UserName="bob"), names=("gpt",), users=("bob", "ann"))
     assert "--user=ann,bob" in night.squeue.asked[0]
 
 
 @pytest.mark.parametrize("rows", [[], ["12"]])
-def test_exit_codes_tell_alive_from_dead(night: Night, rows: list[str]) -> None:
+def test_exit_codes_distinguish_alive_from_dead(night: Night, rows: list[str]) -> None:
     """33: the exit code was 0 in both cases."""
     faults = night.faults("gpt", *(row(JobArrayID=number, Name="gpt") for number in rows))
     assert faults == ({"": OK} if rows else {"not-queued": CRITICAL})
@@ -136,10 +136,10 @@ def test_names_with_blanks_do_not_break_the_reading(night: Night, name: str) -> 
     other = row(JobArrayID="13", Name=name)
     assert night.faults("gpt", other) == {"not-queued": CRITICAL}
     assert night.faults("gpt", other, row(Name="gpt")) == {"": OK}
-    assert night.faults("gpt", other) == {"not-queued": UNKNOWN}, "it was there a moment ago, and nobody confirms it"
+    assert night.faults("gpt", other) == {"not-queued": UNKNOWN}, "just seen, and no second source confirms its end"
 
 
-def test_a_controller_that_is_down_is_neither_dead_nor_silence(night: Night) -> None:
+def test_a_controller_that_is_down_is_neither_a_dead_job_nor_ok(night: Night) -> None:
     """39: squeue's failure ended the watchdog before any alert, and `| tee` hid its exit code."""
     night.squeue.error = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     verdicts = []
@@ -164,14 +164,14 @@ def test_an_answer_that_is_not_squeues_proves_nothing(night: Night) -> None:
      "InvalidAccount", "InvalidQOS", "AssocGrpCpuLimit", "AssocGrpGRESMinutes", "launch failed requeued held",
      "ReqNodeNotAvail, UnavailableNodes:n[1-3]", "ReqNodeNotAvail(Unavailable:n1)"],
 )  # fmt: skip
-def test_a_job_that_waits_for_what_will_not_come_is_not_healthy(night: Night, reason: str) -> None:
+def test_a_job_that_can_never_start_is_not_healthy(night: Night, reason: str) -> None:
     """40: all of these were `waiting to be scheduled`."""
     waiting = row(State="PENDING", Name="gpt", StartTime="N/A", EndTime="N/A", NodeList="", Reason=reason)
     assert list(night.faults("gpt", waiting)) == ["will-never-start"]
 
 
 @pytest.mark.parametrize("state", ["REQUEUE_HOLD", "SPECIAL_EXIT", "STOPPED", "SUSPENDED", "RESV_DEL_HOLD"])
-def test_a_state_in_which_nothing_goes_on_is_not_alive_and_well(night: Night, state: str) -> None:
+def test_a_state_without_progress_is_not_healthy(night: Night, state: str) -> None:
     """40: these printed `fix me` and counted as alive."""
     assert OK not in night.faults("gpt", row(Name="gpt", State=state)).values()
 
@@ -186,7 +186,7 @@ def test_scheduled_is_not_enough_where_it_must_run(night: Night) -> None:
 
 
 def test_a_name_may_be_a_pattern(night: Night) -> None:
-    """44: wished for in the original's code."""
+    """44: requested in a comment of the original."""
     rows = row(Name="tr11-176B-ml"), row(JobArrayID="13", Name="tr12-1B")
     found = {f.subject: f.verdict for f in night.tick(*rows, names=("tr11-*", "/1B$/", "tr13*"))}
     assert found == {"tr11-*": OK, "/1B$/": OK, "tr13*": CRITICAL, queue_subject("slurm"): OK}
@@ -206,5 +206,5 @@ def test_every_state_of_slurm_has_a_finding(night: Night) -> None:
         assert night.faults("gpt", row(Name="gpt", State=state.value)), state
 
 
-def test_it_is_a_check_as_the_engine_wants_it() -> None:
+def test_the_job_check_has_the_plugin_interface() -> None:
     assert CHECK.Settings() == CHECK.Settings() and CHECK.argument == "names" and CHECK.memory.count == 1

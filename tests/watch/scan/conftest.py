@@ -1,4 +1,4 @@
-"""A tree to scan, and where the scan is remembered."""
+"""A tree to scan, and the directory of the scan cache."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.watch.scan.trees import a_tree
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """20 directories in 4, with 3 files each."""
+    """Create 20 directories in 4, with 3 files each."""
     return a_tree(tmp_path / "tree")
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
-    return tmp_path / "memory"
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"

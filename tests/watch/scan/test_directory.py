@@ -1,4 +1,4 @@
-"""One directory: what is summed up, what is noted as hot, and what cannot be read."""
+"""Reading one directory: sums, hot files, and errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.watch.scan import directory as module
-from resilience.watch.scan.directory import HOT_PER_FOLDER, LARGE_BLOCKS, open_directory, read_directory, status_of
+from resilience.watch.scan.directory import HOT_PER_DIRECTORY, LARGE_BLOCKS, open_directory, read_directory, status_of
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import LONG_AGO, settle, write
@@ -26,7 +26,7 @@ def read(root: Path, path: bytes = b"", **options: object) -> Record:
         os.close(opened)
 
 
-def test_it_knows_its_files_and_names_its_directories(tmp_path: Path) -> None:
+def test_the_record_counts_files_and_lists_subdirectories(tmp_path: Path) -> None:
     write(tmp_path / "b" / "inside")
     (tmp_path / "a").mkdir()
     write(tmp_path / "model.pt", 50_000)
@@ -65,12 +65,12 @@ def test_the_newest_files_are_hot_and_the_largest(tmp_path: Path) -> None:
     os.utime(tmp_path / "old.bin", (LONG_AGO, LONG_AGO))
     names = {hot.name for hot in read(tmp_path).hot}
     assert names == {b"16.log", b"17.log", b"18.log", b"19.log", b"old.bin"}
-    assert len(names) == HOT_PER_FOLDER + 1
+    assert len(names) == HOT_PER_DIRECTORY + 1
     assert {hot.name for hot in read(tmp_path, recent=now).hot} == {b"old.bin"}
 
 
 @needs_root
-def test_the_owner_is_who_has_most_of_the_blocks(tmp_path: Path) -> None:
+def test_the_owner_is_the_user_with_most_of_the_blocks(tmp_path: Path) -> None:
     write(tmp_path / "small", 10)
     os.chown(write(tmp_path / "big", 100_000), NOBODY, NOBODY)
     assert read(tmp_path).uid == NOBODY
@@ -78,7 +78,7 @@ def test_the_owner_is_who_has_most_of_the_blocks(tmp_path: Path) -> None:
     assert read(tmp_path).uid == 0
 
 
-def test_what_vanished_is_not_there(tmp_path: Path) -> None:
+def test_a_deleted_directory_is_recorded_as_missing(tmp_path: Path) -> None:
     assert read(tmp_path, b"gone").trouble == errno.ENOENT
     write(tmp_path / "file")
     assert read(tmp_path, b"file").trouble == errno.ENOENT
@@ -86,20 +86,18 @@ def test_what_vanished_is_not_there(tmp_path: Path) -> None:
     assert read(tmp_path, b"link").trouble == errno.ENOENT
 
 
-def test_a_file_that_vanishes_between_its_name_and_the_stat_is_not_counted(tmp_path: Path) -> None:
+def test_a_file_deleted_before_its_stat_call_is_not_counted(tmp_path: Path) -> None:
     for number in range(5):
         write(tmp_path / str(number))
 
     def stats(entries: object) -> list[os.stat_result | None]:
         (tmp_path / "3").unlink()
-        return module.look_at_all(entries)  # type: ignore[arg-type]
+        return module.stat_entries(entries)  # type: ignore[arg-type]
 
     assert read(tmp_path, stats=stats).files == 4
 
 
-def test_a_read_error_in_the_middle_is_an_error_and_what_was_read_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_error_keeps_the_sums_of_the_entries_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 2)
     for number in range(4):
         write(tmp_path / str(number))
@@ -109,13 +107,13 @@ def test_a_read_error_in_the_middle_is_an_error_and_what_was_read_counts(
         asked.append(1)
         if len(asked) > 1:
             raise OSError(errno.EIO, "the disk is broken")
-        return module.look_at_all(entries)  # type: ignore[arg-type]
+        return module.stat_entries(entries)  # type: ignore[arg-type]
 
     record = read(tmp_path, stats=stats)
     assert (record.state, record.trouble, record.files, record.mtime_ns) == (UNREADABLE, errno.EIO, 2, UNTRUSTED)
 
 
-def test_it_stops_between_chunks_when_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_stops_between_chunks_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 2)
     for number in range(6):
         write(tmp_path / str(number))
@@ -123,13 +121,13 @@ def test_it_stops_between_chunks_when_told_to(tmp_path: Path, monkeypatch: pytes
     assert (record.state, record.files, record.mtime_ns) == (PARTIAL, 2, UNTRUSTED)
 
 
-def test_another_file_system_is_only_named(tmp_path: Path) -> None:
+def test_another_file_system_is_recorded_and_not_entered(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     record = read(tmp_path, b"other", device=-1)
     assert (record.state, record.blocks) == (ELSEWHERE, 0)
 
 
-def test_a_place_where_something_is_mounted_is_named_without_a_stat(tmp_path: Path) -> None:
+def test_a_mount_point_is_recorded_without_a_stat_call(tmp_path: Path) -> None:
     write(tmp_path / "mount" / "file")
     write(tmp_path / "file")
     record = read(tmp_path, barriers=frozenset({b"mount"}))

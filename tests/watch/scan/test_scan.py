@@ -1,4 +1,4 @@
-"""The whole scan, against du, on real directories with real faults."""
+"""Scans of real directories with real faults, compared with du."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ import pytest
 from resilience.watch.scan.directory import read_directory
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
-from resilience.watch.scan.worker import Pace
+from resilience.watch.scan.worker import Parallelism
 from tests.guard.guards import wait_until
 from tests.lab.disks import small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.hung import hung_disk
-from tests.watch.scan.trees import NOW, a_tree, du, kib, look, settle, write
+from tests.watch.scan.trees import NOW, a_tree, du, kib, run_scan, settle, write
 
 DAY = 86400
 
 
-def in_state(found: Scan, wanted: int) -> list[bytes]:
-    """The directories of which this became."""
-    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == wanted]
+def in_state(found: Scan, expected: int) -> list[bytes]:
+    """Return the directories in this state."""
+    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == expected]
 
 
 def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
     with open(root / "sparse", "wb") as file:
         file.truncate(2**30)
-    found = look(root)
+    found = run_scan(root)
     assert kib(found) == du(root)
     assert (found.totals.files[0], found.totals.directories[0]) == (61, 25)
     assert found.is_complete
 
 
-def test_a_file_with_several_names_counts_once(tmp_path: Path) -> None:
+def test_a_file_with_several_hard_links_counts_once(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     first = write(root / "a" / "file", 100_000)
     (root / "b").mkdir()
     for name in ("b/same", "b/again", "a/third"):
         os.link(first, root / name)
-    found = look(root)
+    found = run_scan(root)
     assert kib(found) == du(root)
     assert found.totals.files[0] == 1
 
 
-def test_a_name_less_of_a_file_with_several_is_seen_at_the_next_scan(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+def test_the_next_scan_sees_that_a_hard_link_was_removed(tmp_path: Path) -> None:
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     first = write(root / "a" / "file", 100_000)
     write(root / "b" / "own")
     os.link(first, root / "b" / "same")
     settle(root)
-    look(root, memory)
+    run_scan(root, cache)
     first.unlink()
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert found.verified >= 1  # b was not read again, and its name of the file counts now
     assert kib(found) == du(root)
 
@@ -68,14 +68,14 @@ def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path, root: Path)
     write(tmp_path / "elsewhere" / "big", 1_000_000)
     for name, target in (("to directory", tmp_path / "elsewhere"), ("loop", root), ("broken", "nowhere")):
         (root / name).symlink_to(target)
-    found = look(root)
+    found = run_scan(root)
     assert kib(found) == du(root)
     assert found.totals.files[0] == 63
 
 
 def test_a_root_that_is_a_symbolic_link_is_the_directory_it_points_to(tmp_path: Path, root: Path) -> None:
     (tmp_path / "link").symlink_to(root)
-    found = look(tmp_path / "link")
+    found = run_scan(tmp_path / "link")
     assert kib(found) == du(root)
     assert found.real == os.fsencode(root.resolve())
 
@@ -84,24 +84,24 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     for name in (b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()):
         write(root / os.fsdecode(name) / os.fsdecode(name))
-    memory = tmp_path / "memory"
-    look(root, memory)
-    found = look(root, memory)
+    cache = tmp_path / "cache"
+    run_scan(root, cache)
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
 
 
-def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, memory: Path) -> None:
+def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, cache: Path) -> None:
     with small_disk(root / "t1" / "other", "1m") as disk:
         write(disk / "file", 500_000)
-        found = look(root)
+        found = run_scan(root)
         assert kib(found) == du(root)
         assert in_state(found, ELSEWHERE) == [b"t1/other"]
         assert found.is_complete
-        assert look(root, memory).is_complete
-        again = look(root, memory)
+        assert run_scan(root, cache).is_complete
+        again = run_scan(root, cache)
         assert (kib(again), in_state(again, ELSEWHERE)) == (du(root), [b"t1/other"])
-    unmounted = look(root, memory)
+    unmounted = run_scan(root, cache)
     assert (kib(unmounted), in_state(unmounted, ELSEWHERE)) == (du(root), [])
 
 
@@ -111,15 +111,15 @@ def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
     if mounted.returncode:
         pytest.skip(f"cannot mount a directory over another here: {mounted.stderr.strip()}")
     try:
-        found = look(root)
+        found = run_scan(root)
         assert found.totals.files[0] == 60
         assert found.is_complete
     finally:
         subprocess.run(["umount", "-l", root / "t0" / "loop"], check=True)
 
 
-def test_directories_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+def test_directories_deeper_than_the_longest_path_are_scanned(tmp_path: Path) -> None:
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     root.mkdir()
     name, depth = "d" * 100, 120
     opened = os.open(root, os.O_RDONLY)
@@ -132,7 +132,7 @@ def test_directories_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) ->
         file.write(bytes(50_000))
     os.close(opened)
     for _ in range(2):
-        found = look(root, memory, now=time.time())
+        found = run_scan(root, cache, now=time.time())
         assert kib(found) == du(root)
         assert found.totals.directories[0] == depth + 1
         assert found.is_complete
@@ -140,16 +140,16 @@ def test_directories_may_lie_deeper_than_any_path_may_be_long(tmp_path: Path) ->
 
 
 @needs_root
-def test_directories_that_may_not_be_read_are_named_and_the_rest_is_counted(root: Path) -> None:
+def test_unreadable_directories_are_reported_and_the_rest_is_counted(root: Path) -> None:
     open_the_way(root / "t0")
     (root / "t2").chmod(0o700)
     with acting_as(NOBODY):
-        found = look(root)
+        found = run_scan(root)
     bad = [(found.tree.paths[row], number) for row, number in enumerate(found.tree.trouble) if number]
     assert bad == [(b"t2", 13)]
     assert found.totals.files[0] == 45
-    assert found.totals.missing[0] == 1  # the sums are lower bounds, and say so
-    assert found.is_complete  # but nothing is left to be done
+    assert found.totals.missing[0] == 1  # the totals are marked as lower bounds
+    assert found.is_complete  # but there is nothing left to read
     assert not found.error
 
 
@@ -162,90 +162,90 @@ def test_directories_that_may_not_be_read_are_named_and_the_rest_is_counted(root
     ],
     ids=["missing", "file", "fifo"],
 )
-def test_what_cannot_be_scanned_is_said(tmp_path: Path, make: object, said: str) -> None:
+def test_a_root_that_cannot_be_scanned_is_an_error(tmp_path: Path, make: object, said: str) -> None:
     make(tmp_path / "root")  # type: ignore[operator]
-    found = look(tmp_path / "root", tmp_path / "memory", deadline_s=20)
+    found = run_scan(tmp_path / "root", tmp_path / "cache", deadline_s=20)
     assert said in found.error
-    assert not (tmp_path / "memory").exists()
+    assert not (tmp_path / "cache").exists()
 
 
-def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, memory: Path) -> None:
-    first = look(root, memory)
+def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, cache: Path) -> None:
+    first = run_scan(root, cache)
     assert (first.read, first.verified) == (25, 0)
-    again = look(root, memory, now=NOW + 60)
-    assert (again.read, again.verified, again.looks) == (0, 25, 25)  # not one look at a file
+    again = run_scan(root, cache, now=NOW + 60)
+    assert (again.read, again.verified, again.looks) == (0, 25, 25)  # no stat call for a file
     assert again.totals == first.totals
     assert again.is_complete
 
 
-def test_only_changed_directories_are_read_again(root: Path, memory: Path) -> None:
-    look(root, memory)
+def test_only_changed_directories_are_read_again(root: Path, cache: Path) -> None:
+    run_scan(root, cache)
     write(root / "t1" / "s2" / "new")
     write(root / "t3" / "deep" / "new" / "file")
     (root / "t0" / "s0" / "f0").unlink()
     subprocess.run(["rm", "-r", root / "t2" / "s4"], check=True)
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert found.read == 3 + 2 + 2  # s2, t3 and the two in it, s0, t2, and the one that is not there any more
     assert kib(found) == du(root)
     assert (found.totals.files[0], found.totals.directories[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
 
 
-def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, memory: Path) -> None:
-    look(root, memory)
+def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, cache: Path) -> None:
+    run_scan(root, cache)
     (root / "t0").rename(root / "t3" / "moved")
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert b"t3/moved/s4" in found.tree.paths
     assert b"t0" not in found.tree.paths
 
 
-def test_two_directories_that_swap_names_are_told_apart(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> None:
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     write(root / "a" / "x", 50_000)
     write(root / "b" / "y", 10)
     settle(root)
-    look(root, memory)
+    run_scan(root, cache)
     (root / "a").rename(root / "c")
     (root / "b").rename(root / "a")
     (root / "c").rename(root / "b")
-    settle(root)  # the same mtimes as before; only their inodes tell
-    found = look(root, memory)
+    settle(root)  # the same mtimes as before; only the inodes differ
+    found = run_scan(root, cache)
     sizes = {path: found.totals.blocks[row] for row, path in enumerate(found.tree.paths)}
     assert sizes[b"b"] > sizes[b"a"]
 
 
-def test_a_log_that_grows_in_place_is_seen_at_once(root: Path, memory: Path) -> None:
+def test_a_log_that_grows_in_place_is_detected_at_once(root: Path, cache: Path) -> None:
     log = write(root / "t1" / "s1" / "train.log")
     settle(root)
     os.utime(log, (NOW - 60, NOW - 60))
-    first = look(root, memory)
+    first = run_scan(root, cache)
     with open(log, "ab") as file:
         file.write(bytes(300_000))
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert kib(found) == du(root) > kib(first)
     assert found.read == 1
 
 
-def test_an_old_small_file_that_grew_in_place_is_seen_by_the_daily_full_pass(root: Path, memory: Path) -> None:
-    first = look(root, memory)
+def test_an_old_small_file_that_grew_in_place_is_detected_by_the_daily_full_pass(root: Path, cache: Path) -> None:
+    first = run_scan(root, cache)
     with open(root / "t1" / "s1" / "f1", "ab") as file:
         file.write(bytes(300_000))
-    missed = look(root, memory, now=NOW + 60)
+    missed = run_scan(root, cache, now=NOW + 60)
     assert kib(missed) == kib(first) < du(root)  # what the report says of such figures is true
-    found = look(root, memory, now=NOW + DAY + 61)
+    found = run_scan(root, cache, now=NOW + DAY + 61)
     assert found.read == 25
     assert kib(found) == du(root)
 
 
-def test_a_directory_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, memory: Path) -> None:
+def test_a_directory_that_changed_just_now_is_read_again_because_it_may_still_change(root: Path, cache: Path) -> None:
     write(root / "t1" / "new")
-    look(root, memory)
-    found = look(root, memory)
+    run_scan(root, cache)
+    found = run_scan(root, cache)
     assert found.read == 1
     assert kib(found) == du(root)
 
 
-def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
+def test_files_deleted_during_the_scan_are_no_error(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=10, subs=10, files=5)
     churning = os.fork()
     number = 0
@@ -256,14 +256,14 @@ def test_files_that_vanish_during_the_scan_are_no_fault(tmp_path: Path) -> None:
         (directory / "file").unlink()
         directory.rmdir()
     try:
-        found = [look(root, tmp_path / "memory", now=NOW + number) for number in range(8)]
+        found = [run_scan(root, tmp_path / "cache", now=NOW + number) for number in range(8)]
     finally:
         os.kill(churning, signal.SIGKILL)
         os.waitpid(churning, 0)
     for directory in root.glob("t*/s0/gone*"):  # the last one, half done
         shutil.rmtree(directory)
     assert not any(each.error for each in found)
-    final = look(root, tmp_path / "memory", now=NOW + 20)
+    final = run_scan(root, tmp_path / "cache", now=NOW + 20)
     assert (final.totals.files[0], final.totals.directories[0], kib(final)) == (500, 111, du(root))
 
 
@@ -273,70 +273,71 @@ def test_a_directory_of_many_chunks_is_added_up(tmp_path: Path) -> None:
     for number in range(1_500):
         path = first.with_name(f"{number:05d}.out")
         os.link(first, path) if number < 500 else os.mknod(path)
-    found = look(root)
+    found = run_scan(root)
     assert found.totals.files[0] == 1 + 1000
     assert kib(found) == du(root)
 
 
-def test_many_threads_see_what_processes_see(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "memory"
+def test_threads_and_processes_have_the_same_result(tmp_path: Path) -> None:
+    root, cache = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "cache"
     for number in range(1500):
         write(root / "large" / f"{number}", 10)
     settle(root)
-    many = look(root, memory, pace=Pace(1, 16, "as on a network"))
-    assert kib(many) == kib(look(root)) == du(root)
-    again = look(root, memory, pace=Pace(1, 16, "as on a network"))
+    many = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
+    assert kib(many) == kib(run_scan(root)) == du(root)
+    again = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
     assert (again.read, again.verified) == (0, 44)
     assert again.totals == many.totals
 
 
-def test_a_mount_that_hangs_below_is_not_touched(root: Path) -> None:
+def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
     with hung_disk(root / "t1" / "dead"):
-        found = look(root, deadline_s=20)
+        found = run_scan(root, deadline_s=20)
         assert found.is_complete
         assert found.totals.files[0] == 60
         assert found.took_s < 10
 
 
-def test_a_root_that_never_answers_is_said_within_the_deadline(tmp_path: Path) -> None:
+def test_a_root_that_hangs_is_reported_within_the_deadline(tmp_path: Path) -> None:
     with hung_disk(tmp_path / "dead") as dead:
         began = time.monotonic()
-        found = look(dead, tmp_path / "memory", deadline_s=3)
+        found = run_scan(dead, tmp_path / "cache", deadline_s=3)
         assert time.monotonic() - began < 3 + 15
         assert "hangs" in found.error or "no answer" in found.error
 
 
-@pytest.mark.parametrize("pace", [None, Pace(1, 4, "threads")], ids=["processes", "threads"])
-def test_a_subdirectory_that_hangs_is_named_and_everything_else_is_counted(
-    root: Path, memory: Path, pace: Pace | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("parallelism", [None, Parallelism(1, 4, "threads")], ids=["processes", "threads"])
+def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
+    root: Path, cache: Path, parallelism: Parallelism | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
     monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root: frozenset())
     with hung_disk(root / "t1" / "dead"):
         for _ in range(2):  # the second time beside what is known
-            found = look(root, memory, deadline_s=4, pace=pace)
+            found = run_scan(root, cache, deadline_s=4, parallelism=parallelism)
             assert found.took_s < 20
             assert in_state(found, STUCK) == [b"t1/dead"]
             assert found.totals.files[0] == 60
             assert not found.is_complete
-    found = look(root, memory, deadline_s=60)  # a recovered directory clears itself
+    found = run_scan(root, cache, deadline_s=60)  # a recovered directory clears itself
     assert found.is_complete
     assert (found.totals.files[0], kib(found)) == (60, du(root))
 
 
-def test_a_scan_that_the_deadline_ended_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "memory"
-    first = look(root, memory, deadline_s=0.0)
+def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) -> None:
+    root, cache = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "cache"
+    first = run_scan(root, cache, deadline_s=0.0)
     assert first.out_of_time
     assert not first.is_complete or first.totals.files[0] == 300
     reads = [first.read]
     while True:
-        found = look(root, memory, deadline_s=0.05 + 0.01 * len(reads))  # a busy machine may need more to begin at all
+        # A busy machine may need more time to start at all.
+        found = run_scan(root, cache, deadline_s=0.05 + 0.01 * len(reads))
         reads.append(found.read)
         if found.is_complete:
             break
         assert len(reads) < 200
-    assert sum(reads) <= 316 + 4 * len(reads)  # a directory or two in each may have been half read
+    assert sum(reads) <= 316 + 4 * len(reads)  # each scan may leave a directory or two half read
     assert (found.totals.files[0], kib(found)) == (300, du(root))
 
 
@@ -350,16 +351,16 @@ def slowly(*given, **named):
     time.sleep(0.02)
     return read(*given, **named)
 worker.read_directory = slowly
-def tell(progress):
+def report(progress):
     print("tick", progress.directories, flush=True)
-found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1800000000.0, tell=tell)
+found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1800000000.0, report=report)
 print("found", found.interrupted, found.is_complete, found.totals.files[0], flush=True)
 """
 
 
-def scanning(root: Path, memory: Path, program: str = SCAN) -> subprocess.Popen[str]:
-    """A scan in a session of its own."""
-    command = [sys.executable, "-c", program, str(root), str(memory)]
+def scanning(root: Path, cache: Path, program: str = SCAN) -> subprocess.Popen[str]:
+    """Start a scan in a session of its own."""
+    command = [sys.executable, "-c", program, str(root), str(cache)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
@@ -368,26 +369,26 @@ def children_of(pid: int) -> set[int]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_it_sees_what_is_known_and_leaves_a_memory_to_go_on_from(tmp_path: Path, end: signal.Signals) -> None:
-    root, memory = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "memory"
-    with scanning(root, memory) as process:
+def test_an_interrupted_scan_reports_partial_results_and_caches_them(tmp_path: Path, end: signal.Signals) -> None:
+    root, cache = a_tree(tmp_path / "tree", tops=20, subs=20, files=1), tmp_path / "cache"
+    with scanning(root, cache) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("tick") and int(line.split()[1]) > 20:
-                os.killpg(process.pid, end)  # as a terminal does: to everybody in the group
+                os.killpg(process.pid, end)  # as a terminal does: to the whole process group
                 break
         rest = process.stdout.read()
         assert process.wait(20) == 0
     interrupted, complete, files = rest.split("found ")[1].split()
     assert (interrupted, complete) == ("True", "False")
     assert 0 < int(files) < 400
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert found.is_complete
     assert found.verified > 0
     assert found.totals.files[0] == 400
 
 
-def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scan_is_complete_although_a_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
     killed: list[int] = []
 
@@ -402,13 +403,13 @@ def test_a_worker_killed_from_outside_costs_nothing(tmp_path: Path, monkeypatch:
         return read_directory(*given, **named)
 
     monkeypatch.setattr("resilience.watch.scan.worker.read_directory", slowly)
-    found = look(root, tell=kill_one)
+    found = run_scan(root, report=kill_one)
     assert killed
     assert found.totals.files[0] == 400
     assert found.is_complete
 
 
-def test_workers_end_when_the_one_who_sent_them_is_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=20, subs=20, files=1)
     with scanning(root, tmp_path / "m") as process:
         assert process.stdout is not None
@@ -421,34 +422,34 @@ def test_workers_end_when_the_one_who_sent_them_is_killed(tmp_path: Path) -> Non
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process of that number does anything yet."""
+    """Return whether a process with this pid is running."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
 
-def test_a_scan_that_was_stopped_for_a_while_blames_nobody(tmp_path: Path) -> None:
+def test_a_suspended_scan_reports_no_hung_directory(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree", tops=3, subs=2, files=1)
     program = SCAN.replace("now=1800000000.0", "now=1800000000.0, deadline_s=12").replace("0.02", "0.4")
     with scanning(root, tmp_path / "m", program) as process:
         assert process.stdout is not None
         for _ in range(3):  # in the middle of a directory: each takes longer than the ticks are apart
             assert "tick" in process.stdout.readline()
-        everybody = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
-        for pid in everybody:
+        processes = [*children_of(process.pid), process.pid]  # as SLURM suspends a job
+        for pid in processes:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.6)  # longer than the 2.4 s after which a look counts as hung
+        time.sleep(2.6)  # longer than the 2.4 s after which a worker counts as hung
         process.send_signal(signal.SIGCONT)
         time.sleep(0.3)
-        for pid in everybody:
+        for pid in processes:
             os.kill(pid, signal.SIGCONT)
         rest = process.stdout.read()
     assert "found False True 6" in rest
 
 
-def test_it_holds_no_output_open_that_others_wait_for(root: Path) -> None:
-    """A child that hangs in the kernel keeps what it has open: whoever reads our output would wait for ever."""
+def test_workers_do_not_keep_the_output_open(root: Path) -> None:
+    """A worker that hangs in the kernel closes no file: a reader of an inherited output would wait for ever."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom resilience.watch.scan.scan import scan\n"
         "scan(Path(sys.argv[1]), None, now=1.8e9, deadline_s=1)\nprint('done')\n"
@@ -460,14 +461,14 @@ def test_it_holds_no_output_open_that_others_wait_for(root: Path) -> None:
         assert done.stdout == "done\n"
 
 
-def test_progress_is_reported(root: Path, memory: Path) -> None:
+def test_progress_is_reported(root: Path, cache: Path) -> None:
     reports: list[Progress] = []
-    look(root, memory, tell=reports.append)
-    look(root, memory, tell=reports.append)
+    run_scan(root, cache, report=reports.append)
+    run_scan(root, cache, report=reports.append)
     assert reports[-1] == Progress(25, 25, 25)
 
 
 def test_no_worker_is_left_behind(tmp_path: Path) -> None:
     before = children_of(os.getpid())
-    look(a_tree(tmp_path / "tree"), deadline_s=60)
+    run_scan(a_tree(tmp_path / "tree"), deadline_s=60)
     assert children_of(os.getpid()) <= before

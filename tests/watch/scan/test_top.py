@@ -1,4 +1,4 @@
-"""Which directories are listed, and what is said of their growth."""
+"""The listed directories and their growth."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.errors import UsageError
-from resilience.watch.scan.memory import snapshot
-from resilience.watch.scan.top import checkpoints, choose, compose, directories_meant, growth
+from resilience.watch.scan.cache import snapshot
+from resilience.watch.scan.top import checkpoints, choose, compose, growth, scanned_directories
 from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
 from tests.lab.fakes import make_project
 from tests.system.people import NOBODY, needs_root
-from tests.watch.scan.trees import NOW, a_tree, look, settle, write
+from tests.watch.scan.trees import NOW, a_tree, run_scan, settle, write
 
 HOUR, DAY = 3600, 86400
 
 
 def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
-    """Directories that hold so many blocks themselves; those between them hold none."""
+    """Return a tree of directories with this many blocks each; those between them have none."""
     own = {b"": 0} | {path.encode(): size for path, size in sizes.items()}
     for path in list(own):
         while path := path.rpartition(b"/")[0]:
@@ -34,7 +34,7 @@ def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
 
 
 def listed(sizes: dict[str, int], limit: int) -> list[str]:
-    """The paths chosen, in their order."""
+    """Return the chosen paths, in order."""
     tree = tree_of(sizes)
     return [tree.paths[row].decode() for row in choose(tree.totals().blocks, tree.below(), limit)]
 
@@ -53,22 +53,22 @@ def listed(sizes: dict[str, int], limit: int) -> list[str]:
         ({"l/x": 500, "l/y": 300, "m": 100, "n": 1, "o": 1}, 4, ["l/x", "l/y", "m", "n"]),
         # a thousand equal ones are one line, whatever else there is
         ({f"r/c{n:03d}": 5 for n in range(1000)} | {"s": 3000}, 4, ["r", "s"]),
-        # what lies in the directory itself keeps its line
+        # the files of the directory itself keep its line
         ({"": 50, "a": 40, "b": 30}, 5, ["", "a", "b"]),
         ({"r": 50, "r/a": 30, "r/b": 30, "s": 5}, 5, ["r", "r/a", "r/b", "s"]),
         ({}, 5, []),
         ({"a": 0}, 5, []),
     ],
 )
-def test_the_list_tells_where_it_lies(sizes: dict[str, int], limit: int, wanted: list[str]) -> None:
+def test_the_list_has_the_most_informative_directories(sizes: dict[str, int], limit: int, wanted: list[str]) -> None:
     assert listed(sizes, limit) == wanted
 
 
-def test_many_equal_directories_are_listed_beside_what_is_left_of_them() -> None:
+def test_many_equal_directories_are_listed_beside_the_rest() -> None:
     tree = tree_of({f"d{number:02d}": 10 for number in range(50)})
     chosen = choose(tree.totals().blocks, tree.below(), 20)
     assert len(chosen) == 20
-    assert chosen[0] == 500 - 19 * 10  # the root: what lies in none of the others
+    assert chosen[0] == 500 - 19 * 10  # the root: everything outside the others
 
 
 @given(
@@ -77,7 +77,7 @@ def test_many_equal_directories_are_listed_beside_what_is_left_of_them() -> None
     ),
     st.integers(1, 9),
 )
-def test_lines_never_count_anything_twice_and_are_never_more_than_wanted(sizes: dict[str, int], limit: int) -> None:
+def test_lines_count_nothing_twice_and_respect_the_limit(sizes: dict[str, int], limit: int) -> None:
     tree = tree_of(sizes)
     totals = tree.totals().blocks
     chosen = choose(totals, tree.below(), limit)
@@ -88,7 +88,7 @@ def test_lines_never_count_anything_twice_and_are_never_more_than_wanted(sizes: 
     assert bool(chosen) == bool(totals[0])
 
 
-def test_growth_is_what_came_since_and_new_directories_grew_by_all_they_hold() -> None:
+def test_growth_is_the_difference_and_the_whole_size_of_new_directories() -> None:
     before = tree_of({"a": 100, "b": 50})
     then = snapshot(before, before.totals(), NOW - DAY)
     now = tree_of({"a": 130, "b": 20, "c/new": 7})
@@ -97,7 +97,7 @@ def test_growth_is_what_came_since_and_new_directories_grew_by_all_they_hold() -
     assert dict(zip(now.paths, grew, strict=True)) == {b"": 7, b"a": 30, b"b": -30, b"c": 7, b"c/new": 7}
 
 
-def test_what_an_earlier_scan_had_not_come_to_has_not_grown() -> None:
+def test_the_growth_of_directories_that_the_earlier_scan_had_not_read_is_unknown() -> None:
     records = {b"": Record(b"", READ, 1, children=(b"a", b"late"), read_at=1), b"a": Record(b"a", READ, 2, read_at=1)}
     before = grow(records)
     assert before.state[2] == UNREAD
@@ -108,7 +108,7 @@ def test_what_an_earlier_scan_had_not_come_to_has_not_grown() -> None:
     assert dict(zip(now.paths, grew, strict=True)) == {b"": None, b"a": 10, b"late": None, b"late/deep": None}
 
 
-def test_no_growth_is_reported_of_what_cannot_be_read_now() -> None:
+def test_no_growth_is_reported_of_unreadable_directories() -> None:
     before = tree_of({"a": 100})
     then = snapshot(before, before.totals(), NOW - DAY)
     now = grow({b"": Record(b"", READ, 1, read_at=1, children=(b"a",))})
@@ -116,26 +116,26 @@ def test_no_growth_is_reported_of_what_cannot_be_read_now() -> None:
     assert growth(now, totals.blocks, totals.missing, then, 0, 1) == [None, None]
 
 
-def test_what_was_deleted_beside_it_does_not_hide_what_grew(tmp_path: Path) -> None:
-    root, memory = tmp_path / "tree", tmp_path / "memory"
+def test_deletions_do_not_hide_growth_beside_them(tmp_path: Path) -> None:
+    root, cache = tmp_path / "tree", tmp_path / "cache"
     write(root / "runs" / "old" / "file", 3_000_000)
     write(root / "runs" / "new" / "file", 10_000)
     settle(root)
-    look(root, memory, now=NOW - DAY)
+    run_scan(root, cache, now=NOW - DAY)
     (root / "runs" / "old" / "file").unlink()
     write(root / "runs" / "new" / "more", 1_000_000)
-    report = compose(look(root, memory), limit=5, by="bytes")
+    report = compose(run_scan(root, cache), limit=5, by="bytes")
     assert [(row.path, round(row.grew_bytes or 0, -5)) for row in report.growing] == [(b"runs/new", 1_000_000)]
     assert report.since_s == DAY
 
 
-def test_litter_of_tiny_files_stands_out_by_inodes(tmp_path: Path) -> None:
+def test_many_tiny_files_rank_high_by_inodes(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     write(root / "data" / "big", 20_000_000)
     (root / "cron" / "logs").mkdir(parents=True)
     for number in range(1000):
         (root / "cron" / "logs" / f"{number}.out").touch()
-    found = look(root)
+    found = run_scan(root)
     first = compose(found, limit=3, by="inodes").largest[0]
     assert (first.path, first.files) == (b"cron/logs", 1000)
     assert first.share > 0.99
@@ -151,30 +151,30 @@ def test_checkpoints_are_known_by_their_directories_or_files(tmp_path: Path) -> 
     write(root / "plain" / "notes.txt", 100_000)
     write(root / "checkpoints" / "readme.txt", 100_000)
     write(root / "iterations" / "step.log", 100_000)
-    found = look(root)
+    found = run_scan(root)
     total, directories = checkpoints(found.tree, found.totals.blocks)
     assert directories == 5
     assert 6 * 100_000 <= total < 7 * 100_000
 
 
 @needs_root
-def test_owners_are_reported_when_there_are_several(tmp_path: Path) -> None:
+def test_owners_are_reported_if_there_are_several(tmp_path: Path) -> None:
     root = a_tree(tmp_path / "tree")
-    assert not compose(look(root), limit=5, by="bytes").owners
+    assert not compose(run_scan(root), limit=5, by="bytes").owners
     write(root / "t1" / "s1" / "others", 1_000_000)
     os.chown(root / "t1" / "s1" / "others", NOBODY, NOBODY)
-    report = compose(look(root), limit=5, by="bytes", login_name={0: "root", NOBODY: "nobody"}.__getitem__)
+    report = compose(run_scan(root), limit=5, by="bytes", login_name={0: "root", NOBODY: "nobody"}.__getitem__)
     (row,) = [row for row in report.largest if row.path == b"t1/s1"]
     assert report.owners
     assert row.owners[0][0] == "nobody"
     assert row.owners[0][1] > 0.9
 
 
-def test_paths_are_understood_as_the_watchdogs_of_file_systems_do(tmp_path: Path) -> None:
+def test_paths_are_resolved_as_by_the_fs_watchdog(tmp_path: Path) -> None:
     project = make_project(tmp_path, environ={"SCRATCH": "/scratch/me"})
     base = project.loaded.project
-    assert directories_meant(project, ()) == (base,)
+    assert scanned_directories(project, ()) == (base,)
     wanted = (Path("/scratch/me/runs"), base / "data", tmp_path / "home" / "x")
-    assert directories_meant(project, ("$SCRATCH/runs", "data/", "./data", "~/x")) == wanted
+    assert scanned_directories(project, ("$SCRATCH/runs", "data/", "./data", "~/x")) == wanted
     with pytest.raises(UsageError, match="WORK is not set"):
-        directories_meant(project, ("$WORK",))
+        scanned_directories(project, ("$WORK",))

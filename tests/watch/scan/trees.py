@@ -1,4 +1,4 @@
-"""Directories to scan, and what du says of them."""
+"""Directories to scan, and their size by du."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ LONG_AGO = 1_600_000_000
 
 
 def du(directory: Path) -> int:
-    """The KiB that `du -sx` counts."""
+    """Return the size in KiB that `du -sx` reports."""
     done = subprocess.run(["du", "-skx", directory], capture_output=True, text=True)
     return int(done.stdout.split()[0])
 
 
 def kib(found: Scan) -> int:
-    """The same of a scan."""
+    """Return the size in KiB of a scan."""
     return found.totals.blocks[0] // 2
 
 
-def look(root: Path, memory: Path | None = None, now: float = NOW, **options: Any) -> Scan:
+def run_scan(root: Path, cache: Path | None = None, now: float = NOW, **options: Any) -> Scan:
     """Scan with two processes, whatever this machine has."""
-    return scan(root, memory, now=now, **{"cores": 2, **options})
+    return scan(root, cache, now=now, **{"cores": 2, **options})
 
 
 def write(path: Path, size: int = 10_000) -> Path:
-    """A file, and the directories that it lies in."""
+    """Write a file, and create its parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(os.urandom(size))
     return path
 
 
 def settle(root: Path) -> None:
-    """Let everything have happened long ago: what has just changed is never trusted to be done with changing."""
+    """Set all mtimes to long ago: a scan never trusts the mtime of a directory that has just changed."""
     for directory, _, files in os.walk(root, topdown=False):
         for name in files:
             os.utime(Path(directory, name), (LONG_AGO, LONG_AGO), follow_symlinks=False)
@@ -45,7 +45,7 @@ def settle(root: Path) -> None:
 
 
 def a_tree(root: Path, tops: int = 4, subs: int = 5, files: int = 3) -> Path:
-    """Directories in directories with a few files each, all long ago."""
+    """Create nested directories with a few files each and old mtimes."""
     for top in range(tops):
         for sub in range(subs):
             for number in range(files):

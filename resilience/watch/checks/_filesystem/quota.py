@@ -138,7 +138,7 @@ def lustre_project_command(path: str) -> list[str]:
 
 
 def parse_lustre_project(text: str) -> str:
-    """Given `1000 P /scratch/lab`, return `1000`; empty for 0, no project. Raise ProbeError for other output."""
+    """Return the project id: `1000` for `1000 P /scratch/lab`, empty for 0. Raise ProbeError for other output."""
     words = text.split(None, 2)
     if len(words) < 3 or not words[0].isdecimal():
         raise ProbeError(f"lfs project printed {text.strip()[:80]!r}")
@@ -146,7 +146,7 @@ def parse_lustre_project(text: str) -> str:
 
 
 def parse_lustre(text: str) -> tuple[Amount, ...]:
-    """Given the output of `lfs quota`, return the amounts of each table in it.
+    """Return the amounts of each table in the output of `lfs quota`.
 
     A long file system name is on a line of its own, with the figures on the next. Raise ProbeError if there is no
     table or a row is malformed.
@@ -204,7 +204,7 @@ def gpfs_attributes_command(path: str) -> list[str]:
 
 
 def parse_gpfs_fileset(text: str) -> str:
-    """Given the output of `mmlsattr -L`, return the name of the fileset. Raise ProbeError if there is none."""
+    """Return the fileset in the output of `mmlsattr -L`. Raise ProbeError if there is none."""
     match = _FILESET.search(text)
     if match is None:
         raise ProbeError("mmlsattr printed no fileset name")
@@ -212,12 +212,12 @@ def parse_gpfs_fileset(text: str) -> str:
 
 
 def gpfs_device(mount_source: str) -> str:
-    """Given a mount's device (`/dev/gpfs0` or `gpfs0`), return the file system's name."""
+    """Return the file system's name for a mount's device (`/dev/gpfs0` or `gpfs0`)."""
     return mount_source.removeprefix("/dev/")
 
 
 def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Amount, ...]:
-    """Given the output of `mmlsquota -Y`, return the amounts of one file system, matched by its exact name.
+    """Return the amounts of one file system, matched by its exact name, in the output of `mmlsquota -Y`.
 
     A user's or group's row may apply to a single fileset; rows of filesets not in `filesets` are skipped. Raise
     ProbeError for other output. Return nothing for a file system without quotas.
@@ -264,7 +264,7 @@ def beegfs_command(kind: str, name: str, mount_point: str) -> list[str]:
 
 
 def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
-    """Given the output for a user or group, matched by exact name, return the amounts of each storage pool.
+    """Return the amounts of each storage pool in the output for a user or group, matched by exact name.
 
     Raise ProbeError for other output.
     """
@@ -310,7 +310,7 @@ def xfs_command(kind: str, name: str, mount_point: str) -> list[str]:
 
 
 def parse_xfs(text: str) -> tuple[Amount, ...]:
-    """Given the output of `xfs_quota -c "quota -b -i ..."`, return its amounts. Raise ProbeError for other output.
+    """Return the amounts in the output of `xfs_quota -c "quota -b -i ..."`. Raise ProbeError for other output.
 
     The output is empty if quotas are off; so is the result.
     """
@@ -352,7 +352,7 @@ def unix_command(mount_point: str) -> list[str]:
 
 
 def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
-    """Given the output of `quota`, return the amounts of one device, matched by its exact name.
+    """Return the amounts of one device, matched by its exact name, in the output of `quota`.
 
     Raise ProbeError for other output. Return nothing for `none` and for quotas of other devices.
     """
@@ -402,7 +402,7 @@ def du_command(path: str, kind: str) -> list[str]:
 
 
 def parse_du(text: str, errors: str, kind: str, limit: float) -> Amount:
-    """Given the output of du, return the amount with its limit. Raise ProbeError if there is no total.
+    """Return the amount in the output of du, with its limit. Raise ProbeError if there is no total.
 
     du skips directories that it cannot read and reports them on stderr; the total is then a lower bound.
     """

@@ -316,7 +316,7 @@ def site_command(site: SiteCommand, path: str, user: str) -> list[str]:
 
 
 def parse_site(text: str, site: SiteCommand, kind: str) -> Amount:
-    """Given the output of the site's command, return the amount. Raise ProbeError if there is none."""
+    """Return the amount in the output of the site's command. Raise ProbeError if there is none."""
     if not text.strip():
         raise ProbeError("no output")
     source, age_s = f"`{' '.join(site.argv)}`", site.max_age_s or None

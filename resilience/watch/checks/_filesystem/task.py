@@ -99,7 +99,7 @@ class Task(NamedTuple):
 
 
 def task_of(settings: Any, kind: str) -> Task:
-    """Given the settings of `fs` or `inodes`, return the task. Raise SettingsError if they are invalid. Pure."""
+    """Return the task for the settings of `fs` or `inodes`. Raise SettingsError if they are invalid. Pure."""
     suffix = "_bytes" if kind == BYTES else ""
     site = SiteCommand(
         argv=settings.command, used=settings.used_regex, limit=settings.limit_regex, percent=settings.percent_regex,

@@ -1,1 +1,1 @@
-"""Parts of the job watchdog: whom it looks at, how it asks, how it makes sure, what it says, and its pulse."""
+"""Parts of the job watchdog: subjects, queries, confirmation, findings, and PULSE lines."""

@@ -149,7 +149,7 @@ class Confirmer:
         try:
             private = self._client.config().raw.get("PrivateData", "")
         except ResilError as error:
-            return f"cannot tell whether this cluster hides other users' jobs: {error.message}"
+            return f"cannot determine whether this cluster hides other users' jobs: {error.message}"
         return "this cluster hides other users' jobs (PrivateData)" if "jobs" in private.split(",") else ""
 
 

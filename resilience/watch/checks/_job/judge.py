@@ -229,7 +229,7 @@ class _Case:
 
     def _chain(self) -> Iterator[Finding]:
         by_state, settings = self.by_state, self.settings
-        wanted = settings.min_queued if settings.min_queued is not None else int(self.reading.is_chain)
+        required = settings.min_queued if settings.min_queued is not None else int(self.reading.is_chain)
         advice = f"submit a successor: resil submit --run {self.subject} --after auto"
         if self.reading.kind != "run":
             advice = "submit a successor: sbatch --dependency=afterany:ID"
@@ -245,9 +245,9 @@ class _Case:
             yield self._finding(Verdict.WARNING, ENDS_SOON, summary, advice, rule)
             return
         behind = by_state.queued if by_state.running else max(0, by_state.queued - 1)
-        if not by_state.is_stuck and behind < wanted:
+        if not by_state.is_stuck and behind < required:
             summary = f"only {plural(behind, 'job')} queued behind {lead.label}"
-            yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"WARNING below {wanted}")
+            yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"WARNING below {required}")
 
     def _churn(self) -> Iterator[Finding]:
         settings, reading = self.settings, self.reading

@@ -31,7 +31,7 @@ class RunFacts:
 
     Attributes:
         scheduler: the scheduler of its jobs; empty if it never had a job.
-        people: the users who may have jobs of this run.
+        users: the users who may have jobs of this run.
         over: why the run needs no job, or empty; `over_since` is since when.
         starts: when its newest attempts began, within the requested time.
         last_end: when the newest attempt ended; None while running or if unknown.
@@ -43,7 +43,7 @@ class RunFacts:
     directory: RunDirectory
     intents: tuple[Intent, ...] = ()
     scheduler: str = ""
-    people: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
     over: str = ""
     over_since: float | None = None
     starts: tuple[float, ...] = ()
@@ -75,7 +75,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 directory=directory,
                 intents=intents,
                 scheduler=scheduler_of(intents),
-                people=submitters(directory, intents, me, is_known),
+                users=submitters(directory, intents, me, is_known),
                 over=over,
                 over_since=over_since,
                 starts=starts,

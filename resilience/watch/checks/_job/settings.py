@@ -111,7 +111,7 @@ def check_settings(settings: JobSettings) -> None:
     if settings.users and not settings.names:
         raise SettingsError(
             "users of the job watchdog is set without names",
-            hint="runs of the state directory are known from their journals, whoever submitted them; "
+            hint="runs of the state directory are known from their journals, whichever user submitted them; "
             "to watch another user's jobs, name them: resil watch job NAME --users bob",
         )
     if EVERYBODY in settings.users and len(settings.users) > 1:

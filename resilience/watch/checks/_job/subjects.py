@@ -269,9 +269,9 @@ class WatchedRuns(Watched):
 
     def __init__(self, facts: Sequence[RunFacts], me: str, own: OwnJob) -> None:
         self._owners = Owners({one.run: one.intents for one in facts if not one.error})
-        people = sorted({person for one in facts for person in one.people})
-        subjects = [Subject(one.run, one.run, set(one.people) <= {me}, self._is_of(one.run), one) for one in facts]
-        super().__init__(subjects, None if set(people) <= {me} else people, own)
+        users = sorted({user for one in facts for user in one.users})
+        subjects = [Subject(one.run, one.run, set(one.users) <= {me}, self._is_of(one.run), one) for one in facts]
+        super().__init__(subjects, None if set(users) <= {me} else users, own)
 
     def _is_of(self, run: str) -> Callable[[Job], bool]:
         return lambda job: run in self._owners.runs_of(job.id.array, job.comment)

@@ -1,5 +1,5 @@
-"""Parts of the `log` watchdog: what a step looks like, what is new in a log, how long is too long.
+"""Parts of the `log` watchdog: progress patterns, log readers, run directories, and the time allowed without progress.
 
-`reading.py` has the values; `digest.py` turns new lines into them; `tail.py` reads those lines and `rundirs.py` the run
-directories; `paths.py` and `runs.py` probe; `losses.py` interprets the journals; `judge.py` judges.
+`reading.py` defines the values; `digest.py` updates them from new lines; `tail.py` reads those lines and `rundirs.py`
+the run directories; `paths.py` and `runs.py` probe; `losses.py` interprets the journals; `judge.py` judges.
 """

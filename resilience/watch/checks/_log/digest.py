@@ -1,4 +1,4 @@
-"""What new lines of a log mean: the state of a log and a chunk of bytes in, the new state out. Pure."""
+"""Updates the state of a log from a chunk of new bytes. Pure."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from resilience.watch.checks._log.patterns import BAR, EPOCH, EPOCH_STEP, RANKS,
 from resilience.watch.checks._log.reading import LogState, median
 
 MOST_LINES = 5000
-"""Of one chunk; a log that writes more between two looks has its newest lines read."""
+"""The most lines read of one chunk: the newest ones."""
 MOST_SAID = 64
 MOST_BARS = 8
 INTERVALS = 12
-"""Steps are judged by so many of the last intervals."""
+"""The number of last intervals that are kept."""
 PAUSES = 3
-"""So many older ones are kept as well that were pauses, as every 500 steps for an evaluation or a save."""
+"""The number of older intervals kept that were pauses, for example for an evaluation or a save every 500 steps."""
 PAUSE_TIMES, FAULT_TIMES, FAULT_S = 2.0, 20.0, 1200.0
-"""A pause is so many times the usual interval. What was longer than both of the others was a fault, not to be waited
-for again."""
+"""A pause is at least PAUSE_TIMES the typical interval. One longer than both FAULT limits was a fault, which does not
+extend the time allowed."""
 RARE_S = 1200.0
-"""A log without steps that grows only so seldom is waited for longer; of others that say more, growth is no measure."""
-BY_ITS_WORD_S = 360.0
-"""How long one step takes may stand in its line, but not that only each hundredth is told. Until the second line shows
-that, such a figure counts if it is longer than this, and else the time for the start."""
+"""Intervals of growth above this are recorded as step intervals, for logs without steps only."""
+REPORTED_S = 360.0
+"""A line may report the seconds per step, but not that only each hundredth step is logged. Until a second line reveals
+that, such a figure counts only if it is longer than this; otherwise the startup time applies."""
 _COMPLAINT = re.compile(
     rb"retry|attempt|wait|time[- ]?out|timed out|fail|warn|keep-alive|rendezvous|heartbeat|unreachable|refused",
     re.IGNORECASE,
@@ -34,8 +34,8 @@ _DIGITS = re.compile(rb"\d+")
 
 
 def begun_again(state: LogState) -> LogState:
-    """Given the state of a log whose file was truncated or replaced, return it for the new content: rotated or begun
-    anew, which the next step tells."""
+    """Return the state of a log after its file was truncated or replaced. The next step shows whether it was rotated or
+    restarted."""
     return state._replace(
         inode=0, mtime_ns=0, offset=0, size=0, mark=0, best=None, fell_from=None, restarts=0, bars=(), end="", error="",
         error_kind="", errored=0.0, said=(), repeats=0, phase="start", unfinished=False,
@@ -50,16 +50,16 @@ def digest(
     own: re.Pattern[bytes] | None = None,
     in_blocks: bool = False,
 ) -> LogState:
-    """Given what is known of a log and what is new in it, return what is known now.
+    """Return the state of a log after a chunk of new bytes.
 
-    `written` is when the last of it was written, by the watcher's clock, as well as that is known. A log that is
-    written `in_blocks` is silent for many steps, whatever its lines say that one takes.
+    `written` is the estimated time of the last write, by the watchdog's clock. A log written `in_blocks` is silent for
+    many steps, so the seconds per step in its lines are ignored.
     """
     return _Digest(state, written, own, in_blocks).take(chunk)
 
 
 class _Digest:
-    """One chunk being taken in."""
+    """The processing of one chunk."""
 
     def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, in_blocks: bool) -> None:
         self.before = state
@@ -74,7 +74,7 @@ class _Digest:
         self.bars = dict(state.bars)
         self.said = dict.fromkeys(state.said)
         self.repeats = state.repeats
-        self.talks = self.lives = self.grows = False
+        self.has_output = self.is_alive = self.has_new_lines = False
         self.is_broken = bool(state.end) or (state.phase == "start" and state.step is not None)
         self.steps = 0
         self.step_line = b""
@@ -84,7 +84,7 @@ class _Digest:
         self.words: tuple[bytes, ...] = ()
 
     def take(self, chunk: bytes) -> LogState:
-        """All of it."""
+        """Process the chunk; return the new state."""
         finished, rest = lines_of.split(chunk)
         self.words = words_of(chunk)
         for raw in finished[-MOST_LINES:]:
@@ -93,84 +93,84 @@ class _Digest:
                 self._line(line)
         rest = lines_of.plain(rest)
         if rest and not rest.isspace() and not lines_of.OURS.match(rest):
-            self.talks = self.grows = True
+            self.has_output = self.has_new_lines = True
             found = find(rest, self.own)
             if found is not None:
                 self._found(found, rest)
         return self._state(bool(rest))
 
     def _line(self, line: bytes) -> None:
-        self.talks = True
+        self.has_output = True
         self.first_line = self.first_line or line
         self.last_line = line
-        told = marker(line, self.words) if self.words else None
+        event = marker(line, self.words) if self.words else None
         progressed = False
-        if told is None or told.kind != "resume":
+        if event is None or event.kind != "resume":
             found = find(line + b"\n", self.own)
             progressed = found is not None and self._found(found, line)
-        if told is not None:
-            self._marker(told, line)
+        if event is not None:
+            self._marker(event, line)
         if not progressed:
-            # Complaints count their retries; what a training says counts its steps.
+            # Ignore all numbers in complaints, which count retries; in other lines they may count steps.
             identity = lines_of.identity(_DIGITS.sub(b"", line) if _COMPLAINT.search(line) else line)
             if identity in self.said:
                 self.repeats += 1
             else:
-                self.grows = True
+                self.has_new_lines = True
                 self.said[identity] = None
-                # Who begins an evaluation, or is through with a save, goes on; who says so again does not.
-                self.lives = self.lives or (told is not None and told.kind in ("saved", "save", "eval"))
+                # The first line about an evaluation or a save is progress; a repetition is not.
+                self.is_alive = self.is_alive or (event is not None and event.kind in ("saved", "save", "eval"))
 
-    def _marker(self, told: Marker, line: bytes) -> None:
-        if told.kind == "end":
+    def _marker(self, event: Marker, line: bytes) -> None:
+        if event.kind == "end":
             self.end = lines_of.shown(line)
             self._break()
-        elif told.kind == "resume":
+        elif event.kind == "resume":
             self.phase = "start"
             self._break()
-        elif told.kind == "saved":
+        elif event.kind == "saved":
             self.phase = "train"
-        elif told.kind in ("save", "eval"):
-            self.phase = told.kind
-        elif not self.error or (told.kind == "fatal" and self.error_kind in ORDINARY):
-            self.error, self.error_kind, self.errored = lines_of.shown(line), told.word, self.written
+        elif event.kind in ("save", "eval"):
+            self.phase = event.kind
+        elif not self.error or (event.kind == "fatal" and self.error_kind in ORDINARY):
+            self.error, self.error_kind, self.errored = lines_of.shown(line), event.word, self.written
 
     def _break(self) -> None:
-        """The time between two trainings is no step interval."""
+        """Start a new series of intervals: the time between two trainings is no step interval."""
         self.is_broken = True
         self.step_stamps.clear()
 
     def _found(self, found: Found, line: bytes) -> bool:
-        """Take in a place in the training; say whether it is further than before."""
+        """Process a position; return whether it is progress."""
         rank, known = RANKS[found.kind], RANKS[self.kind]
         if found.epoch is not None and found.kind != EPOCH_STEP:
             self._epoch(found.epoch)
         if found.kind == BAR and self._evaluates(found, rank > known):
-            if self._bar_moves(found):
-                self.lives, self.phase = True, "eval"
+            if self._bar_advances(found):
+                self.is_alive, self.phase = True, "eval"
             return True
         if rank > known:
             return False
         if rank < known:
             self.kind, self.step, self.best, self.fell_from = found.kind, None, None, None
-        further = self._bar_moves(found) if found.kind == BAR else self._goes_on(found)
-        if further:
+        is_progress = self._bar_advances(found) if found.kind == BAR else self._step_advances(found)
+        if is_progress:
             self._advanced(found, line)
-        return further
+        return is_progress
 
     def _epoch(self, epoch: float) -> None:
-        """Of those who count their steps anew in each epoch a smaller step in the next one is no step back."""
+        """Process an epoch: in a new one a smaller step is no step back, as some trainers restart the counter."""
         if self.epoch is not None and int(epoch) > int(self.epoch):
             self.best = None
         self.epoch = epoch
 
     def _evaluates(self, found: Found, is_weaker: bool) -> bool:
-        """Whether a bar is of an evaluation: by its label, or while one is under way and it is not the training's."""
+        """Return whether a bar is of an evaluation: by its label, or by the phase if it is not the training's bar."""
         if found.evaluates:
             return True
         return self.phase == "eval" and (is_weaker or self.bar not in (0, found.key))
 
-    def _goes_on(self, found: Found) -> bool:
+    def _step_advances(self, found: Found) -> bool:
         value, step = found.value, self.step
         if step is None or value > step:
             if step is not None:
@@ -181,7 +181,7 @@ class _Digest:
             return True
         if value == step:
             return False
-        if self.best is None:  # another file: begun anew from a checkpoint
+        if self.best is None:  # another file: restarted from a checkpoint
             self.best = self.step = value
             return True
         if self.phase == "start":  # loaded a checkpoint
@@ -191,15 +191,15 @@ class _Digest:
         if step - value <= (self.stride or 1):  # ranks that write into one log are a step apart
             return False
         if value <= (self.stride or 1) and step in (self.top, self.fell_from):
-            # Twice from the same step to the beginning: a counter that begins anew in each epoch.
+            # Went back twice from the same step to the start: the counter restarts in each epoch.
             self.top, self.fell_from, self.best, self.step = step, None, value, value
             return True
         self.fell_from = max(self.fell_from or step, step)
         self.step, self.text = value, found.text
         return False
 
-    def _bar_moves(self, found: Found) -> bool:
-        """A bar that was complete and begins anew is the next round; one that falls back before that has failed."""
+    def _bar_advances(self, found: Found) -> bool:
+        """Return whether a bar advanced. A complete one that restarts is the next round; any other one has failed."""
         old = self.bars.pop(found.key, None)
         position = int(found.value)
         self.bars[found.key] = -1 if found.is_complete else position
@@ -231,7 +231,7 @@ class _Digest:
         advanced = before.last_progress_at
         if self.steps:
             advanced = self._when_advanced()
-        elif self.lives or (self.grows and self._is_weak()):
+        elif self.is_alive or (self.has_new_lines and self._is_weak()):
             advanced = self.written
             if before.error and before.error_kind in ORDINARY and self.error == before.error:
                 self.error, self.error_kind, self.errored = "", "", 0.0
@@ -242,25 +242,25 @@ class _Digest:
             fell_from=self.fell_from, restarts=self.restarts, phase=self.phase, end=self.end, error=self.error,
             error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
             said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
-            last_output_at=self.written if self.talks or is_first else before.last_output_at,
+            last_output_at=self.written if self.has_output or is_first else before.last_output_at,
             last_progress_at=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch,
             top=self.top,
         )  # fmt: skip
 
     def _is_weak(self) -> bool:
-        """Whether nothing better than growth is known: no step, bars that are complete, and epochs, which may be whole
-        ones or rounded: the Trainer of Hugging Face has two decimals, and writes the same one for hours."""
+        """Return whether growth is the best measure of progress: no step, only complete bars, or only epochs, which may
+        be rounded (the Hugging Face Trainer logs two decimals, the same ones for hours)."""
         return self.kind in ("", EPOCH) or (self.kind == BAR and all(position == -1 for position in self.bars.values()))
 
     def _when_advanced(self) -> float:
-        """The last write, less what the lines' own clock says was between the step and it."""
+        """Return the time of the last step: the last write, less the difference of the two lines' timestamps."""
         since = self.before.looked or 0.0
         own, last = lines_of.stamp(self.step_line), lines_of.stamp(self.last_line)
         lag = max(0.0, last - own) if own is not None and last is not None else 0.0
         return max(min(since, self.written), self.written - lag)
 
     def _silent_since(self) -> float:
-        """At the first look: no step in all that was read, which may be hours of the same line."""
+        """Return since when there was no step, in the first probe: the chunk may be hours of the same line."""
         first, last = lines_of.stamp(self.first_line), lines_of.stamp(self.last_line)
         return self.written - max(0.0, last - first) if first is not None and last is not None else self.written
 
@@ -268,11 +268,11 @@ class _Digest:
         before = self.before
         if not self.steps:
             gap_s = advanced - before.last_progress_at
-            is_rare = before.looked > 0 and gap_s > RARE_S and self.grows and self._is_weak()
+            is_rare = before.looked > 0 and gap_s > RARE_S and self.has_new_lines and self._is_weak()
             return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
-        goes_on = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
-        if goes_on and advanced > before.last_progress_at:
-            # What comes in blocks was seen to be silent between them, for longer than its steps take.
+        is_continued = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
+        if is_continued and advanced > before.last_progress_at:
+            # Output in blocks is silent between them, for longer than one step takes.
             silent_s = before.looked - before.last_progress_at
             return trimmed((*before.intervals, max((advanced - before.last_progress_at) / self.steps, silent_s)))
         if self.in_blocks:
@@ -281,16 +281,18 @@ class _Digest:
         gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]
         if gaps:
             return tuple(gaps[-INTERVALS:])
-        told = seconds_per_step(self.step_line)
-        if told is None or not 0 < told < 1e6:
+        reported_s = seconds_per_step(self.step_line)
+        if reported_s is None or not 0 < reported_s < 1e6:
             return before.intervals
         if self.kind in (BAR, EPOCH_STEP):
-            return (told,)
-        return (told * self.stride,) if self.stride else (told,) if told >= BY_ITS_WORD_S else before.intervals
+            return (reported_s,)
+        if self.stride:
+            return (reported_s * self.stride,)
+        return (reported_s,) if reported_s >= REPORTED_S else before.intervals
 
 
 def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
-    """Given all intervals, return the last ones, and before them the last of the older ones that were pauses."""
+    """Return the last intervals, preceded by the last pauses among the older ones."""
     old, last = intervals[:-INTERVALS], intervals[-INTERVALS:]
     if not old:
         return last

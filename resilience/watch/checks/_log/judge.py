@@ -10,8 +10,9 @@ from shlex import quote
 from typing import NamedTuple
 
 from resilience.finding import Figure, Finding, Verdict
+from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
-from resilience.watch.checks._log.losses import odd_losses
+from resilience.watch.checks._log.losses import loss_faults
 from resilience.watch.checks._log.patterns import EPOCH
 from resilience.watch.checks._log.reading import (
     Allowance,
@@ -28,13 +29,13 @@ from resilience.watch.checks._log.runs import beat_of, failed_save
 
 
 class View(NamedTuple):
-    """All that a sentence may need.
+    """The parts of a reading that findings are made from.
 
     Attributes:
-        path: of the log that counts, `log` what is known of it; None when there is none.
-        beats: whether the heartbeat counts more than the log.
-        since: when it last went on; `quiet_s` is how long ago that is.
-        allowed: how long it may show nothing.
+        path: of the log that counts; `log` is its state, None without one.
+        beats: whether the heartbeat takes precedence over the log.
+        since: the time of the last progress; `quiet_s` is how long ago that is.
+        allowed: the time allowed without progress.
     """
 
     subject: str
@@ -57,7 +58,7 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
     if beat is not None and beat.ranks > beat.left:
         phase = phase_of(beat.phase)
     else:
-        # What a job before has left in the log says nothing of the one that has begun since.
+        # The lines of an earlier job in the same log do not apply to the current one.
         phase = log.phase if log is not None and log.last_progress_at >= reading.began else "start"
     intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
     allowed = allowance(intervals, phase, settings)
@@ -96,7 +97,7 @@ def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings:
 
 
 MANY_RESTARTS = 3
-SKEW_TOLD_S = 120.0
+REPORTED_SKEW_S = 120.0
 
 
 def findings(subject: str, reading: LogReading, settings: LogSettings, now: float) -> list[Finding]:
@@ -106,21 +107,21 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
     view = view_of(subject, reading, settings, now)
     wrong = [
         _finding(view, verdict, fault, text, advice=advice)
-        for verdict, fault, text, advice in (*odd_losses(reading, now), *failed_save(reading, now))
+        for verdict, fault, text, advice in (*loss_faults(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
         return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
     if view.log is None and view.beat is None:
         rest = [_no_log(view)]
     else:
-        rest = list(_wrongs(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
+        rest = list(_faults(view)) or [_finding(view, Verdict.OK, "", _ok_summary(view), with_lines=False)]
     return [*wrong, *(finding for finding in rest if finding.fault)] or rest
 
 
 def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple[tuple[str, ...], float, float] | None:
-    """(paths of its logs, when it last went on, how long it may be silent): when a daemon must look again.
+    """Return (paths of its logs, time of the last progress, seconds allowed): when a daemon must probe again.
 
-    None when nothing is awaited, or when something else tells more than the log's last write does.
+    None if no progress is expected, or if the last write to the log does not decide.
     """
     if reading.nothing or reading.over or not reading.logs:
         return None
@@ -130,17 +131,17 @@ def deadline_of(reading: LogReading, settings: LogSettings, now: float) -> tuple
     return tuple(path for path, _ in reading.logs), view.since, view.allowed.seconds
 
 
-def _wrongs(view: View) -> Iterator[Finding]:
+def _faults(view: View) -> Iterator[Finding]:
     log, beat = view.log, view.beat
     if log is not None and log.trouble and not is_rotating(log, view.settings, view.now) and not view.beats:
-        yield _troubled(view, log)
+        yield _unreadable(view, log)
         return
-    told = False
+    is_reported = False
     for finding in (_failing(view), _gone(view)):
         if finding is not None:
-            told = True
+            is_reported = True
             yield finding
-    if view.quiet_s > view.allowed.seconds and not told:
+    if view.quiet_s > view.allowed.seconds and not is_reported:
         if log is not None and log.end and not view.beats:
             if view.reading.run and view.quiet_s > max(view.allowed.seconds, view.settings.ceiling_s):
                 yield _finding(
@@ -169,7 +170,7 @@ def _failing(view: View) -> Finding | None:
     is_caught = quiet_s <= {"exception": soon_s, "slurm": view.allowed.seconds}.get(log.error_kind, -1.0)
     verdict = Verdict.WARNING if is_caught else Verdict.CRITICAL
     text = f"{log.error_kind}: {log.error}; no step since{_at_step(view)}"
-    return _finding(view, verdict, "failing", text, advice=_look_into(view), first=log.error)
+    return _finding(view, verdict, "failing", text, advice=_debug_advice(view), first=log.error)
 
 
 def _gone(view: View) -> Finding | None:
@@ -183,7 +184,7 @@ def _gone(view: View) -> Finding | None:
         verdict,
         "rank-gone",
         f"rank {which} exited without a final message{_at_step(view)}",
-        advice=_look_into(view),
+        advice=_debug_advice(view),
     )
 
 
@@ -197,44 +198,44 @@ def _hung(view: View) -> Finding:
     phase = phase_of(beat.phase) if view.beats and beat is not None else log.phase if log is not None else ""
     if phase and phase != "train":
         parts.append(f"phase {phase}")
-    talks = False
+    has_output = False
     if log is not None:
-        talks = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
-        talks = talks or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
+        has_output = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
+        has_output = has_output or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
     if view.beats and beat is not None:
         parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:
             parts.append(f"its heartbeat shows no progress either, for {format_duration(view.now - beat.written)}")
-    if talks and log is not None:
-        many = f", {log.repeats} times what it had said before" if log.repeats else ""
-        parts.append(f"it still writes{many}")
+    if has_output and log is not None:
+        many = f", {log.repeats} lines of it repetitions" if log.repeats else ""
+        parts.append(f"still writing output{many}")
     if log is not None and not view.beats and in_blocks(log.size, log.unfinished):
-        parts.append("or its output is buffered, it comes in blocks: set PYTHONUNBUFFERED=1")
+        parts.append("or its output is buffered (it grows in blocks): set PYTHONUNBUFFERED=1")
     if view.reading.lines:
         parts.append(f"last line: {view.reading.lines[-1]}")
     fault = (
         "no-progress"
-        if talks or (view.beats and log is not None and log.last_progress_at > view.since + 60)
+        if has_output or (view.beats and log is not None and log.last_progress_at > view.since + 60)
         else "silent"
     )
-    return _finding(view, Verdict.CRITICAL, fault, "; ".join(parts), advice=_look_into(view))
+    return _finding(view, Verdict.CRITICAL, fault, "; ".join(parts), advice=_debug_advice(view))
 
 
 def _empty(view: View) -> Finding:
     return _finding(
         view, Verdict.WARNING, "empty",
-        f"empty for {format_duration(view.quiet_s)}: it is buffered, or the training has not come as far",
-        advice="set PYTHONUNBUFFERED=1 (or python -u) in the job, so that the log shows what happens when it happens",
+        f"empty for {format_duration(view.quiet_s)}: its output is buffered, or the training has not written any yet",
+        advice="set PYTHONUNBUFFERED=1 (or python -u) in the job, so that output is written at once",
     )  # fmt: skip
 
 
 def _regressing(view: View, log: LogState) -> Finding | None:
     if log.fell_from is not None:
         text = f"the step went back from {log.fell_from:g} to {log.text} without a new attempt"
-        return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
+        return _finding(view, Verdict.WARNING, "regressing", text, advice=_debug_advice(view))
     if log.restarts >= MANY_RESTARTS and log.best is not None:
         text = f"{log.restarts} restarts without progress beyond step {log.best:g}"
-        return _finding(view, Verdict.WARNING, "regressing", text, advice=_look_into(view))
+        return _finding(view, Verdict.WARNING, "regressing", text, advice=_debug_advice(view))
     return None
 
 
@@ -266,10 +267,10 @@ def _no_log(view: View) -> Finding:
     )  # fmt: skip
 
 
-def _troubled(view: View, log: LogState) -> Finding:
+def _unreadable(view: View, log: LogState) -> Finding:
     if log.trouble_kind == "missing" and log.looked:
-        text = f"it was there and is gone for {format_duration(view.now - log.troubled)}{_at_step(view)}"
-        advice = "was it renamed but not reopened? see: resil status"
+        text = f"missing for {format_duration(view.now - log.troubled)}{_at_step(view)}"
+        advice = "check whether it was renamed and not reopened: resil status"
     else:
         text = log.trouble
         advice = (
@@ -287,14 +288,14 @@ def _ok_summary(view: View) -> str:
     if view.beats and view.beat is not None:
         return (
             f"step {view.beat.step} {ago}{_usual(view)}{_phase(view.beat.phase)} "
-            f"(heartbeat of {_ranks(view.beat.ranks)})"
+            f"(heartbeat of {plural(view.beat.ranks, 'rank')})"
         )
     if log is None:
         return f"no progress expected before {format_duration(view.allowed.seconds)}"
     if log.size == 0:
         return f"empty since {ago.removesuffix(' ago')}"
     if log.step is None:
-        return f"it grew {ago}; no step found, so only its growth is judged{_phase(log.phase)}"
+        return f"grew {ago}; no step found, so only growth is checked{_phase(log.phase)}"
     return f"{_step(log)} {ago}{_usual(view)}{_phase(log.phase)}"
 
 
@@ -326,13 +327,14 @@ def _clock(at: float, now: float) -> str:
     return time.strftime("%H:%M:%S" if now - at < 43200 else "%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def _look_into(view: View) -> str:
+def _debug_advice(view: View) -> str:
     run = view.reading.run
     read = f"resil logs {run}" if run else f"tail -n 50 {quote(view.path)}"
     where = ""
     if view.beats and view.beat is not None and view.beat.host:
         where = f" on {view.beat.host}"
-    return f"read it: {read}; then see where it hangs{where}: py-spy dump --pid PID of a rank, before killing the job"
+    find = f"find where it hangs{where}: py-spy dump --pid PID of a rank"
+    return f"read the log: {read}; then {find}, before killing the job"
 
 
 def _finding(
@@ -351,7 +353,7 @@ def _finding(
         lines = (first, *lines)
     return Finding(
         subject=view.subject, verdict=verdict, fault=fault, summary=summary, advice=advice, run=reading.run,
-        figures=_figures(view), evidence=lines, looked=_looked(view),
+        figures=_figures(view), evidence=lines, looked=_explanation(view),
     )  # fmt: skip
 
 
@@ -361,30 +363,28 @@ def _figures(view: View) -> tuple[Figure, ...]:
     return (quiet,) if step is None else (quiet, Figure(label="step", value=step))
 
 
-def _ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def _looked(view: View) -> tuple[str, ...]:
+def _explanation(view: View) -> tuple[str, ...]:
     log, beat, reading = view.log, view.beat, view.reading
-    said = []
+    explanation = []
     if beat is not None:
         age = format_duration(max(0.0, view.now - beat.written))
-        said.append(f"heartbeat of {beat.ranks} ranks, written {age} ago; slowest: rank {beat.rank} on {beat.host}")
+        explanation.append(
+            f"heartbeat of {plural(beat.ranks, 'rank')}, written {age} ago; slowest: rank {beat.rank} on {beat.host}"
+        )
         if not view.beats and beat.ranks > beat.left + len(beat.gone):
-            said.append("heartbeat ignored, older than the log: its writer is dead or cannot write")
+            explanation.append("heartbeat ignored, older than the log: its writer is dead or cannot write")
     if log is not None:
         how = f"step found as {log.kind}" if log.kind else "no step found: set progress_regex"
         size, silent = format_bytes(log.size), format_duration(max(0.0, view.now - log.last_output_at))
-        said.append(f"{view.path}: {size}, last written {silent} ago; {how}")
+        explanation.append(f"{view.path}: {size}, last written {silent} ago; {how}")
         if log.skipped:
-            said.append(f"{format_bytes(log.skipped)} of new output skipped: more than read_bytes")
-        if abs(log.skew_s) >= SKEW_TOLD_S:
+            explanation.append(f"{format_bytes(log.skipped)} of new output skipped: more than read_bytes")
+        if abs(log.skew_s) >= REPORTED_SKEW_S:
             way = "ahead of" if log.skew_s > 0 else "behind"
-            said.append(f"the file server's clock is at least {format_duration(abs(log.skew_s))} {way} ours")
+            explanation.append(f"the file server's clock is at least {format_duration(abs(log.skew_s))} {way} ours")
         if in_blocks(log.size, log.unfinished):
-            said.append("it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")
+            explanation.append("it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")
         if log.trouble and view.beats:
-            said.append(f"the log cannot be read: {log.trouble}")
-    said.append(f"allowed without progress: {format_duration(view.allowed.seconds)} ({view.allowed.why})")
-    return (*said, *reading.notes)
+            explanation.append(f"the log cannot be read: {log.trouble}")
+    explanation.append(f"allowed without progress: {format_duration(view.allowed.seconds)} ({view.allowed.why})")
+    return (*explanation, *reading.notes)

@@ -1,4 +1,4 @@
-"""Lines of a log: where they end, which are our own, and how they are shown to people. Pure."""
+"""Lines of a log: splitting, recognizing those of watchdogs and the guard, and sanitizing for display. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from binascii import crc32
 from datetime import UTC, datetime
 
 LINE_BYTES = 4096
-"""Of a longer line only so much is looked at: both ends."""
+"""The most that is read of one line: both its ends."""
 SHOWN = 240
-"""Characters of a line that people are shown."""
+"""The most characters of a line that are displayed."""
 
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """ECMA-48 control sequences and the operating system commands of terminals."""
 PULSE = re.compile(rb"^\s*(?:\[[0-9-]{10}[ T][0-9:]{8}\]\s*)?PULSE:")
-"""What watchdogs append to a training's log, `[2022-05-01 10:00:02] PULSE: tr11 is running for ...`: no progress."""
+"""Lines that watchdogs append to a training's log, `[2022-05-01 10:00:02] PULSE: tr11 is running for ...`."""
 OURS = re.compile(PULSE.pattern + rb"|^resil: ")
-"""All that watchdogs and the guard append: neither progress nor a fault. A save that failed is in the journal."""
+"""All lines of watchdogs and the guard: neither progress nor a fault. A failed save is in the journal."""
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _CLOCKS = re.compile(rb"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b1[0-9]{9}(?:\.\d+)?\b")
 _SECRETS = re.compile(
@@ -27,11 +27,11 @@ _SECRETS = re.compile(
     r"|(?:(?<=password)|(?<=passwd)|(?<=secret)|(?<=token)|(?<=api_key)|(?<=apikey)|(?<=access_key))"
     r"['\"]?\s{0,3}[=:]\s{0,3}['\"]?(?=[^\s'\"]*[A-Za-z])[^\s'\",]{8,}"
 )
-"""What looks like a secret: an alert goes to more people than the log does."""
+"""Probable secrets, which are hidden: an alert has more readers than the log."""
 
 
 def split(chunk: bytes) -> tuple[list[bytes], bytes]:
-    """Given new bytes of a log, return the finished lines and what comes behind the last line end.
+    """Return the finished lines in new bytes of a log, and the unfinished rest.
 
     A progress bar ends its lines with a carriage return. NUL bytes are holes of a truncated file and are left out.
     """
@@ -43,14 +43,14 @@ def split(chunk: bytes) -> tuple[list[bytes], bytes]:
 
 
 def plain(line: bytes) -> bytes:
-    """A line without colours, and without its middle when it is a monster."""
+    """Return a line without escape sequences, and without its middle if it is very long."""
     if len(line) > LINE_BYTES:
         line = line[: LINE_BYTES // 2] + b" ... " + line[-LINE_BYTES // 2 :]
     return ESCAPES.sub(b"", line) if b"\x1b" in line else line
 
 
 def shown(line: bytes) -> str:
-    """A line as people see it: no control characters, bounded, nothing that looks like a secret."""
+    """Return a line for display: no control characters, limited in length, probable secrets hidden."""
     text = ESCAPES.sub(b"", line[-8 * SHOWN :] if len(line) > 16 * SHOWN else line).decode("utf-8", "replace")
     text = "".join(c if c.isprintable() else " " for c in text).strip()
     text = _SECRETS.sub("[hidden]", text)
@@ -58,12 +58,12 @@ def shown(line: bytes) -> str:
 
 
 def identity(line: bytes) -> int:
-    """A number that two lines share when they say the same, whatever time stands in them."""
+    """Return a hash that is the same for lines that differ only in their timestamps."""
     return crc32(_CLOCKS.sub(b"", line).strip())
 
 
 def stamp(line: bytes) -> float | None:
-    """The time that a line begins with or carries, in seconds; only good for differences: its time zone is unknown."""
+    """Return the timestamp of a line in seconds, or None; only for differences, as its time zone is unknown."""
     match = _STAMP.search(line[:200]) or _STAMP.search(line[-200:])
     if match is None:
         return None

@@ -1,7 +1,7 @@
-"""What the guards wrote of the loss: not finite, or a spike, and whether that is over. Pure.
+"""Loss anomalies in the guards' journals: not finite, or a spike, and whether they are resolved. Pure.
 
-A training is what lies between one `start` of rank 0 and the next: an attempt, or one of several launches in it. What
-was wrong in one stays wrong until a later one has trained past that step: it begins at a checkpoint before it.
+A training lasts from one `start` of rank 0 to the next: an attempt, or one of several launches in it. An anomaly
+persists until a later training, which starts from a checkpoint before it, has passed its step.
 Format: docs/reference/run-directory.md.
 """
 
@@ -12,15 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from resilience.finding import Verdict
+from resilience.messages import plural
 from resilience.watch.checks._log.reading import LogReading
 
 NONFINITE, SPIKE = "nonfinite", "spike"
-TOLD_S = 3600.0
-"""A loss that was not finite and is again is told for so long: cron's drop-ins look every quarter of an hour."""
+REPORTED_S = 3600.0
+"""A loss that has become finite again is reported for this long: cron's drop-ins probe every quarter of an hour."""
 MOST_IN_A_ROW = 5
-"""So many attempts are looked at, to say how often the same step has stopped the run."""
+"""The most attempts that are read to count how often the same step has stopped the run."""
 MOST_JOURNALS = 100
-"""Of one job so many are read, the lowest ranks: others than rank 0 have one only where something was odd."""
+"""The most journals read of one job, of its lowest ranks: ranks other than 0 have one only after an anomaly."""
 _BEGINS = {"loss_nonfinite": NONFINITE, "loss_spike": SPIKE}
 _ENDS = {"loss_finite": NONFINITE, "loss_normal": SPIKE, "loss_level": SPIKE}
 _ORDINALS = ("", "", "the second", "the third", "the fourth", "at least the fifth")
@@ -38,17 +39,17 @@ class Event(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """An odd loss of one training, over its ranks.
+    """A loss anomaly of one training, over its ranks.
 
     Attributes:
         kind: `nonfinite` or `spike`.
         attempt: the training's attempt, 0 for none; `job` its job, as in the names of journals.
-        time: when it was seen, in seconds since the epoch by the clock of that node.
-        step: the earliest at which a rank saw it; `rank` is the lowest such rank, `others` how many saw it besides.
-        value: the loss as people read it.
-        until: when it was over by itself, by the clock of that node; 0 while it lasts.
+        time: when it was detected, in seconds since the epoch by the clock of that node.
+        step: the first step at which a rank detected it; `rank` is the lowest such rank, `others` counts the others.
+        value: the loss for display.
+        until: when it ended by itself, by the clock of that node; 0 while it persists.
         stopped: whether the guard stopped the training because of it.
-        times: how many trainings in a row it has stopped at this step.
+        times: number of consecutive trainings that it stopped at this step.
     """
 
     kind: str
@@ -65,12 +66,12 @@ class Loss(NamedTuple):
 
 
 class Training:
-    """What the journals of one training tell.
+    """The journals of one training.
 
     Attributes:
-        attempt: its attempt, 0 for none; `began`: when rank 0's guard did, 0 where that was not read.
-        reached: the greatest step that is known to be done, -1 where none is.
-        stop: the decision that ended it because of its loss.
+        attempt: its attempt, 0 for none; `began`: when rank 0's guard started, 0 if unknown.
+        reached: the greatest step known to be done; -1 if none is.
+        stop: the decision to stop because of the loss, or None.
     """
 
     def __init__(self, job: str, first: Event) -> None:
@@ -82,7 +83,7 @@ class Training:
         self._seen: dict[tuple[str, int], tuple[Event, float]] = {}
 
     def take(self, event: Event) -> None:
-        """Take in what comes next."""
+        """Process the next event."""
         name, fields = event.name, event.fields
         if kind := _BEGINS.get(name):
             self._seen[kind, event.rank] = (event, 0.0)
@@ -93,16 +94,16 @@ class Training:
             self._base = event.step
         else:
             self.reached = max(self.reached, event.step)
-            # As a text: a damaged line may hold anything there.
+            # Compared as text: a damaged line may contain anything.
             if fields.get("exit_code") == 1 and "'loss'" in str(fields.get("triggers")):
                 self.stop = event
 
     def losses(self) -> Iterator[Loss]:
-        """What was odd in it: of each kind what lasts, else what was over last."""
+        """Yield one anomaly of each kind: one that persists, else the last one that ended."""
         for kind in (NONFINITE, SPIKE):
             stop = self.stop if kind == NONFINITE else None
             seen = [pair for (of, _), pair in self._seen.items() if of == kind]
-            if stop is not None and not self._seen:  # the journal of the rank that saw it was not read
+            if stop is not None and not self._seen:  # the journal of the rank that detected it was not read
                 seen = [(stop, 0.0)]
             lasting = [pair for pair in seen if not pair[1]]
             if seen:
@@ -115,20 +116,20 @@ class Training:
                 )  # fmt: skip
 
     def has_passed(self, loss: Loss) -> bool:
-        """Whether it began after that, and has trained past its step."""
+        """Return whether this training started after the anomaly and has passed its step."""
         is_later = self.attempt > loss.attempt or self.began > loss.time
         return is_later and self.reached > max(loss.step, self._base)
 
 
 def _value(fields: dict[str, Any]) -> str:
-    """`NaN`; of a spike `7.9 from a median of 2.01`."""
+    """Return the loss for display: `NaN`; for a spike `7.9 from a median of 2.01`."""
     figures = (fields.get("loss", "not finite"), fields.get("median"))
     texts = [f"{one:.4g}" if isinstance(one, float) else str(one)[:20] for one in figures if one is not None]
     return "".join(filter(str.isprintable, " from a median of ".join(texts)))
 
 
 def parse_events(raw: bytes) -> list[Event]:
-    """Given the end of a journal, return its events that name a step. Lines that are cut or damaged are passed over."""
+    """Return the events with a step at the end of a journal. Truncated and damaged lines are skipped."""
     events = []
     for line in raw.split(b"\n"):
         try:
@@ -141,7 +142,7 @@ def parse_events(raw: bytes) -> list[Event]:
 
 
 def trainings_of(job: str, events: Iterable[Event]) -> list[Training]:
-    """Given the events of a job's ranks in any order, return its trainings, oldest first."""
+    """Return the trainings in a job's events of all ranks, oldest first."""
     found: list[Training] = []
     for event in sorted(events, key=lambda event: event[:3]):
         if not found or event.attempt != found[-1].attempt or event.name == "start":
@@ -150,17 +151,16 @@ def trainings_of(job: str, events: Iterable[Event]) -> list[Training]:
     return found
 
 
-def standing(trainings: Sequence[Training], before: Iterable[Loss] = ()) -> tuple[Loss, ...]:
-    """Given the trainings, oldest first, return what people should hear of: of each kind one at most.
+def unresolved(trainings: Sequence[Training], before: Iterable[Loss] = ()) -> tuple[Loss, ...]:
+    """Return the unresolved anomalies of these trainings, oldest first: at most one of each kind.
 
-    `before` is what the look before has returned: it lasts where a journal could not be read, or was not from so far
-    back on.
+    `before` is the previous result: its anomalies persist if their journal could not be read, or not as far back.
     """
-    told = [loss for training in trainings for loss in training.losses()]
-    known = {loss[:3] for loss in told}
+    found = [loss for training in trainings for loss in training.losses()]
+    known = {loss[:3] for loss in found}
     kept = [loss for loss in before if loss[:3] not in known]
-    left = [loss for loss in (*kept, *told) if not any(training.has_passed(loss) for training in trainings)]
-    # What lasts counts more than what was over by itself, whichever came last.
+    left = [loss for loss in (*kept, *found) if not any(training.has_passed(loss) for training in trainings)]
+    # A persisting anomaly takes precedence over one that ended by itself.
     newest = {loss.kind: loss for loss in sorted(left, key=lambda loss: not loss.until)}
     return tuple(loss._replace(times=max(loss.times, _in_a_row(trainings, loss))) for loss in newest.values())
 
@@ -176,25 +176,25 @@ def _in_a_row(trainings: Sequence[Training], last: Loss) -> int:
 
 
 def losses_of(reading: LogReading | None) -> tuple[Loss, ...]:
-    """Those of a reading; JSON has made plain tuples of them, another version of resil perhaps others."""
+    """Return the losses of a reading; those of another version of resil are skipped."""
     return tuple(Loss(*one) for one in reading.losses if len(one) == len(Loss._fields)) if reading is not None else ()
 
 
-def odd_losses(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
-    """Given a reading, say what is wrong with the loss: verdict, fault, a sentence, and what to do."""
+def loss_faults(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
+    """Yield (verdict, fault, summary, advice) for each loss anomaly of a reading."""
     for loss in losses_of(reading):
-        many = f"at least {loss.others}" if loss.others + 1 >= MOST_JOURNALS else str(loss.others)
-        others = f" and {many} other{'s' * (loss.others > 1)}" if loss.others else ""
+        at_least = "at least " if loss.others + 1 >= MOST_JOURNALS else ""
+        others = f" and {at_least}{plural(loss.others, 'other')}" if loss.others else ""
         where = f"step {loss.step}" + (f" on rank {loss.rank}{others}" if loss.rank or others else "")
         rest = f"; {reading.over}" if reading.over else ""
         if reading.attempt > loss.attempt:
             rest = f" in attempt {loss.attempt}; attempt {reading.attempt} has not trained past that step yet"
         advice = (
-            f"read it: resil logs {reading.run}; it may help to go on from a checkpoint before step {loss.step}, "
-            "and to skip the data that came then, or to lower the learning rate"
+            f"read the log: resil logs {reading.run}; consider resuming from a checkpoint before step {loss.step} "
+            "and skipping the data after it, or lowering the learning rate"
         )
         if loss.kind == SPIKE and not loss.until:
-            text = f"the loss went up to {loss.value} at {where} and has not come down{rest}"
+            text = f"the loss rose to {loss.value} at {where} and has not come down{rest}"
             yield Verdict.WARNING, "loss-spike", text, advice
         elif loss.kind == NONFINITE and loss.stopped:
             row = f" for {_ORDINALS[min(loss.times, MOST_IN_A_ROW)]} time in a row," if loss.times > 1 else ""
@@ -202,6 +202,6 @@ def odd_losses(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, 
             yield Verdict.CRITICAL, "loss-nonfinite", text, advice
         elif loss.kind == NONFINITE and not loss.until:
             yield Verdict.CRITICAL, "loss-nonfinite", f"the loss is {loss.value} since {where}{rest}", advice
-        elif loss.kind == NONFINITE and now - loss.until <= TOLD_S:
+        elif loss.kind == NONFINITE and now - loss.until <= REPORTED_S:
             text = f"the loss was {loss.value} at {where} and is finite again"
             yield Verdict.WARNING, "loss-nonfinite", text, ""

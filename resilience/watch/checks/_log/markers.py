@@ -1,6 +1,6 @@
-r"""Lines that say what the training does or that it fails. Pure.
+r"""Lines that report a phase of the training or an error. Pure.
 
-The table of errors is small on purpose: whoever classifies faults properly replaces it.
+The table of errors is small on purpose, until a proper fault classifier replaces it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FATAL: dict[str, bytes] = {
     "launch": rb"srun: error: \S+ tasks? [^:]{1,200}:|ChildFailedError"
     rb"|torch\.distributed\.elastic\.multiprocessing\.errors",
 }
-"""Nothing good comes after these. What people call it, and how it is told."""
+"""Errors that a training does not survive: display name -> pattern."""
 
 ORDINARY: dict[str, bytes] = {
     "slurm": rb"srun: error:|slurmstepd: error:",
     "exception": rb"^(?:\[[^\]]{1,40}\]:?\s*|\s{0,6}\d{1,6}: )?(?:[A-Za-z_][\w.]{0,80}\.)?"
     rb"[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit)(?::|$)",
 }
-"""May mean nothing: told as a WARNING, until no step has followed for a while. slurmstepd complains of cgroups when
-healthy jobs start; the last line of a Python traceback may be that of an exception that was caught."""
+"""Errors that may be harmless: a WARNING, and CRITICAL only after some time without a step. slurmstepd reports cgroup
+errors when healthy jobs start; the last line of a Python traceback may be that of an exception that was caught."""
 
 _CANCELLED = rb"CANCELLED AT \S+ DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)|CANCELLED AT"
 _END = (
@@ -70,30 +70,30 @@ _WORDS = (
     b"gloo", b"watchdog", b"sig", b"fault", b"dump", b"fatal", b"quota", b"stale", b"left on", b"cancelled", b"train",
     b"load", b"resum", b"restor", b"continu", b"sav", b"eval", b"valid", b"sanity",
 )  # fmt: skip
-"""Each line that tells something has one of these in it, in small letters. Looking for them costs a twentieth of the
-expression, and progress lines have none."""
+"""Every line that matches contains one of these in lower case. Searching for them takes a twentieth of the time of the
+expression, and progress lines contain none."""
 _FATAL_NAMES, _ORDINARY_NAMES = tuple(FATAL), tuple(ORDINARY)
 _ENDS = re.compile(_END)
 _CAUSES = tuple((name, re.compile(pattern)) for name, pattern in FATAL.items() if name != "launch")
 
 
 class Marker(NamedTuple):
-    """What a line tells besides a step: `end`, `resume`, `saved`, `save`, `eval`, `fatal` or `ordinary`."""
+    """The event that a line reports: `end`, `resume`, `saved`, `save`, `eval`, `fatal` or `ordinary`."""
 
     kind: str
     word: str = ""
 
 
 def words_of(chunk: bytes) -> tuple[bytes, ...]:
-    """The words without which no line of a chunk tells anything: none, mostly."""
+    """Return the words of the table in a chunk, usually none; without any, no line matches."""
     small = chunk.lower()
     return tuple([word for word in _WORDS if word in small])
 
 
 def marker(line: bytes, words: tuple[bytes, ...] = _WORDS) -> Marker | None:
-    """Given one line and the words that may stand in it, return what it tells, or None."""
+    """Return the event that a line reports, or None; `words` are those that occur in its chunk."""
     small = line.lower()
-    if not any(wanted in small for wanted in words):
+    if not any(word in small for word in words):
         return None
     match = _ALL.search(line)
     name = match.lastgroup if match is not None else None
@@ -103,7 +103,7 @@ def marker(line: bytes, words: tuple[bytes, ...] = _WORDS) -> Marker | None:
         word = _FATAL_NAMES[int(name[1:])]
         return Marker("fatal", _cause(line) or word if word == "launch" else word)
     if name[0] == "o" and name[1:].isdigit():
-        # srun and slurmstepd begin every line so, and exceptions have their name first: what follows says more.
+        # A general prefix, of srun, slurmstepd or an exception: the rest of the line is more specific.
         if _ENDS.search(line):
             return Marker("end")
         word = _cause(line)
@@ -112,5 +112,5 @@ def marker(line: bytes, words: tuple[bytes, ...] = _WORDS) -> Marker | None:
 
 
 def _cause(line: bytes) -> str:
-    """The most telling word of the table for a line that begins with something general, or nothing."""
+    """Return the name of the specific error in a line with a general prefix, or an empty string."""
     return next((cause for cause, pattern in _CAUSES if pattern.search(line)), "")

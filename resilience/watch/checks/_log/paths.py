@@ -1,4 +1,4 @@
-"""Logs that were named by path or pattern: which files those are, and what is new in them."""
+"""Probes logs given by path or pattern: finds the files, and reads what is new in them."""
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
 # ruff: noqa: PTH114, PTH116, PTH119, PTH120, PTH207
@@ -25,20 +25,20 @@ _RANK = re.compile(
     re.IGNORECASE,
 )
 JOB_DIGITS = 4
-"""Job numbers have at least so many digits; ranks, nodes and array tasks mostly have fewer."""
+"""The least digits of a job number; ranks, nodes and array tasks usually have fewer."""
 
 
 def is_pattern(path: str) -> bool:
-    """Whether it may stand for several files."""
+    """Return whether a path is a glob pattern."""
     return _MAGIC.search(path) is not None
 
 
 def probe_paths(
     subject: str, places: Sequence[str], before: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
-    """Look at what one path or pattern stands for, and return a reading of each subject, `subject` among them.
+    """Probe one path or pattern and return the readings by subject, including `subject` itself.
 
-    `places` are where it may lie, the likeliest first.
+    `places` are its possible locations, most likely first.
     """
     place = next((place for place in places if os.path.lexists(place)), None)
     if place is not None or not is_pattern(subject):
@@ -63,13 +63,13 @@ def probe_paths(
     for path, successor in _superseded(readings, reader):
         why = f"{os.path.basename(successor)} has taken over"
         readings[path] = replace(readings[path], over=why)
-    for path, teller in _told_elsewhere(readings, reader):
-        readings[path] = replace(readings[path], over=f"it tells of no step; {os.path.basename(teller)} does")
+    for path, other in _covered_by_other_ranks(readings, reader):
+        readings[path] = replace(readings[path], over=f"no steps in this log; {os.path.basename(other)} has them")
     return readings
 
 
 def _matches(pattern: str) -> dict[str, os.stat_result]:
-    """The regular files that a pattern stands for; of several names of one file, the one that is no link."""
+    """Return the regular files that match; of several names of one file, the one that is not a link."""
     from glob import glob
 
     named: dict[tuple[int, int], str] = {}
@@ -93,7 +93,7 @@ def _matches(pattern: str) -> dict[str, os.stat_result]:
 
 
 def _without_rotated(found: Mapping[str, os.stat_result], known: Mapping[str, str]) -> dict[str, os.stat_result]:
-    """Leave out what logrotate and its like have put aside: `train.log.1`, `train.log-20261120.gz`."""
+    """Return the files without those rotated by logrotate and the like: `train.log.1`, `train.log-20261120.gz`."""
     has_news = any(path not in known for path in found)
     inodes = {unpacked(text).inode: path for path, text in known.items()} if has_news else {}
     kept = {}
@@ -112,7 +112,7 @@ def _without_rotated(found: Mapping[str, os.stat_result], known: Mapping[str, st
 def _vanished(
     pattern: str, readings: Mapping[str, LogReading], before: Mapping[str, LogReading], reader: LogReader
 ) -> dict[str, LogReading]:
-    """The logs of this pattern that were there at the look before: the end of what was wrong with them is told too."""
+    """Return readings of the logs that matched in the previous probe, so that their incidents are resolved."""
     from fnmatch import fnmatch
 
     gone = {}
@@ -120,16 +120,16 @@ def _vanished(
         if path in readings or len(reading.logs) != 1 or reading.logs[0][0] != path or not fnmatch(path, pattern):
             continue
         if not unpacked(reading.logs[0][1]).inode:
-            continue  # somebody named it, and it never was there
+            continue  # a path that was given and never existed
         if os.path.lexists(path):  # rotated away, or old by now
-            gone[path] = replace(reading, over="it was put aside", lines=(), clock=reader.moment)
+            gone[path] = replace(reading, over="the log was rotated or is old", lines=(), clock=reader.moment)
             continue
         text = reader.log(path, reading.logs[0][1], reading.clock[0])
         state = reader.states[path]
         is_gone = state.trouble_kind == "missing" and reader.now - state.troubled > reader.settings.floor_s
-        over = "the log is gone: renamed or removed" if is_gone else ""
+        over = "the log was renamed or deleted" if is_gone else ""
         if is_gone and reading.over:
-            continue  # told already
+            continue  # already reported
         gone[path] = LogReading(logs=((path, text),), over=over, clock=reader.moment)
     return gone
 
@@ -158,7 +158,7 @@ def _logs(readings: Mapping[str, LogReading], reader: LogReader) -> Iterator[tup
 
 
 def _mark_births(readings: dict[str, LogReading], before: Mapping[str, LogReading], reader: LogReader) -> None:
-    """Mark the logs that have appeared while their siblings were watched."""
+    """Mark the logs that appeared while their siblings were already watched."""
     fresh = [path for path, _ in _logs(readings, reader) if path not in before]
     if not fresh or len(fresh) == len(readings) - 1:
         return
@@ -175,10 +175,10 @@ def _family(path: str) -> str:
 
 
 def _superseded(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:
-    """(log, its successor): the log of a job that is over, told by a later one with the same name but its numbers.
+    """Return (log, successor) pairs: logs of ended jobs, whose name differs from a later log only in its numbers.
 
-    A successor appeared after the last line of the older one; or, when both were there before we looked, it has the
-    larger job number, goes on, and the older one did not even then. Of jobs that run side by side all did.
+    A successor appeared after the last line of the older log. If both existed before the first probe, it has the larger
+    job number and still grows, and the older one was already silent; logs of concurrent jobs all grow.
     """
 
     def was_quiet(state: LogState) -> bool:
@@ -193,25 +193,25 @@ def _superseded(readings: Mapping[str, LogReading], reader: LogReader) -> list[t
             continue
         youngest, child = max(logs, key=lambda one: one[1].appeared_at)
         numbered = [(_job_number(path), state.last_output_at, path) for path, state in logs]
-        number, talked, largest = max(numbered)
+        number, last_output, largest = max(numbered)
         for (path, state), (own, _, _) in zip(logs, numbered, strict=True):
             if state.trouble:
                 continue
             if child.appeared_at > state.last_output_at and child.appeared_at > state.appeared_at:
                 found.append((path, youngest))
-            elif own < number and talked > state.last_output_at and not state.appeared_at and was_quiet(state):
+            elif own < number and last_output > state.last_output_at and not state.appeared_at and was_quiet(state):
                 found.append((path, largest))
     return found
 
 
-def _told_elsewhere(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:
-    """(log, the one that speaks for it): mostly rank 0 alone tells of steps, and its training waits for all ranks.
+def _covered_by_other_ranks(readings: Mapping[str, LogReading], reader: LogReader) -> list[tuple[str, str]]:
+    """Return (log, other rank's log) pairs: often only rank 0 logs steps, and it waits for all ranks.
 
-    Only names that say they are of ranks are taken for that: `exp1.log` and `exp2.log` may be two trainings.
+    Only names with an explicit rank count: `exp1.log` and `exp2.log` may be two trainings.
     """
     logs = list(_logs(readings, reader))
-    mute = {path for path, state in logs if not (state.kind or state.error or state.trouble)}
-    if not mute:
+    silent = {path for path, state in logs if not (state.kind or state.error or state.trouble)}
+    if not silent:
         return []
     ranks: dict[str, list[tuple[str, LogState]]] = {}
     for path, state in logs:
@@ -220,10 +220,10 @@ def _told_elsewhere(readings: Mapping[str, LogReading], reader: LogReader) -> li
             ranks.setdefault(name, []).append((path, state))
     found = []
     for family in ranks.values():
-        tellers = [one for one in family if one[1].kind and not one[1].trouble]
-        if tellers:
-            teller, _ = max(tellers, key=lambda one: one[1].last_progress_at)
-            found += [(path, teller) for path, _ in family if path in mute]
+        with_steps = [one for one in family if one[1].kind and not one[1].trouble]
+        if with_steps:
+            best, _ = max(with_steps, key=lambda one: one[1].last_progress_at)
+            found += [(path, best) for path, _ in family if path in silent]
     return found
 
 

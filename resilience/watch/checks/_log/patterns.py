@@ -1,6 +1,6 @@
-r"""What progress looks like in the logs of common trainers. Pure.
+r"""Patterns of progress in the logs of common trainers. Pure.
 
-Recorded lines of each stand in tests/recorded/logs. Where they come from:
+Recorded lines of each are in tests/recorded/logs. Sources:
 
 - Megatron-LM, `training_log`: ` iteration    42780/ 115311 | ... | elapsed time per iteration (s): 105.16`
 - DeepSpeed, `_report_progress`: `[Rank 0] step=10, skipped=0, lr=[...]`, and `steps: 10 loss: 8.1 iter time (s): 0.9`
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 STEP, EPOCH_STEP, BAR, EPOCH, OWN = "step", "epoch and step", "bar", "epoch", "progress_regex"
 RANKS = {OWN: 0, STEP: 1, EPOCH_STEP: 2, BAR: 3, EPOCH: 4, "": 5}
-"""Which of two kinds a log is judged by: the one that tells more exactly where the training is."""
+"""The precedence of the kinds: a log is judged by the most precise one."""
 
 _STEP = re.compile(
     rb"(?:\b(?:global[_ ]?step|train(?:ing)?[_ ]?step|step|iteration|iters?|num_updates)\b['\"]?[ \t:=#\[(]*['\"]?"
@@ -50,16 +50,16 @@ _SECONDS = re.compile(
 
 
 class Found(NamedTuple):
-    """A place in the training.
+    """The position in the training that a line reports.
 
     Attributes:
         kind: STEP, EPOCH_STEP, BAR, EPOCH or OWN.
-        value: the step, or what takes its place; greater is further.
-        text: as people read it.
-        key: of a bar: which one.
-        is_complete: of a bar: nothing more comes of it.
-        evaluates: of a bar: it is not of the training itself.
-        epoch: the epoch that the line tells of besides.
+        value: the step or its substitute; it increases with progress.
+        text: the position for display.
+        key: identifies the progress bar.
+        is_complete: whether the progress bar is complete.
+        evaluates: whether the progress bar is of an evaluation instead of the training.
+        epoch: the epoch in the same line, if any.
     """
 
     kind: str
@@ -72,9 +72,9 @@ class Found(NamedTuple):
 
 
 def find(line: bytes, own: re.Pattern[bytes] | None = None) -> Found | None:
-    """Given one line that ends with a line end (or the unfinished last one without), return where the training is.
+    """Return the position that a line reports, or None. Lines include their line end, except an unfinished last one.
 
-    A number at the very end is not believed: its last digits may still be missing.
+    A number at the very end is ignored: its last digits may still be missing.
     """
     if own is not None:
         return _find_own(line, own)
@@ -142,7 +142,7 @@ def _find_bar(line: bytes) -> Found | None:
 
 
 def seconds_per_step(line: bytes) -> float | None:
-    """What the line itself says one step takes."""
+    """Return the seconds per step that the line itself reports, or None."""
     match = _SECONDS.search(line)
     if match is None:
         return None

@@ -60,45 +60,45 @@ class LogSettings:
 
 
 class LogState(NamedTuple):
-    """What is known of one log. A tuple of plain values, for ten thousand of them are remembered.
+    """The state of one log. A tuple of plain values, as ten thousand of them are stored.
 
-    All times are in seconds since the epoch by the watcher's clock, `mtime` alone by the file server's.
+    All times are in seconds since the epoch by the watchdog's clock, except `mtime_ns`, which is the file server's.
 
     Attributes:
-        inode: of the file; 0 when nothing was ever seen there.
+        inode: of the file; 0 if the file was never seen.
         mtime_ns: of the file, when it was last read.
-        offset: up to where it was read. An unfinished line behind it is read again.
-        mark: CRC-32 of the last bytes before `offset`, by which a file that was rewritten in place is known.
-        first_seen: when it was first looked at.
-        appeared_at: when it appeared among logs that were watched already, 0 when it was there before.
-        looked: when it was last looked at before it changed; 0 when it was never read.
-        kind: how its step was found (patterns.py), empty: never.
+        offset: the end of the part that was read; an unfinished line after it is read again.
+        mark: CRC-32 of the last bytes before `offset`, to recognize a file that was rewritten in place.
+        first_seen: the time of the first probe.
+        appeared_at: when the log appeared beside logs already watched; 0 if it was there before.
+        looked: the time of the last probe before the log changed; 0 if it was never read.
+        kind: how its step was found (patterns.py); empty if it never was.
         step: the newest one.
-        text: the step as people read it.
-        stride: how far apart the steps are that it tells of.
+        text: the step for display.
+        stride: the distance between the logged steps.
         last_progress_at: when the step last increased.
-        last_output_at: when it last had a line that no watchdog wrote.
-        best: the greatest step since the file began.
-        fell_from: the step that the log went back from, None when it did not or has caught up.
-        restarts: how often it began again below `best`.
-        intervals: seconds between the last steps told of, oldest first.
-        phase: what the last lines show: `start`, `train`, `eval`, `save`.
-        bars: progress bars that were seen: (label and total, position).
-        end: the line that says the training is over, empty when none is.
-        error: the newest line that tells of an error, with no step behind it.
-        error_kind: its word in the table of errors.
-        errored: when that was seen.
-        said: CRC-32s of the lines said since the last progress.
-        repeats: how many of these lines had been said before.
-        skipped: bytes passed over in the last look because more than `read_bytes` was new.
-        unfinished: whether it ends within a line.
-        skew_s: by how much the file server's clock is ahead of ours at least; negative: behind.
-        trouble: why it could not be read, empty when it could.
+        last_output_at: when it last got a line that no watchdog wrote.
+        best: the greatest step since the start of the file.
+        fell_from: the step before the log went back; None if it did not, or has caught up.
+        restarts: number of restarts below `best`.
+        intervals: seconds between the last logged steps, oldest first.
+        phase: the phase by the last lines: `start`, `train`, `eval`, `save`.
+        bars: progress bars: (label and total, position).
+        end: the line that reports the end of the training; empty without one.
+        error: the newest line with an error, if no step follows it.
+        error_kind: its name in the table of errors.
+        errored: when the error was found.
+        said: CRC-32s of the lines since the last progress.
+        repeats: number of those lines that are repetitions.
+        skipped: bytes not read in the last probe because more than `read_bytes` were new.
+        unfinished: whether the file ends within a line.
+        skew_s: the least difference of the file server's clock to ours; positive if it is ahead.
+        trouble: why it could not be read; empty if it could.
         trouble_kind: `missing` or `not-read`.
-        troubled: since when.
-        bar: the key of the bar that is the training's own, 0 when none is.
-        epoch: the newest one that a line told of besides the step.
-        top: the last step of a counter that begins anew, None while none is known to.
+        troubled: when that started.
+        bar: the key of the training's own progress bar; 0 without one.
+        epoch: the newest epoch in a line with a step.
+        top: the last step of a counter that restarts in each epoch; None if no such counter is known.
     """
 
     inode: int = 0
@@ -143,7 +143,7 @@ BLOCK_BYTES = 4096
 
 
 def in_blocks(size: int, unfinished: bool) -> bool:
-    """Whether a log of this size, that ends within a line or not, looks like one whose writer buffers its output."""
+    """Return whether the size and the unfinished last line of a log indicate that its writer buffers the output."""
     return unfinished and size > 0 and size % BLOCK_BYTES == 0
 
 
@@ -152,9 +152,9 @@ _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 def packed(state: LogState) -> str:
-    """A state as one text without the defaults at its end.
+    """Return a state as text, without the defaults at its end.
 
-    Ten thousand of them go from process to process and into memory, and most are unchanged.
+    Ten thousand of them are passed between processes and stored, most of them unchanged.
     """
     count = len(state)
     while state[count - 1] == _DEFAULTS[count - 1]:
@@ -165,12 +165,12 @@ def packed(state: LogState) -> str:
 
 
 def unpacked(text: str) -> LogState:
-    """The state that `packed` made a text of. Raise ValueError or TypeError for one of another version."""
+    """Return the state of a `packed` text. Raise ValueError or TypeError for one of another version."""
     return _MEMO.get(text) or _known(text, LogState(*json.loads(text)))
 
 
 def _known(text: str, state: LogState) -> LogState:
-    """Remember what a text means: it is read again when it is judged, and most are the same in every look."""
+    """Memoize the state of a text: the judge parses it again, and most are the same in every probe."""
     if len(_MEMO) >= _MOST_KNOWN:
         _MEMO.clear()
     _MEMO[text] = state
@@ -188,14 +188,14 @@ class Beat:
     Attributes:
         step: of the slowest rank.
         rank: its number, and `host` its node.
-        phase: what it does.
-        advanced: when it last advanced, by the watcher's clock.
-        written: when its node's beat last went on, by the watcher's clock.
-        stamps: per file what its `time` was and when we first saw that: how a dead mirror is told from a wrong clock.
-        intervals: seconds per step, measured from look to look.
-        ranks: how many ranks there are.
-        gone: ranks whose process has ended without a word, as `3 on n17`.
-        left: how many ranks have closed their guard.
+        phase: of that rank.
+        advanced: when it last advanced, by the watchdog's clock.
+        written: when its node's heartbeat was last updated, by the watchdog's clock.
+        stamps: (file, its `time`, when that was first seen), to distinguish a dead heartbeat writer from a wrong clock.
+        intervals: seconds per step, measured between probes.
+        ranks: number of ranks.
+        gone: ranks that exited without a final message, as `3 on n17`.
+        left: number of ranks that have closed their guard.
     """
 
     step: int = 0
@@ -213,20 +213,20 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogReading:
-    """What was seen of one subject.
+    """The reading of one subject.
 
     Attributes:
         run: the run's name, or empty.
         logs: (path, packed LogState) of each of its logs.
         beat: the fields of a Beat; empty without a heartbeat.
-        losses: the fields of a Loss (losses.py) for each kind of odd loss that the run has.
-        save: the fields of a LastSave while the newest save is one that failed.
-        attempt: the newest attempt's number, 0 for none; `began` when it began, `label` its job.
-        over: why there is nothing to wait for: finished, attempt ended, a newer log has taken over.
-        nothing: why there is no log at all, or what a pattern stands for; its first note is the fault, or `none`.
-        lines: the last lines of the log, when they may be asked for.
-        notes: what else a person should know.
-        clock: (now, monotonic, boot) of the look: how a clock that was set, or a machine that slept, is noticed.
+        losses: the fields of a Loss (losses.py) for each kind of loss anomaly that the run has.
+        save: the fields of a LastSave while the newest save is a failed one.
+        attempt: the newest attempt's number, 0 for none; `began` is its start time, `label` its job.
+        over: why no progress is expected: finished, attempt ended, a newer log has taken over.
+        nothing: why there is no log, or how many a pattern matches; the first note is then the fault, or `none`.
+        lines: the last lines of the log, as evidence.
+        notes: further information for the user.
+        clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
     """
 
     run: str = ""
@@ -245,14 +245,14 @@ class LogReading:
 
 
 LONGEST_TIMES = 1.5
-"""The longest of the last intervals is no hang either: an evaluation, a save, a slow disk."""
+"""At least this many times the longest of the last intervals is allowed: an evaluation, a save, a slow disk."""
 
 LEAST_TIMES = 1.2
-"""No ceiling is so low that the usual interval itself is too long."""
+"""At least this many times the typical interval is allowed, even above the ceiling."""
 
 
 class Allowance(NamedTuple):
-    """How long nothing may come, and why so long."""
+    """The time allowed without progress, and its reason."""
 
     seconds: float
     why: str
@@ -260,22 +260,22 @@ class Allowance(NamedTuple):
 
 
 def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> Allowance:
-    """Given the last intervals between steps and what the training does now, return how long it may show nothing."""
+    """Return the time allowed without progress, from the last step intervals and the current phase."""
     usual = median(intervals) if intervals else None
     if settings.timeout_s is not None:
         return Allowance(settings.timeout_s, "timeout_s", usual)
     if usual is None:
         seconds, why = settings.startup_s, "startup_s: no step interval is measured yet"
     else:
-        wanted = max(settings.factor * usual, LONGEST_TIMES * max(intervals))
-        # Steps that are further apart than the ceiling would else be an alarm each.
+        measured = max(settings.factor * usual, LONGEST_TIMES * max(intervals))
+        # Otherwise each step with an interval above the ceiling would be an alert.
         ceiling_s = max(settings.ceiling_s, LEAST_TIMES * usual)
-        seconds = min(max(wanted, settings.floor_s), ceiling_s)
+        seconds = min(max(measured, settings.floor_s), ceiling_s)
         why = (
             f"{LEAST_TIMES:g} times the usual interval" if seconds == ceiling_s > settings.ceiling_s
-            else "ceiling_s" if seconds < wanted else "floor_s" if seconds > wanted
-            else f"{settings.factor:g} times the usual interval" if wanted > LONGEST_TIMES * max(intervals)
-            else f"{LONGEST_TIMES:g} times the longest interval of late"
+            else "ceiling_s" if seconds < measured else "floor_s" if seconds > measured
+            else f"{settings.factor:g} times the usual interval" if measured > LONGEST_TIMES * max(intervals)
+            else f"{LONGEST_TIMES:g} times the longest recent interval"
         )  # fmt: skip
     more = {"start": settings.startup_s, "eval": settings.evaluation_s, "save": settings.save_s}.get(phase, 0.0)
     names = {"start": "startup_s", "eval": "evaluation_s", "save": "save_s"}
@@ -285,7 +285,7 @@ def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> 
 
 
 def phase_of(word: str) -> str:
-    """A phase as the guard or a person wrote it, as one of `start`, `train`, `eval`, `save`, or itself."""
+    """Return a phase from the guard or the user as `start`, `train`, `eval` or `save`; unknown ones unchanged."""
     lower = word.lower()
     for known, beginnings in {
         "eval": ("eval", "valid", "test", "predict"),
@@ -299,20 +299,20 @@ def phase_of(word: str) -> str:
 
 
 def median(intervals: Sequence[float]) -> float:
-    """The middle one, without what `statistics` takes to be exact: this is asked for ten thousand logs in a tick."""
+    """Return the median; faster than `statistics.median`, for ten thousand logs per tick."""
     ordered = sorted(intervals)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 JUMP_S = 30.0
-"""Less is the usual slewing and stepping of NTP."""
+"""Smaller jumps are normal for NTP."""
 _TIMES = ("first_seen", "appeared_at", "looked", "last_progress_at", "last_output_at", "errored", "troubled")
 _BEAT_TIMES = ("advanced", "written")
 
 
 def jump_s(before: Moment, now: Moment) -> float:
-    """By how much the wall clock went further than time did between two looks; 0 where that cannot be told."""
+    """Return the excess of the wall clock over the monotonic clock between two probes; 0 if unknown."""
     if not before[2] or before[2] != now[2] or now[1] < before[1]:
         return 0.0
     jump = (now[0] - before[0]) - (now[1] - before[1])
@@ -320,7 +320,7 @@ def jump_s(before: Moment, now: Moment) -> float:
 
 
 def shifted(reading: LogReading, seconds: float) -> LogReading:
-    """A remembered reading, its times moved along with the clock: what was a minute ago is a minute ago again."""
+    """Return a reading with all times shifted by a clock jump, so that their ages stay the same."""
     if not seconds:
         return reading
 

@@ -1,4 +1,4 @@
-"""Reads what a run directory tells of its training: the current attempt, its logs, its heartbeat, its loss, its end."""
+"""Reads run directories: the current attempt, its logs, heartbeat, journalled losses, and end."""
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
 # ruff: noqa: PTH116
@@ -29,23 +29,23 @@ from resilience.watch.checks._log.losses import (
 )
 
 JOURNAL_BYTES = 32768
-"""Read of the end of a journal: some 250 events, or the longest line that there is."""
+"""How much of the end of a journal is read: some 250 events, or the longest possible line."""
 MOST_LOGS = 4096
-"""Of one run: a log per rank is common, more is not."""
+"""The most logs of one run: one per rank is common."""
 RUN_IS_FINISHED = "the run is finished"
 
 
 @dataclass(frozen=True, slots=True)
 class RunNow:
-    """A run at this moment.
+    """The current state of a run.
 
     Attributes:
-        attempt: the newest one, None when none has begun.
-        job_id: as in the names of heartbeats and journals; empty when nothing has begun.
-        over: why there is nothing to wait for, empty while there is.
-        ended: when that became so, in seconds since the epoch, as far as it is known.
-        logs: paths of its logs: of the attempt, else the one written to last.
-        notes: what else a person should know.
+        attempt: the newest one; None if none has started.
+        job_id: as in the names of heartbeats and journals; empty if nothing has started.
+        over: why no progress is expected; empty while it is.
+        ended: when it ended, in seconds since the epoch; 0 if unknown.
+        logs: the paths of the attempt's logs, or of the log written to last.
+        notes: further information for the user.
     """
 
     attempt: Attempt | None
@@ -57,7 +57,7 @@ class RunNow:
 
 
 def run_now(directory: RunDirectory, now: float) -> RunNow:
-    """Look at a run. Raise StateDirectoryError if it cannot be looked at."""
+    """Return the current state of a run. Raise StateDirectoryError if it cannot be read."""
     attempts = read_attempts(directory, newest=1)
     attempt = attempts[-1] if attempts else None
     job_id = str(attempt.job_id) if attempt is not None else _newest_job(directory.path / layout.BEATS)
@@ -66,7 +66,7 @@ def run_now(directory: RunDirectory, now: float) -> RunNow:
     if attempt is not None and not over:
         beat = last_beat(directory, attempt)
         if beat is not None and now - beat > 600:
-            notes.append(f"the batch shell of job {attempt.label} has not shown itself for {(now - beat) / 60:.0f} min")
+            notes.append(f"no heartbeat of the batch shell of job {attempt.label} for {(now - beat) / 60:.0f} min")
     return RunNow(attempt, job_id, over, ended, logs_of(directory, attempt), tuple(notes))
 
 
@@ -83,7 +83,7 @@ def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tupl
 
 
 def _journal_end(path: str) -> tuple[str, float]:
-    """What the guard said at the end, where no batch shell of ours could: of rank 0, the last event."""
+    """Return the end from the last event of rank 0's journal, for jobs without the batch shell of a template."""
     with suppress(OSError):
         for event in parse_events(read_tail(path, JOURNAL_BYTES)[0])[-1:]:
             if event.name == "end":
@@ -92,10 +92,10 @@ def _journal_end(path: str) -> tuple[str, float]:
 
 
 def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> list[Training]:
-    """What the guards wrote of a job, as far as it can be read, oldest training first.
+    """Return the trainings in a job's readable journals, oldest first.
 
-    With `earlier` also of the newest attempt that has trained before, and of those before it as long as the loss has
-    stopped each. Raise StateDirectoryError if the attempts cannot be looked at.
+    With `earlier`, also those of previous attempts, back to the first one that its loss did not stop. Raise
+    StateDirectoryError if the attempts cannot be read.
     """
     jobs = [job_id]
     if earlier:
@@ -111,7 +111,7 @@ def read_trainings(directory: RunDirectory, job_id: str, *, earlier: bool) -> li
 
 
 def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
-    """`quick`: as long as nothing is wrong, journals without a word of the loss are not worth the time to parse."""
+    """Yield the events of a job's journals; with `quick`, only of those that mention the loss."""
     journal = re.compile(rf".*/{re.escape(job)}\.([0-9]{{1,9}})\.jsonl")
     ranks = {int(match[1]): path for path in paths if (match := journal.fullmatch(path))}
     for rank in sorted(ranks)[:MOST_JOURNALS]:
@@ -121,13 +121,13 @@ def _events(job: str, paths: Sequence[str], *, quick: bool) -> Iterator[Event]:
 
 
 def _newest_job(directory: Path) -> str:
-    """The job whose heartbeat was written last: of a training that no template of ours has started."""
+    """Return the job whose heartbeat was written last, for a training started without a template."""
     newest = max(((_mtime(path), path) for path in _names(directory)), default=(0.0, ""))[1]
     return Path(newest).name.split(".", 1)[0]
 
 
 def logs_of(directory: RunDirectory, attempt: Attempt | None) -> tuple[str, ...]:
-    """The attempt's logs, by the label in their names; else the one that was written to last."""
+    """Return the attempt's logs, by the label in their names; otherwise the one written to last."""
     paths = _names(directory.path / layout.LOGS)
     if not paths:
         return ()
@@ -139,7 +139,7 @@ def logs_of(directory: RunDirectory, attempt: Attempt | None) -> tuple[str, ...]
 
 
 def _is_of(name: str, label: str) -> bool:
-    """Whether a log's name has the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
+    """Return whether a log's name contains the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
     position = name.find(label)
     while position >= 0:
         before, after = name[:position][-1:], name[position + len(label) :][:1]
@@ -166,7 +166,7 @@ def _mtime(path: str) -> float:
 
 
 def beat_files(directory: RunDirectory, job_id: str) -> list[tuple[str, bytes, float]]:
-    """(name, content, mtime) of the job's heartbeats, one per node."""
+    """Return (name, content, mtime) of the job's heartbeats, one per node."""
     found = []
     for path in _names(directory.path / layout.BEATS):
         name = Path(path).name

@@ -1,7 +1,7 @@
-"""The runs of a state directory as subjects: their heartbeat, their loss, their saves, the logs of their attempt.
+"""Probes the runs of a state directory: heartbeat, losses, saves, and the logs of the attempt.
 
-A heartbeat (docs/reference/run-directory.md) gives the slowest rank, and whether its writer lives. All times in it are
-of its node's clock, so only their differences are used, and its age comes from our own probes.
+A heartbeat (docs/reference/run-directory.md) shows the slowest rank, and whether its writer is alive. All its times are
+of its node's clock, so only their differences are used, and its age is measured between probes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
 from resilience.watch.checks._log.digest import INTERVALS
-from resilience.watch.checks._log.losses import Loss, losses_of, standing
+from resilience.watch.checks._log.losses import Loss, losses_of, unresolved
 from resilience.watch.checks._log.reading import Beat, LogReading, packed, phase_of, unpacked
 from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
 from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, last_lines
 
 
 def parse_beat(content: bytes) -> Mapping[str, Any] | None:
-    """Given a heartbeat's file, return its table, or None when it is damaged."""
+    """Return the table of a heartbeat file, or None if it is damaged."""
     import tomllib
 
     try:
@@ -37,10 +37,10 @@ def parse_beat(content: bytes) -> Mapping[str, Any] | None:
 def merge_beats(
     files: Sequence[tuple[str, bytes, float]], attempt: int, before: Beat | None, now: float, since: float = 0.0
 ) -> Beat | None:
-    """Given the heartbeats of all nodes, return the state of the attempt's slowest rank; None when there is none.
+    """Return the attempt's slowest rank from the heartbeats of all nodes; None without any.
 
-    `attempt` 0 takes them whatever attempt they are of. `files` are (name, content, mtime). `since` is when we looked
-    before: a heartbeat that has gone on was written after that, whatever the file server's clock says.
+    `attempt` 0 accepts heartbeats of all attempts. `files` are (name, content, mtime). `since` is the time of the
+    previous probe: a changed heartbeat was written after that, whatever the file server's clock reports.
     """
     known = {name: (value, since) for name, value, since in before.stamps} if before is not None else {}
     stamps: list[tuple[str, float, float]] = []
@@ -53,8 +53,8 @@ def merge_beats(
             continue
         value = float(table["time"])
         old = known.get(name)
-        went_on = min(now, mtime if old is None else max(since, mtime))
-        written = old[1] if old is not None and old[0] == value else went_on
+        changed_at = min(now, mtime if old is None else max(since, mtime))
+        written = old[1] if old is not None and old[0] == value else changed_at
         stamps.append((name, value, written))
         host = str(table.get("host", ""))
         for number, rank in dict(table["rank"]).items():
@@ -75,7 +75,7 @@ def merge_beats(
     if not ranks:
         written = max(since for _, _, since in stamps)
         return Beat(stamps=tuple(stamps), written=written, advanced=written, ranks=count, gone=tuple(gone), left=left)
-    # Ranks wait for each other: the one with the fewest steps keeps the others, and any that stands still is too many.
+    # Ranks wait for each other: the one with the fewest steps blocks the others, and so does any that hangs.
     advanced = min(rank[0] for rank in ranks)
     _, step, number, host, phase, written = min(ranks, key=lambda rank: (rank[1], rank[0], rank[2]))
     phases = {phase_of(rank[4]) for rank in ranks}
@@ -90,14 +90,14 @@ def merge_beats(
 
 
 def save_of(reading: LogReading | None) -> LastSave | None:
-    """That of a reading, whose newest save failed; None when none did, or when another version of resil wrote it."""
+    """Return the failed newest save of a reading; None without one, or if another version of resil wrote it."""
     return LastSave(*reading.save) if reading is not None and len(reading.save) == len(fields(LastSave)) else None
 
 
 def still_failed(save: LastSave | None, known: LastSave | None) -> LastSave | None:
-    """Given what the journals tell now and the failure known before, return the failure that people should hear of.
+    """Return the failed save to report, from the journals and the failure known before, or None.
 
-    It lasts where a journal could not be read, or was not from so far back on.
+    A known failure persists if its journal could not be read, or not as far back.
     """
     if known is not None and (save is None or _newest(save) < _newest(known)):
         return known
@@ -109,12 +109,12 @@ def still_failed(save: LastSave | None, known: LastSave | None) -> LastSave | No
 
 
 def _newest(save: LastSave) -> tuple[int, float]:
-    """The number of the attempt counts first: clocks of nodes differ."""
+    """Return a sort key with the attempt first, since clocks of nodes differ."""
     return max((save.attempt, save.time), (save.failed_attempt, save.failed_time))
 
 
 def failed_save(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str, str, str]]:
-    """Given a reading, say which save failed, if the newest did: verdict, fault, a sentence, and what to do."""
+    """Yield (verdict, fault, summary, advice) if the newest save of a reading failed."""
     save = save_of(reading)
     if save is None:
         return
@@ -122,11 +122,11 @@ def failed_save(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str,
     text = f"the save of step {save.failed_step}" + (f" in attempt {save.failed_attempt}" if is_earlier else "")
     text += " failed" + (f": {save.why}" if save.why else "")
     text += f"; attempt {reading.attempt} has not saved yet" if is_earlier else ""
-    nothing = "there is no durable one yet" if save.is_whole else "no durable one in the newest journals"
+    nothing = "there is no durable save yet" if save.is_whole else "no durable save in the newest journals"
     text += (
         f"; {nothing}"
         if save.step is None
-        else f"; the newest durable one is of step {save.step}{when(save.time, now)}"
+        else f"; the newest durable save is of step {save.step}{when(save.time, now)}"
     )
     text += f"; {reading.over}" if reading.over else ""
     advice = (
@@ -139,7 +139,7 @@ _BEAT_FIELDS = tuple(field.name for field in fields(Beat))
 
 
 def beat_of(reading: LogReading) -> Beat | None:
-    """The heartbeat of a reading; JSON has made lists of its tuples."""
+    """Return the heartbeat of a reading, with the lists from JSON as tuples."""
     if not reading.beat:
         return None
     known = {key: value for key, value in reading.beat.items() if key in _BEAT_FIELDS}
@@ -156,7 +156,7 @@ def probe_runs(
     *,
     named: bool = False,
 ) -> dict[str, LogReading]:
-    """Look at these runs, and return a reading of each; runs that were over long ago only when they are `named`."""
+    """Return a reading of each run; of runs that ended long ago only if they are `named`."""
     readings = {}
     for directory in directories:
         known = before.get(directory.run)
@@ -213,9 +213,9 @@ def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: L
     trainings = read_trainings(directory, job_id, earlier=is_open)
     beat, last = beat_of(reading), beat_of(before) if before is not None else None
     if beat is not None and last is not None and trainings and 0 < trainings[-1].attempt == reading.attempt:
-        # The journal is written seconds after the heartbeat: a step counts that was done at the look before.
+        # The journal is written seconds after the heartbeat: count a step that was done in the previous probe.
         trainings[-1].reached = max(trainings[-1].reached, min(beat.step, last.step))
-    return standing(trainings, known)
+    return unresolved(trainings, known)
 
 
 def _failed_save(
@@ -223,7 +223,7 @@ def _failed_save(
 ) -> LastSave | None:
     known = save_of(before)
     is_open = before is None or before.attempt != reading.attempt or known is not None
-    # As long as no save fails, the lines are not worth the time to parse.
+    # Do not parse the journals while no save has failed.
     if not is_open and not last_events(directory, job_id, "0", (b'"save_failed"',)):
         return None
     job_ids = [str(attempt.job_id) for attempt in read_attempts(directory, newest=ATTEMPTS_WITHOUT_SAVE + 1)]
@@ -231,7 +231,7 @@ def _failed_save(
 
 
 def _of_new_attempt(before: LogReading, began: float) -> LogReading:
-    """What is remembered of the logs when another attempt goes on with them: the step begins at a checkpoint again."""
+    """Return the reading for a new attempt that continues the same logs: the step restarts at a checkpoint."""
     logs = []
     for path, text in before.logs:
         known = unpacked(text)

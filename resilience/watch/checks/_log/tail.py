@@ -1,4 +1,4 @@
-"""Reads what is new in a log, and no more: bounded bytes, never waiting, whatever lies in the log's place."""
+"""Reads the new part of a log: a limited number of bytes, without blocking, whatever kind of file the path is."""
 
 # pathlib takes three times as long, and there are ten thousand paths in a tick.
 # ruff: noqa: PTH115, PTH116
@@ -27,26 +27,26 @@ from resilience.watch.checks._log.reading import (
 )
 
 FIRST_BYTES = 65536
-"""Read of the end of a log that was never looked at; more if there is no step in it."""
+"""How much of the end of a log the first probe reads; more if it contains no step."""
 REREAD_BYTES = 65536
-"""An unfinished line is read again next time, unless it is longer than this."""
+"""A longer unfinished line is not read again by the next probe."""
 MARK_BYTES = 64
 SKEW_S = 5.0
-"""A file server's clock that is off by less is not worth a word."""
+"""A smaller clock difference to the file server is ignored."""
 SHOWN_BYTES = 16384
 EVIDENCE_LINES = 5
 PATIENCE_S = 2.0
-"""After so long a tick reads only the ends of what is left: ten thousand new logs at once, a flood of output."""
+"""After this long a tick reads only the ends of the remaining logs: ten thousand new logs, or a flood of output."""
 HURRIED_BYTES = 4096
 
 
 class LogReader:
-    """Looks at logs in one tick, at one moment, and remembers how long that has taken.
+    """Reads the logs of one tick, within a time budget.
 
     Attributes:
-        settings: the watchdog's.
-        moment: (seconds since the epoch, monotonic seconds, boot) of the tick.
-        states: what is known now of each log that was looked at.
+        settings: of the watchdog.
+        moment: (seconds since the epoch, monotonic seconds, boot id) of the tick.
+        states: the current state of each log read so far.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class LogReader:
         self._arm = arm
         self._hurries_at = time.monotonic() + PATIENCE_S
 
-    def log(self, path: str, known: str | None, looked: float, info: os.stat_result | None = None) -> str:
-        """What is known of a log now, packed. A log that cannot be read keeps what was known, and says why.
+    def log(self, path: str, known: str | None, probed_at: float, info: os.stat_result | None = None) -> str:
+        """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
-        `known` is what was known at the look before, which was at `looked`; `info` spares a system call.
+        `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call.
         """
         before = _unpacked(known)
         try:
@@ -82,28 +82,28 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._look(path, self._state(before, looked), info)
+            state = self._read_regular(path, self._state(before, probed_at), info)
         except FileNotFoundError:
             target = _link(path)
-            why = f"a link to {target}, which is not there" if target else "there is no such file"
-            state = _troubled(self._state(before, looked), "missing", why, self.now)
+            why = f"dangling link to {target}" if target else "no such file"
+            state = _troubled(self._state(before, probed_at), "missing", why, self.now)
         except OSError as error:
-            state = _troubled(self._state(before, looked), "not-read", error.strerror or str(error), self.now)
+            state = _troubled(self._state(before, probed_at), "not-read", error.strerror or str(error), self.now)
         self.states[path] = state
         return packed(state)
 
-    def _look(self, path: str, state: LogState, info: os.stat_result) -> LogState:
+    def _read_regular(self, path: str, state: LogState, info: os.stat_result) -> LogState:
         if not stat.S_ISREG(info.st_mode):
-            return _troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", self.now)
+            return _troubled(state, "not-read", f"is {_kind(info.st_mode)}, not a log", self.now)
         if self._arm is not None:
             self._arm(path)
         hurries = time.monotonic() > self._hurries_at
         return _read(path, state, self.now, HURRIED_BYTES if hurries else int(self.settings.read_bytes), self._own)
 
-    def _state(self, before: LogState | None, looked: float) -> LogState:
+    def _state(self, before: LogState | None, probed_at: float) -> LogState:
         if before is None:
             return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now)
-        return before._replace(looked=max(before.looked, looked)) if before.looked else before
+        return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
 
     def reading(
         self,
@@ -111,16 +111,16 @@ class LogReader:
         before: LogReading | None,
         infos: Mapping[str, os.stat_result] | None = None,
     ) -> LogReading:
-        """Look at these logs as one subject."""
+        """Return the reading of these logs as one subject."""
         known = dict(before.logs) if before is not None else {}
-        looked = before.clock[0] if before is not None else 0.0
+        probed_at = before.clock[0] if before is not None else 0.0
         at = infos or {}
-        logs = tuple([(path, self.log(path, known.get(path), looked, at.get(path))) for path in paths])
+        logs = tuple([(path, self.log(path, known.get(path), probed_at, at.get(path))) for path in paths])
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         return LogReading(logs=logs, lines=self._lines(path), clock=self.moment)
 
     def _lines(self, path: str) -> tuple[str, ...]:
-        """The last lines, for evidence, where something seems to be wrong."""
+        """Return the last lines as evidence if the log seems faulty; otherwise nothing."""
         settings, state = self.settings, self.states[path]
         quiet_s = self.now - state.last_progress_at
         is_odd = state.error or state.end or state.fell_from is not None
@@ -135,7 +135,7 @@ def _unpacked(known: str | None) -> LogState | None:
     try:
         return unpacked(known) if known is not None else None
     except (ValueError, TypeError):
-        return None  # of another version: the log is looked at as if for the first time
+        return None  # of another version: the log is read as if for the first time
 
 
 def _troubled(state: LogState, kind: str, why: str, now: float) -> LogState:
@@ -148,14 +148,14 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            return _troubled(state, "not-read", f"it is {_kind(info.st_mode)}, not a log", now)
+            return _troubled(state, "not-read", f"is {_kind(info.st_mode)}, not a log", now)
         size = info.st_size
         if state.inode and (info.st_ino != state.inode or size < state.offset):
             state = begun_again(state)
         is_new = state.looked == 0
         window = _window(descriptor, state.offset, size, min(FIRST_BYTES, limit_bytes) if is_new else limit_bytes)
         if state.inode and crc32(_mark(descriptor, state.offset) if window.skipped else window.mark) != state.mark:
-            state = begun_again(state)  # rewritten in place: nothing of it was read
+            state = begun_again(state)  # rewritten in place: read it from its start
             window = _window(descriptor, 0, size, limit_bytes)
         written, skew_s = _written(info.st_mtime, state, now)
         if is_new:
@@ -166,7 +166,7 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
             window = _window(descriptor, 0, size, limit_bytes)
             after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
         if skew_s < 0 <= state.skew_s:
-            after = after._replace(intervals=state.intervals)  # from one clock's time to another's
+            after = after._replace(intervals=state.intervals)  # the interval would span two clocks
         offset = window.start + _consumed(window.chunk)
         mark = crc32((window.mark + window.chunk[: offset - window.start])[-MARK_BYTES:])
     finally:
@@ -183,7 +183,7 @@ class _Window(NamedTuple):
 
     Attributes:
         mark: the last bytes before it.
-        skipped: how many bytes before it were to be read as well, and were too many.
+        skipped: number of unread bytes before it, beyond the limit.
     """
 
     start: int
@@ -193,7 +193,7 @@ class _Window(NamedTuple):
 
     @property
     def lines(self) -> bytes:
-        """It without the half line at its beginning: half a number would be another step."""
+        """The part without a truncated line at its start: half a number would be another step."""
         chunk = self.chunk
         if not self.mark or self.mark[-1:] in (b"\n", b"\r"):
             return chunk
@@ -202,7 +202,7 @@ class _Window(NamedTuple):
 
 
 def _window(descriptor: int, start: int, size: int, limit_bytes: int) -> _Window:
-    """What lies behind `start`, in one read; of more than `limit_bytes` only the end."""
+    """Return the file from `start`, in one read; only the last `limit_bytes` of it."""
     skipped = max(0, size - limit_bytes - start)
     start += skipped
     mark_at = max(0, start - MARK_BYTES)
@@ -211,21 +211,21 @@ def _window(descriptor: int, start: int, size: int, limit_bytes: int) -> _Window
 
 
 def _mark(descriptor: int, offset: int) -> bytes:
-    """The last bytes before a place."""
+    """Return the last bytes before an offset."""
     mark_at = max(0, offset - MARK_BYTES)
     return os.pread(descriptor, offset - mark_at, mark_at)
 
 
 def _consumed(chunk: bytes) -> int:
-    """How much of a chunk is done with: all but the unfinished line at its end."""
+    """Return the length of the part of a chunk that is not read again: all but an unfinished last line."""
     end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
     return end if len(chunk) - end <= REREAD_BYTES else len(chunk)
 
 
 def _written(mtime: float, state: LogState, now: float) -> tuple[float, float]:
-    """When the last of a log was written, by our clock, and by how much the file server's clock is off at least.
+    """Return the time of the last write by our clock, and the least difference of the file server's clock.
 
-    What was not there at the last look was written after it, whatever the file server says.
+    Output that was new in this probe was written after the previous one, whatever the file server reports.
     """
     since = state.looked
     if mtime > now:
@@ -236,7 +236,7 @@ def _written(mtime: float, state: LogState, now: float) -> tuple[float, float]:
 
 
 def last_lines(path: str, count: int) -> tuple[str, ...]:
-    """The last lines of a log as people are shown them, ours left out; none if it cannot be read."""
+    """Return the last lines of a log for display, without PULSE lines; none if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ()
@@ -249,8 +249,8 @@ def last_lines(path: str, count: int) -> tuple[str, ...]:
     except OSError:
         return ()
     finished, rest = lines.split(chunk)
-    told = [lines.shown(line) for line in (*finished, rest) if line and not lines.PULSE.match(line)]
-    return tuple([line for line in told if line][-count:])
+    printed = [lines.shown(line) for line in (*finished, rest) if line and not lines.PULSE.match(line)]
+    return tuple([line for line in printed if line][-count:])
 
 
 def _kind(mode: int) -> str:

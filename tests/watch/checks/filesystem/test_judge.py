@@ -1,4 +1,4 @@
-"""What was seen of a file system becomes findings: tables, since judging is pure."""
+"""Findings from readings of file systems, as tables."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def judged(reading: FileSystemReading, settings: FsSettings | None = None, later
 def the_only(
     expected: str, reading: FileSystemReading, settings: FsSettings | None = None, later_s: float = 0
 ) -> Finding:
-    """The only finding, with this verdict and fault."""
+    """Return the only finding; expect this verdict and fault."""
     (found,) = judged(reading, settings, later_s)
     assert outcome(found) == expected, found
     return found
 
 
-def test_the_worst_limit_speaks_and_names_its_source() -> None:
+def test_the_worst_limit_is_reported_with_its_source() -> None:
     reading = a_reading(
         amount(50 * TIB, 90 * TIB), amount(9 * TIB, 10 * TIB, "user alice"), amount(97 * GIB, 100 * GIB, "group lab")
     )
@@ -71,7 +71,7 @@ def test_the_worst_limit_speaks_and_names_its_source() -> None:
         (0.97 * PIB, FsSettings(large_bytes=2 * PIB), CRITICAL),
     ],
 )
-def test_a_large_shared_file_system_is_judged_by_what_is_free(
+def test_a_large_shared_file_system_is_judged_by_its_free_space(
     used: float, settings: FsSettings, verdict: Verdict
 ) -> None:
     assert judged(a_reading(amount(used, PIB)), settings)[0].verdict is verdict
@@ -93,7 +93,7 @@ def test_a_large_disk_of_ones_own_and_a_large_quota_are_judged_by_percent() -> N
         (None, 0, WARNING, "grace period unknown"),
     ],
 )
-def test_a_soft_limit_that_is_passed_counts_though_the_hard_one_is_far(
+def test_an_exceeded_soft_limit_counts_although_the_hard_one_is_far(
     grace_s: float | None, later_s: float, verdict: Verdict, words: str
 ) -> None:
     reading = a_reading(amount(6 * TIB, 10 * TIB, "user alice", soft=5 * TIB, grace_s=grace_s))
@@ -108,7 +108,7 @@ def test_a_soft_limit_without_a_hard_one_counts() -> None:
     assert [found.fault for found in judged(reading)] == ["quota-grace"]
 
 
-def test_a_soft_limit_that_is_kept_says_nothing() -> None:
+def test_a_soft_limit_that_is_not_exceeded_is_not_reported() -> None:
     assert judged(a_reading(amount(5 * TIB, 10 * TIB, "user alice", soft=5 * TIB)))[0].verdict is OK
 
 
@@ -120,7 +120,7 @@ def test_a_percentage_alone_is_judged_by_percent() -> None:
     assert judged(reading, FsSettings(warn_free_bytes=GIB))[0].verdict is WARNING  # there is nothing else to go by
 
 
-def test_a_figure_that_lies_around_grows_old() -> None:
+def test_the_age_of_a_cached_figure_increases() -> None:
     (found,) = judged(a_reading(amount(1 * TIB, 10 * TIB)), later_s=7200)
     assert "(statvfs, 2 h old)" in found.summary
 
@@ -140,7 +140,7 @@ def test_no_percentage_is_rounded_up_to_its_threshold() -> None:
         (a_reading(trouble="unreadable", detail="permission denied", is_named=True), UNKNOWN),
     ],
 )
-def test_a_path_with_an_error_is_as_bad_as_it_is_needed(reading: FileSystemReading, verdict: Verdict) -> None:
+def test_the_verdict_of_a_path_error_depends_on_the_paths_role(reading: FileSystemReading, verdict: Verdict) -> None:
     the_only(f"{verdict.value} {reading.trouble}", reading)
 
 
@@ -148,12 +148,12 @@ def test_a_path_with_an_error_is_as_bad_as_it_is_needed(reading: FileSystemReadi
     ("more", "verdict"),
     [({"is_needed": True}, CRITICAL), ({"seen_writable": True}, CRITICAL), ({"is_named": True}, WARNING), ({}, OK)],
 )
-def test_what_cannot_be_written_is_as_bad_as_it_is_needed(more: dict[str, bool], verdict: Verdict) -> None:
+def test_the_verdict_of_a_read_only_path_depends_on_the_paths_role(more: dict[str, bool], verdict: Verdict) -> None:
     assert judged(a_reading(amount(1, 10), read_only=True, **more))[0].verdict is verdict
 
 
 def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> FileSystemReading:
-    """The reading after a growth of so much each second."""
+    """Return the reading after growth at this rate per second."""
     row = reading.amounts[0]
     points = [(NOW - 600 * n, row.used - per_s * 600 * n) for n in reversed(range(int(hours * 6)))]
     return replace(reading, history={row.key: tuple(points)})
@@ -162,7 +162,7 @@ def history(reading: FileSystemReading, per_s: float, hours: float = 24) -> File
 FILLING = history(a_reading(amount(60 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S)
 
 
-def test_the_runway_is_said_in_hours_and_with_the_growth_and_ends_where_the_usable_part_does() -> None:
+def test_the_runway_is_in_hours_with_the_growth_and_up_to_the_usable_size() -> None:
     found = the_only("WARNING runway", FILLING)
     assert found.summary == "39 hours left at 18.4 TiB a day: 30.0 TiB free"
     the_only("OK", FILLING, FsSettings(warn_runway_s=39 * 3600, crit_runway_s=0))
@@ -173,7 +173,7 @@ def test_the_runway_is_said_in_hours_and_with_the_growth_and_ends_where_the_usab
     assert found.summary == "16 hours left at 18.4 TiB a day: 12.0 TiB free"
 
 
-def test_long_runways_are_said_in_days() -> None:
+def test_long_runways_are_in_days() -> None:
     reading = history(a_reading(amount(33 * TIB, 90 * TIB)), 18.4 * TIB / DAY_S, hours=40)
     (found,) = judged(reading, FsSettings(warn_runway_s=4 * DAY_S))
     assert found.summary == "3.1 days left at 18.4 TiB a day: 57.0 TiB free"
@@ -185,7 +185,7 @@ def test_a_percentage_alone_has_a_runway_too() -> None:
     assert found.fault == "runway" and found.summary == "36 hours left at 20.0% a day: 30.0% free"
 
 
-def test_what_is_known_of_the_growth_is_explained_where_all_is_well() -> None:
+def test_the_growth_is_explained_in_ok_findings() -> None:
     for reading, words in (
         (a_reading(amount(1 * TIB, 90 * TIB)), "growth (file system): too few readings for a forecast (0)"),
         (history(a_reading(amount(9 * TIB, 90 * TIB)), 0.0), "growth (file system): no growth"),
@@ -221,7 +221,7 @@ def test_checkpoints_that_will_not_all_fit_are_reported_before_any_growth_was_se
         a_reading(amount(60 * TIB, 90 * TIB)),
     ],
 )
-def test_checkpoints_that_are_pruned_or_not_known_alarm_nobody(reading: FileSystemReading) -> None:
+def test_pruned_or_unknown_checkpoints_cause_no_alert(reading: FileSystemReading) -> None:
     assert judged(reading)[0].verdict is OK
 
 
@@ -242,7 +242,7 @@ def test_inodes_are_judged_as_inodes() -> None:
     assert found.summary == f"{used} (lfs quota of user alice, read just now); more than 85%"
 
 
-def test_several_things_may_be_wrong_at_once_worst_first_and_figures_stand_once() -> None:
+def test_several_faults_are_reported_worst_first_and_figures_once() -> None:
     reading = a_reading(
         amount(9 * TIB, 10 * TIB, "user alice", soft=5 * TIB, grace_s=0.0), read_only=False, checkpoint=LEARNED
     )

@@ -1,4 +1,4 @@
-"""What a checkpoint takes, how often one is written, and which files a purge will take, are measured."""
+"""Measured checkpoint sizes and intervals, and the files that a purge will delete."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_size_and_interval_are_learned_from_the_directory(tmp_path: Path) -> Non
     assert measure_checkpoints(str(tmp_path), "", INODES, NOW).size == 6  # five files and their directory
 
 
-def test_the_one_that_is_being_written_is_not_measured(tmp_path: Path) -> None:
+def test_a_checkpoint_being_written_is_not_measured(tmp_path: Path) -> None:
     a_checkpoint(tmp_path, "whole", 3600, files=2)
     a_checkpoint(tmp_path, "half", 5, files=9)
     assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size == pytest.approx(4 * MIB, rel=0.01)
@@ -53,12 +53,12 @@ def test_a_single_file_is_a_checkpoint_too(tmp_path: Path) -> None:
     assert measure_checkpoints(str(tmp_path), "", BYTES, NOW).size == 3 * MIB
 
 
-def test_a_directory_that_is_gone_teaches_nothing(tmp_path: Path) -> None:
+def test_a_deleted_directory_yields_no_size(tmp_path: Path) -> None:
     known = measure_checkpoints(str(tmp_path / "no"), str(tmp_path / "no"), BYTES, NOW)
     assert (known.size, known.every_s, known.count, known.is_pruned) == (None, None, 0, False)
 
 
-def test_the_journal_tells_the_interval_and_that_older_ones_were_pruned(tmp_path: Path) -> None:
+def test_the_journal_yields_the_interval_and_the_pruning(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal.mkdir()
     lines = [json.dumps({"event": "save", "time": NOW - 7200 * n, "rank": 0, "step": n}) for n in range(10)]
@@ -78,7 +78,7 @@ def test_the_journal_tells_the_interval_and_that_older_ones_were_pruned(tmp_path
      "\0save",
     ],
 )  # fmt: skip
-def test_lines_that_tell_no_save_are_passed_over(line: str) -> None:
+def test_lines_without_a_save_are_skipped(line: str) -> None:
     assert saves_of([line]) == ()
 
 
@@ -102,7 +102,7 @@ def old_files(directory: Path, days: list[float]) -> None:
         os.utime(directory / f"f{number}", (NOW - age * 86400,) * 2)
 
 
-def test_files_that_were_not_used_for_long_are_doomed(tmp_path: Path) -> None:
+def test_files_unused_for_long_will_be_purged(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     old_files(tmp_path / "deep", [40, 25, 22.9, 1])
     found = find_purge_candidates(str(tmp_path), 23 * 86400, NOW)
@@ -110,13 +110,13 @@ def test_files_that_were_not_used_for_long_are_doomed(tmp_path: Path) -> None:
     assert found.example.endswith("deep/f0") and found.oldest_s == pytest.approx(40 * 86400)
 
 
-def test_reading_a_file_spares_it(tmp_path: Path) -> None:
+def test_reading_a_file_resets_its_age(tmp_path: Path) -> None:
     old_files(tmp_path, [40])
     os.utime(tmp_path / "f0", (NOW - 86400, NOW - 40 * 86400))
     assert find_purge_candidates(str(tmp_path), 23 * 86400, NOW).files == 0
 
 
-def test_the_search_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_is_limited_and_reports_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "MOST_FILES", 5)
     old_files(tmp_path, [random.Random(n).uniform(30, 40) for n in range(9)])
     found = find_purge_candidates(str(tmp_path), 23 * 86400, NOW)

@@ -1,4 +1,4 @@
-"""What each quota tool writes becomes amounts with limits; what is no such output is said to be none."""
+"""The output of each quota tool becomes amounts with limits; any other output is an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Figures = tuple[str, str, float, float | None, float | None, float | None]
 
 
 def figures(amounts: Sequence[Amount]) -> list[Figures]:
-    """Scope, kind, used, soft, limit, grace."""
+    """Return scope, kind, used, soft, limit, grace."""
     return [(a.scope, a.kind, a.used, a.soft, a.limit, a.grace_s) for a in amounts]
 
 
@@ -85,7 +85,7 @@ TABLES: list[tuple[str, Callable[[str], tuple[Amount, ...]], list[Figures]]] = [
 @pytest.mark.parametrize(
     ("name", "parse", "expected"), TABLES, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_a_tools_text_becomes_its_figures(
+def test_the_output_of_each_tool_is_parsed(
     name: str, parse: Callable[[str], tuple[Amount, ...]], expected: list[Figures]
 ) -> None:
     found = figures(parse(recorded(name)))
@@ -94,7 +94,7 @@ def test_a_tools_text_becomes_its_figures(
         assert row[2:] == pytest.approx(wanted[2:]), row
 
 
-def test_brackets_say_that_some_servers_did_not_answer() -> None:
+def test_brackets_mean_that_some_servers_did_not_respond() -> None:
     size, _ = parse_lustre(recorded("lfs_quota_wrapped.txt"))
     assert "lower bound" in size.note
 
@@ -122,7 +122,7 @@ def test_the_fileset_of_a_directory_is_read() -> None:
     assert parse_gpfs_fileset(recorded("mmlsattr_L.txt")) == "work"
 
 
-def test_xfs_quota_says_nothing_where_quotas_are_off() -> None:
+def test_xfs_quota_prints_nothing_if_quotas_are_off() -> None:
     assert parse_xfs("") == ()
 
 
@@ -132,7 +132,7 @@ def test_xfs_quota_says_nothing_where_quotas_are_off() -> None:
      ("1w2d", 777600), ("none", 0), ("[--none--]", 0), ("expired", 0), ("0", 0), ("-", None), ("", None),
      ("[--------]", None)],
 )  # fmt: skip
-def test_a_grace_period_is_read_where_the_soft_limit_is_passed(word: str, left_s: float | None) -> None:
+def test_a_grace_period_is_read_if_the_soft_limit_is_exceeded(word: str, left_s: float | None) -> None:
     assert parse_grace_s(word, is_over=True) == left_s
     assert parse_grace_s(word, is_over=False) is None
 
@@ -161,7 +161,7 @@ NAMES = ["lfs", "lfs project", "xfs", "mmlsattr", "mmlsquota", "beegfs", "quota"
 @pytest.mark.parametrize("parse", PARSERS, ids=NAMES)
 @given(st.text(max_size=200))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_garbage_gives_a_probe_error_or_nothing_and_never_another(parse: Callable[[str], object], text: str) -> None:
+def test_garbage_yields_a_probe_error_or_nothing(parse: Callable[[str], object], text: str) -> None:
     try:
         parse(text)
     except ProbeError as error:
@@ -175,7 +175,7 @@ def test_garbage_gives_a_probe_error_or_nothing_and_never_another(parse: Callabl
 )  # fmt: skip
 @given(st.data())
 @settings(max_examples=40, deadline=None)
-def test_an_output_that_was_cut_or_overwritten_gives_a_probe_error_or_figures(
+def test_truncated_or_overwritten_output_yields_a_probe_error_or_figures(
     name: str, parse: Callable[[str], object], data: st.DataObject
 ) -> None:
     text = recorded(name)

@@ -1,4 +1,4 @@
-"""Each quota tool is asked where its file system is; one that fails gives way to the next, and that is reported."""
+"""Each quota tool is run for its file systems; if one fails, the next is run, and the failure is reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A directory that is the whole PATH, and of programs that real sites have."""
+    """Create a directory that is the whole PATH, for programs of real sites."""
     directory = tmp_path / "bin"
     directory.mkdir()
     return directory
@@ -55,7 +55,7 @@ def scopes(asked: Sources) -> list[str]:
     return [amount.scope for amount in asked.amounts if amount.kind == BYTES]
 
 
-def test_lustre_is_asked_for_user_group_and_project(tools: Path) -> None:
+def test_lustre_is_queried_for_user_group_and_project(tools: Path) -> None:
     answers = {"quota -u": "lfs_quota_user", "quota -g": "lfs_quota_wrapped", "quota -p": "lfs_quota_two",
                "project -d": "lfs_project"}  # fmt: skip
     cases = "".join(f'"{words}") cat {RECORDED}/{name}.txt;; ' for words, name in answers.items())
@@ -68,7 +68,7 @@ def test_lustre_is_asked_for_user_group_and_project(tools: Path) -> None:
     ]  # fmt: skip
 
 
-def test_gpfs_is_asked_for_my_quotas_and_the_filesets(tools: Path) -> None:
+def test_gpfs_is_queried_for_the_users_quotas_and_the_filesets(tools: Path) -> None:
     a_tool(tools, "mmlsattr", f"cat {RECORDED}/mmlsattr_L.txt")
     a_tool(tools, "mmlsquota", f"cat {RECORDED}/mmlsquota_Y.txt")
     asked = asking(tools, Mount("/gpfs", "gpfs", "/dev/gpfs0"))
@@ -76,14 +76,14 @@ def test_gpfs_is_asked_for_my_quotas_and_the_filesets(tools: Path) -> None:
     assert calls(tools) == [f"-L {tools}", "-Y", "-Y -j work gpfs0"]
 
 
-def test_beegfs_is_asked_on_its_mount(tools: Path) -> None:
+def test_beegfs_is_queried_on_its_mount(tools: Path) -> None:
     a_tool(tools, "beegfs-ctl", f"sed 's/alice/{ME}/' {RECORDED}/beegfs_csv.txt")
     asked = asking(tools, Mount("/mnt/beegfs", "beegfs", "beegfs_nodev"))
     assert f"user {ME}" in scopes(asked)
     assert calls(tools)[0] == f"--mount=/mnt/beegfs --getquota --uid {ME}"
 
 
-def test_quota_tells_by_its_exit_code_that_something_is_exceeded_and_that_is_an_answer(tools: Path) -> None:
+def test_the_exit_code_of_quota_for_an_exceeded_limit_is_no_failure(tools: Path) -> None:
     a_tool(tools, "quota", f"cat {RECORDED}/quota_nfs.txt; exit 1")
     asked = asking(tools, Mount("/home", "nfs4", "filer:/export/home"))
     assert scopes(asked) == ["user alice", "group lab"]
@@ -103,7 +103,7 @@ def test_a_quota_server_that_refuses_is_reported(tools: Path) -> None:
     assert asked.amounts == [] and "Connection refused" in asked.explanation[0]
 
 
-def test_xfs_is_asked_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
+def test_xfs_is_queried_by_its_own_tool_and_then_by_quota(tools: Path) -> None:
     a_tool(tools, "xfs_quota", "exit 0")
     a_tool(tools, "quota", "sed 's/filer:.export.home /\\/dev\\/sdb1 /' " + f"{RECORDED}/quota_nfs.txt")
     asked = asking(tools, Mount("/data", "xfs", "/dev/sdb1"))
@@ -126,7 +126,7 @@ def test_a_tool_that_fails_or_writes_nonsense_is_reported_and_ends_nothing(
     assert asked.amounts == [] and asked.explanation
 
 
-def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> None:
+def test_a_tool_that_hangs_is_abandoned_after_its_share_of_the_time(tools: Path) -> None:
     a_tool(tools, "lfs", "sleep 60")
     began = time.monotonic()
     asked = asking(tools, LUSTRE, seconds=0.5)
@@ -135,11 +135,11 @@ def test_a_tool_that_hangs_is_given_up_in_its_part_of_the_time(tools: Path) -> N
 
 
 def denied_but(option: str, answer: str) -> str:
-    """A tool that answers one question of several."""
+    """Write a tool that succeeds for one of several queries."""
     return f'if [ "$2" = {option} ]; then cat {RECORDED}/{answer}.txt; else echo denied >&2; exit 1; fi'
 
 
-def test_one_that_cannot_be_asked_hides_no_other(tools: Path) -> None:
+def test_a_failing_source_hides_no_other(tools: Path) -> None:
     a_tool(tools, "lfs", denied_but("-u", "lfs_quota_user"))
     asked = asking(tools, LUSTRE)
     assert scopes(asked) == ["user alice"]
@@ -148,7 +148,7 @@ def test_one_that_cannot_be_asked_hides_no_other(tools: Path) -> None:
     assert scopes(asking(tools, LUSTRE)) == ["group lab"]
 
 
-def test_directories_of_several_projects_are_each_asked_for_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
+def test_directories_of_several_projects_are_each_queried_and_nested_ones_once(tools: Path, tmp_path: Path) -> None:
     a_tool(tools, "lfs", f'[ $1 = project ] && echo "${{3: -1}} P $3" || cat {RECORDED}/lfs_quota_user.txt')
     directories = [tmp_path / name for name in ("p1", "p2", "p1/deep/p3", "p4", "p5", "p6")]
     for directory in directories:
@@ -162,14 +162,14 @@ def test_a_tool_that_is_not_installed_is_reported(tools: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "overlay", "squashfs", "devtmpfs"])
-def test_where_there_are_no_quotas_nobody_is_asked(tools: Path, kind: str) -> None:
+def test_no_tool_is_run_on_file_systems_without_quotas(tools: Path, kind: str) -> None:
     for name in ("lfs", "quota", "xfs_quota", "mmlsquota"):
         a_tool(tools, name, "exit 0")
     assert asking(tools, Mount("/x", kind, kind)).explanation == []
     assert not (tools / "calls").exists()
 
 
-def test_the_tools_are_asked_in_plain_english(tools: Path) -> None:
+def test_the_tools_run_with_an_english_locale(tools: Path) -> None:
     a_tool(tools, "lfs", "echo $LC_ALL >> " + str(tools / "calls"))
     asking(tools, LUSTRE)
     assert "C" in calls(tools)
@@ -257,7 +257,7 @@ def test_a_device_that_is_not_in_the_list_is_no_figure() -> None:
     [("12", "B", 12), ("12", "GiB", 12 * 2**30), ("12 TB", "B", 12 * 10**12), ("4.5 Tio", "B", 4.5 * 2**40),
      ("1'000 KiB", "B", 1000 * 2**10), ("3 Go", "B", 3 * 2**30)],
 )  # fmt: skip
-def test_a_figure_without_a_unit_is_in_the_settings_one(figure: str, unit: str, size: float) -> None:
+def test_a_figure_without_a_unit_has_the_unit_of_the_settings(figure: str, unit: str, size: float) -> None:
     site = a_site(used="used=([^;]+)", limit="used=([^;]+)", unit=unit)
     assert parse_site(f"used={figure};", site, BYTES).used == size
 
@@ -265,7 +265,7 @@ def test_a_figure_without_a_unit_is_in_the_settings_one(figure: str, unit: str, 
 @pytest.mark.parametrize(
     "printed", ["used=many;", "used=;", "used=1,5 GiB;", "used=12 parsecs;", "error: no such user"]
 )
-def test_what_is_no_figure_is_said(printed: str) -> None:
+def test_text_that_is_no_figure_is_an_error(printed: str) -> None:
     with pytest.raises(ProbeError):
         parse_site(printed, a_site(used="used=([^;]*)", limit="used=([^;]*)"), BYTES)
 
@@ -275,7 +275,7 @@ def test_files_are_counted_in_tens(text: str, count: float) -> None:
     assert parse_site(f"{text};", a_site(used="^(.*);", limit="^(.*);"), INODES).used == count
 
 
-def test_path_and_user_are_filled_in_and_no_shell_reads_them() -> None:
+def test_path_and_user_are_substituted_without_a_shell() -> None:
     site = a_site(argv=("quota.sh", "-u", "{user}", "--at={path}"), percent="(.)")
     assert site_command(site, "/a b;rm", "alice") == ["quota.sh", "-u", "alice", "--at=/a b;rm"]
 
@@ -299,9 +299,7 @@ def test_path_and_user_are_filled_in_and_no_shell_reads_them() -> None:
         ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is not a unit"),
     ],
 )
-def test_a_command_that_cannot_be_meant_is_refused_by_the_name_of_its_key(
-    changes: dict[str, object], message: str
-) -> None:
+def test_an_invalid_command_is_rejected_with_the_name_of_its_key(changes: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         check_site(a_site(**changes))
     assert message in caught.value.message
@@ -313,7 +311,7 @@ def test_du_prints_a_total_also_where_directories_could_not_be_read() -> None:
     assert "lower bound: 1 directory" in found.note
 
 
-def test_du_that_prints_nothing_is_said_and_no_crash() -> None:
+def test_du_without_output_is_an_error() -> None:
     with pytest.raises(ProbeError, match="no total: du: cannot access"):
         parse_du("", "du: cannot access '/x': No such file or directory\n", BYTES, 1.0)
 

@@ -20,39 +20,39 @@ from tests.watch.checks.outcome import outcome
 
 
 class Watching:
-    """A watchdog of file systems over many ticks, of a project in this directory, by a clock that is set by hand."""
+    """A watchdog of file systems over many ticks, of a project in this directory, with a fake clock."""
 
     def __init__(self, directory: Path, kind: str = "fs", settings: str = "", **ports: Any) -> None:
         self.directory, self.kind, self.clock = directory, kind, ports.setdefault("clock", FakeClock())
         self.project = a_project(directory, settings, **ports)
 
     def report(self, **settings: Any) -> Report:
-        """One tick of one watchdog, `settings` as a command line gives them."""
+        """Run one tick of one watchdog, with `settings` as from the command line."""
         given = {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
         (report,) = watch(self.project, [load_watchdog(self.project, self.kind, given)])
         return report
 
     def tick(self, *paths: Path | str, **settings: Any) -> dict[str, list[Finding]]:
-        """What one tick says, by subject; without paths, of what is found without configuration."""
+        """Run one tick; return the findings by subject. Without paths, the default ones are probed."""
         found: dict[str, list[Finding]] = {}
         for finding in self.report(**({"paths": tuple(map(str, paths))} if paths else {}), **settings).findings:
             found.setdefault(finding.subject, []).append(finding)
         return found
 
     def finding(self, path: Path | str, **settings: Any) -> Finding:
-        """What a tick says of one named path, when that is one thing."""
+        """Run one tick; return the only finding about one path."""
         (findings,) = self.tick(path, **settings).values()
         assert len(findings) == 1, findings
         return findings[0]
 
     def expect(self, expected: str, path: Path | str, *words: str, **settings: Any) -> Finding:
-        """What a tick says of one path; its verdict, fault and words of its summary are those expected."""
+        """Run one tick; expect this verdict, fault and text of the finding about one path."""
         finding = self.finding(path, **settings)
         assert outcome(finding) == expected and all(word in finding.summary for word in words), finding
         return finding
 
     def refused(self, **settings: Any) -> str:
-        """Why settings are refused: what `resil watch` says of them, with its advice."""
+        """Return the error of `resil watch` for invalid settings, with its hint."""
         try:
             (finding,) = self.report(**settings).findings
         except SettingsError as error:
@@ -63,7 +63,7 @@ class Watching:
 
 @contextmanager
 def mounted(directory: Path, options: str, *, kind: str = "tmpfs", source: str = "tmpfs") -> Iterator[Path]:
-    """A file system of its own; the test is skipped where it cannot be mounted."""
+    """Mount a separate file system; skip the test if that is not possible."""
     directory.mkdir(exist_ok=True)
     done = subprocess.run(["mount", "-t", kind, "-o", options, source, directory], capture_output=True, text=True)
     if done.returncode != 0:
@@ -76,7 +76,7 @@ def mounted(directory: Path, options: str, *, kind: str = "tmpfs", source: str =
 
 @contextmanager
 def bound(source: Path, directory: Path, options: str) -> Iterator[Path]:
-    """A directory mounted a second time, for instance read-only."""
+    """Bind-mount a directory, for instance read-only."""
     directory.mkdir(exist_ok=True)
     done = subprocess.run(["mount", "--bind", source, directory], capture_output=True, text=True)
     if done.returncode != 0:
@@ -89,14 +89,14 @@ def bound(source: Path, directory: Path, options: str) -> Iterator[Path]:
 
 
 def a_project(directory: Path, settings: str = "", environ: Mapping[str, str] | None = None, **ports: Any) -> Project:
-    """A project whose state directory and memory lie in `directory`."""
+    """Return a project whose state directory and readings are in `directory`."""
     text = '[run]\nname = "gpt"\ncommand = "true"\n' + settings
     state = {"XDG_STATE_HOME": str(directory / "state"), "PATH": "/usr/bin:/bin", **(environ or {})}
     return make_project(directory, settings=text, environ=state, **ports)
 
 
 def a_program(directory: Path, name: str, body: str) -> str:
-    """The path of a shell script."""
+    """Write a shell script; return its path."""
     path = directory / name
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)

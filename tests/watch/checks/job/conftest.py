@@ -1,4 +1,4 @@
-"""The stage of these tests."""
+"""The fixtures of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project with a fake queue, looked at by the job watchdog tick after tick, as the engine does it."""
+"""A project with a fake queue, and the job watchdog run tick by tick as by the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUEUE = "queue of fake"
 
 @dataclass
 class Stage:
-    """One project, and what the watchdog remembers of it."""
+    """One project, and the watchdog's readings of it."""
 
     directory: Path
     queue: FakeScheduler = field(default_factory=FakeScheduler)
@@ -46,7 +46,7 @@ class Stage:
         self.project: Project = make_project(self.directory, self.queue, environ=self.environ, clock=self.clock)
 
     def tick(self, **settings: Any) -> list[Finding]:
-        """One tick: targets, probe, judge; readings pass through JSON as they do when they are remembered."""
+        """Run one tick: targets, probe, judge; readings pass through JSON as when they are stored."""
         chosen = JobSettings(**settings)
         context = context_of(self.project)
         found: list[Finding] = []
@@ -61,26 +61,26 @@ class Stage:
         return found
 
     def finding(self, subject: str = "gpt", **settings: Any) -> Finding:
-        """One tick, of which one finding is expected about this subject."""
+        """Run one tick; return the only finding about this subject."""
         (one,) = [finding for finding in self.tick(**settings) if finding.subject == subject]
         return one
 
     def expect(self, expected: str, *words: str, subject: str = "gpt", **settings: Any) -> Finding:
-        """One tick; the finding about this subject, with this verdict and fault and these words in its summary."""
+        """Run one tick; expect this verdict, fault and text of the finding about this subject."""
         finding = self.finding(subject, **settings)
         assert outcome(finding) == expected and all(word in finding.summary for word in words), finding
         return finding
 
     def verdicts(self, **settings: Any) -> dict[str, Verdict]:
-        """One tick: the verdict on each subject."""
+        """Run one tick; return the verdict by subject."""
         return {finding.subject: finding.verdict for finding in self.tick(**settings)}
 
     def faults(self, subject: str = "gpt", **settings: Any) -> dict[str, Verdict]:
-        """One tick: what was found of this subject, by the word for it."""
+        """Run one tick; return the verdicts of this subject by fault."""
         return {f.fault: f.verdict for f in self.tick(**settings) if f.subject == subject}
 
     def add(self, *jobs: Job) -> None:
-        """Put jobs into the queue that are of no run."""
+        """Add jobs to the queue that are not of a run."""
         self.queue.records += jobs
 
     def finish(self, directory: RunDirectory) -> None:
@@ -91,7 +91,7 @@ class Stage:
         self.clock.time += seconds
 
     def run(self, name: str = "gpt", *ids: int, by: str = ME, scheduler: str = "fake") -> RunDirectory:
-        """A run that was submitted, with these jobs."""
+        """Add a submitted run with these jobs."""
         directory = self.project.directory(name)
         directory.create("")
         for number in ids:
@@ -101,14 +101,14 @@ class Stage:
         return directory
 
     def job(self, number: int, state: JobState = JobState.RUNNING, run: str = "gpt", **fields: Any) -> Job:
-        """A job of a run, in the queue."""
+        """Add a job of a run to the queue."""
         given = {"comment": make_comment(run, f"{run}-{number}"), "name": run, **fields}
         job = a_job(number, state, **given)
         self.queue.records.append(job)
         return job
 
     def attempt(self, directory: RunDirectory, number: int, began: float, end: str = "", code: int = 1) -> None:
-        """An attempt that began then; `end` is how it ended, 10 s later."""
+        """Add an attempt that started then; `end` is how it ended 10 s later."""
         path = directory.path / "attempts" / f"{number:04d}"
         path.write_text(
             f'job_id = "7"\nlabel = "7_{number}"\nrestart = "0"\nhost = "n1"\npid = "1"\nstart = "{began}"\n'
@@ -124,5 +124,5 @@ class Stage:
 
 
 def running(**fields: Any) -> dict[str, Any]:
-    """What a running job usually has."""
+    """Return the usual fields of a running job."""
     return {"start_time": NOW - HOUR, "end_time": NOW + 19 * HOUR, "partition": "gpu", "nodes": "n[1-4]", **fields}

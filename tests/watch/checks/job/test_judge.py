@@ -1,4 +1,4 @@
-"""What a run's jobs amount to: every state of a queue, and what lasts."""
+"""Findings about a run's jobs: every state of a queue, and states that persist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def waiting(number: int, reason: str, **fields: Any) -> Job:
 
 
 def runs(number: int, state: JobState = JobState.RUNNING, **fields: Any) -> Job:
-    """A job that began an hour ago and has 19 h left."""
+    """Return a job that started an hour ago and has 19 h left."""
     return a_job(number, state, **running(**fields))
 
 
@@ -37,7 +37,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
     "no time limit": ([runs(1, end_time=None)], "running for 1 h as job 1"),
     "waits for nodes": ([waiting(1, "Resources")], "waits for free nodes"),
     "waits behind others": ([waiting(1, "Priority")], "others are before it"),
-    "waits for somebody else's job": ([waiting(1, "Dependency", dependency="afterany:9")], "waits for"),
+    "waits for another user's job": ([waiting(1, "Dependency", dependency="afterany:9")], "waits for"),
     "a date is known": ([waiting(1, "Priority", start_time=NOW + 2 * HOUR)], "expected to start in 2 h"),
     "a date in the past": ([waiting(1, "Resources", start_time=NOW - 60)], "due to start now"),
     "requeued, waits for its credential": ([waiting(1, "BeginTime", restarts=1)], "begin time"),
@@ -49,7 +49,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
 
 
 @pytest.mark.parametrize("case", FINE)
-def test_what_is_fine_is_one_sentence_that_says_what_it_does(stage: Stage, case: str) -> None:
+def test_an_ok_finding_is_one_sentence_with_the_jobs_state(stage: Stage, case: str) -> None:
     jobs, sentence = FINE[case]
     stage.add(*jobs)
     finding = stage.expect("OK", sentence, names=GPT)
@@ -68,7 +68,7 @@ FOUND: dict[str, tuple[list[Job], dict[str, Any], str, *tuple[str, ...]]] = {
     "a chain whose first job is held is stuck as a whole": (
         [waiting(1, "JobHeldUser"), waiting(2, "Dependency", dependency="afterany:1(unfulfilled)")], {}, HELD,
         "scontrol release 1\n"),
-    "waiting is fine unless somebody says how long": (
+    "waiting is OK without a configured limit": (
         [waiting(1, "Priority", submit_time=NOW - 90 * HOUR)], {}, "OK"),
     "pending longer than allowed is critical": (
         [waiting(1, "Priority", submit_time=NOW - HOUR)], {"max_pending_s": 1800.0}, "CRITICAL pending-too-long",
@@ -133,7 +133,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("reason", "verdict", "words", "advice"), NEVER)
-def test_a_job_that_will_not_start_is_reported_with_the_reason_and_what_to_do(
+def test_a_job_that_will_not_start_is_reported_with_reason_and_advice(
     stage: Stage, reason: str, verdict: Verdict, words: str, advice: str
 ) -> None:
     """The original reported all of these as `waiting to be scheduled`: healthy."""
@@ -142,7 +142,7 @@ def test_a_job_that_will_not_start_is_reported_with_the_reason_and_what_to_do(
     assert advice in finding.advice
 
 
-def test_what_waits_for_others_too_long_is_critical(stage: Stage) -> None:
+def test_a_job_blocked_by_others_for_too_long_is_critical(stage: Stage) -> None:
     stage.add(waiting(12, "PartitionDown"))
     verdicts = []
     for _ in range(4):
@@ -160,7 +160,7 @@ def test_a_held_successor_of_a_running_job_is_a_warning_and_is_no_successor(stag
 
 
 def test_on_a_dedicated_allocation_scheduled_is_not_enough(stage: Stage) -> None:
-    """`require = "running"`, with a grace for what lies between two jobs of a chain."""
+    """`require = "running"`, with a grace period for the gap between two jobs of a chain."""
     stage.add(waiting(1, "Priority", submit_time=NOW))
     stage.expect("OK", require="running", names=GPT)
     stage.wait(601)
@@ -176,7 +176,7 @@ def test_a_successor_queued_last_week_waits_only_since_the_job_before_it_ended(s
     assert "pending-too-long" in stage.faults(max_pending_s=300.0)
 
 
-def test_a_job_that_ran_in_between_starts_the_waiting_anew(stage: Stage) -> None:
+def test_a_job_that_ran_in_between_restarts_the_waiting_time(stage: Stage) -> None:
     requeued = waiting(1, "BeginTime", submit_time=NOW + 400)
     for job in (waiting(1, "Priority", submit_time=NOW), runs(1), requeued):
         stage.queue.records[:] = [job]
@@ -188,7 +188,7 @@ def test_a_job_that_ran_in_between_starts_the_waiting_anew(stage: Stage) -> None
 # ---- the end is near --------------------------------------------------------------------------------------------
 
 
-def test_a_short_job_is_given_a_quarter_of_its_time_unless_said_otherwise(stage: Stage) -> None:
+def test_a_short_job_may_wait_a_quarter_of_its_time_by_default(stage: Stage) -> None:
     stage.add(runs(1, start_time=NOW - 60, end_time=NOW + 1140))
     assert stage.faults(names=GPT) == {"": OK}
     assert stage.faults(end_notice_s=3600.0, names=GPT) == {"ends-soon": WARNING}
@@ -207,7 +207,7 @@ def test_a_run_of_several_jobs_is_a_chain(stage: Stage) -> None:
     assert "resil submit --run gpt --after auto" in stage.expect("WARNING chain-short").advice
 
 
-def test_what_is_finished_needs_nothing_behind_it(stage: Stage) -> None:
+def test_a_finished_run_needs_no_successor(stage: Stage) -> None:
     stage.finish(stage.run("gpt", 1, 2))
     stage.job(2, **running(end_time=NOW + 5))
     assert stage.faults() == {"": OK}
@@ -263,7 +263,7 @@ def test_restarts_that_grow_from_tick_to_tick_are_churn(stage: Stage) -> None:
         stage.queue.records[:] = [runs(1, restarts=40 + restarts)]
         faults.append(stage.faults(names=GPT))
         stage.wait(60)
-    assert faults[:4] == [{"": OK}] * 4, "what was requeued before we looked is no news"
+    assert faults[:4] == [{"": OK}] * 4, "restarts before the first probe are not reported"
     assert faults[4] == {"requeue-churn": WARNING}
     stage.wait(2 * HOUR)
     stage.queue.records[:] = [runs(1, restarts=45)]
@@ -278,7 +278,7 @@ def test_jobs_by_name_that_fail_one_after_another_are_churn(stage: Stage) -> Non
     assert stage.faults(churn_count=0, names=GPT) == {"": OK}
 
 
-def test_what_was_seen_a_day_ago_says_nothing_about_how_long_it_lasts(stage: Stage) -> None:
+def test_readings_of_a_day_ago_do_not_count_for_durations(stage: Stage) -> None:
     stage.add(runs(1, JobState.SUSPENDED, end_time=NOW + 90 * HOUR))
     stage.tick(names=GPT)
     stage.wait(25 * HOUR)

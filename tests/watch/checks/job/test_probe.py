@@ -1,4 +1,4 @@
-"""What is looked at, by how many questions, and how one makes sure of what is not there."""
+"""The probe of the job watchdog: subjects, number of queries, and confirmation of missing jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.watch.checks.job.stage import CRITICAL, HOUR, OK, QUEUE, UNKNOWN, WAR
 
 
 class Forgetful(FakeScheduler):
-    """Its queue shows nothing; `answer` is what it says of an id, `past` what accounting says."""
+    """A scheduler with an empty queue; `answer` is its response for an id, `past` that of accounting."""
 
-    answer = Presence(Liveness.UNKNOWN, "the queue was empty, and nobody confirms it")
+    answer = Presence(Liveness.UNKNOWN, "the queue was empty, and no second source confirms it")
     past: tuple[Job, ...] | None = None
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
@@ -57,7 +57,7 @@ def test_without_configuration_all_runs_of_the_directory_are_watched_by_one_quer
     assert stage.queue.calls == ["jobs"]
 
 
-def test_a_directory_without_runs_is_fine_and_asks_nobody(stage: Stage) -> None:
+def test_a_directory_without_runs_is_ok_without_a_query(stage: Stage) -> None:
     (finding,) = stage.tick()
     assert finding.verdict is OK and "no run" in finding.summary and "resil submit" in finding.advice
     assert stage.queue.calls == []
@@ -72,7 +72,7 @@ def test_several_names_and_patterns_are_found_by_one_query(stage: Stage) -> None
     assert stage.queue.calls == ["jobs"]
 
 
-def test_another_persons_jobs_are_watched_when_asked_for(stage: Stage) -> None:
+def test_another_users_jobs_are_watched_on_request(stage: Stage) -> None:
     stage.add(a_job(1, user="bob", **running()))
 
     assert stage.faults("gpt of bob", names=("gpt",), users=("bob",)) == {"": OK}
@@ -80,7 +80,7 @@ def test_another_persons_jobs_are_watched_when_asked_for(stage: Stage) -> None:
     assert stage.faults("gpt", names=("gpt",)) == {"not-queued": CRITICAL}
 
 
-def test_runs_of_colleagues_in_one_state_directory_are_asked_for_by_one_query(stage: Stage) -> None:
+def test_runs_of_several_users_in_one_state_directory_share_one_query(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.run("llama", 2, by="nobody")
     stage.job(1, **running())
@@ -91,7 +91,7 @@ def test_runs_of_colleagues_in_one_state_directory_are_asked_for_by_one_query(st
 
 
 def test_a_run_is_known_by_its_token_and_not_by_its_name(stage: Stage) -> None:
-    """Two projects, or two people, may call their runs alike."""
+    """Two projects or two users may use the same run name."""
     stage.run("gpt", 1)
     stage.add(a_job(8, name="gpt", comment=make_comment("gpt", "of-another-project"), **running()))
 
@@ -118,16 +118,14 @@ BAD = [
 
 
 @pytest.mark.parametrize("settings", BAD)
-def test_settings_that_cannot_be_meant_are_refused_before_anything_is_asked(
-    stage: Stage, settings: dict[str, Any]
-) -> None:
+def test_invalid_settings_are_rejected_before_any_query(stage: Stage, settings: dict[str, Any]) -> None:
     with pytest.raises(SettingsError):
         stage.tick(**settings)
     assert stage.queue.calls == []
 
 
-def test_an_empty_set_of_users_is_oneself(stage: Stage) -> None:
-    """`squeue --user=` with nothing behind it is malformed: a group without members must not blind the watchdog."""
+def test_an_empty_set_of_users_is_the_present_user(stage: Stage) -> None:
+    """`squeue --user=` without a name is malformed: a group without members must not disable the watchdog."""
     stage.add(a_job(1, **running()))
     assert stage.finding(names=("gpt",), users=()).verdict is OK
 
@@ -144,19 +142,19 @@ def test_a_run_whose_job_ended_is_critical_at_once_when_a_row_says_so(stage: Sta
     assert stage.queue.calls == ["jobs"]
 
 
-def test_one_empty_answer_that_nobody_confirms_is_unknown(forgetful: Stage) -> None:
+def test_one_unconfirmed_empty_response_is_unknown(forgetful: Stage) -> None:
     forgetful.run("gpt", 7)
 
-    forgetful.expect("UNKNOWN not-queued", "nobody confirms it")
+    forgetful.expect("UNKNOWN not-queued", "no second source confirms it")
 
 
 def test_a_second_source_that_knows_the_job_is_gone_settles_it(
     forgetful: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgetful.run("gpt", 7)
-    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.GONE, "two looks, and accounting says FAILED"))
+    monkeypatch.setattr(Forgetful, "answer", Presence(Liveness.GONE, "two queries, and accounting says FAILED"))
     finding = forgetful.expect("CRITICAL not-queued")
-    assert any("two looks" in line for line in finding.looked)
+    assert any("two queries" in line for line in finding.looked)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +169,7 @@ def test_a_job_that_a_second_source_finds_is_the_run_by_its_token_not_by_its_id(
     forgetful.expect(expected)
 
 
-def test_of_many_runs_that_are_gone_few_are_looked_up_and_the_others_share_one_question(forgetful: Stage) -> None:
+def test_only_a_few_of_many_missing_runs_are_looked_up_and_the_others_share_one_query(forgetful: Stage) -> None:
     for number in range(1, 21):
         forgetful.run(f"run{number:02d}", number)
     assert isinstance(forgetful.queue, Forgetful)
@@ -205,7 +203,7 @@ def test_a_name_that_the_second_query_finds_is_alive(stage: Stage) -> None:
     stage.expect("OK", names=("gpt",))
 
 
-def test_a_second_query_that_gets_no_answer_proves_nothing(stage: Stage) -> None:
+def test_a_second_query_without_a_response_proves_nothing(stage: Stage) -> None:
     stage.clock.at_sleep = lambda _: setattr(stage.queue, "trouble", DOWN)
     assert stage.finding(names=("gpt",)).verdict is UNKNOWN
 
@@ -216,23 +214,23 @@ def test_a_cluster_that_hides_others_jobs_leaves_them_unknown(stage: Stage) -> N
     assert finding.verdict is UNKNOWN and "PrivateData" in finding.summary
 
 
-def test_a_finished_run_is_fine_and_is_forgotten_after_a_day(stage: Stage) -> None:
+def test_a_finished_run_is_ok_and_is_dropped_after_a_day(stage: Stage) -> None:
     stage.finish(stage.run("gpt", 7))
     stage.expect("OK", "finished")
     stage.wait(25 * HOUR)
     assert [f.subject for f in stage.tick()] == [QUEUE]
 
 
-def test_a_run_killed_on_purpose_is_fine_and_says_who_and_why(stage: Stage) -> None:
+def test_a_run_killed_on_purpose_is_ok_with_user_and_reason(stage: Stage) -> None:
     directory = stage.run("gpt", 7)
     stage.kill(directory, why="the loss is NaN", when=NOW - HOUR)
 
     stage.expect("OK", f"{ME} set the kill switch 1 h ago: the loss is NaN")
-    assert stage.queue.calls == ["jobs"], "nobody needs to confirm it"
+    assert stage.queue.calls == ["jobs"], "no confirmation is needed"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file that is somebody else's")
-def test_a_kill_switch_that_is_not_honoured_excuses_nothing(stage: Stage) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a file of another user")
+def test_a_rejected_kill_switch_excuses_nothing(stage: Stage) -> None:
     directory = stage.run("gpt", 7)
     stage.kill(directory)
     os.chown(directory.path / "switches" / "kill", 65534, 65534)
@@ -240,7 +238,7 @@ def test_a_kill_switch_that_is_not_honoured_excuses_nothing(stage: Stage) -> Non
     assert stage.finding().fault == "not-queued"
 
 
-def test_a_submit_that_is_at_it_right_now_is_no_dead_run(stage: Stage) -> None:
+def test_a_submission_in_progress_is_no_dead_run(stage: Stage) -> None:
     directory = stage.run("gpt", 7)
     stage.job(7, JobState.FAILED, end_time=NOW - 5)
     record_intent(directory, Intent("new", "fake", "", (), NOW - 3, by=ME))
@@ -248,7 +246,7 @@ def test_a_submit_that_is_at_it_right_now_is_no_dead_run(stage: Stage) -> None:
     stage.expect("UNKNOWN not-queued", "began 3 s ago")
 
 
-def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
+def test_a_run_without_any_job_is_reported_as_such(stage: Stage) -> None:
     directory = stage.run("gpt")
     record_intent(directory, Intent("aa", "fake", "", (), NOW - HOUR, by=ME))
     record_result(directory, "aa", Outcome.REFUSED, NOW - HOUR)
@@ -265,7 +263,7 @@ def test_a_run_that_never_had_a_job_says_so(stage: Stage) -> None:
         (b'garbage\n{"event": "intent", "token": "gpt-7", "time": 1, "by": ""}\n', CRITICAL),
     ],
 )
-def test_what_a_damaged_journal_may_have_lost_is_unknown_not_dead(stage: Stage, tail: bytes, verdict: Verdict) -> None:
+def test_a_run_with_a_damaged_journal_is_unknown_not_dead(stage: Stage, tail: bytes, verdict: Verdict) -> None:
     directory = stage.run("gpt", 7)
     stage.job(7, JobState.FAILED, end_time=NOW - 5)
     with open(directory.path / "submissions.jsonl", "ab") as file:
@@ -296,7 +294,7 @@ def test_a_run_without_its_run_file_is_still_watched(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("state", [JobState.NODE_FAIL, JobState.PREEMPTED, JobState.BOOT_FAIL])
-def test_what_slurm_may_requeue_in_a_moment_is_looked_up_once_more(forgetful: Stage, state: JobState) -> None:
+def test_a_job_that_slurm_may_requeue_is_looked_up_again(forgetful: Stage, state: JobState) -> None:
     forgetful.run("gpt", 7)
     forgetful.job(7, state, end_time=NOW - 1)
     assert forgetful.finding().verdict is UNKNOWN
@@ -314,7 +312,7 @@ def test_a_sign_of_life_contradicts_a_queue_that_shows_nothing(forgetful: Stage)
 # ---- no answer --------------------------------------------------------------------------------------------------
 
 
-def test_a_scheduler_that_does_not_answer_is_one_unknown_and_no_run_is_said_to_be_dead(stage: Stage) -> None:
+def test_a_scheduler_that_does_not_respond_is_one_unknown_and_no_run_is_reported_dead(stage: Stage) -> None:
     for number, run in enumerate(("gpt", "llama"), start=1):
         stage.run(run, number)
     stage.queue.trouble = DOWN
@@ -323,7 +321,7 @@ def test_a_scheduler_that_does_not_answer_is_one_unknown_and_no_run_is_said_to_b
     assert any("gpt, llama" in line for line in finding.evidence)
 
 
-def test_silence_becomes_critical_after_the_settable_while_and_its_end_is_reported(stage: Stage) -> None:
+def test_an_unresponsive_scheduler_becomes_critical_after_the_configured_time_and_is_resolved(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
     verdicts = []
@@ -350,7 +348,7 @@ def test_a_run_whose_files_cannot_be_read_is_unknown_and_hides_no_other(stage: S
     assert verdicts["bad"] == (UNKNOWN, "unreadable") and verdicts["gpt"] == (OK, "")
 
 
-def test_a_run_of_another_scheduler_is_asked_for_there(stage: Stage) -> None:
+def test_a_run_of_another_scheduler_is_queried_there(stage: Stage) -> None:
     other = FakeScheduler(name="other")
     stage.project._clients["other"] = other
     stage.run("gpt", 1)
@@ -362,7 +360,7 @@ def test_a_run_of_another_scheduler_is_asked_for_there(stage: Stage) -> None:
     assert stage.verdicts() == {QUEUE: UNKNOWN, "old": OK, "queue of other": OK}
 
 
-def test_a_run_of_a_scheduler_that_is_no_more_is_unknown(stage: Stage) -> None:
+def test_a_run_of_a_removed_scheduler_is_unknown(stage: Stage) -> None:
     stage.run("gpt", 1, scheduler="pbs")
     assert stage.verdicts() == {"queue of pbs": UNKNOWN}
 
@@ -415,7 +413,7 @@ def test_numbers_of_a_slurm_job_mean_nothing_to_the_embedded_scheduler(stage: St
 
 
 def test_a_watchdog_that_runs_inside_a_run_counts_that_run_as_alive(stage: Stage) -> None:
-    """A run is known by its token: no other job can be taken for it, and a false alarm would be worse."""
+    """A run is identified by its token, so no other job can be mistaken for it; a false alert would be worse."""
     stage.run("gpt", 50)
     stage.job(50, **running())
     assert inside(stage).faults() == {"": OK}
@@ -424,7 +422,7 @@ def test_a_watchdog_that_runs_inside_a_run_counts_that_run_as_alive(stage: Stage
 # ---- several clusters -------------------------------------------------------------------------------------------
 
 
-def test_the_same_name_on_several_clusters_is_asked_for_at_each_and_one_that_is_silent_hides_no_other(
+def test_the_same_name_is_queried_on_each_cluster_and_an_unresponsive_one_hides_no_other(
     stage: Stage,
 ) -> None:
     for cluster in ("alpha", "beta", "gamma"):
@@ -441,7 +439,7 @@ def test_the_same_name_on_several_clusters_is_asked_for_at_each_and_one_that_is_
     assert stage.queue.calls == [] and isinstance(beta, FakeScheduler) and beta.calls == ["jobs", "jobs"]
 
 
-def test_a_cluster_is_named_to_slurm_as_its_clients_want_it(stage: Stage) -> None:
+def test_clusters_are_passed_to_slurm_as_its_clients_expect(stage: Stage) -> None:
     from resilience.schedulers.slurm import Slurm
 
     client = stage.project.scheduler("slurm", cluster="alpha")
@@ -468,7 +466,7 @@ def test_a_name_may_be_anything(stage: Stage, name: str) -> None:
     assert all(line.isprintable() for f in found for line in (f.subject, f.summary, *f.evidence, *f.looked))
 
 
-def test_arrays_and_heterogeneous_jobs_are_counted_as_people_count(stage: Stage) -> None:
+def test_array_tasks_count_one_by_one_and_heterogeneous_jobs_once(stage: Stage) -> None:
     stage.queue.records += [
         a_job(10, task=3, **running(raw_id=13)),
         a_job(10, JobState.PENDING, tasks="4-9%1", task_count=6, reason="JobArrayTaskLimit"),
@@ -481,7 +479,7 @@ def test_arrays_and_heterogeneous_jobs_are_counted_as_people_count(stage: Stage)
     assert "job 10_3" in finding.summary
 
 
-def test_the_query_is_explained_with_its_age(stage: Stage) -> None:
+def test_the_explanation_has_the_age_of_the_query(stage: Stage) -> None:
     stage.run("gpt", 1)
     stage.job(1, **running())
     stage.tick()
@@ -493,7 +491,7 @@ def test_the_query_is_explained_with_its_age(stage: Stage) -> None:
 
 
 class Slow(FakeScheduler):
-    """Answers after a minute."""
+    """A scheduler that responds after a minute."""
 
     clock: Any = None
 
@@ -514,20 +512,20 @@ def test_no_time_left_is_unknown(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("own_s", "schedulers_s", "seconds"), [(75, 60, 75), (75, 240, 255), (5, 60, 75), (90, 60, 90)]
 )
-def test_a_probe_is_given_longer_than_the_scheduler_is(
+def test_the_probe_deadline_exceeds_the_schedulers(
     stage: Stage, own_s: float, schedulers_s: float, seconds: float
 ) -> None:
     context = context_of(stage.project)._replace(scheduler_deadline_s=schedulers_s)
     assert [target.deadline_s for target in CHECK.targets(JobSettings(deadline_s=own_s), context)] == [seconds]
 
 
-def test_a_scheduler_that_is_patient_by_the_settings_is_waited_for(stage: Stage) -> None:
+def test_a_longer_scheduler_timeout_in_the_settings_is_respected(stage: Stage) -> None:
     settings = replace(stage.project.loaded.settings, scheduler=SchedulerSettings(deadline_s=600.0))
     project = replace(stage.project, loaded=stage.project.loaded._replace(settings=settings))
     assert [target.deadline_s for target in CHECK.targets(JobSettings(), context_of(project))] == [615.0]
 
 
-def test_a_job_that_was_given_another_name_is_not_found_under_the_old_one(stage: Stage) -> None:
+def test_a_renamed_job_is_not_found_under_its_old_name(stage: Stage) -> None:
     stage.add(a_job(1, **running()))
     stage.tick(names=("gpt",))
     stage.queue.records[0] = replace(stage.queue.records[0], name="renamed")

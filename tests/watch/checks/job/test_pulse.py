@@ -1,4 +1,4 @@
-"""The PULSE line: its words for every state, where it may stand, and how often."""
+"""The PULSE line: its text for every state, the files it may be in, and its interval."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def test_each_state_has_its_words(job: Job, words: str) -> None:
 
 
 @pytest.mark.parametrize("state", [s for s in JobState if s.is_alive])
-def test_no_state_is_fix_me_and_none_is_cut(state: JobState) -> None:
+def test_every_state_has_a_complete_description(state: JobState) -> None:
     words = describe_pulse(fold([a_job(1, state, start_time=START - 5, partition="gpu", nodes="n1")]), START)
     assert "fix me" not in words and "(1 on 'gpu' partition" in words
 
 
-def test_the_newest_line_about_a_name_is_found_whatever_else_stands_there() -> None:
+def test_the_newest_line_about_a_name_is_found_among_others() -> None:
     text = (
         "noise\n[2022-05-01 01:00:00] PULSE: gpt is x\n[2022-05-01 02:00:00] PULSE: gpt2 is x\n[bad] PULSE: gpt is x\n"
     )
@@ -123,7 +123,7 @@ def lines(path: Path) -> list[str]:
 
 
 def pulses(log: Path) -> list[str]:
-    """The lines without their times."""
+    """Return the lines without their timestamps."""
     return [line.partition("PULSE: ")[2] for line in lines(log)]
 
 
@@ -153,7 +153,7 @@ def test_two_hosts_share_one_hour(pulsing: Stage, log: Path) -> None:
     assert len(lines(log)) == 2
 
 
-def test_of_many_ticks_at_the_same_moment_one_claims_the_hour(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_ticks_claims_the_hour(tmp_path: Path) -> None:
     gate, won = threading.Barrier(8), []
 
     def claim() -> None:
@@ -177,7 +177,7 @@ def test_each_watched_job_has_its_own_line(stage: Stage, log: Path) -> None:
     assert found[2] == "gone is neither running nor scheduled to run"
 
 
-def test_what_is_over_and_what_is_unknown_have_words_too(stage: Stage, log: Path) -> None:
+def test_ended_and_unknown_jobs_have_descriptions_too(stage: Stage, log: Path) -> None:
     stage.finish(stage.run("done", 1))
     stage.kill(stage.run("killed", 2), why="enough", when=NOW)
     stage.tick(pulse_file="pulse.log")
@@ -201,7 +201,7 @@ def test_the_trainings_own_log_is_refused_also_through_a_link(pulsing: Stage, th
 
 
 class KnowsOutputs(FakeScheduler):
-    """Says where a job writes, as `scontrol show job` does; the queue does not."""
+    """A queue that knows output paths of jobs only from `scontrol show job`."""
 
     stdout = ""
 
@@ -222,7 +222,7 @@ def test_the_output_of_a_watched_job_is_refused(stage: Stage, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["fifo", "directory", "missing directory"])
-def test_a_file_that_cannot_be_written_is_said_and_changes_nothing_else(pulsing: Stage, log: Path, kind: str) -> None:
+def test_a_write_error_is_reported_and_changes_nothing_else(pulsing: Stage, log: Path, kind: str) -> None:
     path = log
     if kind == "fifo":
         os.mkfifo(path)
@@ -245,7 +245,7 @@ def test_a_full_disk_gives_the_hour_back(pulsing: Stage, log: Path, monkeypatch:
     assert len(lines(log)) == 1
 
 
-def test_a_line_that_was_cut_is_ended_first(pulsing: Stage, log: Path) -> None:
+def test_a_truncated_line_is_ended_first(pulsing: Stage, log: Path) -> None:
     log.write_text("half a li")
     pulsing.tick(pulse_file="pulse.log")
     assert lines(log)[0] == "half a li" and len(lines(log)) == 2

@@ -1,4 +1,4 @@
-"""Which names of jobs are meant, and expressions that would take for ever."""
+"""Names of jobs, patterns, and expressions that would never finish."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def test_a_name_is_exact_a_pattern_or_a_regular_expression(written: str, name: s
 
 
 @pytest.mark.parametrize("written", ["/(/", "/*a/", "/a{99999999999}/", "", "  "])
-def test_what_does_not_compile_is_refused_in_words(written: str) -> None:
-    with pytest.raises(SettingsError) as told:
+def test_an_invalid_expression_is_rejected_with_a_message(written: str) -> None:
+    with pytest.raises(SettingsError) as caught:
         parse_requested(written)
-    assert told.value.hint
+    assert caught.value.hint
 
 
-def test_an_expression_that_backtracks_for_ever_is_given_up_and_said() -> None:
+def test_an_expression_that_backtracks_for_ever_is_stopped_and_reported() -> None:
     slow, good = parse_requested("/^(a+)+$/"), parse_requested("b*")
     matcher = Matcher([slow, good], cpu_limit_s=0.1)
     began = time.process_time()
 
     assert matcher.find("a" * 60 + "!") == ()
-    assert matcher.find("b" + "a" * 60 + "!") == (good,), "others are still looked for"
+    assert matcher.find("b" + "a" * 60 + "!") == (good,), "the others are still searched"
     assert matcher.find("a" * 61 + "!") == (), "and it is not tried again"
 
     assert time.process_time() - began < 2

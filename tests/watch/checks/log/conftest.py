@@ -1,4 +1,4 @@
-"""A watchdog of the runs of a state directory, by a clock set by hand, and a run whose first attempt has begun."""
+"""A watchdog of the runs of a state directory with a fake clock, and a run whose first attempt has started."""
 
 from __future__ import annotations
 

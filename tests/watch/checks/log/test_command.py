@@ -1,4 +1,4 @@
-"""`resil watch log` as a user types it: exit codes, what is printed, and what is remembered from call to call."""
+"""`resil watch log` on the command line: exit codes, output, and readings kept between calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_exit_codes_are_those_of_a_nagios_plugin(tmp_path: Path) -> None:
     assert resil(tmp_path, "nothing.log").returncode == 3
 
 
-def test_a_regular_expression_that_cannot_be_meant_is_a_usage_error(tmp_path: Path) -> None:
+def test_an_invalid_regular_expression_is_a_usage_error(tmp_path: Path) -> None:
     write(tmp_path / "train.log", "a" * 3000 + "\n", at=time.time())
     broken = resil(tmp_path, "train.log", "--progress-regex", r"step (\d+")
     assert broken.returncode == 3 and "position 5" in broken.stdout + broken.stderr
@@ -39,7 +39,7 @@ def test_a_regular_expression_that_cannot_be_meant_is_a_usage_error(tmp_path: Pa
     assert endless.returncode == 3 and "backtracking" in endless.stdout + endless.stderr
 
 
-def test_progress_is_remembered_from_call_to_call(tmp_path: Path) -> None:
+def test_progress_is_remembered_between_calls(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     began = time.time()
     write(log, "step 5 loss\n", at=began)

@@ -1,4 +1,4 @@
-"""Whatever bytes a log has: bounded, no exception, the same in one chunk or in many."""
+"""Arbitrary bytes in a log: bounded state, no exception, the same result in one chunk or in many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from resilience.watch.checks._log.reading import LogReading, LogSettings, LogSta
 from resilience.watch.checks._log.tail import LogReader
 
 
-def test_of_old_intervals_the_pauses_are_kept_and_neither_the_usual_nor_a_fault() -> None:
+def test_only_the_pauses_of_old_intervals_are_kept() -> None:
     assert trimmed((10.0,) * 12) == (10.0,) * 12
     assert trimmed((300.0, 10.0, 30.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
     assert trimmed((3000.0, 300.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
@@ -39,7 +39,7 @@ LOGS = st.lists(st.one_of(PIECES, st.binary(max_size=40)), max_size=30).map(b"".
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(LOGS, min_size=1, max_size=4))
-def test_any_bytes_give_a_finding_with_printable_bounded_text(chunks: list[bytes]) -> None:
+def test_any_bytes_yield_a_finding_with_printable_bounded_text(chunks: list[bytes]) -> None:
     state = LogState()
     for number, chunk in enumerate(chunks):
         state = digest(state, chunk, written=1000.0 + number)._replace(looked=1000.0 + number, size=len(chunk))
@@ -59,7 +59,7 @@ ENDS = st.sampled_from([b"\n", b"\r\n", b"\r"])
     content=st.lists(st.tuples(NOISE, ENDS, ENDS), min_size=1, max_size=30),
     cuts=st.lists(st.integers(0, 5000), max_size=6),
 )
-def test_wherever_the_ticks_cut_a_log_its_last_step_is_found_and_never_a_regress(
+def test_the_last_step_is_found_wherever_ticks_split_a_log(
     content: list[tuple[bytes, bytes, bytes]], cuts: list[int]
 ) -> None:
     whole = b"".join(noise + one + b"step %d" % (95 + n) + two for n, (noise, one, two) in enumerate(content))

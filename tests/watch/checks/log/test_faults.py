@@ -1,4 +1,4 @@
-"""A fault that a guard's journal records, be it of the loss or of a save: how long it lasts, and what hides it not."""
+"""Faults of the loss and of saves in a guard's journal: how long they persist, whatever else is wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.watch.checks.outcome import outcome
 NONFINITE, SAVE_FAILED = "CRITICAL loss-nonfinite", "CRITICAL save-failed"
 RECORDS = {
     NONFINITE: (start() + nan(12), "the loss is NaN since step 12"),
-    SAVE_FAILED: (start() + save(1) + failed(80), "the newest durable one is of step 1,"),
+    SAVE_FAILED: (start() + save(1) + failed(80), "the newest durable save is of step 1,"),
 }
 of_the_loss_or_of_a_save = pytest.mark.parametrize("fault", RECORDS)
 
@@ -35,13 +35,13 @@ def test_a_finished_run_has_no_fault(watchdog: LogWatcher, run: Run, fault: str)
 
 
 @of_the_loss_or_of_a_save
-def test_what_was_wrong_with_a_run_that_was_removed_is_over(watchdog: LogWatcher, run: Run, fault: str) -> None:
+def test_the_fault_of_a_removed_run_is_resolved(watchdog: LogWatcher, run: Run, fault: str) -> None:
     story = [(0, journals(RECORDS[fault][0]), fault), (0, is_removed, "OK"), (0, None, NOTHING)]
     follow(watchdog, run, story)
 
 
 @of_the_loss_or_of_a_save
-def test_what_went_wrong_long_ago_is_not_said_to_be_over_unless_the_run_is_removed_or_goes_on(
+def test_an_old_fault_persists_unless_the_run_is_removed_or_continues(
     watchdog: LogWatcher, run: Run, fault: str
 ) -> None:
     run.journal(101, RECORDS[fault][0])
@@ -54,7 +54,7 @@ def test_what_went_wrong_long_ago_is_not_said_to_be_over_unless_the_run_is_remov
         follow(watchdog, run, [(0, is_removed, "OK"), (0, None, NOTHING)])
 
 
-def test_each_fault_is_reported_besides_what_else_is_wrong(watchdog: LogWatcher, run: Run) -> None:
+def test_each_fault_is_reported_beside_others(watchdog: LogWatcher, run: Run) -> None:
     run.beat(101, {0: (80, 0.0, "train")})
     run.journal(101, start() + failed(80) + nan(90))
     watchdog.findings()
@@ -63,7 +63,7 @@ def test_each_fault_is_reported_besides_what_else_is_wrong(watchdog: LogWatcher,
 
 
 @of_the_loss_or_of_a_save
-def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(
+def test_an_unreadable_journal_yields_no_verdict_and_resolves_no_fault(
     watchdog: LogWatcher, run: Run, fault: str
 ) -> None:
     raw, words = RECORDS[fault]
@@ -83,13 +83,13 @@ def test_a_journal_that_cannot_be_read_is_no_verdict_and_ends_no_fault(
 
 
 @of_the_loss_or_of_a_save
-def test_a_run_whose_attempts_cannot_be_listed_is_unknown_and_ends_no_fault(
+def test_a_run_with_unreadable_attempts_is_unknown_and_its_fault_persists(
     watchdog: LogWatcher, run: Run, fault: str
 ) -> None:
     raw, words = RECORDS[fault]
     run.journal(101, raw)
     watchdog.findings()
-    run.journal(101).unlink()  # only what is remembered can tell of it
+    run.journal(101).unlink()  # only the stored reading still has it
     run.attempts.rename(run.path / "aside")
     run.attempts.symlink_to("attempts")  # cannot be listed: ELOOP
     assert watchdog.outcome() == "UNKNOWN not-read"

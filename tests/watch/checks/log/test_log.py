@@ -1,6 +1,6 @@
-"""`resil watch log`: what is said of logs, tick by tick, by a clock that is set by hand.
+"""`resil watch log`: findings about logs, tick by tick, with a fake clock.
 
-What the scripts of earlier trainings got wrong stands here as well: a log's mtime is no progress (their own hourly line
+Mistakes of the scripts of earlier trainings are tested as well: a log's mtime is no progress (their own hourly line
 kept it young), neither is any write, nor rank 0's alone; a gap for an evaluation or a save is no hang.
 """
 
@@ -38,7 +38,7 @@ def steps(first: int, last: int) -> str:
 
 
 def then_write(change: Callable[[Path], object], text: str) -> Callable[[Path], str]:
-    """Change the log, and append this at the same moment."""
+    """Change the log, and append this at the same time."""
 
     def changed(log: Path) -> str:
         change(log)
@@ -93,7 +93,7 @@ SCENARIOS: dict[str, tuple[dict[str, float], list[tuple[Any, ...]]]] = {
         (0, steps(1, 3), ANYTHING),
         *((60, f"something new every time: {os.urandom(8).hex()} {n}\n", ANYTHING) for n in range(4)),
         (0, None, TALKS)]),
-    "a bar of carriage returns is progress, and stands still without": ({}, [
+    "a bar of carriage returns is progress while it moves": ({}, [
         *((10, BAR.format(n), "OK") for n in range(0, 100, 10)), (0, None, "OK", "step 90/100"),
         (610, None, SILENT)]),
     "a new epoch's bar begins at zero and is no regress": ({}, [
@@ -132,7 +132,7 @@ SCENARIOS: dict[str, tuple[dict[str, float], list[tuple[Any, ...]]]] = {
     "a log that grows in blocks names the buffered output": ({}, [
         (0, steps(1, 1000)[:8192], "OK"),
         (HOUR, None, SILENT, "it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")]),
-    "a log that is renamed and made anew goes on": ({}, [
+    "a log that is renamed and recreated continues": ({}, [
         (0, steps(1, 100), ANYTHING), (30, lambda log: log.rename(log.with_name("train.log.1")), "OK"),
         (0, "", "OK"), (30, steps(101, 102), "OK", "step 102")]),
     "a log that vanished for good is unknown and may come back": ({}, [
@@ -168,7 +168,7 @@ def test_a_log_is_judged_as_it_grows(watchdog: LogWatcher, claim: str) -> None:
         assert all(word in said for word in words), (number, finding)
 
 
-# A log that goes on, and one that does not
+# A log with progress, and one without
 
 
 def test_a_training_that_steps_is_ok(watchdog: LogWatcher) -> None:
@@ -180,7 +180,7 @@ def test_a_training_that_steps_is_ok(watchdog: LogWatcher) -> None:
     assert (finding.subject, finding.summary) == (str(log), "step 49 1 s ago, usually every 6 s")
 
 
-def test_a_log_that_is_silent_for_several_intervals_is_critical_and_says_so(watchdog: LogWatcher) -> None:
+def test_a_log_silent_for_several_intervals_is_critical(watchdog: LogWatcher) -> None:
     log = watchdog.write(MEGATRON, age_s=47 * MINUTE)
     finding = watchdog.finding()
     assert outcome(finding) == SILENT
@@ -209,7 +209,7 @@ def test_evaluation_save_and_start_up_may_take_longer(watchdog: LogWatcher, line
 # Talking is not progress
 
 
-def test_lines_of_watchdogs_in_the_trainings_log_are_no_progress(watchdog: LogWatcher) -> None:
+def test_pulse_lines_in_the_log_are_no_progress(watchdog: LogWatcher) -> None:
     """The original's hourly PULSE line kept the log's mtime young for ever."""
     watchdog.write(MEGATRON)
     assert watchdog.outcome() == "OK"
@@ -222,8 +222,8 @@ def test_lines_of_watchdogs_in_the_trainings_log_are_no_progress(watchdog: LogWa
     assert not any("PULSE" in line for line in finding.evidence)
 
 
-def test_what_the_guard_says_in_the_log_is_no_fault_of_its_own(watchdog: LogWatcher) -> None:
-    """It is in the journal, with its cause and its end, and people would hear of it twice."""
+def test_lines_of_the_guard_in_the_log_are_no_fault(watchdog: LogWatcher) -> None:
+    """It is in the journal, with its cause and its end, and would be notified twice."""
     watchdog.write(MEGATRON)
     watchdog.write("resil: warning: the save of step 40 failed: OSError(28, 'No space left on device')\n")
     assert watchdog.outcome() == "OK"
@@ -239,7 +239,7 @@ def test_a_line_repeated_for_hours_is_no_progress(watchdog: LogWatcher) -> None:
         watchdog.write((RECORDED / "torchelastic_hung.log").read_bytes())
         finding = watchdog.finding()
     assert outcome(finding) == TALKS and "no new step for 20 min" in finding.summary
-    assert "it still writes, 599 times what it had said" in finding.summary
+    assert "still writing output, 599 lines of it repetitions" in finding.summary
     assert "RendezvousTimeoutError" in finding.evidence[-1]
 
 
@@ -256,7 +256,7 @@ def test_a_line_repeated_for_hours_is_no_progress(watchdog: LogWatcher) -> None:
         "slurmstepd: error: *** JOB 1234 ON n17 CANCELLED AT 2026-11-20T10:00:00 DUE TO TIME LIMIT ***",
     ],
 )
-def test_a_log_that_says_it_is_done_does_not_hang(watchdog: LogWatcher, line: str) -> None:
+def test_a_log_that_reports_its_end_does_not_hang(watchdog: LogWatcher, line: str) -> None:
     watchdog.write(f"{steps(1, 9)}{line}\n", age_s=5 * HOUR)
     finding = watchdog.finding()
     assert outcome(finding) == "OK" and line[:20].strip() in finding.summary
@@ -293,9 +293,9 @@ def test_a_fatal_error_is_quoted_at_once_and_gone_with_the_next_step(watchdog: L
 # Files
 
 
-def test_the_hole_of_a_truncated_log_is_passed_over(watchdog: LogWatcher) -> None:
+def test_the_hole_in_a_truncated_log_is_skipped(watchdog: LogWatcher) -> None:
     with open(watchdog.directory / "train.log", "wb") as file:
-        file.seek(3 * 2**30)  # the writer goes on at its old place: a sparse file
+        file.seek(3 * 2**30)  # the writer continues at its old offset: a sparse file
     watchdog.write("\n" + steps(7, 9))
     assert watchdog.finding().summary.startswith("step 9")
 
@@ -348,7 +348,7 @@ NO_LOGS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", NO_LOGS)
-def test_what_is_no_log_is_unknown_and_never_waited_for(watchdog: LogWatcher, kind: str) -> None:
+def test_a_path_that_is_no_regular_file_is_unknown_and_never_blocks(watchdog: LogWatcher, kind: str) -> None:
     path = watchdog.directory / "logs" / "train.log"
     path.parent.mkdir()
     NO_LOGS[kind](path)
@@ -365,7 +365,7 @@ def test_a_link_is_followed(watchdog: LogWatcher) -> None:
 # Clocks
 
 
-def test_a_write_in_the_future_is_no_hang_and_hides_none_and_the_clock_is_named(watchdog: LogWatcher) -> None:
+def test_a_write_in_the_future_neither_causes_nor_hides_a_hang_and_the_clock_is_reported(watchdog: LogWatcher) -> None:
     watchdog.write(MEGATRON, age_s=-HOUR)
     finding = watchdog.finding()
     assert outcome(finding) == "OK"
@@ -374,7 +374,7 @@ def test_a_write_in_the_future_is_no_hang_and_hides_none_and_the_clock_is_named(
     assert watchdog.outcome() == SILENT
 
 
-def test_a_file_server_whose_clock_is_behind_makes_no_hang_and_delays_no_alarm(watchdog: LogWatcher) -> None:
+def test_a_file_servers_clock_that_is_behind_neither_causes_nor_delays_an_alert(watchdog: LogWatcher) -> None:
     for step in range(20):
         watchdog.write(steps(step, step), age_s=10 * MINUTE)
         finding = watchdog.finding()
@@ -386,7 +386,7 @@ def test_a_file_server_whose_clock_is_behind_makes_no_hang_and_delays_no_alarm(w
 
 
 @pytest.mark.parametrize("jump_s", [8 * HOUR, 365 * 24 * HOUR, -HOUR])
-def test_a_clock_that_jumps_and_a_machine_that_slept_make_no_hang(
+def test_a_clock_jump_and_a_suspended_machine_are_no_hang(
     watchdog: LogWatcher, clock: FakeClock, jump_s: float
 ) -> None:
     watchdog.write(MEGATRON)
@@ -416,7 +416,7 @@ def test_each_log_of_a_pattern_is_a_subject_of_its_own(watchdog: LogWatcher) -> 
     assert watchdog.anew("rank*.log").outcomes() == expected
 
 
-def test_of_a_pattern_one_may_be_enough_or_only_the_newest_count(watchdog: LogWatcher) -> None:
+def test_a_pattern_may_require_any_log_or_only_the_newest(watchdog: LogWatcher) -> None:
     for rank in range(3):
         watchdog.write(steps(1, 9), f"rank{rank}.log", age_s=HOUR if rank else 1)
     for files in ("any", "newest"):
@@ -426,7 +426,7 @@ def test_of_a_pattern_one_may_be_enough_or_only_the_newest_count(watchdog: LogWa
     assert watchdog.anew("rank*.log", files="any", timeout_s=60.0).finding().verdict is Verdict.CRITICAL
 
 
-def test_a_pattern_passes_over_what_is_old_and_what_was_rotated(watchdog: LogWatcher) -> None:
+def test_a_pattern_skips_old_and_rotated_logs(watchdog: LogWatcher) -> None:
     watchdog.write(steps(1, 9), "gpt.out")
     for name in ("gpt.out.1", "gpt.out-20261119", "gpt.out.2.gz"):
         watchdog.write(steps(1, 9), name, age_s=HOUR)
@@ -435,7 +435,7 @@ def test_a_pattern_passes_over_what_is_old_and_what_was_rotated(watchdog: LogWat
     assert list(watchdog.anew("*").outcomes()) == ["gpt.out"]
 
 
-def test_a_log_that_was_watched_is_not_forgotten_when_it_gets_old(watchdog: LogWatcher) -> None:
+def test_a_watched_log_stays_watched_when_it_is_old(watchdog: LogWatcher) -> None:
     for name in ("gpt.out", "other.out"):
         watchdog.write(steps(1, 9), name)
     several = watchdog.anew("*.out")
@@ -457,7 +457,7 @@ def test_the_next_jobs_log_takes_over_from_the_one_before(watchdog: LogWatcher) 
     assert watchdog.outcomes() == {"gpt-1001.out": "OK", "gpt-1002.out": SILENT}
 
 
-def test_jobs_that_run_side_by_side_do_not_take_over_from_each_other(watchdog: LogWatcher) -> None:
+def test_concurrent_jobs_do_not_take_over_from_each_other(watchdog: LogWatcher) -> None:
     for number in (1001, 1002):
         watchdog.write(steps(1, 5), f"gpt-{number}.out", age_s=1010 - number)
     watchdog = watchdog.anew("*.out")
@@ -467,7 +467,7 @@ def test_jobs_that_run_side_by_side_do_not_take_over_from_each_other(watchdog: L
     assert watchdog.outcomes() == {"gpt-1001.out": SILENT, "gpt-1002.out": "OK"}
 
 
-def test_a_rank_that_hangs_is_not_taken_over_by_its_neighbours(watchdog: LogWatcher) -> None:
+def test_a_rank_that_hangs_is_reported_beside_healthy_ones(watchdog: LogWatcher) -> None:
     watchdog = watchdog.anew("rank-*.log", timeout_s=300.0)
     for tick in range(10):
         for rank in range(3):
@@ -489,7 +489,7 @@ def test_a_rank_that_hangs_is_not_taken_over_by_its_neighbours(watchdog: LogWatc
         (("rank0.log", "rank1.err"), "CRITICAL"),
     ],
 )
-def test_a_rank_that_never_wrote_a_step_is_spoken_for_by_one_that_does(
+def test_a_rank_that_logs_no_steps_is_covered_by_one_that_does(
     watchdog: LogWatcher, names: tuple[str, str], verdict: str
 ) -> None:
     watchdog = watchdog.anew("*/*.log" if "/" in names[0] else "*")
@@ -507,7 +507,7 @@ def test_a_rank_that_never_wrote_a_step_is_spoken_for_by_one_that_does(
     assert outcome(found[other]) == "CRITICAL failing"
 
 
-def test_a_log_that_was_named_and_never_was_there_is_none_of_a_pattern(watchdog: LogWatcher) -> None:
+def test_a_given_path_that_never_existed_is_no_vanished_log_of_a_pattern(watchdog: LogWatcher) -> None:
     watchdog.write(steps(1, 2), "a.log")
     one, many = watchdog.anew("b.log"), watchdog.anew("*.log")
     assert one.outcome() == "UNKNOWN missing"
@@ -544,7 +544,7 @@ def test_a_pattern_is_a_subject_too_so_that_the_end_of_its_own_faults_is_reporte
     assert outcomes() == {pattern: "UNKNOWN missing", str(log): "OK"}
 
 
-def test_a_path_of_the_settings_is_relative_to_the_project_and_a_typed_one_perhaps_to_here(
+def test_paths_in_settings_are_relative_to_the_project_and_typed_ones_may_be_to_the_current_directory(
     watchdog: LogWatcher, clock: FakeClock
 ) -> None:
     below = watchdog.directory / "sub"
@@ -587,19 +587,19 @@ def test_logs_of_one_file_system_are_one_target(watchdog: LogWatcher) -> None:
         ({"paths": ("",)}, "empty"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(watchdog: LogWatcher, settings: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_rejected(watchdog: LogWatcher, settings: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         CHECK.targets(replace(watchdog.settings, **settings), watchdog.context)
 
 
-def test_a_regular_expression_that_backtracks_for_ever_is_ended_and_named(watchdog: LogWatcher) -> None:
+def test_a_regular_expression_that_backtracks_for_ever_is_stopped_and_reported(watchdog: LogWatcher) -> None:
     watchdog.write("a" * 4000 + "\n")
     with pytest.raises(ProbeError, match=r"progress_regex .* took more than 1 s on .*train\.log") as caught:
         watchdog.anew(progress_regex=r"(?:a+)+(b)").findings()
     assert "backtracking" in caught.value.hint
 
 
-def test_secrets_and_control_characters_of_a_log_reach_no_finding(watchdog: LogWatcher) -> None:
+def test_secrets_and_control_characters_are_not_in_findings(watchdog: LogWatcher) -> None:
     text = (
         "step 5 loss\n\x1b[31mred\x1b[0m\x07 bell\n"
         "login with hf_abcdefghijklmnopqrstuvwx\npassword=correct1horse2battery\n"

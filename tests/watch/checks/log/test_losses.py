@@ -1,4 +1,4 @@
-"""A loss that is not finite, or a spike, in the guards' journals: what people are notified of, and when it is over."""
+"""Non-finite losses and spikes in the guards' journals: their findings, and when they are resolved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from resilience.runs.run_files import read_tail
 from resilience.watch.checks._log import rundirs
-from resilience.watch.checks._log.losses import Training, odd_losses, parse_events, standing, trainings_of
+from resilience.watch.checks._log.losses import Training, loss_faults, parse_events, trainings_of, unresolved
 from resilience.watch.checks._log.reading import LogReading
 from tests.guard.guarded import a_launch
 from tests.guard.guards import wait_until
@@ -55,7 +55,7 @@ def stop(step: int, triggers: tuple[str, ...] = ("loss",), code: int = 1, **more
 
 
 def lost(step: int = 12, before: int = 10, **more: Any) -> bytes:
-    """An attempt that begins before a step at which its loss becomes NaN, and is stopped."""
+    """Return an attempt that starts before the step at which its loss becomes NaN, and is stopped."""
     return start(before, **more) + nan(step, **more) + stop(step, **more)
 
 
@@ -66,7 +66,7 @@ LASTS = f"{NONFINITE}: the loss is NaN since step 12"
 NAN = f"{NONFINITE}: the loss is NaN"
 STOPS = ": the guard has stopped the training"
 NAN_STOPS = f"{NAN} at step 12{STOPS}"
-SPIKED = f"{SPIKE}: the loss went up to 7.9 from a median of 2.012 at step 203 and has not come down"
+SPIKED = f"{SPIKE}: the loss rose to 7.9 from a median of 2.012 at step 203 and has not come down"
 WAITS = " in attempt 1; attempt 2 has not trained past that step yet"
 
 TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
@@ -125,13 +125,13 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     ),
     "NaN before, and an attempt that has trained past it": (STOPPED + start(10, attempt=2) + save(13, attempt=2),),
     "NaN before, and an attempt whose start was not read": (STOPPED + save(13, attempt=2),),
-    "NaN to the end, and an attempt that goes on from there": (
+    "NaN to the end, and an attempt that continues from there": (
         start() + nan(12) + save(500) + start(500, attempt=2) + line("phase", 500, at=1, attempt=2), LASTS + WAITS
     ),
-    "NaN to the end, and an attempt that goes on from there well": (
+    "NaN to the end, and a healthy attempt that continues from there": (
         start() + nan(12) + save(500) + start(500, attempt=2) + save(550, attempt=2),
     ),
-    "NaN to the end, and an attempt that goes on from a checkpoint before": (
+    "NaN to the end, and an attempt that resumes from a checkpoint before": (
         start() + nan(12) + save(500) + start(10, attempt=2) + save(13, attempt=2),
     ),
     "a spike before, and an attempt that has trained past it": (
@@ -157,7 +157,7 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
     "NaN, and a launch of the same attempt that has trained past it": (
         STOPPED + start(10, at=90.0) + save(13, at=99.0),
     ),
-    "a word that nobody would print": (
+    "an unprintable value": (
         start() + nan(12, loss="N\x1b[31m\ud800aN" + "!" * 99),
         f"{NONFINITE}: the loss is N[31maN!!!!!!!!!!! since step 12",
     ),
@@ -172,7 +172,7 @@ TABLE: dict[str, tuple[bytes, *tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_people_are_notified_of_what_the_journals_record(case: str) -> None:
+def test_the_journals_yield_these_faults(case: str) -> None:
     raw, *expected = TABLE[case]
     trainings = trainings_of("101", parse_events(raw))
     newest = max((training.attempt for training in trainings), default=1)
@@ -180,9 +180,9 @@ def test_people_are_notified_of_what_the_journals_record(case: str) -> None:
 
 
 def judged(trainings: list[Training], newest: int, now: float) -> list[tuple[str, str]]:
-    """What is said of attempts, each with its advice."""
-    reading = LogReading(run="gpt", attempt=newest, losses=standing(trainings))
-    return [(f"{verdict.value} {fault}: {text}", advice) for verdict, fault, text, advice in odd_losses(reading, now)]
+    """Return the faults of attempts, each with its advice."""
+    reading = LogReading(run="gpt", attempt=newest, losses=unresolved(trainings))
+    return [(f"{verdict.value} {fault}: {text}", advice) for verdict, fault, text, advice in loss_faults(reading, now)]
 
 
 def test_the_order_in_which_journals_are_read_does_not_matter() -> None:
@@ -191,7 +191,7 @@ def test_the_order_in_which_journals_are_read_does_not_matter() -> None:
     assert "the third time in a row" in judged(shuffled, 4, NOW)[0][0]
 
 
-def test_a_notice_of_what_passed_by_itself_lasts_an_hour() -> None:
+def test_an_anomaly_that_ended_by_itself_is_reported_for_an_hour() -> None:
     trainings = trainings_of("101", parse_events(start() + nan(12) + finite(14)))
     since = NOW + 1000 + 14
     assert [len(judged(trainings, 1, since + age_s)) for age_s in (0, HOUR, HOUR + 1)] == [1, 1, 0]
@@ -206,7 +206,7 @@ def test_the_advice_names_the_log_and_the_step() -> None:
 
 
 def loses(attempt: int, job_id: int = 0) -> tuple[Happens, ...]:
-    """An attempt, begun at step 10, whose loss becomes NaN at step 12."""
+    """Return an attempt that starts at step 10, and whose loss becomes NaN at step 12."""
     return begins(attempt, job_id), journals(lost(attempt=attempt), job_id or 100 + attempt), ends(attempt)
 
 
@@ -226,13 +226,13 @@ STORIES: dict[str, Story] = {
             "at step 12", "for the second time in a row, at step 12", "for the third time in a row, at step 12",
             "for the fourth time in a row, at step 12", *["for at least the fifth time in a row, at step 12"] * 3,
         ), start=1)],
-    "attempts of one job that was requeued are told apart": [
+    "attempts of one requeued job are distinguished": [
         (0, (*loses(1, 101), *loses(2, 101), *loses(3, 101)), NONFINITE, "for the third time in a row, at step 12")],
     "a fault lasts until a later attempt has trained past its step": [
         (0, loses(1), NONFINITE), (MINUTE, begins(2), NONFINITE),  # and not even its guard has begun
         (0, journals(start(10, attempt=2), 102), NONFINITE),
         *((MINUTE, trains(step), NONFINITE, WAITS) for step in (11, 12, 13)), (MINUTE, trains(20), "OK")],
-    # All ranks stop a step or two later than the one that saw it; the heartbeat may tell of that first.
+    # All ranks stop a step or two later than the one that detected it; the heartbeat may show that first.
     "a heartbeat that is ahead of the journal ends nothing": [
         (0, (*loses(1), begins(2), journals(start(10, attempt=2), 102), trains(11)), ANYTHING),
         (MINUTE, trains(14), NONFINITE),
@@ -249,22 +249,22 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_whose_loss_is_odd(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_with_a_loss_anomaly(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
 # ---- what is read
 
 
-def test_of_a_huge_journal_only_the_end_is_read(watchdog: LogWatcher, run: Run) -> None:
+def test_only_the_end_of_a_huge_journal_is_read(watchdog: LogWatcher, run: Run) -> None:
     with open(run.journal(101), "wb") as file:
-        file.truncate(2**36)  # a hole, which nobody could read to its end
+        file.truncate(2**36)  # a hole, too large to be read completely
         file.seek(0, os.SEEK_END)
         file.write(b"\n" + nan(12))
     assert watchdog.outcome() == NONFINITE
 
 
-def test_of_a_healthy_attempt_only_its_own_journal_is_read(
+def test_a_healthy_attempt_needs_only_its_own_journal(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -290,7 +290,7 @@ def test_a_job_of_any_name_may_have_a_heartbeat(watchdog: LogWatcher, clock: Fak
     assert watchdog.outcome() == NONFINITE
 
 
-def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, clock: FakeClock) -> None:
+def test_without_attempts_the_newest_jobs_journal_is_read(watchdog: LogWatcher, clock: FakeClock) -> None:
     ended = journals(start(attempt=0) + nan(12, attempt=0) + stop(12, attempt=0), 7)
     begun = journals(start(10, attempt=0, at=500.0), 8)
     story: Story = [
@@ -304,7 +304,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
 # ---- real guards
 
 
-def test_a_guarded_training_whose_loss_is_quiet_is_ok(watchdog: LogWatcher, run: Run) -> None:
+def test_a_guarded_training_with_a_normal_loss_is_ok(watchdog: LogWatcher, run: Run) -> None:
     with run.guard(1) as guard:
         for step in range(1, 500):
             assert not guard.step(loss=2.0 + 0.01 * (step % 7))
@@ -312,12 +312,12 @@ def test_a_guarded_training_whose_loss_is_quiet_is_ok(watchdog: LogWatcher, run:
     assert watchdog.outcome() == "OK"
 
 
-def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run: Run) -> None:
-    """The whole way of one that only reports: a spike comes and goes, NaN comes and goes."""
+def test_loss_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> None:
+    """A guard that only reports: a spike starts and ends, NaN starts and ends."""
     watchdog, journal = LogWatcher(tmp_path), run.journal(101)
 
     def after(event: bytes) -> str:
-        """The outcome and the summary after the guard wrote this event."""
+        """Return the outcome and the summary after the guard wrote this event."""
         wait_until(lambda: journal.exists() and event in journal.read_bytes())
         finding = watchdog.finding()
         return f"{outcome(finding)}: {finding.summary}"
@@ -327,7 +327,7 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
             guard.step(loss=2.0 + 0.01 * (step % 7))
         for _ in range(3):
             guard.step(loss=50.0)
-        spiked = f"{SPIKE}: the loss went up to 50 from a median of 2.03 at step 203"
+        spiked = f"{SPIKE}: the loss rose to 50 from a median of 2.03 at step 203"
         assert after(b'"loss_spike"').startswith(spiked)
         guard.step(loss=2.0)
         assert after(b'"loss_normal"').startswith("OK: ")
@@ -337,7 +337,7 @@ def test_what_a_real_guard_writes_of_its_loss_is_understood(tmp_path: Path, run:
         assert after(b'"loss_finite"').startswith("WARNING loss-nonfinite: ")
 
 
-def test_ranks_that_see_the_same_nan_are_one_finding(tmp_path: Path, run: Run) -> None:
+def test_the_same_nan_on_several_ranks_is_one_finding(tmp_path: Path, run: Run) -> None:
     directory = tmp_path / "launch"
     with a_launch(directory, run.path, 3, RESIL_JOB_ID="101", RESIL_ATTEMPT="1", NAN_AT="50") as launch:
         assert [process.wait(60) for process in launch.processes.values()] == [1, 1, 1]

@@ -1,4 +1,4 @@
-"""What progress looks like in the logs of common trainers."""
+"""Patterns of progress in the logs of common trainers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parents[3] / "recorded" / "logs"
         ("tqdm.log", "bar", "150/200", 1 / 9.87),
     ],
 )
-def test_the_step_of_each_trainer_is_found_with_what_it_takes(
+def test_the_step_and_its_duration_are_found_for_each_trainer(
     name: str, kind: str, text: str, interval_s: float
 ) -> None:
     state = digest(LogState(), (RECORDED / name).read_bytes(), written=1000.0)
@@ -51,7 +51,7 @@ def test_the_step_of_each_trainer_is_found_with_what_it_takes(
         (b"iters: 1200, loss 2", 1200),
     ],
 )
-def test_common_ways_to_write_a_step_are_understood(line: bytes, step: int) -> None:
+def test_common_step_formats_are_parsed(line: bytes, step: int) -> None:
     found = find(line + b"\n")
     assert found is not None and (found.kind, found.value) == ("step", step)
 
@@ -72,11 +72,11 @@ def test_common_ways_to_write_a_step_are_understood(line: bytes, step: int) -> N
         b"",
     ],
 )
-def test_what_only_looks_like_a_step_is_none(line: bytes) -> None:
+def test_similar_text_is_no_step(line: bytes) -> None:
     assert find(line + b"\n") is None
 
 
-def test_a_number_that_may_still_be_growing_is_not_believed() -> None:
+def test_a_number_that_may_be_incomplete_is_ignored() -> None:
     assert find(b"step 12") is None
     assert find(b"step 12 ") is not None
 
@@ -96,12 +96,14 @@ def test_an_epoch_is_the_last_resort_and_may_be_a_fraction() -> None:
         (b"Test: [ 10/196]\tTime 0.1", "10/196", True),
     ],
 )
-def test_places_in_an_epoch_are_told_from_those_in_an_evaluation(line: bytes, text: str, evaluates: bool) -> None:
+def test_positions_in_an_epoch_are_distinguished_from_those_in_an_evaluation(
+    line: bytes, text: str, evaluates: bool
+) -> None:
     found = find(line + b"\n")
     assert found is not None and (found.text, found.evaluates) == (text, evaluates)
 
 
-def test_a_pattern_of_ones_own_replaces_the_others() -> None:
+def test_a_custom_pattern_replaces_the_built_in_ones() -> None:
     own = re.compile(rb"done (\d[\d,]*) of")
     found = find(b"step 5: done 1,234 of many\n", own)
     assert found is not None and (found.kind, found.value) == ("progress_regex", 1234)
@@ -121,5 +123,5 @@ def test_a_pattern_of_ones_own_replaces_the_others() -> None:
         (b"iter time (s): 0.912 samples/sec", 0.912),
     ],
 )
-def test_what_a_step_takes_is_read_where_the_line_says_it(line: bytes, seconds: float | None) -> None:
+def test_seconds_per_step_are_read_from_the_line(line: bytes, seconds: float | None) -> None:
     assert seconds_per_step(line) == (None if seconds is None else pytest.approx(seconds))

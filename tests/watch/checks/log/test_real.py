@@ -1,4 +1,4 @@
-"""Real trainings as real processes: stopped, talking without progress, rotated, and guarded with a rank that hangs."""
+"""Real training processes: stopped, logging without progress, with a rotated log, and guarded with a hung rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_critical(finding: Finding) -> bool:
     return finding.verdict is Verdict.CRITICAL
 
 
-def test_a_stopped_process_is_a_hang_and_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+def test_a_stopped_process_is_a_hang_until_it_is_continued(tmp_path: Path) -> None:
     watchdog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
     with a_training(tmp_path / "train.log") as process:
         watchdog.until(is_ok)
@@ -61,7 +61,7 @@ def test_a_stopped_process_is_a_hang_and_goes_on_when_it_is_continued(tmp_path: 
         watchdog.until(is_ok)
 
 
-def test_a_process_that_talks_without_progress_is_a_hang(tmp_path: Path) -> None:
+def test_a_process_that_logs_without_progress_is_a_hang(tmp_path: Path) -> None:
     watchdog = LogWatcher(tmp_path, "train.log", timeout_s=0.7)
     with a_training(tmp_path / "train.log"):
         watchdog.until(is_ok)
@@ -72,7 +72,7 @@ def test_a_process_that_talks_without_progress_is_a_hang(tmp_path: Path) -> None
         watchdog.until(is_ok)
 
 
-def test_a_log_that_is_rotated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
+def test_rotating_the_log_of_a_running_process_causes_no_alert(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     watchdog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
     with a_training(log):
@@ -84,7 +84,7 @@ def test_a_log_that_is_rotated_under_a_running_process_never_alarms(tmp_path: Pa
             watchdog.until(is_ok)
 
 
-def test_a_log_that_is_truncated_under_a_running_process_never_alarms(tmp_path: Path) -> None:
+def test_truncating_the_log_of_a_running_process_causes_no_alert(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     watchdog = LogWatcher(tmp_path, "train.log", timeout_s=3.0)
     with a_training(log, _WRITER):
@@ -95,7 +95,7 @@ def test_a_log_that_is_truncated_under_a_running_process_never_alarms(tmp_path: 
             assert not any(map(is_critical, watchdog.findings()))
 
 
-def test_a_rank_of_a_guarded_training_that_hangs_is_named(tmp_path: Path) -> None:
+def test_a_hung_rank_of_a_guarded_training_is_reported(tmp_path: Path) -> None:
     run, watchdog = Run(tmp_path, FakeClock(5.0)), LogWatcher(tmp_path, timeout_s=2.0)
     run.attempt(3, 12)
     with a_launch(tmp_path / "launch", run.path, 3) as launch:

@@ -1,4 +1,4 @@
-"""Runs of the state directory: the guard's heartbeat beats the log, and what is over is not awaited."""
+"""Runs of the state directory: the heartbeat takes precedence over the log, and ended runs need no progress."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ STORIES: dict[str, Story] = {
         (0, (logs("step 901 loss\nCUDA out of memory\n"), ends(1, word)), "OK"),
         (5 * HOUR, None, "OK", f"job 101 is over: {word} with 1")]
        for word in ("exited", "stopped", "terminated", "lost", "superseded")},
-    "a finished run is not awaited and later not even looked at": [
+    "a finished run needs no progress and is later not even probed": [
         (0, (logs("step 901 loss\n"), Run.finish), "OK", "says: the run is finished"), (48 * HOUR, None, NOTHING)],
-    "a rank that stands still is named though the log goes on": [
+    "a rank that hangs is named although the log grows": [
         *((MINUTE, (
             logs(f"step {tick} loss\n"), beats({0: trains(tick), 1: trains(tick)}),
             beats({2: trains(tick), 3: trains(min(tick, 4), max(0, tick - 4) * MINUTE)}, host="n2"),
@@ -61,7 +61,7 @@ STORIES: dict[str, Story] = {
     "a heartbeat whose writer is dead gives way to the log": [
         (0, beats({0: trains(5)}), "OK"), *((MINUTE, logs(f"step {step} loss\n"), "OK") for step in range(5, 40)),
         (0, None, "OK", "says: step 39", "writer is dead"), (HOUR + MINUTE, None, SILENT)],
-    "a heartbeat that stands still with the log is a hang": [
+    "a heartbeat without progress and a silent log are a hang": [
         *((MINUTE, (logs(f"step {step} loss\n"), beats({0: trains(step, 0.0)})), "OK") for step in range(5)),
         (HOUR + MINUTE, None, SILENT, "its heartbeat shows no progress either")],
     **{f"the phase {phase} of the heartbeat has its own allowance": [
@@ -89,33 +89,33 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_is_judged_as_it_goes_on(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_is_judged_as_it_progresses(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
-def test_one_of_a_runs_logs_that_goes_on_is_enough(watchdog: LogWatcher, run: Run) -> None:
+def test_one_of_a_runs_logs_with_progress_is_enough(watchdog: LogWatcher, run: Run) -> None:
     stand_still = (logs("step 0 loss\n", "101.rank1"), logs("step 0 loss\n", "101.rank2"))
     goes_on = [(MINUTE, logs(f"step {tick} loss\n", "101.rank0"), "OK") for tick in range(10)]
     follow(watchdog.anew(timeout_s=300.0), run, [(0, stand_still, "OK"), *goes_on])
 
 
-def test_without_runs_nothing_is_awaited_and_that_is_said(watchdog: LogWatcher) -> None:
+def test_without_runs_nothing_is_expected_and_the_finding_says_so(watchdog: LogWatcher) -> None:
     (finding,) = watchdog.all_findings()
     directory = f"{watchdog.directory}/runs"
     assert (finding.subject, outcome(finding)) == (
         directory,
         "OK",
-    ) and finding.summary == f"no run is under way in {directory}"
+    ) and finding.summary == f"no active run in {directory}"
 
 
-def test_a_finished_run_that_is_named_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
+def test_a_finished_run_given_by_name_is_probed_long_after(watchdog: LogWatcher, run: Run) -> None:
     run.finish()
     watchdog.clock.sleep(48 * HOUR)
     finding = watchdog.anew("gpt").finding()
     assert finding.summary.startswith("the run is finished") and finding.run == "gpt"
 
 
-def test_a_heartbeat_beats_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
+def test_a_heartbeat_takes_precedence_over_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
     run.log(101, "step 1 loss\n")
     for tick in range(100):
         run.beat(101, {0: trains(10 * tick), 1: trains(10 * tick, 2.0)})
@@ -126,7 +126,7 @@ def test_a_heartbeat_beats_a_silent_log(watchdog: LogWatcher, run: Run) -> None:
     assert watchdog.anew(heartbeat=False).outcome() == SILENT
 
 
-def test_damaged_heartbeats_are_passed_over(watchdog: LogWatcher, run: Run) -> None:
+def test_damaged_heartbeats_are_skipped(watchdog: LogWatcher, run: Run) -> None:
     run.log(101, "step 5 loss\n")
     for host, content in {
         "a": b"\xff\x00", "b": b"time = 1", "c": b"rank = 5\ntime = 1", "d": b'time = "x"\n[rank.0]\n',

@@ -1,4 +1,4 @@
-"""Saves that fail, in the journal of rank 0's guard: what people are notified of, and when that is over."""
+"""Failed saves in the journal of rank 0's guard: their findings, and when they are resolved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resilience.records import from_record
 from resilience.runs.attempts import LastSave, last_save
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, TAIL_BYTES
 from resilience.system.files import parse_lines
-from resilience.watch.checks._log import runs as look_runs
+from resilience.watch.checks._log import runs as runs_module
 from resilience.watch.checks._log.reading import LogReading
 from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
@@ -38,8 +38,8 @@ from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
 from tests.watch.checks.outcome import outcome
 
 SAYS = f"the save of step 80 failed: {FULL}"
-DURABLE = "; the newest durable one is of step 40, 2 h ago"
-NONE = "; there is no durable one yet"
+DURABLE = "; the newest durable save is of step 40, 2 h ago"
+NONE = "; there is no durable save yet"
 WAITS = f"the save of step 80 in attempt 1 failed: {FULL}; attempt 2 has not saved yet"
 TABLE: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", ""),
@@ -65,13 +65,13 @@ TABLE: dict[str, tuple[bytes, str]] = {
         + failed(80) + b'{"event":"save","ste',
         SAYS + DURABLE,
     ),
-    "a reason that nobody would print": (
+    "an unprintable reason": (
         start() + failed(80, error="no \x1b[31m\n room").replace(b'"attempt":1', b'"attempt":"x"'),
         "the save of step 80 failed: no [31m room" + NONE
     ),
     "no reason, and a clock that is ahead": (
         start() + line("save", 40, at=3 * HOUR) + line("save_failed", 80, at=3 * HOUR),
-        "the save of step 80 failed; the newest durable one is of step 40, just now",
+        "the save of step 80 failed; the newest durable save is of step 40, just now",
     ),
 }  # fmt: skip
 
@@ -81,7 +81,7 @@ def read(raw: bytes) -> LastSave | None:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_people_are_notified_of_what_the_journal_records(case: str) -> None:
+def test_the_journal_yields_this_fault(case: str) -> None:
     raw, expected = TABLE[case]
     save = still_failed(read(raw), None)
     reading = LogReading(run="gpt", attempt=1 + (b'"attempt":2' in raw), save=() if save is None else tuple_of(save))
@@ -108,12 +108,12 @@ KNOWN: dict[str, tuple[bytes, bool]] = {
 
 
 @pytest.mark.parametrize("case", KNOWN)
-def test_what_is_known_of_a_failure_lasts_until_a_later_save_is_durable(case: str) -> None:
+def test_a_failure_persists_until_a_later_save_is_durable(case: str) -> None:
     raw, lasts = KNOWN[case]
     assert still_failed(read(raw), FAILED) == (FAILED if lasts else None)
 
 
-def test_another_failure_names_the_durable_save_that_the_journal_does_not_show_any_more() -> None:
+def test_another_failure_names_the_durable_save_that_is_no_longer_in_the_journal() -> None:
     newest = still_failed(read(failed(120)), FAILED)
     assert newest is not None and (newest.step, newest.failed_step) == (40, 120)
 
@@ -131,7 +131,7 @@ STORIES: dict[str, Story] = {
     "a failure lasts until a save is durable": [
         (0, journals(start() + save(40)), "OK"),
         *((0, journals(failed(step)), SAVE_FAILED,
-           f"says: the save of step {step} failed: {FULL}; the newest durable one is of step 40, 15 min ago\n")
+           f"says: the save of step {step} failed: {FULL}; the newest durable save is of step 40, 15 min ago\n")
           for step in (80, 120)),
         (0, journals(save(160)), "OK")],
     "a failure that was made good before the tick is none": [(0, journals(start() + failed(80) + save(90)), "OK")],
@@ -139,7 +139,7 @@ STORIES: dict[str, Story] = {
         (0, (journals(start() + save(40) + begun(80)), ends(1, "lost")), "OK")],
     "a requeued job has one journal for its attempts": [
         (0, (journals(start() + failed(80)), begins(2, 101), journals(start(attempt=2))), SAVE_FAILED,
-         "attempt 2 has not saved yet; there is no durable one yet"),
+         "attempt 2 has not saved yet; there is no durable save yet"),
         (0, journals(save(20, attempt=2)), "OK")],
     "a failure that the end of a long journal does not show any more lasts": [
         (0, journals(start() + failed(80)), SAVE_FAILED),
@@ -149,7 +149,7 @@ STORIES: dict[str, Story] = {
 
 
 @pytest.mark.parametrize("claim", STORIES)
-def test_a_run_of_which_a_save_fails(watchdog: LogWatcher, run: Run, claim: str) -> None:
+def test_a_run_with_a_failed_save(watchdog: LogWatcher, run: Run, claim: str) -> None:
     follow(watchdog, run, STORIES[claim])
 
 
@@ -163,14 +163,14 @@ def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(watchdog: Lo
         saving = journals(start(40, attempt=attempt) + begun(80, attempt=attempt), 100 + attempt)
         follow(watchdog, run, [
             (0, begins(attempt), SAVE_FAILED, f"in attempt 1 failed: {FULL}; {waits}"),
-            (0, saving, SAVE_FAILED), (MINUTE, None, SAVE_FAILED, f"{waits}; the newest durable one is of step 40"),
+            (0, saving, SAVE_FAILED), (MINUTE, None, SAVE_FAILED, f"{waits}; the newest durable save is of step 40"),
         ])  # fmt: skip
         assert watchdog.anew().outcome() == SAVE_FAILED
         run.end(attempt, "terminated")
     follow(watchdog, run, [(0, (begins(4), journals(start(40, attempt=4) + save(80, attempt=4), 104)), "OK")])
 
 
-def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, clock: FakeClock) -> None:
+def test_without_attempts_the_newest_jobs_journal_is_read(watchdog: LogWatcher, clock: FakeClock) -> None:
     says = f"says: {SAYS}{NONE}\n"
     first = (beats({0: (80, 0.0, "train")}, 7, attempt=0), journals(start(attempt=0) + failed(80, attempt=0), 7))
     second = (beats({0: (40, 0.0, "train")}, 8, attempt=0), journals(start(attempt=0, at=500.0), 8))
@@ -182,7 +182,7 @@ def test_without_attempts_the_newest_jobs_guard_is_heard(watchdog: LogWatcher, c
 # ---- what is read
 
 
-def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher, run: Run) -> None:
+def test_an_old_durable_save_is_found_or_reported_as_unknown(watchdog: LogWatcher, run: Run) -> None:
     def fail(first: int, last: int) -> None:
         for attempt in range(first, last + 1):
             run.end(attempt - 1, "exited")
@@ -191,24 +191,24 @@ def test_a_durable_save_of_long_ago_is_found_or_not_denied(watchdog: LogWatcher,
 
     run.journal(101, start() + save(40))
     fail(2, 8)
-    assert "; the newest durable one is of step 40," in watchdog.finding().summary
+    assert "; the newest durable save is of step 40," in watchdog.finding().summary
     fail(9, 1 + ATTEMPTS_WITHOUT_SAVE)
     watchdog.memory.clear()  # a watchdog that begins only now
-    assert watchdog.finding().summary.endswith("; no durable one in the newest journals")
+    assert watchdog.finding().summary.endswith("; no durable save in the newest journals")
 
 
-def test_a_reading_of_an_older_or_a_newer_version_is_understood() -> None:
+def test_readings_of_older_and_newer_versions_are_accepted() -> None:
     older = from_record(CHECK.Reading, {"run": "gpt", "losses": []})
     newer = from_record(CHECK.Reading, {"run": "gpt", "save": [1, 2, "three"]})
     assert [*failed_save(older, NOW), *failed_save(newer, NOW)] == []
 
 
-def test_of_a_training_that_saves_well_no_attempts_are_read(
+def test_attempts_are_not_read_while_saves_succeed(
     watchdog: LogWatcher, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.journal(101, start() + save(40))
     watchdog.findings()
-    monkeypatch.setattr(look_runs, "newest_save", lambda *_: pytest.fail("looked for the newest save"))
+    monkeypatch.setattr(runs_module, "newest_save", lambda *_: pytest.fail("searched for the newest save"))
     run.journal(101, save(80))
     assert watchdog.outcome() == "OK"
 
@@ -217,7 +217,7 @@ def is_in(path: Path, word: bytes) -> bool:
     return path.exists() and word in path.read_bytes()
 
 
-def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_path: Path, run: Run) -> None:
+def test_background_save_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> None:
     watchdog, journal = LogWatcher(tmp_path), run.journal(101)
     with run.guard(1) as guard:
         for error in (None, OSError(28, "No space left on device")):
@@ -230,7 +230,7 @@ def test_what_a_real_guard_writes_of_a_save_in_the_background_is_understood(tmp_
             word = b'"save"' if error is None else b'"save_failed"'
             wait_until(partial(is_in, journal, word))
         finding = watchdog.finding()
-        assert outcome(finding) == SAVE_FAILED and "newest durable one is of step 1, " in finding.summary
+        assert outcome(finding) == SAVE_FAILED and "newest durable save is of step 1, " in finding.summary
         guard.step()
         with guard.saving():
             pass

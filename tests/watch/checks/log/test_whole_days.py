@@ -1,6 +1,6 @@
-"""Nights of trainings that are well, each as its trainer writes: nobody is woken. And of one that hangs, somebody is.
+"""Whole nights of healthy trainings, in the log format of each trainer, cause no alert; those of hung trainings do.
 
-Steps, evaluations, saves and epochs come at their times by a clock that is set by hand; a look is had each minute.
+Steps, evaluations, saves and epochs happen at given times of a fake clock; the watchdog probes each minute.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ TRAINERS = [
 
 
 def buffered(written: Written) -> Written:
-    """The same as stdio writes it into a file: whole blocks, when they are full."""
+    """Return the same output as stdio writes it to a file: in whole blocks."""
     held, waited_s = "", 0.0
     for wait_s, text in written:
         held, waited_s = held + text, waited_s + wait_s
@@ -103,7 +103,7 @@ def buffered(written: Written) -> Written:
 
 
 def night(directory: Path, written: Written, hours: float, hangs_at: float = float("inf")) -> list[tuple[float, str]]:
-    """What a person would be notified of, with the seconds since the evening."""
+    """Return the faults that would be notified, with the seconds since the start."""
     clock, log = FakeClock(), directory / "train.log"
     watchdog = LogWatcher(directory, log, clock=clock)
     at, notices = NOW, []
@@ -123,34 +123,34 @@ def night(directory: Path, written: Written, hours: float, hangs_at: float = flo
 
 @pytest.mark.parametrize("step_s", [5.0, 60.0])
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.__name__)
-def test_a_night_of_a_training_that_is_well_wakes_nobody(
+def test_a_healthy_training_causes_no_alert_all_night(
     tmp_path: Path, trainer: Callable[[float], Written], step_s: float
 ) -> None:
     assert night(tmp_path, trainer(step_s), hours=0.5 if step_s < 10 else 3) == []
 
 
 @pytest.mark.parametrize("trainer", [megatron, transformers_with_bars, nanogpt, epochs_that_count_anew])
-def test_output_that_is_buffered_is_judged_by_its_blocks(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
+def test_buffered_output_is_judged_by_its_blocks(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
     assert night(tmp_path, buffered(trainer(10.0)), hours=3) == []
     (_, summary), *_ = night(tmp_path, buffered(trainer(10.0)), hours=5, hangs_at=3 * 3600)
     assert "set PYTHONUNBUFFERED=1" in summary
 
 
-def test_steps_that_are_hours_apart_are_got_used_to(tmp_path: Path) -> None:
-    """Nobody can know the first of them; from the second on they are usual."""
+def test_steps_hours_apart_raise_the_time_allowed(tmp_path: Path) -> None:
+    """The first interval is unknown; from the second on it is typical."""
     for written in (transformers_without_bars(600.0), megatron_that_logs_seldom(300.0)):
         assert all(seconds <= 2 * 6000 for seconds, _ in night(tmp_path, written, hours=6))
 
 
 @pytest.mark.parametrize("trainer", [nanogpt, epochs_that_count_anew, thousands, transformers_without_bars])
-def test_each_that_hangs_is_reported(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
+def test_every_hang_is_reported(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
     (seconds, summary), *_ = night(tmp_path, trainer(5.0), hours=1.25, hangs_at=1750.0)
-    # Without steps, and in the first epoch, only its growth is judged.
+    # Without steps, and in the first epoch, only growth is checked.
     late_s = 1860 if trainer is transformers_without_bars else 240
     assert 1750 < seconds < 1750 + late_s, summary
 
 
-def test_a_pause_that_comes_every_few_hundred_steps_is_news_once(tmp_path: Path) -> None:
+def test_a_pause_every_few_hundred_steps_is_reported_once(tmp_path: Path) -> None:
     def with_silent_evaluations() -> Written:
         for n in count():
             yield 30 if n % 50 else 300, f"step {n} loss 2.1\n"

@@ -24,7 +24,7 @@ from tests.watch.checks.outcome import outcome
 
 
 class Run:
-    """A run directory; its jobs are numbered as the test says, and its ranks run on `n1` unless the test says more."""
+    """A run directory, with ranks on `n1` by default."""
 
     def __init__(self, directory: Path, clock: FakeClock, name: str = "gpt") -> None:
         self.clock = clock
@@ -33,7 +33,7 @@ class Run:
         (self.path / layout.RUN_FILE).write_text('[run]\nname = "gpt"\n')
 
     def attempt(self, number: int, job_id: int = 0) -> None:
-        """Begin an attempt, in job 101 if it is the first, in job 102 if it is the second, unless it is told."""
+        """Start an attempt; by default the first one is job 101, the second job 102."""
         job_id = job_id or 100 + number
         text = (
             f'number = {number}\njob_id = {job_id}\nlabel = "{job_id}"\nhost = "n1"\nstart = {int(self.clock.time)}\n'
@@ -51,7 +51,7 @@ class Run:
         return write(self.path / "logs" / f"gpt-{job_id}.out", text, at=self.clock.time - age_s, append=True)
 
     def journal(self, job_id: int, raw: bytes = b"") -> Path:
-        """Add lines to the journals of the ranks that they are of; return the journal of rank 0."""
+        """Append lines to the journals of their ranks; return the journal of rank 0."""
         for one in raw.splitlines(keepends=True):
             with open(self.path / "journal" / f"{job_id}.{json.loads(one)['rank']}.jsonl", "ab") as file:
                 file.write(one)
@@ -61,7 +61,7 @@ class Run:
         self, job_id: int, ranks: dict[int, tuple[int, float, str]], *, attempt: int = 1, host: str = "n1",
         ahead_s: float = 0.0, gone: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """ranks: number -> (step, seconds since it advanced, phase); `ahead_s`: of the node's clock."""
+        """Write a heartbeat. `ranks`: number -> (step, seconds since progress, phase). `ahead_s`: of its clock."""
         now = self.clock.time + ahead_s
         beats = {}
         for number, (step, quiet_s, phase) in ranks.items():
@@ -73,7 +73,7 @@ class Run:
         os.utime(path, (self.clock.time, self.clock.time))
 
     def guard(self, attempt: int, **options: Any) -> TrainingGuard:
-        """A real guard of rank 0 of an attempt that begins now."""
+        """Return a real guard of rank 0 of an attempt that starts now."""
         self.attempt(attempt)
         environ = job_environ(self.path, RESIL_JOB_ID=str(100 + attempt), RESIL_ATTEMPT=str(attempt))
         return TrainingGuard.from_env(environ, **{**QUIET, "say": lambda text: None, **options})
@@ -114,7 +114,7 @@ Story = Sequence[tuple[Any, ...]]
 
 
 def follow(watchdog: LogWatcher, run: Run, story: Story) -> None:
-    """Let it happen, and expect of each tick what the story says."""
+    """Run a story: apply its events, and check the findings of each tick."""
     for number, (wait_s, happens, expected, *words) in enumerate(story):
         watchdog.clock.sleep(wait_s)
         for happening in happens if isinstance(happens, tuple) else (happens,) if happens else ():
@@ -132,7 +132,7 @@ def follow(watchdog: LogWatcher, run: Run, story: Story) -> None:
 
 
 def line(name: str, step: int, *, rank: int = 0, at: float = 0.0, attempt: int = 1, **fields: Any) -> bytes:
-    """A line of a journal, as the guard writes it; `at` is in seconds since the run began."""
+    """Return a line of a journal, as the guard writes it; `at` is in seconds since the start of the run."""
     head = {"event": name, "time": NOW + 1000 * attempt + at, "attempt": attempt, "rank": rank, "host": "n1"}
     return as_line({**head, "step": step, **fields})
 

@@ -1,4 +1,4 @@
-"""A log watchdog as the engine runs it: target by target, each reading from a child, and as JSON from tick to tick."""
+"""A log watchdog as the engine runs it: each target probed in a child, with readings stored as JSON between ticks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MINUTE, HOUR = 60.0, 3600.0
 
 
 class LogWatcher:
-    """One watchdog over many ticks. Without a clock it lives in real time."""
+    """One watchdog over many ticks, in real time unless given a clock."""
 
     def __init__(self, directory: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
         self.directory, self.fake_clock = directory, clock
@@ -35,20 +35,20 @@ class LogWatcher:
         self.memory: dict[str, Timed[Any]] = {}
 
     def anew(self, *paths: str | Path, **settings: Any) -> LogWatcher:
-        """A watchdog of the same directory and clock that remembers nothing; without paths, of the same ones."""
+        """Return a watchdog of the same directory and clock without readings; by default with the same paths."""
         return LogWatcher(self.directory, *(paths or self.settings.paths), clock=self.fake_clock, **settings)
 
     def write(self, text: str | bytes, name: str | Path = "", *, age_s: float = 0.0) -> Path:
-        """Append to a log, the first one unless it is named; the write was so long ago."""
+        """Append to a log, by default the first one, with a write this long ago."""
         path = self.directory / (name or self.settings.paths[0])
         return write(path, text, at=self.clock.now() - age_s, append=True)
 
     def findings(self) -> list[Finding]:
-        """One tick: the findings about logs and runs."""
+        """Run one tick; return the findings about logs and runs."""
         return [finding for finding in self.all_findings() if finding.fault or finding.looked != (finding.summary,)]
 
     def all_findings(self) -> list[Finding]:
-        """One tick: the findings about patterns and the state directory as well."""
+        """Run one tick; return all findings, including those about patterns and the state directory."""
         readings: dict[str, Timed[Any]] = {}
         for target in CHECK.targets(self.settings, self.context):
             for subject, reading in CHECK.probe(target, self.settings, self.context, self.memory).items():
@@ -62,17 +62,17 @@ class LogWatcher:
         ]
 
     def finding(self) -> Finding:
-        """One tick that has one finding."""
+        """Run one tick; return its only finding."""
         found = self.findings()
         assert len(found) == 1, found
         return found[0]
 
     def outcome(self) -> str:
-        """One tick that has one finding, of which the verdict and the fault."""
+        """Run one tick; return the verdict and the fault of its only finding."""
         return outcome(self.finding())
 
     def outcomes(self) -> dict[str, str]:
-        """One tick: the verdict and the fault of each log, by the name of its file."""
+        """Run one tick; return the verdict and the fault of each log by file name."""
         return {Path(finding.subject).name: outcome(finding) for finding in self.findings()}
 
     def until(self, is_expected: Callable[[Finding], bool]) -> Finding:
@@ -94,7 +94,7 @@ def _no_scheduler() -> NoReturn:
 
 
 def write(path: Path, content: str | bytes, *, at: float, append: bool = False) -> Path:
-    """Write a log whose last write was at a time of a clock set by hand."""
+    """Write a log with a last write at a time of the fake clock."""
     with open(path, "ab" if append else "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
     os.utime(path, (at, at))

@@ -1,12 +1,12 @@
-"""The memory of scans: one compact file for each root, with the columns of its tree and a few snapshots.
+"""The cache of scans: one compact file per root, with the columns of its tree and a few snapshots.
 
-The file is a line of JSON that says what follows, then the columns as they lie in memory, then the names. Nothing in it
-is executed when it is read; a checksum tells damage. It can be made again, so a damaged one is quarantined. Snapshots
-hold the sums of directories at earlier times, so that growth can be computed; few, and the older the fewer.
+The file is a JSON header line, then the raw columns, then the names. Reading it executes nothing; a checksum detects
+damage, and a damaged file is quarantined, because the next scan can rebuild it. Snapshots hold the totals of
+directories at earlier times, from which growth is computed; older ones are kept more sparsely.
 
-A memory lies in the first directory that answers and takes it. A scan often looks for what fills a home directory, and
-the memory lies right there: the disk may be full, read-only, or hang. So each access is a child with a deadline, and a
-directory of this node takes what the first one does not.
+The cache is in the first directory that responds and accepts it. It is usually in the home directory, which is often
+the very directory that is scanned because it is full, and which may be read-only or hang. So every access runs in a
+child process with a deadline, and the fallback is a directory on this node.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from resilience.system.files import make_directory, own_directory, write_atomic
 from resilience.watch.scan.tree import MOST_HOT, NUMBERS, Hot, Totals, Tree, grow
 
 EVERY_S = 600
-"""Scans in quick succession do not push out what they are to be compared with."""
+"""At most one snapshot per this interval: frequent scans do not displace the older ones needed for comparison."""
 
 AGES_S = (3600, 6 * 3600, 86400, 3 * 86400, 8 * 86400, 32 * 86400)
-"""One snapshot is kept between each two of these ages, so there is always one from about an hour, a day, a week ago."""
+"""One snapshot is kept between each two of these ages: there is always one of about an hour, a day and a week ago."""
 
-GOOD_AGE_S = 3600
-WANTED_AGE_S = 86400
-MOST_SNAPSHOT_FOLDERS = 5000
+LEAST_AGE_S = 3600
+TARGET_AGE_S = 86400
+MOST_SNAPSHOT_DIRECTORIES = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the largest directories added up to at one time.
+    """The totals of the largest directories at one time.
 
     Attributes:
         time: seconds since the epoch.
-        sums: path from the root -> (blocks of 512 bytes, files and directories); a directory that was not read to its
-            end is not among them.
-        holes: paths that were not read: nothing is known of what lay below them.
-        whole: whether every directory that there was is in one of the two.
+        sums: relative path -> (blocks of 512 bytes, files and directories), without directories that were not fully
+            read.
+        holes: paths that were not read: everything below them is unknown.
+        whole: whether every directory is in one of the two.
     """
 
     time: float
@@ -58,8 +58,8 @@ class Snapshot:
     whole: bool = True
 
 
-def snapshot(tree: Tree, totals: Totals, time: float, most: int = MOST_SNAPSHOT_FOLDERS) -> Snapshot:
-    """Take down what each directory adds up to; of very many only the largest, by bytes and by count. Pure."""
+def snapshot(tree: Tree, totals: Totals, time: float, most: int = MOST_SNAPSHOT_DIRECTORIES) -> Snapshot:
+    """Return a snapshot of the totals: of all directories, or of the `most` largest by bytes and by count. Pure."""
     paths = tree.paths
     rows = [row for row, missing in enumerate(totals.missing) if not missing]
     whole = len(rows) <= most
@@ -78,47 +78,47 @@ def _is_below(path: bytes, above: bytes) -> bool:
 
 
 def thin(times: Sequence[float], now: float) -> list[int]:
-    """Given the times of snapshots, return the numbers of those to keep: the oldest of each span of ages. Pure."""
+    """Return the indices of the snapshots to keep: the oldest of each age span. Pure."""
     kept: dict[int, int] = {}
     for number in sorted(range(len(times)), key=lambda number: times[number]):
         age_s = now - times[number]
         if age_s < 0 or age_s > AGES_S[-1]:
-            continue  # the clock was wrong, or nobody has looked for a month
+            continue  # the clock was wrong, or the last scan was a month ago
         span = next(index for index, limit in enumerate(AGES_S) if age_s <= limit)
         kept.setdefault(span, number)
     return sorted(kept.values(), key=lambda number: times[number])
 
 
 def baseline(times: Sequence[float], now: float) -> int | None:
-    """Given the times of snapshots, return the number of the one to compare with, or None. Pure.
+    """Return the index of the snapshot to compare with, or None. Pure.
 
-    The one nearest to a day old, if it is at least an hour old: of less, a rate per day is a guess. Otherwise the
-    oldest.
+    Prefers the one closest to a day old among those at least an hour old, since a rate per day from a shorter span is
+    a guess; otherwise the oldest.
     """
     past = [number for number, time in enumerate(times) if time < now]
-    good = [number for number in past if now - times[number] >= GOOD_AGE_S]
+    good = [number for number in past if now - times[number] >= LEAST_AGE_S]
     if good:
-        return min(good, key=lambda number: abs(now - times[number] - WANTED_AGE_S))
+        return min(good, key=lambda number: abs(now - times[number] - TARGET_AGE_S))
     return min(past, key=lambda number: times[number], default=None)
 
 
 FORMAT = "resil scan 1"
-MOST_FOLDERS = 1_000_000
-"""Directories remembered of one root, those nearest to it: about 100 bytes each. Those further down are read again."""
+MOST_DIRECTORIES = 1_000_000
+"""Directories cached per root, about 100 bytes each: those closest to the root. Deeper ones are read again."""
 
 MOST_BYTES = 512 * 2**20
 MOST_CACHES = 64
-"""Roots that are remembered."""
+"""Roots that are cached."""
 
 
 @dataclass(slots=True)
-class Remembered:
-    """What is known of a root from earlier scans.
+class CachedScan:
+    """The cached results of earlier scans of a root.
 
     Attributes:
-        tree: None for nothing.
-        times: of the snapshots, in the order in which they were taken.
-        note: what was wrong with the file, for people; empty for nothing.
+        tree: None if nothing is cached.
+        times: of the snapshots, in the order they were taken.
+        note: the error of the cache file, for the user; empty if there was none.
     """
 
     tree: Tree | None = None
@@ -127,32 +127,32 @@ class Remembered:
     _snapshots: list[bytes] = field(default_factory=list)
 
     def snapshot(self, number: int) -> Snapshot:
-        """One of the snapshots."""
+        """Return one snapshot."""
         return _read_snapshot(self.times[number], self._snapshots[number])
 
     def keep(self, numbers: list[int]) -> None:
-        """Forget the other snapshots."""
+        """Drop all other snapshots."""
         self.times = [self.times[number] for number in numbers]
         self._snapshots = [self._snapshots[number] for number in numbers]
 
     def add(self, taken: Snapshot) -> None:
-        """Remember one more."""
+        """Add a snapshot."""
         self.times.append(taken.time)
         self._snapshots.append(_write_snapshot(taken))
 
 
 def cache_file(directory: Path, root: bytes) -> Path:
-    """Where the scan of a root is remembered. Pure."""
+    """Return the path of a root's cache file. Pure."""
     return directory / f"{hashlib.sha256(root).hexdigest()[:24]}.scan"
 
 
-def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
-    """Write the file, whole or not at all, readable by its owner only. Raise StateDirectoryError if it cannot be.
+def write_cache(path: Path, root: bytes, tree: Tree, known: CachedScan) -> None:
+    """Write the cache file atomically, readable by its owner only. Raise StateDirectoryError if that fails.
 
-    Not synchronised with the disk: after a power cut it may be damaged, which is seen, and then it is made again.
+    Without fsync: a file damaged by a power cut is detected and rebuilt.
     """
     make_directory(path.parent, mode=0o700)
-    kept = tree if len(tree) <= MOST_FOLDERS else _nearest(tree, MOST_FOLDERS)
+    kept = tree if len(tree) <= MOST_DIRECTORIES else _nearest(tree, MOST_DIRECTORIES)
     columns = [getattr(kept, name).tobytes() for name in NUMBERS]
     names = b"\0".join(kept.names)
     links = array("Q", [n for row, pairs in kept.links.items() for pair in pairs for n in (row, *pair)]).tobytes()
@@ -171,46 +171,44 @@ def remember(path: Path, root: bytes, tree: Tree, known: Remembered) -> None:
     write_atomic(path, json.dumps(head).encode() + b"\n" + content, mode=0o600, durable=False)
 
 
-def recall(path: Path, root: bytes) -> Remembered:
-    """Read the file. What cannot be used is set aside, and said in the note: the scan then starts afresh."""
+def read_cache(path: Path, root: bytes) -> CachedScan:
+    """Return what the cache file holds. Quarantine a damaged one, with a note; the scan then starts from scratch."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        return Remembered()
+        return CachedScan()
     except OSError as error:
-        return Remembered(note=f"the memory of earlier scans cannot be read: {error.strerror} ({path})")
+        return CachedScan(note=f"cannot read the scan cache {path}: {error.strerror}")
     try:
         with os.fdopen(descriptor, "rb") as file:
             if os.fstat(file.fileno()).st_size > MOST_BYTES:
-                raise ValueError("it is far too large")
-            return _understand(file.read(), root)
+                raise ValueError("too large")
+            return _parse(file.read(), root)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError, OSError) as error:
         aside = path.with_suffix(".damaged")
         with contextlib.suppress(OSError):
             path.replace(aside)
         reason = str(error) or type(error).__name__
-        return Remembered(
-            note=f"the memory of earlier scans was damaged ({reason}): set aside as {aside}, started afresh"
-        )
+        return CachedScan(note=f"damaged scan cache ({reason}) quarantined as {aside}; starting from scratch")
 
 
 def tidy(directory: Path, most: int = MOST_CACHES) -> None:
-    """Forget the roots that nobody has scanned for longest, when there are too many."""
+    """Delete the least recently scanned roots' cache files if there are more than `most`."""
     with contextlib.suppress(OSError):
         files = sorted(directory.glob("*.scan"), key=lambda file: file.lstat().st_mtime)
         for file in files[:-most]:
             file.unlink(missing_ok=True)
 
 
-def _understand(raw: bytes, root: bytes) -> Remembered:
+def _parse(raw: bytes, root: bytes) -> CachedScan:
     line, _, content = raw.partition(b"\n")
     head = json.loads(line)
     if head["format"] != FORMAT:
-        raise ValueError(f"its format is {str(head['format'])[:40]!r}, not {FORMAT!r}")
+        raise ValueError(f"format {str(head['format'])[:40]!r} instead of {FORMAT!r}")
     if head["root"] != _text(root) or head["order"] != sys.byteorder:
-        raise ValueError("it belongs to another directory or machine")
+        raise ValueError("of another directory or machine")
     if zlib.crc32(content) != head["check"]:
-        raise ValueError("its checksum is wrong")
+        raise ValueError("checksum mismatch")
     parts: list[bytes] = []
     begin = 0
     for length in head["parts"]:
@@ -224,9 +222,9 @@ def _understand(raw: bytes, root: bytes) -> Remembered:
     tree = Tree.of_columns(names_part.split(b"\0"), columns)
     rows = head["rows"]
     if len(tree.names) != rows or any(len(column) != rows for column in columns.values()):
-        raise ValueError("its columns differ in length")
+        raise ValueError("columns of different lengths")
     if any(not -1 <= above < row for row, above in enumerate(tree.parent)) or len(snapshots) != len(head["times"]):
-        raise ValueError("its rows are in disorder")
+        raise ValueError("rows out of order")
     numbers = array("Q")
     numbers.frombytes(links_part)
     links: dict[int, list[tuple[int, int]]] = {}
@@ -234,11 +232,11 @@ def _understand(raw: bytes, root: bytes) -> Remembered:
         links.setdefault(row, []).append((inode, blocks))
     tree.links = {row: tuple(pairs) for row, pairs in links.items()}
     tree.hot = {row: tuple(Hot(_raw(n), int(b), int(m)) for n, b, m in hot) for row, hot in json.loads(hot_part)}
-    return Remembered(tree, [float(time) for time in head["times"]], _snapshots=snapshots)
+    return CachedScan(tree, [float(time) for time in head["times"]], _snapshots=snapshots)
 
 
 def _hottest(tree: Tree) -> dict[int, tuple[Hot, ...]]:
-    """At most MOST_HOT files: those that changed last, for they are the ones that grow."""
+    """Return at most MOST_HOT files: those that changed last, which are most likely to grow."""
     if sum(map(len, tree.hot.values())) <= MOST_HOT:
         return tree.hot
     every = [(hot.mtime, hot.blocks, row, hot) for row, files in tree.hot.items() for hot in files]
@@ -250,7 +248,7 @@ def _hottest(tree: Tree) -> dict[int, tuple[Hot, ...]]:
 
 
 def _nearest(tree: Tree, most: int) -> Tree:
-    """The directories nearest to the root; the cut-off ones below them are rows that nobody has read. Pure."""
+    """Return the tree of the directories closest to the root; those cut off below them are UNREAD rows. Pure."""
     kept = sorted(tree.records(), key=lambda record: record.path.count(b"/"))[: most // 2]
     return grow({record.path: record for record in kept})
 
@@ -283,55 +281,56 @@ def _raw(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-LOOK_S = 5.0
-KEEP_S = 120.0
-"""A million directories are 100 MB, and the home directory may be a slow one."""
+READ_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 120.0
+"""A million directories are 100 MB, and the home directory may be slow."""
 
 
-class ScanMemory:
-    """The memory of one root.
+class ScanCache:
+    """The cache of one root.
 
     Attributes:
-        notes: what people should know of it.
+        notes: warnings for the user.
     """
 
     def __init__(self, directory: Path | None, fallback: Path | None, root: bytes) -> None:
-        """`directory` is where it belongs; `fallback` is this node's, and must be nobody else's."""
+        """`directory` is the regular location; `fallback` is on this node, and trusted only if this user owns it."""
         self.notes: list[str] = []
         self._root = root
         self._spare = cache_file(fallback, root) if fallback is not None else None
         home = [cache_file(directory, root)] if directory is not None else []
         self._files = home + ([self._spare] if self._spare is not None else [])
 
-    def recall(self, look_s: float = LOOK_S) -> Remembered:
-        """What was written last, wherever that is."""
+    def read(self, deadline_s: float | None = None) -> CachedScan:
+        """Return the most recent cache, from whichever location holds it, within a fifth of the scan's deadline."""
+        timeout_s = READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5))
         written: dict[Path, float] = {}
-        for file, answer in run_apart({file: (partial(self._written, file), look_s) for file in self._files}):
+        for file, answer in run_apart({file: (partial(self._written_at, file), timeout_s) for file in self._files}):
             if answer.error is None:
                 written[file] = answer.value
             else:
-                self.notes.append(f"the memory of earlier scans in {file.parent}: {answer.error.message}")
+                self.notes.append(f"scan cache in {file.parent}: {answer.error.message}")
         self._files = [file for file in self._files if file in written]
         if not self._files:
-            return Remembered()
-        known = recall(max(self._files, key=written.__getitem__), self._root)
+            return CachedScan()
+        known = read_cache(max(self._files, key=written.__getitem__), self._root)
         if known.note:
             self.notes.append(known.note)
         return known
 
-    def keep(self, tree: Tree, known: Remembered) -> None:
-        """Write it to the first directory that takes it."""
-        said: list[str] = []
+    def write(self, tree: Tree, known: CachedScan) -> None:
+        """Write the cache to the first directory that accepts it."""
+        errors: list[str] = []
         for file in self._files:
-            ((_, answer),) = run_apart({0: (partial(self._write, file, tree, known), KEEP_S)})
+            ((_, answer),) = run_apart({0: (partial(self._write_file, file, tree, known), WRITE_TIMEOUT_S)})
             if answer.error is None:
-                self.notes += [f"remembered on this node, in {file.parent}: {text}" for text in said]
+                self.notes += [f"scan cache written on this node, in {file.parent}: {text}" for text in errors]
                 return
-            said.append(answer.error.message)
-        self.notes += [f"the next scan will start afresh: {text}" for text in said]
+            errors.append(answer.error.message)
+        self.notes += [f"scan cache not written, the next scan starts from scratch: {text}" for text in errors]
 
-    def _written(self, file: Path) -> float:
-        """When a file was written; 0 where there is none that can be trusted."""
+    def _written_at(self, file: Path) -> float:
+        """Return a file's mtime; 0 if there is none that can be trusted."""
         try:
             if file == self._spare and file.parent.parent.lstat().st_uid != os.getuid():
                 return 0.0
@@ -341,8 +340,8 @@ class ScanMemory:
         except OSError:
             return 0.0
 
-    def _write(self, file: Path, tree: Tree, known: Remembered) -> None:
+    def _write_file(self, file: Path, tree: Tree, known: CachedScan) -> None:
         if file == self._spare and (own_directory(file.parent.parent) is None or own_directory(file.parent) is None):
-            raise StateDirectoryError(f"{file.parent} cannot be made a directory of our own")
-        remember(file, self._root, tree, known)
+            raise StateDirectoryError(f"{file.parent} is not a directory that only this user can write to")
+        write_cache(file, self._root, tree, known)
         tidy(file.parent)

@@ -1,4 +1,4 @@
-"""Where a scan is remembered when the home directory is full, or hangs."""
+"""The scan cache, also if the home directory is full or hangs."""
 
 from __future__ import annotations
 
@@ -12,81 +12,81 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import memory as cache
-from resilience.watch.scan.memory import (
+from resilience.watch.scan import cache as module
+from resilience.watch.scan.cache import (
     AGES_S,
-    Remembered,
+    CachedScan,
     Snapshot,
     baseline,
     cache_file,
-    recall,
-    remember,
+    read_cache,
     snapshot,
     thin,
     tidy,
+    write_cache,
 )
 from resilience.watch.scan.tree import READ, STUCK, UNREAD, Hot, Record, Tree, grow, unknown
 from tests.lab.disks import fill, small_disk
 from tests.system.people import NOBODY, needs_root
 from tests.watch.hung import hung_disk
-from tests.watch.scan.trees import NOW, a_tree, du, kib, look
+from tests.watch.scan.trees import NOW, a_tree, du, kib, run_scan
 
 
-def test_a_full_home_leaves_the_memory_on_this_node_and_takes_it_back(tmp_path: Path) -> None:
+def test_the_cache_is_on_this_node_while_the_home_directory_is_full(tmp_path: Path) -> None:
     root, fallback = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
     with small_disk(tmp_path / "home") as home:
         ballast = fill(home)
-        found = look(root, home / "cache", fallback=fallback)
-        assert f"remembered on this node, in {fallback}" in found.notes[0] and "space" in found.notes[0]
+        found = run_scan(root, home / "cache", fallback=fallback)
+        assert f"scan cache written on this node, in {fallback}" in found.notes[0] and "space" in found.notes[0]
         ballast.unlink()
-        again = look(root, home / "cache", now=NOW + 700, fallback=fallback)
+        again = run_scan(root, home / "cache", now=NOW + 700, fallback=fallback)
         assert (again.notes, again.verified) == ((), 25)
         assert list((home / "cache").glob("*.scan"))
 
 
-def test_a_home_that_hangs_hangs_no_scan(tmp_path: Path) -> None:
+def test_a_hung_home_directory_does_not_block_the_scan(tmp_path: Path) -> None:
     root, fallback, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
     with hung_disk(tmp_path / "home") as home:
-        found = look(root, home / "cache", fallback=fallback, deadline_s=2.0)
+        found = run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0)
         assert found.is_complete and "no answer within 1 s" in found.notes[0]
-        assert look(root, home / "cache", fallback=fallback, deadline_s=2.0).verified == 25
+        assert run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0).verified == 25
     assert time.monotonic() - began < 20
 
 
 @needs_root
-def test_a_fallback_directory_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+def test_a_fallback_directory_of_another_user_is_not_trusted(tmp_path: Path) -> None:
     root, fallback = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan"
     (tmp_path / "file").write_text("no directory")
-    assert look(root, None, fallback=fallback).notes == ()
-    assert look(root, None, now=NOW + 1, fallback=fallback).verified == 25
+    assert run_scan(root, None, fallback=fallback).notes == ()
+    assert run_scan(root, None, now=NOW + 1, fallback=fallback).verified == 25
     os.chown(tmp_path / "node", NOBODY, NOBODY)
-    found = look(root, tmp_path / "file" / "cache", fallback=fallback)
-    assert found.verified == 0 and "start afresh" in found.notes[-1]
+    found = run_scan(root, tmp_path / "file" / "cache", fallback=fallback)
+    assert found.verified == 0 and "starts from scratch" in found.notes[-1]
 
 
 ROOT = b"/scratch/caf\xe9"
 
 
-def a_memory() -> tuple[Tree, Remembered]:
+def a_cache() -> tuple[Tree, CachedScan]:
     records = [
         Record(b"", READ, 1, 5, 6, 8, 1, 9, 1000, 0, 0, ((77, 8), (78, 16)), (), (b"a\xff", b"b")),
         Record(b"a\xff", READ, 2**64 - 1, -1, 6, 8, 1, 9, 2**32 - 2, 5, 0, (), (Hot(b"log\xff", 8, 5),), ()),
     ]
-    known = Remembered()
+    known = CachedScan()
     known.add(Snapshot(NOW - 5, {b"": (1, 2), b"a\xff": (3, 4)}, (b"hole",), True))
     known.add(Snapshot(NOW, {}, (), False))
     return grow({record.path: record for record in records}), known
 
 
-def test_what_was_remembered_is_recalled(tmp_path: Path) -> None:
-    tree, known = a_memory()
-    path = cache_file(tmp_path / "memory", ROOT)
-    remember(path, ROOT, tree, known)
-    recalled = recall(path, ROOT)
-    assert recalled.tree is not None
-    assert list(recalled.tree.records()) == list(tree.records())
-    assert [recalled.snapshot(0), recalled.snapshot(1)] == [known.snapshot(0), known.snapshot(1)]
-    assert recalled.note == ""
+def test_the_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
+    tree, known = a_cache()
+    path = cache_file(tmp_path / "cache", ROOT)
+    write_cache(path, ROOT, tree, known)
+    cached = read_cache(path, ROOT)
+    assert cached.tree is not None
+    assert list(cached.tree.records()) == list(tree.records())
+    assert [cached.snapshot(0), cached.snapshot(1)] == [known.snapshot(0), known.snapshot(1)]
+    assert cached.note == ""
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
@@ -112,66 +112,66 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_memory_is_set_aside_and_the_scan_starts_afresh(root: Path, memory: Path, damage: str) -> None:
-    look(root, memory)
-    path = cache_file(memory, os.fsencode(root))
+def test_a_damaged_cache_is_quarantined_and_the_scan_starts_from_scratch(root: Path, cache: Path, damage: str) -> None:
+    run_scan(root, cache)
+    path = cache_file(cache, os.fsencode(root))
     damaged = DAMAGES[damage](path.read_bytes())
     path.write_bytes(damaged)
-    found = look(root, memory)
+    found = run_scan(root, cache)
     assert "damaged" in found.notes[0]
     assert (found.read, kib(found)) == (25, du(root))
     assert path.with_suffix(".damaged").read_bytes() == damaged
-    assert look(root, memory).verified == 25
+    assert run_scan(root, cache).verified == 25
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
-def test_something_else_in_its_place_is_said_and_harms_nothing(
-    root: Path, memory: Path, make: Callable[[Path], None]
+def test_anything_but_a_file_in_place_of_the_cache_is_a_warning(
+    root: Path, cache: Path, make: Callable[[Path], None]
 ) -> None:
-    memory.mkdir()
-    make(cache_file(memory, os.fsencode(root)))
-    found = look(root, memory)
+    cache.mkdir()
+    make(cache_file(cache, os.fsencode(root)))
+    found = run_scan(root, cache)
     assert kib(found) == du(root)
     assert found.notes
 
 
-def test_a_disk_without_room_costs_the_memory_and_not_the_scan(tmp_path: Path, root: Path) -> None:
+def test_a_full_disk_prevents_the_cache_but_not_the_scan(tmp_path: Path, root: Path) -> None:
     with small_disk(tmp_path / "full") as disk:
         fill(disk)
-        found = look(root, disk / "memory")
+        found = run_scan(root, disk / "cache")
     assert kib(found) == du(root)
-    assert "start afresh" in found.notes[0]
+    assert "starts from scratch" in found.notes[0]
     assert "full" in found.notes[0] or "space" in found.notes[0]
 
 
-def test_of_too_many_directories_the_deepest_are_read_again(
-    root: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_deepest_of_too_many_directories_are_read_again(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "MOST_FOLDERS", 20)
-    look(root, memory)
-    recalled = recall(cache_file(memory, os.fsencode(root)), os.fsencode(root))
-    assert recalled.tree is not None
-    assert len(unknown(recalled.tree)) == 25 - 10
-    assert {recalled.tree.state[row] for row in unknown(recalled.tree)} == {UNREAD}
-    found = look(root, memory)
+    monkeypatch.setattr(module, "MOST_DIRECTORIES", 20)
+    run_scan(root, cache)
+    cached = read_cache(cache_file(cache, os.fsencode(root)), os.fsencode(root))
+    assert cached.tree is not None
+    assert len(unknown(cached.tree)) == 25 - 10
+    assert {cached.tree.state[row] for row in unknown(cached.tree)} == {UNREAD}
+    found = run_scan(root, cache)
     assert (found.verified, found.read) == (10, 15)
     assert kib(found) == du(root)
 
 
-def test_only_so_many_hot_files_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_HOT", 3)
+def test_the_number_of_cached_hot_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_HOT", 3)
     names = tuple(b"%d" % number for number in range(5))
     records = {b"": Record(b"", READ, 1, 5, 6, children=names)}
     for number, name in enumerate(names):
         records[name] = Record(name, READ, number + 2, 5, 6, hot=(Hot(b"log", 8, 100 + number),))
     path = tmp_path / "x.scan"
-    remember(path, ROOT, grow(records), Remembered())
-    recalled = recall(path, ROOT).tree
-    assert recalled is not None
-    assert [hot[0].mtime for hot in recalled.hot.values()] == [102, 103, 104]
+    write_cache(path, ROOT, grow(records), CachedScan())
+    cached = read_cache(path, ROOT).tree
+    assert cached is not None
+    assert [hot[0].mtime for hot in cached.hot.values()] == [102, 103, 104]
 
 
-def test_roots_that_nobody_scans_any_more_are_forgotten(tmp_path: Path) -> None:
+def test_caches_of_roots_no_longer_scanned_are_deleted(tmp_path: Path) -> None:
     for number in range(6):
         path = tmp_path / f"{number}.scan"
         path.touch()
@@ -180,19 +180,19 @@ def test_roots_that_nobody_scans_any_more_are_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4.scan", "5.scan"]
 
 
-def test_two_scans_at_once_leave_a_whole_memory(root: Path, memory: Path) -> None:
+def test_two_concurrent_scans_leave_an_intact_cache(root: Path, cache: Path) -> None:
     pids = []
     for _ in range(2):
         pid = os.fork()
         if pid == 0:
             for number in range(5):
-                look(root, memory, now=NOW + number * 1000)
+                run_scan(root, cache, now=NOW + number * 1000)
             os._exit(0)
         pids.append(pid)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0]
-    found = look(root, memory, now=NOW + 6000)
+    found = run_scan(root, cache, now=NOW + 6000)
     assert (found.notes, found.verified) == ((), 25)
-    assert not list(memory.glob("*.damaged"))
+    assert not list(cache.glob("*.damaged"))
 
 
 HOUR, DAY = 3600, 86400
@@ -231,7 +231,7 @@ def test_scans_every_ten_minutes_for_two_months_leave_a_few_snapshots_of_all_age
     assert max(ages) > 8 * DAY
 
 
-def test_directories_that_were_not_read_are_holes_and_not_sums() -> None:
+def test_directories_that_were_not_read_are_holes_without_sums() -> None:
     records = [
         Record(b"", 0, inode=1, read_at=1, blocks=8, files=1, children=(b"a", b"b")),
         Record(b"a", 0, inode=2, read_at=1, blocks=8, files=2),
@@ -245,7 +245,7 @@ def test_directories_that_were_not_read_are_holes_and_not_sums() -> None:
     assert taken.whole
 
 
-def test_of_very_many_directories_the_largest_and_the_fullest_are_kept() -> None:
+def test_a_snapshot_of_very_many_directories_keeps_the_largest_by_bytes_and_by_count() -> None:
     names = tuple(f"d{number:03d}".encode() for number in range(300))
     records = [Record(b"", 0, inode=1, read_at=1, children=names)]
     records += [
