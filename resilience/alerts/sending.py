@@ -18,7 +18,7 @@ from resilience.alerts.alert import Alert
 from resilience.alerts.channels import Channel
 from resilience.alerts.routes import Route
 from resilience.errors import DeliveryError, ResilError, UsageError
-from resilience.system.child import Answer, run_apart
+from resilience.system.child import Answer, run_in_child
 from resilience.system.ports import System
 
 SEND_S = 15.0
@@ -115,7 +115,7 @@ def _run(
         except BaseException as error:
             return _explain(error)
 
-    return run_apart({key: (partial(work, request), request.deadline_s) for key, request in requests.items()})
+    return run_in_child({key: (partial(work, request), request.deadline_s) for key, request in requests.items()})
 
 
 def readable(message: object) -> str:

@@ -11,7 +11,7 @@ from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
 from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
-from resilience.system.stuck import Look, StuckMemory, look_apart
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 
 DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
@@ -72,8 +72,8 @@ def _error_of(project: Project, path: Path) -> str:
         # Listing the directory contacts the file server; the directory may not exist yet.
         return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
 
-    look = Look(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
-    for _, answer in look_apart({"state": look}, StuckMemory.of(system), system.clock):
+    look = ChildProbe(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
+    for _, answer in probe_in_child({"state": look}, StuckMemory.of(system), system.clock):
         if answer.is_overdue and answer.error is not None:
             return f"{path} does not respond: {answer.error.message}"
     return ""

@@ -131,9 +131,9 @@ def _count_dead_letters(project: Project) -> int:
 
 
 def _in_time(count: Callable[[], int]) -> int:
-    from resilience.system.child import run_apart
+    from resilience.system.child import run_in_child
 
-    ((_, answer),) = run_apart({"dead letters": (count, DEADLINE_S)})
+    ((_, answer),) = run_in_child({"dead letters": (count, DEADLINE_S)})
     return answer.value if isinstance(answer.value, int) else 0
 
 

@@ -30,10 +30,10 @@ KEPT_S = 7 * 86400.0
 
 def driver_state(cron: CronProject, installation: Installation) -> DriverState:
     """Return the driver's state. Any failure is UNKNOWN, with the reason and the last known state; never raises."""
-    from resilience.system.child import run_apart
+    from resilience.system.child import run_in_child
 
     now = cron.project.system.clock.now()
-    ((_, answer),) = run_apart({0: (lambda: _query(cron, installation, now), DRIVER_S)})
+    ((_, answer),) = run_in_child({0: (lambda: _query(cron, installation, now), DRIVER_S)})
     if answer.error is None:
         return _state(answer.value)
     why = (

@@ -11,7 +11,7 @@ from resilience.base.mounts import LASTING
 from resilience.cron.records import VARIABLE
 from resilience.cron.table.environment import short_path
 from resilience.errors import ResilError
-from resilience.system.child import run_apart
+from resilience.system.child import run_in_child
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -88,7 +88,7 @@ def _program_directories(system: System) -> tuple[str, ...]:
         found = [shutil.which(program, path=path) for program in PROGRAMS]
         return [str(Path(name).parent.absolute()) for name in found if name]
 
-    ((_, answer),) = run_apart({"PATH": (find, _SEARCH_S)})
+    ((_, answer),) = run_in_child({"PATH": (find, _SEARCH_S)})
     _directories[path] = tuple(answer.value) if answer.error is None else ()
     return _directories[path]
 

@@ -123,7 +123,7 @@ class CronProject:
         For ticks started every minute, which would otherwise accumulate on a hung disk. While one check hangs on this
         node, the next one fails at once.
         """
-        from resilience.system.stuck import Look, StuckMemory, look_apart
+        from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 
         places = [str(self.directory), str(self.state.path)]
 
@@ -133,8 +133,8 @@ class CronProject:
                     os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
 
         system = self.project.system
-        asked = Look(f"cron of {self.state.path}", look, LOOK_S)
-        ((_, answer),) = look_apart({0: asked}, StuckMemory.of(system), system.clock)
+        asked = ChildProbe(f"cron of {self.state.path}", look, LOOK_S)
+        ((_, answer),) = probe_in_child({0: asked}, StuckMemory.of(system), system.clock)
         if answer.error is not None:
             raise ProbeError(
                 f"no entries run: {places[0]} or {places[1]} does not respond: {answer.error.message}",

@@ -151,11 +151,11 @@ _HINT_HUNG = "try again, or from another node; the file system of the state dire
 
 def read_disk(cron: CronProject) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
     """Read the state directory and the cron directory in a child, as either may hang; return plain data and errors."""
-    from resilience.system.stuck import Look, StuckMemory, look_apart
+    from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 
     system = cron.project.system
-    look = Look(f"cron of {cron.project.loaded.project}", lambda: _read(cron), READ_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
+    look = ChildProbe(f"cron of {cron.project.loaded.project}", lambda: _read(cron), READ_S)
+    ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, (f"the state directory {cron.state.path.parent}: {answer.error.message}",)
     return answer.value, ()

@@ -100,13 +100,13 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
     ResilError if no driver is available, ProbeError if the check did not end in time.
     """
     from resilience.cron.driver_choice import choose
-    from resilience.system.child import run_apart
+    from resilience.system.child import run_in_child
 
     def choice() -> tuple[str, str]:
         chosen = choose(cron.project, cron.settings.backend)
         return chosen.name, chosen.why
 
-    ((_, answer),) = run_apart({0: (choice, CHOOSE_S)})
+    ((_, answer),) = run_in_child({0: (choice, CHOOSE_S)})
     if answer.is_overdue:
         text = f"the available backends could not be determined within {CHOOSE_S:g} s"
         raise ProbeError(text, hint="see: resil cron install --dry-run", transient=True)
@@ -165,11 +165,11 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 
 
 def _check_in_child(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
-    from resilience.system.stuck import Look, StuckMemory, look_apart
+    from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 
     system = cron.project.system
-    look = Look(f"cron directory of {cron.project.loaded.project}", lambda: _check_directory(cron), READ_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(system), system.clock)
+    look = ChildProbe(f"cron directory of {cron.project.loaded.project}", lambda: _check_directory(cron), READ_S)
+    ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(system), system.clock)
     if answer.error is not None:
         return None, f"{cron.directory}: {answer.error.message}"
     return answer.value, ""

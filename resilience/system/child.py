@@ -98,7 +98,7 @@ class _Child:
         self.is_closed = False
 
 
-def run_apart(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generator[tuple[KeyT, Answer], None, None]:
+def run_in_child(works: Mapping[KeyT, tuple[Callable[[], Any], float]]) -> Generator[tuple[KeyT, Answer], None, None]:
     """Run each function in its own child process, in parallel; yield (key, answer) as the children end.
 
     `works` maps a key to the function and its deadline in seconds from the start of the child. The return value must be

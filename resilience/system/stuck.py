@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from resilience.base.processes import is_same, pid_space, start_ticks
 from resilience.errors import ProbeError, StateDirectoryError
 from resilience.quantities import format_duration
-from resilience.system.child import Answer, KeyT, run_apart
+from resilience.system.child import Answer, KeyT, run_in_child
 from resilience.system.files import own_directory, read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ KEPT_S = 86400.0
 """Age at which a record without processes is removed when another record is written."""
 
 
-class Look(NamedTuple):
+class ChildProbe(NamedTuple):
     """A probe that may hang.
 
     Attributes:
         place: the target, the same text in every tick and every process of this user on this node.
-        work: the function that probes, called in a child; see run_apart for its return value.
+        work: the function that probes, called in a child; see run_in_child for its return value.
         deadline_s: timeout of the probe.
     """
 
@@ -131,19 +131,21 @@ class StuckMemory:
         return self._names
 
 
-def look_apart(looks: Mapping[KeyT, Look], memory: StuckMemory, clock: Clock) -> Iterator[tuple[KeyT, Answer]]:
-    """As run_apart, but fail at once for a target where an earlier probe still hangs.
+def probe_in_child(
+    probes: Mapping[KeyT, ChildProbe], memory: StuckMemory, clock: Clock
+) -> Iterator[tuple[KeyT, Answer]]:
+    """As run_in_child, but fail at once for a target where an earlier probe still hangs.
 
     Errors of targets that did not respond before either contain the start of the hang.
     """
     began = clock.now()
-    before = {key: memory.find(look.place, began) for key, look in looks.items()}
+    before = {key: memory.find(look.place, began) for key, look in probes.items()}
     for key, stuck in before.items():
         if stuck is not None and stuck.pids:
             yield key, Answer(error=_still_stuck(stuck, began), is_overdue=True, abandoned=stuck.pids)
-    works = {k: (look.work, look.deadline_s) for k, look in looks.items() if not ((b := before[k]) and b.pids)}
-    for key, answer in run_apart(works):
-        place, stuck = looks[key].place, before[key]
+    works = {k: (look.work, look.deadline_s) for k, look in probes.items() if not ((b := before[k]) and b.pids)}
+    for key, answer in run_in_child(works):
+        place, stuck = probes[key].place, before[key]
         if not answer.is_overdue:
             if stuck is not None:
                 memory.forget(place)
@@ -151,7 +153,7 @@ def look_apart(looks: Mapping[KeyT, Look], memory: StuckMemory, clock: Clock) ->
             continue
         since = stuck.since if stuck is not None else began
         memory.note(place, Stuck(since, answer.abandoned), clock.now())
-        yield key, answer._replace(error=_overdue(answer, looks[key], stuck, clock.now()))
+        yield key, answer._replace(error=_overdue(answer, probes[key], stuck, clock.now()))
 
 
 def _still_stuck(stuck: Stuck, now: float) -> ProbeError:
@@ -163,7 +165,7 @@ def _still_stuck(stuck: Stuck, now: float) -> ProbeError:
     )
 
 
-def _overdue(answer: Answer, look: Look, stuck: Stuck | None, now: float) -> ProbeError:
+def _overdue(answer: Answer, look: ChildProbe, stuck: Stuck | None, now: float) -> ProbeError:
     text = f"no answer within {look.deadline_s:g} s"
     if stuck is not None:
         text += f"; STUCK since {_since(stuck.since, now)}"

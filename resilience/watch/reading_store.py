@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.system.files import explain_os_error, make_directory, own_directory, write_atomic
-from resilience.system.stuck import Look, StuckMemory, look_apart
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 from resilience.watch.reading import Memory, Timed, remember
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ class ReadingStore(NamedTuple):
         errors: list[str] = []
         for number, work in enumerate(works):
             place = f"{what} of {self.context.state_dir}{' (fallback)' if number else ''}"
-            look = Look(place, work, self.deadline_s)
-            for _, answer in look_apart({0: look}, self.stuck, self.context.system.clock):
+            look = ChildProbe(place, work, self.deadline_s)
+            for _, answer in probe_in_child({0: look}, self.stuck, self.context.system.clock):
                 if answer.error is None:
                     return answer.value, "; ".join(errors)
                 errors.append(f"{place}: {answer.error.message}")

@@ -20,7 +20,7 @@ from resilience.records import from_record, to_record
 from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.system.child import Answer
-from resilience.system.stuck import Look, StuckMemory, look_apart
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 from resilience.watch.reading import Memory, Target, Timed, remember
 from resilience.watch.reading_store import ReadingStore, Remembered, Series
 from resilience.watch.watchdogs import Watchdog, context_of, is_requested, load_watchdog
@@ -74,7 +74,7 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
     began, started = system.clock.now(), system.clock.monotonic()
     ticks = [_start(watchdog, context) for watchdog in watchdogs]
     remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in ticks if r.targets and r.remembers})
-    probes: dict[tuple[int, int], Look] = {}
+    probes: dict[tuple[int, int], ChildProbe] = {}
     for number, one in enumerate(ticks):
         one.remembered = remembered.get(one.watchdog.name, one.remembered)
         before = newest(one.watchdog, one.remembered.series)
@@ -83,8 +83,8 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
             deadline_s = given.deadline_s or shared.deadline_s
             target = given._replace(deadline_s=deadline_s)
             work = partial(_probe_and_judge, one.watchdog, target, context, before, one.remembered.series)
-            probes[number, index] = Look(_place(one.watchdog, target, context), work, deadline_s)
-    for (number, index), answer in look_apart(probes, stuck, system.clock):
+            probes[number, index] = ChildProbe(_place(one.watchdog, target, context), work, deadline_s)
+    for (number, index), answer in probe_in_child(probes, stuck, system.clock):
         one = ticks[number]
         one.took_s = system.clock.monotonic() - started
         one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
@@ -123,8 +123,8 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
 
         return tuple(map(str, notify(project, [with_own_finding(report) for report in reports], notes=notes)))
 
-    look = Look(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
-    ((_, answer),) = look_apart({0: look}, StuckMemory.of(project.system), project.system.clock)
+    look = ChildProbe(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
+    ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(project.system), project.system.clock)
     printed = tuple(answer.said.splitlines())
     if answer.error is None:
         return (*answer.value, *printed)
@@ -218,7 +218,7 @@ def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Find
     """Return the findings of a probe result: at least one for each subject of the target."""
     if answer.error is not None:
         error = answer.error
-        if error.hint == "this is a bug of the look":
+        if error.hint == "this is a bug in the probe":
             error = type(error)(error.message, hint=_bug(watchdog))
         fault = STUCK if answer.is_overdue else ""
         return [unknown(subject, error, fault) for subject in target.subjects or (target.name,)]

@@ -20,7 +20,7 @@ from resilience.settings.convert import plugin_settings
 from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
 from resilience.system.child import Answer
 from resilience.system.ports import System
-from resilience.system.stuck import Look, StuckMemory, look_apart
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
@@ -233,5 +233,5 @@ def _read_without_own(system: System, path: Path | None, error: ProbeError) -> S
 
 def _in_child(system: System, place: str, work: Callable[[], Any], deadline_s: float) -> Answer:
     """Return the result of `work`, run in a child with a deadline; `place` is reported if the child hangs."""
-    ((_, answer),) = look_apart({0: Look(place, work, deadline_s)}, StuckMemory.of(system), system.clock)
+    ((_, answer),) = probe_in_child({0: ChildProbe(place, work, deadline_s)}, StuckMemory.of(system), system.clock)
     return answer

@@ -18,7 +18,7 @@ from resilience.alerts.notify import notify
 from resilience.alerts.state import open_alert_state
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
-from resilience.system.child import run_apart
+from resilience.system.child import run_in_child
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.fakes import NOW, FakeClock, make_project
 from tests.lab.hung import hung_directory
@@ -176,7 +176,7 @@ def test_a_hanging_disk_of_the_alert_state_is_notified_and_blocks_nothing(tmp_pa
 
     def tick(verdict: Verdict, *subjects: str) -> tuple[list[str], float]:
         began = time.monotonic()
-        ((_, answer),) = run_apart({"tick": (lambda: list(desk.tick(verdict, subjects=subjects)), 60.0)})
+        ((_, answer),) = run_in_child({"tick": (lambda: list(desk.tick(verdict, subjects=subjects)), 60.0)})
         assert answer.error is None, answer.error
         desk.clock.time += 600
         return answer.value, time.monotonic() - began

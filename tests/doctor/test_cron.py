@@ -252,7 +252,7 @@ def test_a_state_directory_that_others_may_write_is_critical(cron: CronProject) 
 @needs_root
 def test_a_state_directory_that_cannot_be_written_is_critical(cron: CronProject) -> None:
     """A directory of somebody else's, seen as that other person sees it: in a child that is nobody."""
-    from resilience.system.child import run_apart
+    from resilience.system.child import run_in_child
 
     cron.state.path.chmod(0o755)
     open_the_way(cron.state.path.parent)
@@ -264,7 +264,7 @@ def test_a_state_directory_that_cannot_be_written_is_critical(cron: CronProject)
 
         return json.dumps([(d.verdict.value, d.text) for d in _state_directory(cron)])
 
-    ((_, answer),) = run_apart({0: (look, 30.0)})
+    ((_, answer),) = run_in_child({0: (look, 30.0)})
     assert answer.error is None, answer.error
     assert any(verdict == "CRITICAL" for verdict, _ in json.loads(answer.value))
 

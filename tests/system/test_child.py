@@ -20,13 +20,13 @@ import pytest
 from resilience.base.processes import is_alive
 from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
 from resilience.system import child
-from resilience.system.child import Answer, run_apart, start_detached
+from resilience.system.child import Answer, run_in_child, start_detached
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def apart(work: Callable[[], Any], deadline_s: float = 20.0) -> Answer:
-    return dict(run_apart({"it": (work, deadline_s)}))["it"]
+    return dict(run_in_child({"it": (work, deadline_s)}))["it"]
 
 
 def until(what: Callable[[], bool], within_s: float = 10.0) -> None:
@@ -167,7 +167,7 @@ def test_many_that_hang_cost_the_longest_deadline_and_not_the_sum() -> None:
     started = time.monotonic()
     works: dict[int, tuple[Callable[[], Any], float]] = {n: (lambda: time.sleep(1000), 1.0) for n in range(60)}
     works[99] = (lambda: "here", 1.0)
-    answers = dict(run_apart(works))
+    answers = dict(run_in_child(works))
     assert time.monotonic() - started < 30.0  # the sum is 60 s; a busy machine needs a few
     assert answers[99].value == "here" and sum(answer.is_overdue for answer in answers.values()) == 60
 
@@ -178,7 +178,7 @@ def test_a_deadline_of_a_year_is_no_trouble() -> None:
 
 def test_those_that_answer_come_first() -> None:
     works = {"slow": (lambda: time.sleep(0.5), 5.0), "quick": (lambda: None, 5.0)}
-    assert [key for key, _ in run_apart(works)] == ["quick", "slow"]
+    assert [key for key, _ in run_in_child(works)] == ["quick", "slow"]
 
 
 def test_two_hundred_targets_are_not_two_hundred_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_two_hundred_targets_are_not_two_hundred_processes(monkeypatch: pytest.M
     before = set(children())  # other tests of this process may have left some
     most = 0
     seen = set()
-    for key, answer in run_apart({n: (value_of(n), 20.0) for n in range(200)}):
+    for key, answer in run_in_child({n: (value_of(n), 20.0) for n in range(200)}):
         assert answer.value == key
         seen.add(key)
         most = max(most, len(set(children()) - before))
@@ -198,7 +198,7 @@ def test_two_hundred_targets_are_not_two_hundred_processes(monkeypatch: pytest.M
 def test_when_too_many_hang_the_rest_is_unknown_and_the_tick_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "MAX_CHILDREN", 5)
     started = time.monotonic()
-    answers = dict(run_apart({n: (lambda: time.sleep(1000), 0.4) for n in range(100)}))
+    answers = dict(run_in_child({n: (lambda: time.sleep(1000), 0.4) for n in range(100)}))
     assert len(answers) == 100 and all(answer.error is not None for answer in answers.values())
     assert time.monotonic() - started < 20
 
@@ -209,7 +209,7 @@ def test_where_no_process_can_be_started_the_look_is_unknown(monkeypatch: pytest
 
     monkeypatch.setattr(child, "fork", refuse)
     open_before = descriptors()
-    answers = dict(run_apart({n: (lambda: 1, 5.0) for n in range(3)}))
+    answers = dict(run_in_child({n: (lambda: 1, 5.0) for n in range(3)}))
     assert len(answers) == 3
     for answer in answers.values():
         assert answer.error is not None and answer.error.transient and "ulimit -u" in answer.error.hint
@@ -227,15 +227,15 @@ def test_a_refused_process_is_tried_again_when_another_has_ended(monkeypatch: py
 
     running[0] = len(children_at_rest())
     monkeypatch.setattr(child, "fork", one_at_a_time)
-    answers = dict(run_apart({n: (value_of(n), 20.0) for n in range(4)}))
+    answers = dict(run_in_child({n: (value_of(n), 20.0) for n in range(4)}))
     assert answers[0].value == 0 and len(answers) == 4
 
 
 def test_no_descriptor_and_no_child_is_left() -> None:
     before, ours = descriptors(), children_at_rest()
     for _ in range(20):
-        list(run_apart({1: (lambda: 1, 5.0), 2: (lambda: 1 / 0, 5.0), 3: (lambda: os._exit(1), 5.0)}))
-    list(run_apart({1: (lambda: time.sleep(1000), 0.1)}))
+        list(run_in_child({1: (lambda: 1, 5.0), 2: (lambda: 1 / 0, 5.0), 3: (lambda: os._exit(1), 5.0)}))
+    list(run_in_child({1: (lambda: time.sleep(1000), 0.1)}))
     assert descriptors() == before
     until_children_are(ours)
 
@@ -262,12 +262,12 @@ def test_a_child_inherits_no_descriptor_of_ours(tmp_path: Path) -> None:
 
 def test_what_a_child_prints_is_caught_and_what_we_had_not_yet_printed_is_printed_once() -> None:
     program = (
-        "from resilience.system.child import run_apart\n"
+        "from resilience.system.child import run_in_child\n"
         "import os, sys\n"
         "print('ours', end='')\n"
         "def look():\n"
         "    print('its'); print('err', file=sys.stderr); sys.stdout.flush(); os.write(1, b'raw'); return 1\n"
-        "((_, answer),) = run_apart({1: (look, 20)})\n"
+        "((_, answer),) = run_in_child({1: (look, 20)})\n"
         "print(answer.said.split())\n"
     )
     done = subprocess.run(
@@ -279,7 +279,7 @@ def test_what_a_child_prints_is_caught_and_what_we_had_not_yet_printed_is_printe
 def test_whoever_stops_asking_ends_all_children() -> None:
     before = children_at_rest()
     works: dict[int, tuple[Callable[[], Any], float]] = {n: (lambda: time.sleep(1000), 1000.0) for n in range(4)}
-    asking = run_apart({**works, 9: (lambda: 1, 1000.0)})
+    asking = run_in_child({**works, 9: (lambda: 1, 1000.0)})
     next(asking)
     assert len(children()) > len(before)
     started = time.monotonic()
@@ -291,13 +291,13 @@ def test_whoever_stops_asking_ends_all_children() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_parent_and_its_children_within_two_seconds(tmp_path: Path, number: int) -> None:
     program = (
-        "from resilience.system.child import run_apart\n"
+        "from resilience.system.child import run_in_child\n"
         "import os, signal, sys, time\n"
         "def end(*_): sys.exit(9)\n"
         "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
         "def look():\n"
         f"    open(r'{tmp_path}/' + str(os.getpid()), 'w').close(); time.sleep(1000)\n"
-        "list(run_apart({n: (look, 1000.0) for n in range(40)}))\n"
+        "list(run_in_child({n: (look, 1000.0) for n in range(40)}))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
     until(lambda: len(list(tmp_path.iterdir())) == 40, 30)
@@ -311,7 +311,7 @@ def test_a_signal_ends_the_parent_and_its_children_within_two_seconds(tmp_path: 
 def test_a_signal_that_comes_as_a_child_is_started_ends_that_child_too(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, time\n"
-        "from resilience.system.child import run_apart\n"
+        "from resilience.system.child import run_in_child\n"
         "def end(*_): sys.exit(9)\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "fork = os.fork\n"
@@ -319,7 +319,7 @@ def test_a_signal_that_comes_as_a_child_is_started_ends_that_child_too(tmp_path:
         "    if pid := fork(): print(pid, flush=True); os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return pid\n"
         "os.fork = fork_and_be_told_to_end\n"
-        "list(run_apart({1: (lambda: time.sleep(1000), 1000.0)}))\n"
+        "list(run_in_child({1: (lambda: time.sleep(1000), 1000.0)}))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 9

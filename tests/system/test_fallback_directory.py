@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import StateDirectoryError
-from resilience.system.child import run_apart
+from resilience.system.child import run_in_child
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.fakes import make_system
@@ -141,7 +141,7 @@ def test_a_disk_that_hangs_is_not_touched(tmp_path: Path) -> None:
     try:
         with hung_directory(tmp_path / "disk") as disk:
             directory = FallbackDirectory(disk / "home" / "a", tmp_path / "fallback" / "a", unavailable="no response")
-            ((_, answer),) = run_apart({"all": (lambda: use(directory), 20.0)})
+            ((_, answer),) = run_in_child({"all": (lambda: use(directory), 20.0)})
     except OSError as error:
         pytest.skip(f"a FUSE file system cannot be mounted here: {error}")
     assert answer.error is None

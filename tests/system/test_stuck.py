@@ -18,7 +18,7 @@ from resilience.errors import UsageError
 from resilience.system import stuck
 from resilience.system.child import Answer
 from resilience.system.ports import SystemClock
-from resilience.system.stuck import Look, Stuck, StuckMemory, look_apart
+from resilience.system.stuck import ChildProbe, Stuck, StuckMemory, probe_in_child
 from tests.lab.fakes import FakeClock, make_system
 from tests.lab.hung import hung_directory
 
@@ -33,7 +33,7 @@ def memory(tmp_path: Path) -> StuckMemory:
 def look(memory: StuckMemory, work: Callable[[], Any], *, clock: Any = None, deadline_s: float = 0.5) -> Answer:
     """One tick of one place, with a memory read afresh, as another process would."""
     fresh = StuckMemory(memory._directories)
-    ((_, answer),) = look_apart({0: Look("fs /scratch", work, deadline_s)}, fresh, clock or SystemClock())
+    ((_, answer),) = probe_in_child({0: ChildProbe("fs /scratch", work, deadline_s)}, fresh, clock or SystemClock())
     return answer
 
 
@@ -80,8 +80,8 @@ def test_a_thousand_ticks_at_a_hung_mount_leave_one_child_and_the_next_say_so_at
 
 def test_a_hung_mount_keeps_no_pipe_of_the_caller_open(hung: Path, tmp_path: Path) -> None:
     program = (
-        "import os; from resilience.system.child import run_apart\n"
-        f"((_, answer),) = run_apart({{0: (lambda: os.statvfs(r'{hung}'), 0.5)}})\n"
+        "import os; from resilience.system.child import run_in_child\n"
+        f"((_, answer),) = run_in_child({{0: (lambda: os.statvfs(r'{hung}'), 0.5)}})\n"
         "print(answer.is_overdue, len(answer.abandoned), flush=True)\n"
     )
     started = time.monotonic()
@@ -123,8 +123,8 @@ def test_an_error_is_an_answer(memory: StuckMemory) -> None:
 def test_one_stuck_place_does_not_keep_others_from_being_looked_at(memory: StuckMemory) -> None:
     with subprocess.Popen(["sleep", "100"]) as waiting:
         memory.note("bad", Stuck(time.time() - 60, (waiting.pid,)), time.time())
-        looks = {"bad": Look("bad", lambda: 1, 5.0), "good": Look("good", lambda: 2, 5.0)}
-        answers = dict(look_apart(looks, memory, SystemClock()))
+        looks = {"bad": ChildProbe("bad", lambda: 1, 5.0), "good": ChildProbe("good", lambda: 2, 5.0)}
+        answers = dict(probe_in_child(looks, memory, SystemClock()))
         waiting.kill()
     assert answers["good"].value == 2 and answers["bad"].abandoned == (waiting.pid,)
     until_it_is_dead(waiting.pid)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience.errors import StateDirectoryError
-from resilience.system.child import run_apart
+from resilience.system.child import run_in_child
 from resilience.system.files import make_directory, own_directory, write_atomic
 from resilience.watch.scan.tree import MOST_HOT, NUMBERS, Hot, Totals, Tree, grow
 
@@ -305,7 +305,7 @@ class ScanCache:
         """Return the most recent cache, from whichever location holds it, within a fifth of the scan's deadline."""
         timeout_s = READ_TIMEOUT_S if deadline_s is None else min(READ_TIMEOUT_S, max(1.0, deadline_s / 5))
         written: dict[Path, float] = {}
-        for file, answer in run_apart({file: (partial(self._written_at, file), timeout_s) for file in self._files}):
+        for file, answer in run_in_child({file: (partial(self._written_at, file), timeout_s) for file in self._files}):
             if answer.error is None:
                 written[file] = answer.value
             else:
@@ -322,7 +322,7 @@ class ScanCache:
         """Write the cache to the first directory that accepts it."""
         errors: list[str] = []
         for file in self._files:
-            ((_, answer),) = run_apart({0: (partial(self._write_file, file, tree, known), WRITE_TIMEOUT_S)})
+            ((_, answer),) = run_in_child({0: (partial(self._write_file, file, tree, known), WRITE_TIMEOUT_S)})
             if answer.error is None:
                 self.notes += [f"scan cache written on this node, in {file.parent}: {text}" for text in errors]
                 return

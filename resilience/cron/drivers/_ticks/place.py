@@ -13,7 +13,7 @@ from resilience.cron.state_directory import FOLDER, CronDirectory
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
-from resilience.system.child import run_apart
+from resilience.system.child import run_in_child
 from resilience.system.files import make_directory
 
 READ_S = 10.0
@@ -66,7 +66,7 @@ def heartbeat(context: Context) -> Heartbeat | None:
         beat = CronDirectory(context.state_dir, context.group).heartbeat()
         return {} if beat is None else beat.to_json()
 
-    ((_, answer),) = run_apart({"heartbeat": (read, READ_S)})
+    ((_, answer),) = run_in_child({"heartbeat": (read, READ_S)})
     if answer.error is not None:
         raise answer.error
     return Heartbeat.from_json(answer.value) if answer.value else None
@@ -89,7 +89,7 @@ def last_words(context: Context, name: str) -> str:
         said = [line.strip() for line in lines if line.strip()]
         return said[-1][:200] if said else ""
 
-    ((_, answer),) = run_apart({"last words": (read, READ_S)})
+    ((_, answer),) = run_in_child({"last words": (read, READ_S)})
     return str(answer.value) if answer.error is None else ""
 
 
