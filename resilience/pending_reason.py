@@ -42,14 +42,14 @@ _EXACT = {
     "Resources": PendingReason("waits for free nodes"),
     "Dependency": PendingReason("waits for the job before it"),
     "DependencyNeverSatisfied": _never(
-        "what it waits for can never happen", "cancel it and submit again with afterany"
+        "its dependency can never be satisfied", "cancel it and submit again with afterany"
     ),
     "JobArrayTaskLimit": PendingReason("waits for its turn in the array"),
     "BeginTime": PendingReason("not before its begin time"),
     "JobHeldUser": _never("held by its owner", _RELEASE),
     "JobHeldAdmin": _never("held by an administrator", "ask them why"),
-    "BadConstraints": _never("no node fits what it asks for", "change --constraint, --nodes or --gres"),
-    "Constraints": _others("no node fits what it asks for just now", "see `sinfo`"),
+    "BadConstraints": _never("no node satisfies its constraints", "change --constraint, --nodes or --gres"),
+    "Constraints": _others("no free node satisfies its constraints now", "see `sinfo`"),
     "PartitionDown": _others("the partition is down", "see `sinfo`; another partition may be up"),
     "PartitionInactive": _others("the partition is closed", "see `sinfo`; choose another partition"),
     "PartitionNodeLimit": _never("asks for more nodes than the partition allows", "ask for fewer"),

@@ -30,6 +30,14 @@ PACKAGES = {
 """Packages of the built-in plugins of each family."""
 
 
+_SINGULAR = {
+    "schedulers": "scheduler",
+    "checks": "watchdog",
+    "channels": "kind of channel",
+    "drivers": "backend of cron",
+}
+
+
 class Family:
     """One kind of plugin.
 
@@ -93,7 +101,7 @@ class Family:
         """Return the plugin's constant, or the UsageError that explains the failure."""
         source = self._sources.get(name)
         if source is None:
-            return UsageError(f"no {self.name} plugin is called {name!r}", hint=suggest(name, self.names()))
+            return UsageError(f"there is no {_SINGULAR[self.name]} {name!r}", hint=suggest(name, self.names()))
         try:
             if isinstance(source, str):
                 return getattr(importlib.import_module(source), self.constant)

@@ -588,7 +588,7 @@ resil_act() {
   names=$resil_signals resil_signals= # in one command: traps run between commands, and what comes there would be lost
   for name in $names; do
     resil_time # no $(...) here: a trap that runs while bash parses one was seen to end bash
-    resil_say "SIG$name came at $REPLY"
+    resil_say "SIG$name received at $REPLY"
     [ "$name" = "$resil_signal" ] && resil_request_stop "SIG$name" \
       "the batch shell got SIG$name: about $RESIL_SIGNAL_LEAD_S s are left before the time limit" signal "\"$name\""
     case $name in
@@ -735,7 +735,7 @@ resil_say_kill() { # print and journal the heartbeat's messages about the kill s
         resil_aside resil_record kill_taken "$resil_kill" \
           "the training has decided to stop; it may save and end until $REPLY" bound_s $((resil_kill_at - SECONDS))
         ;;
-      cleared) resil_aside resil_record kill_cleared '' 'the kill switch was taken back: the training goes on' ;;
+      cleared) resil_aside resil_record kill_cleared '' 'the kill switch was cleared: the training continues' ;;
     esac
   done
 }

@@ -64,6 +64,15 @@ RunArgument = Annotated[
         show_default=False,
     ),
 ]
+RunOrAllArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="[RUN]",
+        help="Name of the run, or a path to its directory. Default: all runs.",
+        autocompletion=complete_runs,
+        show_default=False,
+    ),
+]
 
 
 def scheduler_override(scheduler: str) -> Mapping[str, str]:

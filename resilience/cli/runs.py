@@ -17,6 +17,7 @@ from resilience.cli.options import (
     ConfigOption,
     JsonOption,
     RunArgument,
+    RunOrAllArgument,
     SchedulerOption,
     completion,
     open_project,
@@ -267,7 +268,7 @@ def _show_queued(prepared: Prepared, result: SubmitResult) -> None:
 
 @single_command("Examples: resil status; resil status gpt --watch; resil status --json")
 def status(
-    run: RunArgument = "",
+    run: RunOrAllArgument = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every few seconds, until Ctrl-C.")] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", help="With --watch.", min=1.0)

@@ -47,7 +47,7 @@ class CanaryAnswer:
 
     @property
     def is_well(self) -> bool:
-        """Whether every channel accepted the alert."""
+        """Return whether every channel accepted the alert."""
         return self.ended is not None and bool(self.channels) and all(ok for _, ok, _, _ in self.channels)
 
 

@@ -93,7 +93,7 @@ def day_of(now: float, digest_at: str) -> Day:
 
 
 def is_due(cron: CronProject) -> bool:
-    """Whether a digest may have to be sent. At most two stat calls; never raises."""
+    """Return whether a digest may have to be sent. At most two stat calls; never raises."""
     if not cron.settings.digest_at:
         return False
     try:

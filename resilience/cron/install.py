@@ -88,7 +88,7 @@ def already(installation: Installation, project: Project, wanted: str) -> Alread
 
 
 def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
-    """Whether an installation belongs to another project that still has it."""
+    """Return whether an installation belongs to another project that still has it."""
     there, here = Path(installation.project), project.loaded.project
     if there == here or not note.is_relative_to(here):
         return False

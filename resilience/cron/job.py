@@ -132,7 +132,7 @@ class _Job:
         return self.is_terminated
 
     def _must_exit(self) -> bool:
-        """Whether the tick loop must end. Called all the time, so it also maintains the successors."""
+        """Return whether the tick loop must end. Called all the time, so it also maintains the successors."""
         now = self._now()
         self._poll_keeper()
         if now >= self.next_keep and self.keeper is None:

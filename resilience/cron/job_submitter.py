@@ -49,7 +49,7 @@ class JobSubmitter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a child is running."""
+        """Return whether a child is running."""
         return self._pid != 0
 
     @property

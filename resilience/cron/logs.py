@@ -147,7 +147,7 @@ def _same(cron: CronProject, run: RunRecord) -> list[Log]:
 
 
 def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:
-    """Whether no more output can come. A scheduler that does not answer does not end the run."""
+    """Return whether no more output can come. A scheduler that does not answer does not end the run."""
     if run.job_id:
         if not wants_job:
             return False

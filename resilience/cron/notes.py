@@ -47,7 +47,7 @@ def forget(project: Project) -> None:
 
 
 def is_noted(project: Project) -> bool:
-    """Whether a guard left a note."""
+    """Return whether a guard left a note."""
     return _note(project).exists()
 
 

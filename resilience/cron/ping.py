@@ -56,7 +56,7 @@ def check_ping(settings: CronSettings) -> None:
     if settings.ping_url and settings.ping_url_file:
         raise SettingsError("[cron] sets both ping_url and ping_url_file", hint="keep only one; the file is safer")
     if settings.ping_url:
-        check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http)
+        check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http, key="ping_allow_http")
 
 
 def ping_state(cron: CronProject) -> PingState | None:
@@ -148,7 +148,10 @@ def _address(cron: CronProject) -> Secret:
     found = read_secret(cron.settings, "ping_url", cron.project.system)
     if found is None:
         return Secret(cron.settings.ping_url)
-    check_url(found.reveal(), "the content of [cron] ping_url_file", allow_http=cron.settings.ping_allow_http)
+    check_url(
+        found.reveal(), "the content of [cron] ping_url_file",
+        allow_http=cron.settings.ping_allow_http, key="ping_allow_http",
+    )  # fmt: skip
     return found
 
 

@@ -166,7 +166,7 @@ class Outcome(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the result needs attention."""
+        """Return whether the result needs attention."""
         return self in {Outcome.FAILED, Outcome.TIMEOUT, Outcome.REFUSED, Outcome.CUT_SHORT}
 
 

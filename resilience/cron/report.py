@@ -225,12 +225,12 @@ def send_failures(cron: CronProject) -> tuple[str, ...]:
 
 
 def may_end_incident(ticked: TickResult) -> bool:
-    """Whether a slot has a result, which may end an incident. Pure."""
+    """Return whether a slot has a result, which may end an incident. Pure."""
     return bool(ticked.ended or ticked.submitted or ticked.skipped or ticked.refused)
 
 
 def may_open_incident(ticked: TickResult) -> bool:
-    """Whether a slot has a result that may open an incident. Pure."""
+    """Return whether a slot has a result that may open an incident. Pure."""
     return bool(ticked.skipped or ticked.refused or any(run.outcome.is_failure for run in ticked.ended))
 
 
@@ -287,7 +287,7 @@ def _report(
 
 
 def _uses_stderr(cron: CronProject) -> bool:
-    """Whether an alert channel writes to this process's standard error, so that the child must inherit it."""
+    """Return whether an alert channel writes to this process's standard error, so that the child must inherit it."""
     settings = cron.project.loaded.settings
     for name in settings.alert.channels:
         table = settings.channels.get(name)

@@ -66,11 +66,11 @@ class Claim(NamedTuple):
         return float(self.owner.rpartition("-")[2])
 
     def is_mine(self) -> bool:
-        """Whether this process holds it."""
+        """Return whether this process holds it."""
         return self.owner.rpartition("-")[0] == _owner(0).rpartition("-")[0]
 
     def is_gone(self, now: float) -> bool:
-        """Whether the process that held it is gone; that of another host is after FOREIGN_OPEN_S."""
+        """Return whether the process that held it is gone; that of another host is after FOREIGN_OPEN_S."""
         where, pid, ticks, began = self.owner.split("-")
         if where != machine():
             return abs(now - float(began)) > FOREIGN_OPEN_S
@@ -142,7 +142,7 @@ class Slots:
             os.unlink(self._open / claim.name)  # noqa: PTH108
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this process still holds the claim; after a long suspension another process may have seized it."""
+        """Return whether this process still holds the claim; another process may have seized it meanwhile."""
         return os.path.lexists(self._open / claim.name)
 
     def open_claims(self) -> list[Claim]:
@@ -169,7 +169,7 @@ class Slots:
         return mine
 
     def is_won(self, claim: Claim) -> bool | None:
-        """Whether a claim won its slot. None: unknown, because it is too old or the crash lost it."""
+        """Return whether a claim won its slot. None: unknown, because it is too old or the crash lost it."""
         limit = max(claim.slot, claim.time) + AHEAD_S
         if any(claim.slot <= floor <= limit for floor in self._list()[1].get(claim.key, [])):
             return False  # the slot had ended before

@@ -43,7 +43,7 @@ class TickState:
 
     Attributes:
         lines: warnings, one sentence each.
-        life_began: when the scheduler started on this boot of this machine, if an entry needs it (`@reboot`).
+        scheduler_start: when the scheduler started on this boot of this machine, if an entry needs it (`@reboot`).
     """
 
     def __init__(self, cron: CronProject, now: float, period_s: float) -> None:

@@ -156,12 +156,12 @@ class Ticker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a run or a submission of this scheduler is active."""
+        """Return whether a run or a submission of this scheduler is active."""
         return self.is_running or self._submitter.is_busy
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is active."""
+        """Return whether a run is active."""
         return self._runs is not None and bool(self._runs.running)
 
     def tick(self) -> TickResult:
@@ -343,7 +343,7 @@ class Ticker:
             return False
 
     def _fits(self, entry: Entry, now: float) -> bool:
-        """Whether the entry can finish before `until`, never could, or would be lost if left to the next scheduler."""
+        """Return whether the entry can finish before `until`, never could, or would be lost to the next scheduler."""
         limit_s = entry.options.timeout_s
         if self._until is None or entry.kind is Kind.SUBMIT or limit_s <= 0 or entry.options.catch_up == 0:
             return True

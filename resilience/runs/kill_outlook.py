@@ -113,7 +113,9 @@ def describe_outlook(outlook: KillOutlook, run: str, scope: Scope, now: float) -
         lines.append("no job of the run is running")
     if outlook.headline == "unknown":
         lines.append("the scheduler did not report which jobs run")
-    if outlook.queued and not outlook.script:
+    if outlook.queued and outlook.script:
+        lines.append(f"queued jobs ({outlook.queued}) are not cancelled: resil cancel {run} --pending")
+    elif outlook.queued:
         end = "end within seconds of their start"
         if scope is Scope.ALL:
             end = "are cancelled when the first of them starts" if outlook.attempt is None else "are cancelled then"

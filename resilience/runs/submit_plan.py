@@ -300,7 +300,7 @@ def read_own_script(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     if found is None:
-        raise UsageError(f"there is no script {path}", hint="give a path, or leave it out to render the template")
+        raise UsageError(f"there is no script {path}", hint="give the path of a batch script")
     raw = found[0]
     no_crlf = f"sed -i 's/\\r$//' {shlex.quote(str(path))}"
     a_script, first_line = "is it the batch script?", "make its first line #!/bin/bash"

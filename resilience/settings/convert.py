@@ -45,7 +45,8 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """Return the error for an unknown key. The hint names the table that has the key, or else the nearest name."""
     near = nearest(key.replace("-", "_"), known)
-    homes = " or ".join(f"[{table}]" for table in tables_with(key))
+    is_of_plugin = "." in where.partition("]")[0]  # [channel.pager], [watch.fs]
+    homes = "" if is_of_plugin else " or ".join(f"[{table}]" for table in tables_with(key))
     if homes:
         hint = f"{key} belongs below {homes}{f'; or did you mean {near}?' if near else ''}"
     else:

@@ -55,7 +55,7 @@ def is_loopback(host: str) -> bool:
     return _LOOPBACK.fullmatch(host.strip("[]").lower()) is not None
 
 
-def check_url(url: str, what: str, *, allow_http: bool = False) -> None:
+def check_url(url: str, what: str, *, allow_http: bool = False, key: str = "allow_http") -> None:
     """Raise SettingsError unless `url` is an https address. Plain http requires `allow_http` or a loopback host.
 
     The error contains at most the host, because the rest may be a secret.
@@ -70,7 +70,7 @@ def check_url(url: str, what: str, *, allow_http: bool = False) -> None:
     if parts.scheme == "http" and not allow_http and not is_loopback(host):
         raise SettingsError(
             f"{what} is plain http to {host}: the message would not be encrypted",
-            hint="use https, or set allow_http = true for a trusted network",
+            hint=f"use https, or set {key} = true for a trusted network",
         )
 
 

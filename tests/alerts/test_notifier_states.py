@@ -39,7 +39,7 @@ class Fuse:
 
 @dataclass
 class MemoryDirectory:
-    """A FallbackDirectory in memory, for speed; `tests/system/test_spare_directory.py` has the real one."""
+    """A FallbackDirectory in memory, for speed; `tests/system/test_fallback_directory.py` has the real one."""
 
     fuse: Fuse
     files: dict[str, bytes] = field(default_factory=dict)

@@ -37,7 +37,7 @@ def test_the_list_says_what_each_looks_at_and_where_its_settings_stand(watching:
     assert {"cron", "fs", "inodes", "job", "log", "licence", "matlab", "odd"} == set(rows)
     assert "licences that are left" in rows["matlab"] and "[watch.matlab]" in rows["matlab"]
     assert "resil.toml" in rows["matlab"] and "defaults" in rows["licence"]
-    assert "no checks plugin is called 'no-such'" in rows["odd"]
+    assert "there is no watchdog 'no-such'" in rows["odd"]
     document = watching.resil("watch", "--list", "--json").json
     row = next(row for row in document["watchdogs"] if row["name"] == "matlab")
     assert (row["kind"], row["in_all"]) == ("licence", True) and "resil.toml" in row["place"]

@@ -39,7 +39,7 @@ EXPECTED = {
     ODD: ("OK", "", "running for"),
     "held-by-user": ("CRITICAL", NEVER, "held by its owner"),
     "held-by-admin": ("CRITICAL", NEVER, "held by an administrator"),
-    "dependency-never": ("CRITICAL", NEVER, "can never happen"),
+    "dependency-never": ("CRITICAL", NEVER, "can never be satisfied"),
     "shrunk": ("CRITICAL", NEVER, "asks for more time than the partition allows"),
     "requeue-hold": ("CRITICAL", NEVER, "was requeued and held"),
     "special-exit": ("CRITICAL", NEVER, "will not start"),

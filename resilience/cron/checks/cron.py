@@ -23,7 +23,7 @@ class CronCheck:
     memory = Memory(count=1)
     argument = "entries"
     example = "resil watch cron 'cron.hourly/*'"
-    on_nothing = "no scheduler was ever installed here: resil cron install"
+    on_nothing = "install a scheduler: resil cron install"
 
     def targets(self, settings: CronCheckSettings, context: Context) -> Sequence[Target]:
         """Return the state directory of the scheduler."""

@@ -52,7 +52,7 @@ def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES
 
 
 def hides_processes(proc: Path = Path("/proc")) -> bool:
-    """Whether /proc hides processes of other users, so that finding none proves nothing."""
+    """Return whether /proc hides processes of other users, so that finding none proves nothing."""
     return not (proc / "1" / "comm").exists()
 
 

@@ -173,7 +173,7 @@ class ScrontabDriver:
 
 
 def _is_enabled(context: Context) -> bool:
-    """Whether slurm.conf enables it: `ScronParameters         = enable` (`(null)`: disabled)."""
+    """Return whether slurm.conf enables it: `ScronParameters         = enable` (`(null)`: disabled)."""
     try:
         done = programs.run_program(context, ["scontrol", "show", "config"])
     except ResilError:

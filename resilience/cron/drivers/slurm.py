@@ -192,7 +192,7 @@ def _judge(jobs: Sequence[Job], installation: Installation, settings: CronSettin
 
 
 def _asks_too_much(reason: str) -> bool:
-    """Whether the time limit may be the reason: SLURM reports PartitionTimeLimit or PartitionConfig."""
+    """Return whether the time limit may be the reason: SLURM reports PartitionTimeLimit or PartitionConfig."""
     return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
 
 

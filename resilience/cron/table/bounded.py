@@ -130,7 +130,7 @@ class Bounded:
 
     @property
     def has_head(self) -> bool:
-        """Whether `take_head` may return more, now or after more output."""
+        """Return whether `take_head` may return more, now or after more output."""
         return self._given < min(len(self._head), self._half)
 
     def finish(self) -> bytes:

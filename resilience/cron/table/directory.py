@@ -295,7 +295,7 @@ def _name_of(uid: int) -> str:
 
 
 def _is_private(gid: int, *, uid: int) -> bool:
-    """Whether a group is a user's private group, which many systems create (adduser.conf(5), USERGROUPS)."""
+    """Return whether a group is a user's private group, which many systems create (adduser.conf(5), USERGROUPS)."""
     import grp
     import pwd
 

@@ -90,7 +90,7 @@ def shorten(directory: CronDirectory, key: str, *, most: int = MOST_LINES, kept:
 
 
 def _is_ours(descriptor: int, path: Path) -> bool:
-    """Whether this process alone may rewrite the file: two at once could each drop lines that the other kept."""
+    """Return whether this process alone may rewrite the file: two at once could each drop lines that the other kept."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -92,7 +92,7 @@ class Policy(NamedTuple):
         return None
 
     def _is_shared(self, directory: Facts) -> bool:
-        """Whether only the owner, root and members of the group can have created files in a directory."""
+        """Return whether only the owner, root and members of the group can have created files in a directory."""
         is_setgid = bool(directory.mode & stat.S_ISGID)
         return self.gid is not None and directory.gid == self.gid and is_setgid and not directory.mode & stat.S_IWOTH
 

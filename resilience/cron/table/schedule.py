@@ -47,7 +47,7 @@ class Schedule:
 
     @property
     def is_reboot(self) -> bool:
-        """Whether it runs once per start of the scheduler."""
+        """Return whether it runs once per start of the scheduler."""
         return not self.expression and not self.every_s
 
     def next_after(self, t: float) -> int | None:
@@ -120,7 +120,7 @@ def fields_of(expression: str) -> CronSim:
 
 
 def _is_fixed(expression: str) -> bool:
-    """Whether cron treats it as an entry with fixed times: cron(8), "Only jobs that run at a particular time"."""
+    """Return whether cron treats an entry as fixed in time: cron(8), "Only jobs that run at a particular time"."""
     minute, hour, *_ = expression.split()
     return not minute.startswith("*") and not hour.startswith("*")
 

@@ -52,7 +52,7 @@ class Started(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """Whether the run is active."""
+        """Return whether the run is active."""
         return self.record.outcome is Outcome.RUNNING
 
 
@@ -130,7 +130,7 @@ class Supervised:
         return Started(_ended(record, Outcome.REFUSED, why), hint)
 
     def must_wait(self, entry: Entry, start: float) -> bool:
-        """Whether a late slot must wait: it was due before the entry's active run began, so it runs after that one
+        """Return whether a late slot must wait: it was due before the active run began, so it runs after that one
         instead of overlapping it."""
         if entry.options.overlap is Overlap.ALLOW:
             return False

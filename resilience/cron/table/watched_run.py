@@ -58,7 +58,7 @@ class Task:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has finished or failed."""
+        """Return whether it has finished or failed."""
         return self._over.is_set()
 
     def wait(self, until: float) -> bool:

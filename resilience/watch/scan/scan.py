@@ -212,7 +212,7 @@ class Scan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every readable directory was read or verified."""
+        """Return whether every readable directory was read or verified."""
         return not self.error and not self.unverified and not self.unfinished
 
     @property

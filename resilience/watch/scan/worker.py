@@ -51,7 +51,7 @@ class Board:
 
     @property
     def stopped(self) -> bool:
-        """Whether all workers should stop."""
+        """Return whether all workers should stop."""
         return self._memory[0] != 0
 
     def stop(self) -> None:
@@ -60,7 +60,7 @@ class Board:
 
     @property
     def wants_work(self) -> bool:
-        """Whether a worker is idle and the queue is empty."""
+        """Return whether a worker is idle and the queue is empty."""
         return self._memory[1] != 0
 
     @wants_work.setter

@@ -92,7 +92,7 @@ class Keeper:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the caller owns the chain. Others may operate the project; their `squeue --me` omits its jobs."""
+        """Return whether the caller owns the chain. The `squeue --me` of other users omits its jobs."""
         return self.me in ("", self.installation.by)
 
     @property

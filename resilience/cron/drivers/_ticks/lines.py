@@ -61,7 +61,7 @@ def tokens_of(table: str, state_dir: Path) -> frozenset[str]:
 
 
 def is_ours(line: str, token: str) -> bool:
-    """Whether an installation wrote a line (without its newline), even if it was commented out since.
+    """Return whether an installation wrote a line (without its newline), even if it was commented out since.
 
     A line that only mentions the mark, or has other text before it, is not ours.
     """
@@ -79,7 +79,7 @@ def is_ours(line: str, token: str) -> bool:
 
 
 def is_disabled(line: str) -> bool:
-    """Whether a line was disabled, by SLURM or with a `#`."""
+    """Return whether a line was disabled, by SLURM or with a `#`."""
     return line.startswith("#") and not line.startswith("#SCRON ")
 
 

@@ -45,7 +45,7 @@ class Program(Protocol):
         ...
 
     def read(self, context: Context) -> str | None:
-        """Return the user's table; None if there is none. Raise NoAnswer if it cannot be read."""
+        """Return the user's table; None if there is none. Raise ProgramFailed if it cannot be read."""
         ...
 
     def write(self, table: str, context: Context) -> None:
@@ -67,7 +67,7 @@ def run_program(
 ) -> Completed:
     """Run the program of a table, in the C locale, by default within READ_S.
 
-    Raise NoAnswer if it did not run or did not end in time.
+    Raise ProgramFailed if it did not run or did not end in time.
     """
     whole = {**context.system.environ, "LC_ALL": "C", **env}
     try:

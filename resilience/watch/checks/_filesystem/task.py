@@ -70,7 +70,7 @@ class Task(NamedTuple):
         paths: the named paths; empty: the file systems that a training needs.
         thresholds: the thresholds.
         site: the site's own command.
-        asks_quota: whether to run the quota tools.
+        queries_quota: whether to run the quota tools.
         du_limit: the limit for du's total; None: du is not run.
         du_every_s: the maximum age of du's total.
         du_deadline_s: the time limit of du.
@@ -79,7 +79,7 @@ class Task(NamedTuple):
         checkpoint_every_s: the interval between checkpoints; None: from the run's journal.
         purge_s: the site deletes files not used for this long; 0: never.
         purge_warn_s: how long before that to warn.
-        read_only_is_meant: whether a read-only mount is intended.
+        accepts_read_only: whether a read-only mount is intended.
     """
 
     kind: str

@@ -63,7 +63,7 @@ def describe_pulse(seen: Sequence[SeenJob], now: float) -> str:
     if why.blocks_for_ever:
         return f"will not start: {why.words} {where}"
     if why.needs_others:
-        return f"is waiting for what it cannot have now: {why.words} {where}"
+        return f"is waiting for unavailable resources: {why.words} {where}"
     if lead.start is not None and lead.start > now:
         return f"is scheduled to start in {format_slurm_time(lead.start - now)} (at {_moment(lead.start)}) {where}"
     if lead.reason == "JobArrayTaskLimit":

@@ -84,7 +84,10 @@ class JobSettings:
 def check_settings(settings: JobSettings) -> None:
     """Raise SettingsError for invalid settings."""
     if settings.require not in (QUEUED, RUNNING):
-        raise SettingsError(f"require = {settings.require!r} of the job watchdog must be queued or running")
+        raise SettingsError(
+            f"require = {settings.require!r} of the job watchdog is unknown",
+            hint='use require = "queued" or require = "running"',
+        )
     if settings.min_queued is not None and settings.min_queued < 0:
         raise SettingsError(f"min_queued = {settings.min_queued} of the job watchdog is less than 0")
     if settings.churn_count < 0:

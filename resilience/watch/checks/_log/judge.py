@@ -358,6 +358,8 @@ def _finding(
 
 
 def _figures(view: View) -> tuple[Figure, ...]:
+    if not view.since:  # neither log nor heartbeat
+        return ()
     quiet = Figure(label="quiet", value=round(view.quiet_s, 1), unit="s", crit=round(view.allowed.seconds, 1))
     step = view.beat.step if view.beats and view.beat is not None else view.log.step if view.log is not None else None
     return (quiet,) if step is None else (quiet, Figure(label="step", value=step))

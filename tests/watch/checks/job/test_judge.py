@@ -115,8 +115,8 @@ def test_a_queue_is_judged_at_the_first_tick(stage: Stage, claim: str) -> None:
 NEVER = [
     ("JobHeldUser", CRITICAL, "held by its owner", "scontrol release 12"),
     ("JobHeldAdmin", CRITICAL, "held by an administrator", "ask"),
-    ("DependencyNeverSatisfied", CRITICAL, "can never happen", "afterany"),
-    ("BadConstraints", CRITICAL, "no node fits", "--constraint"),
+    ("DependencyNeverSatisfied", CRITICAL, "can never be satisfied", "afterany"),
+    ("BadConstraints", CRITICAL, "no node satisfies", "--constraint"),
     ("JobLaunchFailure", CRITICAL, "could not be started", "sinfo -R"),
     ("launch failed requeued held", CRITICAL, "its start failed", "scontrol release 12"),
     ("job requeued in held state", CRITICAL, "requeued and held", "scontrol release 12"),

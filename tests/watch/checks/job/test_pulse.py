@@ -63,7 +63,7 @@ WORDS = [
     ),
     (
         a_job(124, PENDING, reason="PartitionDown", partition="gpu"),
-        "is waiting for what it cannot have now: the partition is down (124 on 'gpu' partition)",
+        "is waiting for unavailable resources: the partition is down (124 on 'gpu' partition)",
     ),
     (
         a_job(124, JobState.COMPLETING, start_time=START - 60, partition="gpu", nodes="n1"),
