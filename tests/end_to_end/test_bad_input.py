@@ -45,7 +45,7 @@ CASES = {
     "unknown template": (["--template", "torchrnu"], 2, "torchrnu", "torchrun"),
     "variable that no template knows": (["--set", "gpus=8"], 2, "gpus", ""),
     "set without a value": (["--set", "lr"], 2, "'lr' is not KEY=VALUE", "--set lr=1e-4"),
-    "missing script": (["nowhere.sbatch"], 2, "there is no script", "give a path"),
+    "missing script": (["nowhere.sbatch"], 2, "there is no script", "give the path"),
     "unknown sbatch flag": (["--", "--arary=3"], 2, "--arary", "--array"),
     "job name with a newline": (["--", "--job-name=a\nb"], 2, "contains a line break", ""),
     "another script after --": (["--", "/tmp/other.sh", "--lr", "0.1"], 2, "is not a flag of sbatch", "-- -- --lr"),

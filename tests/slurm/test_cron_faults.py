@@ -11,7 +11,7 @@ import pytest
 from resilience.cron.records import Outcome
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cron_site import Site
-from tests.lab.slurm.processes import until
+from tests.lab.slurm.processes import environ, until
 
 SLOW = "@every 4s /bin/true # resil: name=beat catch_up=none\n"
 QUICK = 180
@@ -143,6 +143,7 @@ def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Plac
 def test_a_chain_that_the_controller_has_forgotten_is_seen_to_be_dead_and_revived_without_python(place: Place) -> None:
     """By what a training's batch shell runs."""
     cluster, site = place.cluster, place.whole("forgotten")
+    name = f"resil-cron-{site.token[:8]}"
     cluster.kill_controller()
     for path in (cluster.root / "state").iterdir():
         if path.is_file():
@@ -150,8 +151,10 @@ def test_a_chain_that_the_controller_has_forgotten_is_seen_to_be_dead_and_revive
     cluster.start_controller()
 
     def is_dead() -> bool:
-        # It finds jobs on its nodes that it knows nothing of, and kills them, without a warning. One that made a tick
-        # before that may have queued successors with the new controller.
+        # It finds jobs on its nodes that it knows nothing of, and kills them, without a warning. Until then such a job
+        # may queue successors with the new controller.
+        if any(environ(pid).get("SLURM_JOB_NAME") == name for pid in cluster.processes()):
+            return False
         if rows := site.rows():
             cluster.run(["scancel", *(row.id for row in rows)], site.user)
             return False
