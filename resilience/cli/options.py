@@ -55,24 +55,19 @@ SchedulerOption = Annotated[
     str, typer.Option("--scheduler", metavar="NAME", help="slurm, local (the embedded one) or auto.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for programs.")]
-RunArgument = Annotated[
-    str,
-    typer.Argument(
+
+
+def _run_argument(default: str) -> Any:
+    return typer.Argument(
         metavar="[RUN]",
-        help="Name of the run, or a path to its directory. Default: this project's run.",
+        help=f"Name of the run, or a path to its directory. Default: {default}.",
         autocompletion=complete_runs,
         show_default=False,
-    ),
-]
-RunOrAllArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="[RUN]",
-        help="Name of the run, or a path to its directory. Default: all runs.",
-        autocompletion=complete_runs,
-        show_default=False,
-    ),
-]
+    )
+
+
+RunArgument = Annotated[str, _run_argument("this project's run")]
+RunOrAllArgument = Annotated[str, _run_argument("all runs")]
 
 
 def scheduler_override(scheduler: str) -> Mapping[str, str]:

@@ -205,6 +205,9 @@ def test_an_address_that_cannot_be_meant_is_refused_without_being_shown(settings
 
 def test_plain_http_is_for_this_machine_or_by_ones_own_will() -> None:
     check_ping(CronSettings(ping_url="http://127.0.0.1:8000/x"))
+    with pytest.raises(SettingsError) as caught:
+        check_ping(CronSettings(ping_url="http://example.org/x"))
+    assert "ping_allow_http = true" in caught.value.hint
     check_ping(CronSettings(ping_url="http://example.org/x", ping_allow_http=True))
 
 

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from resilience.errors import SettingsError
 from resilience.guard.settings import GuardSettings
-from resilience.settings.convert import convert_guard_table, convert_table, convert_value, plugin_settings, read_table
+from resilience.settings.convert import (
+    convert_guard_table,
+    convert_table,
+    convert_value,
+    plugin_settings,
+    read_table,
+    unknown_key,
+)
 from resilience.settings.load import FILE_NAME, Loaded, load
 from resilience.settings.sections import PluginTable
 from resilience.settings.show import rows, to_toml
@@ -124,6 +131,11 @@ def test_an_unknown_key_is_rejected_with_the_nearest_or_all_known_keys() -> None
     with pytest.raises(SettingsError) as far:
         convert(zzzz=5)
     assert "known keys: count, is_on" in far.value.hint
+
+
+def test_a_key_of_another_table_is_not_advised_for_a_plugins_table() -> None:
+    assert "[run]" in unknown_key("command", ["argv"], "[alert] of resil.toml").hint
+    assert unknown_key("command", ["argv"], "[channel.pager] of resil.toml").hint == "known keys: argv"
 
 
 def test_a_single_value_can_be_converted() -> None:

@@ -49,20 +49,29 @@ def digest(
     written: float,
     own: re.Pattern[bytes] | None = None,
     in_blocks: bool = False,
+    ignored: re.Pattern[bytes] = lines_of.PULSE,
 ) -> LogState:
-    """Return the state of a log after a chunk of new bytes.
+    """Return the state of a log after a chunk of new bytes, without the lines that start with `ignored`.
 
     `written` is the estimated time of the last write, by the watchdog's clock. A log written `in_blocks` is silent for
     many steps, so the seconds per step in its lines are ignored.
     """
-    return _Digest(state, written, own, in_blocks).take(chunk)
+    return _Digest(state, written, own, in_blocks, ignored).take(chunk)
 
 
 class _Digest:
     """The processing of one chunk."""
 
-    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, in_blocks: bool) -> None:
+    def __init__(
+        self,
+        state: LogState,
+        written: float,
+        own: re.Pattern[bytes] | None,
+        in_blocks: bool,
+        ignored: re.Pattern[bytes],
+    ) -> None:
         self.before = state
+        self.ignored = ignored
         self.written = written
         self.own = own
         self.in_blocks = in_blocks
@@ -89,10 +98,10 @@ class _Digest:
         self.words = words_of(chunk)
         for raw in finished[-MOST_LINES:]:
             line = lines_of.plain(raw)
-            if line and not line.isspace() and not lines_of.OURS.match(line):
+            if line and not line.isspace() and not self.ignored.match(line):
                 self._line(line)
         rest = lines_of.plain(rest)
-        if rest and not rest.isspace() and not lines_of.OURS.match(rest):
+        if rest and not rest.isspace() and not self.ignored.match(rest):
             self.has_output = self.has_new_lines = True
             found = find(rest, self.own)
             if found is not None:

@@ -15,6 +15,7 @@ from resilience.finding import Verdict
 from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
+from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import INTERVALS
 from resilience.watch.checks._log.losses import Loss, losses_of, unresolved
 from resilience.watch.checks._log.reading import Beat, LogReading, packed, phase_of, unpacked
@@ -194,7 +195,7 @@ def _probe_run(
     if reader.settings.heartbeat and run.job_id:
         since = before.clock[0] if before is not None else 0.0
         beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
-    reading = reader.reading(run.logs, before) if run.logs else LogReading(clock=reader.moment)
+    reading = reader.reading(run.logs, before, ignored=lines.OURS) if run.logs else LogReading(clock=reader.moment)
     reading = replace(reading, beat=_record(beat), **about)
     if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= reader.settings.ignore_older_s):
         losses = _losses(directory, run.job_id, reading, before)

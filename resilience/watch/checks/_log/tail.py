@@ -64,10 +64,18 @@ class LogReader:
         self._arm = arm
         self._hurries_at = time.monotonic() + PATIENCE_S
 
-    def log(self, path: str, known: str | None, probed_at: float, info: os.stat_result | None = None) -> str:
+    def log(
+        self,
+        path: str,
+        known: str | None,
+        probed_at: float,
+        info: os.stat_result | None = None,
+        ignored: re.Pattern[bytes] = lines.PULSE,
+    ) -> str:
         """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
-        `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call.
+        `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call. Lines that start
+        with `ignored` count neither as output nor as faults.
         """
         before = _unpacked(known)
         try:
@@ -82,7 +90,7 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._read_regular(path, self._state(before, probed_at), info)
+            state = self._read_regular(path, self._state(before, probed_at), info, ignored)
         except FileNotFoundError:
             target = _link(path)
             why = f"dangling link to {target}" if target else "no such file"
@@ -92,13 +100,14 @@ class LogReader:
         self.states[path] = state
         return packed(state)
 
-    def _read_regular(self, path: str, state: LogState, info: os.stat_result) -> LogState:
+    def _read_regular(self, path: str, state: LogState, info: os.stat_result, ignored: re.Pattern[bytes]) -> LogState:
         if not stat.S_ISREG(info.st_mode):
             return _troubled(state, "not-read", f"is {_kind(info.st_mode)}, not a log", self.now)
         if self._arm is not None:
             self._arm(path)
         hurries = time.monotonic() > self._hurries_at
-        return _read(path, state, self.now, HURRIED_BYTES if hurries else int(self.settings.read_bytes), self._own)
+        limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
+        return _read(path, state, self.now, limit_bytes, self._own, ignored)
 
     def _state(self, before: LogState | None, probed_at: float) -> LogState:
         if before is None:
@@ -110,12 +119,14 @@ class LogReader:
         paths: Sequence[str],
         before: LogReading | None,
         infos: Mapping[str, os.stat_result] | None = None,
+        *,
+        ignored: re.Pattern[bytes] = lines.PULSE,
     ) -> LogReading:
-        """Return the reading of these logs as one subject."""
+        """Return the reading of these logs as one subject; `ignored` as in `log`."""
         known = dict(before.logs) if before is not None else {}
         probed_at = before.clock[0] if before is not None else 0.0
         at = infos or {}
-        logs = tuple([(path, self.log(path, known.get(path), probed_at, at.get(path))) for path in paths])
+        logs = tuple([(path, self.log(path, known.get(path), probed_at, at.get(path), ignored)) for path in paths])
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         return LogReading(logs=logs, lines=self._lines(path), clock=self.moment)
 
@@ -143,7 +154,14 @@ def _troubled(state: LogState, kind: str, why: str, now: float) -> LogState:
     return state._replace(trouble=why, trouble_kind=kind, troubled=since)
 
 
-def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Pattern[bytes] | None) -> LogState:
+def _read(
+    path: str,
+    state: LogState,
+    now: float,
+    limit_bytes: int,
+    own: re.Pattern[bytes] | None,
+    ignored: re.Pattern[bytes],
+) -> LogState:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         info = os.fstat(descriptor)
@@ -161,10 +179,10 @@ def _read(path: str, state: LogState, now: float, limit_bytes: int, own: re.Patt
         if is_new:
             state = state._replace(first_seen=now, last_progress_at=written, last_output_at=written)
         blocks = in_blocks(size, not window.chunk.endswith((b"\n", b"\r")))
-        after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
+        after = digest(state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored)
         if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:
             window = _window(descriptor, 0, size, limit_bytes)
-            after = digest(state, window.lines, written=written, own=own, in_blocks=blocks)
+            after = digest(state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored)
         if skew_s < 0 <= state.skew_s:
             after = after._replace(intervals=state.intervals)  # the interval would span two clocks
         offset = window.start + _consumed(window.chunk)

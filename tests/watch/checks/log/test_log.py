@@ -222,12 +222,12 @@ def test_pulse_lines_in_the_log_are_no_progress(watchdog: LogWatcher) -> None:
     assert not any("PULSE" in line for line in finding.evidence)
 
 
-def test_lines_of_the_guard_in_the_log_are_no_fault(watchdog: LogWatcher) -> None:
-    """It is in the journal, with its cause and its end, and would be notified twice."""
-    watchdog.write(MEGATRON)
-    watchdog.write("resil: warning: the save of step 40 failed: OSError(28, 'No space left on device')\n")
-    assert watchdog.outcome() == "OK"
-    watchdog.write("OSError: [Errno 28] No space left on device\n")
+SAVE_WARNING = "resil: warning: the save of step 42780 failed: OSError(28, 'No space left on device')\n"
+
+
+def test_the_guards_warning_in_a_log_without_a_run_is_a_fault(watchdog: LogWatcher) -> None:
+    """No journal has it."""
+    watchdog.write(MEGATRON + SAVE_WARNING)
     assert watchdog.outcome() == "CRITICAL failing"
 
 

@@ -156,3 +156,10 @@ def test_many_runs_have_a_finding_each(tmp_path: Path, watchdog: LogWatcher, clo
     found = watchdog.findings()
     assert len(found) == 50
     assert [finding.subject for finding in found if finding.fault] == ["run07"]
+
+
+def test_a_run_without_log_and_heartbeat_has_no_figures(watchdog: LogWatcher, run: Run) -> None:
+    bare = Run(run.path.parents[1], run.clock, "bare")
+    bare.finish()
+    (finding,) = (finding for finding in watchdog.findings() if finding.subject == "bare")
+    assert finding.figures == (), "not the seconds since 1970"

@@ -236,3 +236,14 @@ def test_background_save_events_of_a_real_guard_are_parsed(tmp_path: Path, run: 
             pass
         wait_until(lambda: journal.read_bytes().count(b'"event":"save"') == 2)
         assert watchdog.outcome() == "OK"
+
+
+def test_a_failed_save_is_one_incident_although_the_guard_warns_of_it_in_the_runs_log(
+    watchdog: LogWatcher, run: Run
+) -> None:
+    run.attempt(1)
+    run.log(101, f"step 80\nresil: warning: the save of step 80 failed: {FULL}\n")
+    run.journal(101, start() + save(40) + failed(80))
+    assert {finding.fault for finding in watchdog.findings() if finding.subject == "gpt"} == {"save-failed"}
+    run.log(101, "OSError: [Errno 28] No space left on device\n")
+    assert "failing" in {finding.fault for finding in watchdog.findings()}, "what the training itself prints counts"
