@@ -21,13 +21,14 @@ def fingerprint_of(check: str, subject: str, fault: str) -> str:
     return hex_digest(16, check, subject, fault)
 
 
-def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
-    """Return the id of the `number`th incident of a fault: 8 hex digits, short enough to type.
+def next_incident_id(previous: str, number: int) -> str:
+    """Return the id of the incident that follows `previous` of the same fault: 8 hex digits, short enough to type.
 
-    Watchdogs on two nodes that find the same fault at the same time derive the same id, so that one notification is
-    sent. The hour is part of the id in case the number was lost with a damaged file.
+    Watchdogs on two nodes that read the same previous incident derive the same id, so that one notification is sent.
+    The first incident of a fault has a random id (Ledger.open): ids that are derived from it are never used again,
+    whatever becomes of the files.
     """
-    return hex_digest(8, fingerprint, str(number), str(int(opened // 3600)))
+    return hex_digest(8, previous, str(number))
 
 
 def hex_digest(length: int, *parts: str) -> str:

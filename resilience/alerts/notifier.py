@@ -102,13 +102,16 @@ class Notifier:
             if reason is not Reason.QUIET:
                 notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
         due = self._due(notifications, known, now)
+        due = tuple(one if one.incident.episode else self._open(one, now) for one in due)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
         refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
         for case in cases:
             incident = incidents[case.incident.fingerprint]
-            if case.before is None or _has_changed(case.before, incident, refresh_s):
+            if not incident.episode:
+                self.ledger.open(incident)
+            elif case.before is None or _has_changed(case.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
@@ -174,6 +177,10 @@ class Notifier:
             if should_send(group, last.get(check), now, self.policy)
             for one in group
         )
+
+    def _open(self, notification: Notification, now: float) -> Notification:
+        """Return the notification of a new incident with the incident's id, which the ledger records first."""
+        return replace(notification, incident=self.ledger.open(replace(notification.incident, intended=now)))
 
     def _channels_of(self, notification: Notification) -> tuple[str, ...]:
         """Return the channels of a notification: the default ones and those of the escalation steps so far.

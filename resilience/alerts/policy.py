@@ -12,7 +12,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from resilience.alerts.alert import Reason
-from resilience.alerts.incident import Incident, fingerprint_of, incident_id_of
+from resilience.alerts.incident import Incident, fingerprint_of, next_incident_id
 from resilience.errors import SettingsError
 from resilience.finding import Finding, Verdict
 from resilience.messages import suggest
@@ -103,12 +103,15 @@ def assess(
 def open_incident(
     previous: Incident | None, finding: Finding, check: str, now: float, policy: AlertPolicy, host: str = ""
 ) -> Incident:
-    """Return a new incident for a finding. `previous`: the last incident of the same fault, or None."""
+    """Return a new incident for a finding. `previous`: the last incident of the same fault, or None.
+
+    Without a previous incident the id is empty until the ledger opens the incident.
+    """
     fingerprint = fingerprint_of(check, finding.subject, finding.fault)
     number = previous.number + 1 if previous is not None else 1
     flaps = (*previous.flaps, now) if previous is not None else ()
     return Incident(
-        episode=incident_id_of(fingerprint, number, now),
+        episode=next_incident_id(previous.episode, number) if previous is not None else "",
         fingerprint=fingerprint,
         number=number,
         check=check,
