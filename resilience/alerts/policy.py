@@ -18,9 +18,6 @@ from resilience.finding import Finding, Verdict
 from resilience.messages import suggest
 from resilience.settings.alert_policy import AlertPolicy, EscalationStep, parse_escalation, parse_quiet_hours
 
-EXPIRES_AFTER_S = 14 * 86400.0
-"""An open incident whose subject was not checked for this long is closed, with a notification."""
-
 RESOLVED_RETENTION_S = 30 * 86400.0
 """A resolved incident is removed after this long."""
 
@@ -78,13 +75,14 @@ def assess(
 ) -> tuple[Reason, Incident]:
     """Return the reason to notify and the incident to save if no notification is sent.
 
-    `incident`: as returned by `advance`. `expired`: close the incident because its subject was not checked for
-    EXPIRES_AFTER_S. The other arguments are those of `decide`.
+    `incident`: as returned by `advance`. `expired`: close the incident because its subject is no longer checked. The
+    other arguments are those of `decide`.
     """
     if expired:
         if incident.told is None and incident.intended is None:
             return Reason.QUIET, replace(incident, resolved=now)
-        return Reason.QUIET if silenced else Reason.RESOLVED, incident
+        waits = in_quiet_hours(policy, now, zone) and incident.told_verdict is not Verdict.CRITICAL
+        return Reason.QUIET if silenced or waits else Reason.RESOLVED, incident
     reason = decide(incident, verdict, now, policy, silenced=silenced, zone=zone)
     if verdict is Verdict.OK and resolves_silently(incident, now, policy, silenced=silenced):
         return reason, replace(incident, resolved=now)
@@ -140,6 +138,7 @@ def advance(incident: Incident, verdict: Verdict, now: float, policy: AlertPolic
     trigger a notification nor postpone one indefinitely.
     """
     incident = cap_times(incident, now)
+    incident = replace(incident, missed=0, every_s=now - incident.looked if incident.looked < now else incident.every_s)
     flaps = _recent(incident.flaps, now, policy)
     if verdict is Verdict.OK:
         return replace(incident, gone=now if incident.gone is None else incident.gone, looked=now, flaps=flaps)
