@@ -153,12 +153,12 @@ class Notifier:
                     cases[incident.fingerprint] = case
                 elif source and incident.source == source and checked and not unknown:
                     missed[incident.fingerprint] = replace(incident, missed=incident.missed + 1)
-        for before in known:
-            if before.fingerprint not in cases:
-                incident = missed.get(before.fingerprint, before)
+        for saved in known:
+            if saved.fingerprint not in cases:
+                incident = missed.get(saved.fingerprint, saved)
                 if incident.is_expired(now):
-                    cases[incident.fingerprint] = _Case(before, incident, Verdict.OK, expired=True)
-                elif incident is not before:
+                    cases[incident.fingerprint] = _Case(saved, incident, Verdict.OK, expired=True)
+                elif incident is not saved:
                     self._try(partial(self.ledger.save, incident))
         return list(cases.values())
 
