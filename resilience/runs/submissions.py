@@ -42,6 +42,8 @@ class Intent:
         outcome: as journalled.
         job_id: the job, or None.
         by: login name of the submitter; empty when unknown.
+        output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
+            when unknown.
     """
 
     token: str
@@ -52,6 +54,7 @@ class Intent:
     outcome: Outcome = Outcome.OPEN
     job_id: JobId | None = None
     by: str = ""
+    output: str = ""
 
 
 def new_token() -> str:
@@ -70,6 +73,7 @@ def record_intent(directory: RunDirectory, intent: Intent) -> None:
         "scheduler": intent.scheduler,
         "script": intent.script,
         "argv": list(intent.argv),
+        "output": intent.output,
     }
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
@@ -105,6 +109,7 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
                 time=_seconds(record.get("time")),
                 by=str(record.get("by", "")),
+                output=str(record.get("output", "")),
             )
         elif token in intents:
             intents[token] = _with_result(intents[token], str(record.get("event", "")), record.get("job_id"))
@@ -121,8 +126,12 @@ def own_script(directory: RunDirectory) -> str:
 
     Only a rendered script reads the switches itself.
     """
+    return own_script_of(directory, read_intents(directory))
+
+
+def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
+    """Return the same from the run's intents."""
     scripts = directory.path / layout.SCRIPTS
-    intents = read_intents(directory)
     return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
 
 
