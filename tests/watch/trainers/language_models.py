@@ -409,7 +409,7 @@ class Nemo(Trainer):
     def step(self, now: Now) -> str:
         more = (
             f", v_num=0, reduced_train_loss={now.loss:.3f}, global_step={now.step - 1}.0, consumed_samples="
-            f"{512 * now.step}.0, train_step_timing in s={now.step_s:.3f}"
+            f"{512.0 * now.step:.3g}, train_step_timing in s={now.step_s:.3f}"
         )
         return f"\rEpoch 0: : {now.bar(now.step, now.total, more=more)}"
 
@@ -431,9 +431,9 @@ class NemoTwo(Trainer):
 
     def step(self, now: Now) -> str:
         return (
-            f"Training epoch 0, iteration {now.step - 1}/{now.total - 1} | lr: {now.lr:.4g} | global_batch_size: 512 |"
-            f" global_step: {now.step - 1} | peak_memory(GB): 71.2 | reduced_train_loss: {now.loss:.4g} | train_step_timing"
-            f" in s: {now.step_s:.4g} | consumed_samples: {512 * now.step}\n"
+            f"Training epoch 0, iteration {now.step - 1}/{now.total - 1} | lr: {now.lr:.4g} | consumed_samples:"
+            f" {512 * now.step} | global_batch_size: 512 | global_step: {now.step - 1} | reduced_train_loss: {now.loss:.4g} |"
+            f" train_step_timing in s: {now.step_s:.4g}\n"
         )
 
     def evaluates(self, now: Now, n: int, of: int) -> str:

@@ -24,7 +24,7 @@ from tests.watch.trainers.day import EVAL, HOUR, MINUTE, SAVE, START, STEP, Day,
 
 LEAST_BOUND_S, PAUSES = 30 * MINUTE, 3
 """A hang must be found within PAUSES times the longest pause so far, or LEAST_BOUND_S."""
-FAR_S = 2 * HOUR
+FAR_S = HOUR
 """How long after its bound a hang is watched, to tell late from never."""
 SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS = "silent", "talking", "evaluation", "save", "start", "errors"
 KINDS = (SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS)
