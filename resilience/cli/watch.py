@@ -37,6 +37,7 @@ _Count = Annotated[
 _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
+_Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
@@ -44,11 +45,12 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "every": (_Every, ""),
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
+    "retry": (_Retry, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
-                      "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
+                      "--scheduler", "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -98,6 +100,7 @@ def watch_group(
     every: _Every = "",
     count: _Count = 0,
     deadline: _Deadline = "",
+    retry: _Retry = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -252,6 +255,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         alerts=shared["alert"],
         every_s=every_s,
         times=shared["count"],
+        retry=shared["retry"],
     )
 
 
