@@ -161,7 +161,7 @@ def _record(project: Project, directory: RunDirectory, scheduler: Scheduler, job
         job_id=job.id.whole,
         by=job.user,
         adopted=True,
-        output=job.stdout,
+        output=job.stdout if job.id.task is None else job.stdout.replace(str(job.id), f"{job.id.array}_%a"),
         outcome=Outcome.SUBMITTED,
     )
     snapshot = take_snapshot(directory)

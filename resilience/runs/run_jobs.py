@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from resilience.errors import NoSuchJob, RunAlive, SchedulerError, SchedulerUnavailable
+from resilience.errors import NoSuchJob, ResilError, RunAlive, SchedulerError, SchedulerUnavailable, UsageError
 from resilience.job import Job, JobId, Liveness
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_logs import stdout_of
 from resilience.runs.submissions import Intent, Outcome, adopted_ids, newest_intent, read_intents, submitted_ids
 from resilience.submission import split_comment
-from resilience.system.ports import is_account
+from resilience.system.ports import System, is_account
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.schedulers import Scheduler
+
+
+T = TypeVar("T")
 
 
 def newest(jobs: Collection[Job]) -> Job | None:
@@ -83,6 +89,76 @@ def scheduler_of(intents: Sequence[Intent]) -> str:
     """Return the scheduler of the newest intent that was not refused; empty if there is none."""
     newest = newest_intent(intents)
     return newest.scheduler if newest is not None else ""
+
+
+class Queues:
+    """The queues with the jobs of many runs: each is queried once, or not at all while its answer is recent.
+
+    Args:
+        client: returns the client of a scheduler, by name.
+        default: the scheduler of runs without a job.
+        patience_s: how long a query may take; None: as long as the client's deadline.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        client: Callable[[str], Scheduler],
+        default: str,
+        *,
+        fresh: bool = False,
+        patience_s: float | None = None,
+    ) -> None:
+        self._system, self._client, self._default = system, client, default
+        self._fresh, self._patience_s = fresh, patience_s
+        self._answers: dict[tuple[str, tuple[str, ...]], queue_cache.QueueAnswer] = {}
+
+    def jobs_of(
+        self, directory: RunDirectory, intents: Sequence[Intent]
+    ) -> tuple[str, tuple[Job, ...], queue_cache.QueueAnswer]:
+        """Return the scheduler of a run, the run's jobs, and the whole answer.
+
+        Raise UsageError if the default scheduler is unknown, StateDirectoryError if the run cannot be read.
+        """
+        name = scheduler_of(intents) or self._default
+        query = name, submitters(directory, intents, self._system.host.user)
+        if query not in self._answers:
+            self._answers[query] = self._query(*query)
+        return name, jobs_of_run(self._answers[query].jobs, directory.run, intents), self._answers[query]
+
+    def _query(self, scheduler: str, users: tuple[str, ...]) -> queue_cache.QueueAnswer:
+        """Return the queue of the users who submitted a run."""
+        is_own = users == (self._system.host.user,)
+
+        def fetch() -> tuple[Job, ...]:
+            return self._client(scheduler).jobs(users=None if is_own else users, finished=True)
+
+        owner = "" if is_own else ",".join(users)
+        try:
+            return queue_cache.query_queue(
+                self._system, scheduler, lambda: self._in_time(fetch), owner=owner, fresh=self._fresh
+            )
+        except UsageError as error:
+            if scheduler == self._default:
+                raise
+            # one run's scheduler must not hide the others
+            return queue_cache.QueueAnswer((), trouble=error.message, is_known=False)
+
+    def stdout_of(self, scheduler: str, job: Job) -> Path | None:
+        """Return the output file of a started job; None if there is none, or if the scheduler does not answer."""
+        with suppress(ResilError):
+            return self._in_time(lambda: stdout_of(self._client(scheduler), job))
+        return None
+
+    def _in_time(self, ask: Callable[[], T]) -> T:
+        if self._patience_s is None:
+            return ask()
+        from resilience.base.background import BackgroundCall
+
+        try:
+            return BackgroundCall(ask, "queue").result(self._patience_s)
+        except TimeoutError as error:
+            raise SchedulerUnavailable(str(error)) from error
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:

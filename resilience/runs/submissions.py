@@ -46,7 +46,8 @@ class Intent:
         by: login name of the submitter; empty when unknown.
         adopted: whether `resil adopt` recorded a job that was queued without resil. Its script and environment do not
             know the run directory; its id identifies the job, because the job has no token.
-        output: of an adopted job: the file of its output according to the scheduler, or empty.
+        output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
+            when unknown.
     """
 
     token: str
@@ -73,7 +74,7 @@ def record_intent(directory: RunDirectory, intent: Intent) -> None:
 
 def record_adoption(directory: RunDirectory, intent: Intent, adopter: str) -> None:
     """Journal a job that was queued without resil, in one line. Raise StateDirectoryError on failure."""
-    record = _to_record(ADOPTED, intent) | {"job_id": str(intent.job_id), "output": intent.output, "adopter": adopter}
+    record = _to_record(ADOPTED, intent) | {"job_id": str(intent.job_id), "adopter": adopter}
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
 
@@ -87,6 +88,7 @@ def _to_record(event: str, intent: Intent) -> dict[str, object]:
         "scheduler": intent.scheduler,
         "script": intent.script,
         "argv": list(intent.argv),
+        "output": intent.output,
     }
 
 
@@ -152,8 +154,13 @@ def own_script(directory: RunDirectory) -> str:
 
     Only a rendered script reads the switches itself.
     """
-    newest = newest_intent(read_intents(directory))
-    return newest.script if newest is not None and has_own_script(directory, newest) else ""
+    return own_script_of(directory, read_intents(directory))
+
+
+def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
+    """Return the same from the run's intents. The script of an adopted job may be unknown."""
+    last = newest_intent(intents)
+    return (last.script or "(unknown)") if last is not None and has_own_script(directory, last) else ""
 
 
 def has_own_script(directory: RunDirectory, intent: Intent) -> bool:

@@ -12,9 +12,7 @@ from pathlib import Path
 from resilience.errors import StateDirectoryError
 from resilience.runs.kill_outlook import ever_saw_guard
 from resilience.runs.project import Project
-from resilience.runs.submit import Prepared
-from resilience.runs.submit_plan import passed_options
-from resilience.runs.templates.directives import parse_directives
+from resilience.runs.submit import Prepared, output_of
 from resilience.system.files import read_regular
 
 _IMPORTS_GUARD = re.compile(r"\bresilience\.(guard|integrations)\b")
@@ -64,7 +62,13 @@ def read_submit_outlook(project: Project, prepared: Prepared) -> SubmitOutlook:
         settings = project.loaded.settings.run
         text = prepared.script if is_own else "\n".join((*settings.setup, settings.command))
         guard, source = _find_guard(text, base)
-    return SubmitOutlook(prepared.directory.run, guard, source, _log(prepared, base), is_own)
+    return SubmitOutlook(
+        prepared.directory.run,
+        guard,
+        source,
+        output_of(project, prepared, prepared.submissions[0]).replace("%%", "%"),
+        is_own,
+    )
 
 
 def describe_submit_outlook(outlook: SubmitOutlook) -> dict[str, str]:
@@ -115,10 +119,3 @@ def _python_files(text: str, base: Path) -> Iterator[Path]:
     for name in list(dict.fromkeys(names))[:_FILES_READ]:
         with suppress(RuntimeError):  # `~` without a home directory
             yield (base / Path(name).expanduser()).resolve()
-
-
-def _log(prepared: Prepared, base: Path) -> str:
-    request, plan = prepared.request, prepared.plan
-    options = {**dict(parse_directives(prepared.script).options), **plan.options, **passed_options(request.extra_args)}
-    default = "slurm-%A_%a.out" if "array" in options else "slurm-%j.out"  # sbatch(1), --output
-    return str(base / (options.get("chdir") or "") / (options.get("output") or default))

@@ -18,7 +18,7 @@ from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
-from resilience.runs.templates.directives import parse_directives
+from resilience.runs.templates.directives import option_of, parse_directives
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
 from resilience.runs.templates.script import ScriptSpec, render, template_library
 from resilience.settings.load import Loaded
@@ -367,6 +367,24 @@ def lint_facts(
 def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
     """Return sbatch arguments that are passed through, by their long names, parsed as directives."""
     return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
+
+
+def output_pattern(
+    script: str, options: Mapping[str, str | None], environ: Mapping[str, str], directory: str, file_name: str
+) -> str:
+    """Return where sbatch sends the output of a job: an absolute path with the fields of sbatch(1). Pure.
+
+    `options` of the command line override `environ`, and that the directives of the script. `directory` is that of
+    sbatch, `file_name` that of the script, which is the default job name.
+    """
+    of_environ = {name: value for key, value in environ.items() if (name := option_of(key)) is not None}
+    known = {**dict(parse_directives(script).options), **of_environ, **options}
+    base = os.path.join(directory, known.get("chdir") or "").replace("%", "%%")  # noqa: PTH118
+    name = (known.get("job-name") or file_name).replace("%", "%%")
+    pattern = known.get("output") or ("slurm-%A_%a.out" if known.get("array") else "slurm-%j.out")
+    if "\\" not in pattern:
+        pattern = re.sub(r"(%%)|%[0-9]*x", lambda match: match[1] or name, pattern)
+    return os.path.normpath(os.path.join(base, pattern))  # noqa: PTH118
 
 
 def slowest_save_s(directory: RunDirectory) -> float | None:
