@@ -24,6 +24,7 @@ from resilience.messages import plural
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.ports import System
+from resilience.system.stuck import StuckMemory
 from resilience.watch.watch import SETTINGS_FAULT, OnReadings, send_alerts, watch, watchdogs_of
 from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, read_source, watchdog_names
 
@@ -193,6 +194,7 @@ class WatchRequest(NamedTuple):
         alerts: whether to notify; None: unless targets or options that change the check are typed.
         every_s: interval in seconds, until a signal; None runs once.
         times: number of repetitions; 0 for no limit.
+        retry: whether to probe at once what is known to hang.
     """
 
     name: str | None = None
@@ -204,6 +206,7 @@ class WatchRequest(NamedTuple):
     alerts: bool | None = None
     every_s: float | None = None
     times: int = 0
+    retry: bool = False
 
     @property
     def typed(self) -> str:
@@ -218,6 +221,8 @@ class WatchRequest(NamedTuple):
 
 def run_watch(request: WatchRequest) -> int:
     """Run the watchdogs. Return the exit code of the last verdict; 0 if a signal ended a repeated watch."""
+    if request.retry:
+        StuckMemory.of(System()).release()
     with _ended_by_signals():
         try:
             if request.every_s is None:

@@ -37,6 +37,7 @@ _Count = Annotated[
 _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
+_Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
@@ -44,11 +45,12 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "every": (_Every, ""),
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
+    "retry": (_Retry, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
-                      "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
+                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -98,6 +100,7 @@ def watch_group(
     every: _Every = "",
     count: _Count = 0,
     deadline: _Deadline = "",
+    retry: _Retry = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -166,6 +169,8 @@ def _command_of(name: str, check: Any) -> Any:
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: number of directories.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
+        fresh = typer.Option("--fresh", help="With --top: read all directories again, also unchanged ones.")
+        parameters.append(_parameter("fresh", Annotated[bool, fresh], False))
     shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
     parameters += [_parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
 
@@ -181,7 +186,9 @@ def _command_of(name: str, check: Any) -> Any:
         if given.get("top"):
             if shared["every"]:
                 raise UsageError("--top and --every cannot be given together", hint="omit one of them")
-            raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
+            raise typer.Exit(_show_top(name, overrides, given["limit"], shared, fresh=given["fresh"]))
+        if given.get("fresh"):
+            raise UsageError("--fresh needs --top", hint=f"resil watch {name} --top --fresh")
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
             raise UsageError("--limit needs --top", hint=f"resil watch {name} --top --limit 10")
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
@@ -252,6 +259,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         alerts=shared["alert"],
         every_s=every_s,
         times=shared["count"],
+        retry=shared["retry"],
     )
 
 
@@ -263,7 +271,7 @@ def _duration(option: str, text: str) -> float:
     return seconds
 
 
-def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
+def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:
     from resilience.cli.show_top import show_top
     from resilience.watch.watchdogs import load_watchdog
 
@@ -275,4 +283,6 @@ def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[
         raise SettingsError(f"the watchdog {name} has no paths")
     deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
     by = "inodes" if watchdog.kind == "inodes" else "bytes"
-    return int(show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by))
+    return int(
+        show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by, fresh=fresh)
+    )
