@@ -119,7 +119,7 @@ def ack(
     ids: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ID]...",
+            metavar="ID...",
             help="Incidents or messages, or the beginnings of their ids.",
             autocompletion=complete_incidents,
             show_default=False,

@@ -207,7 +207,7 @@ def test_a_group_waits_between_two_messages_and_a_new_critical_does_not(
 
 def test_a_critical_is_sent_with_the_others_for_its_channels() -> None:
     critical, old, escalated = note("/a", verdict=Verdict.CRITICAL), note("/b"), note("/c", reason=Reason.ESCALATED)
-    channels = {"/a": ("email",), "/b": ("email",), "/c": ("list",)}
+    channels: dict[str, tuple[str, ...]] = {"/a": ("email",), "/b": ("email",), "/c": ("list",)}
     given = [critical, old, escalated]
 
     def sent(**ago_s: float) -> list[str]:
