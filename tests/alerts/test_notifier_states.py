@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
@@ -52,6 +53,10 @@ class MemoryDirectory:
 
     def read(self, name: str) -> bytes | None:
         return self.files.get(name)
+
+    def read_owned(self, name: str) -> tuple[bytes, int] | None:
+        content = self.read(name)
+        return None if content is None else (content, os.getuid())
 
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
         self.fuse.step()
