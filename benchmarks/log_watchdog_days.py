@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.measure import Claim, Options, Report
 from resilience.finding import Verdict
 from tests.watch.trainers import all_trainers
-from tests.watch.trainers.watching import KINDS, Result, watch_day
+from tests.watch.trainers.watching import KINDS, Result, false_rate, watch_day
 
 MOST_FALSE = 1.0
 """False alarms in 1,000 hours."""
@@ -34,7 +34,7 @@ def run(options: Options) -> Report:
     print(table(results))
     late = sum(not delay.is_in_time for result in results for delay in result.delays)
     claims = (
-        Claim("false alarms in 1,000 hours", rate(results), MOST_FALSE, "alarms"),
+        Claim("false alarms in 1,000 hours", false_rate(results), MOST_FALSE, "alarms"),
         Claim("hangs found too late, or never", late, 0.0, f"of {sum(len(one.delays) for one in results)} hangs"),
     )
     return Report("the log watchdog over days of simulated trainers", (), totals(results), claims)
@@ -67,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
             print(f"\r{len(results)} of {len(names)}", end="", file=sys.stderr, flush=True)
     print(table(results))
     print("\n".join(("", *totals(results), f"took {time.monotonic() - began:.0f} s")))
-    return 0 if rate(results) <= MOST_FALSE and all(one.is_in_time for two in results for one in two.delays) else 1
+    return (
+        0 if false_rate(results) <= MOST_FALSE and all(one.is_in_time for two in results for one in two.delays) else 1
+    )
 
 
 def watch_all(
@@ -93,12 +95,6 @@ def _watch(task: tuple[str, float, float, int, bool]) -> Result:
     trainer = all_trainers(held_out=held_out)[name]
     with tempfile.TemporaryDirectory(prefix="resil-trainer-") as scratch:
         return watch_day(trainer, name, Path(scratch), seed=seed, hours=hours, tick_s=tick_s)
-
-
-def rate(results: Sequence[Result]) -> float:
-    """Return the false alarms in 1,000 hours."""
-    hours = sum(result.hours for result in results)
-    return 1000 * sum(result.false_alarms for result in results) / hours
 
 
 def table(results: Sequence[Result]) -> str:
@@ -138,7 +134,7 @@ def totals(results: Sequence[Result]) -> tuple[str, ...]:
     due = sum(alarm.is_due for result in results for alarm in result.alarms)
     lines = [
         f"{len(results)} trainers, {hours:.0f} h: {sum(one.false_alarms for one in results)} false alarms from "
-        f"{len(noisy)} of them, {rate(results):.1f} in 1,000 h (target {MOST_FALSE:g}); {due} more in pauses "
+        f"{len(noisy)} of them, {false_rate(results):.1f} in 1,000 h (target {MOST_FALSE:g}); {due} more in pauses "
         "longer than the bound of hangs",
         f"alarms by verdict: {sum(one.count(Verdict.WARNING) for one in results)} WARNING, "
         f"{sum(one.count(Verdict.CRITICAL) for one in results)} CRITICAL, "

@@ -113,6 +113,11 @@ class Result:
         return not self.false_alarms and all(delay.is_in_time for delay in self.delays)
 
 
+def false_rate(results: Sequence[Result]) -> float:
+    """Return the false alarms in 1,000 hours."""
+    return 1000 * sum(result.false_alarms for result in results) / sum(result.hours for result in results)
+
+
 def watch_day(
     trainer: Trainer,
     name: str,
@@ -217,6 +222,7 @@ class _Watch:
     """The files of a day, and a watchdog of them."""
 
     def __init__(self, day: Day, directory: Path, tick_s: float) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self.day, self.directory, self.tick_s = day, directory, tick_s
         self.clock = FakeClock(day.began)
         self.place = day.trainer.place
