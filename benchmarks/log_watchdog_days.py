@@ -24,7 +24,7 @@ from tests.watch.trainers.watching import KINDS, Result, false_rate, watch_day
 MOST_FALSE = 1.0
 """False alarms in 1,000 hours."""
 QUICK = ("Megatron", "HuggingFaceWithoutBar", "Timm", "JsonLines")
-HEAD = ("trainer", "step line every", "longest pause", "warnings", "critical", "other", *KINDS, "")
+HEAD = ("trainer", "step line every", "longest pause", "warnings", "critical", "notices", *KINDS, "")
 
 
 def run(options: Options) -> Report:
@@ -116,10 +116,10 @@ def _row(result: Result) -> tuple[str, ...]:
         late = "" if delay.is_in_time else "**"
         critical = "" if delay.critical_s == delay.first_s else f" ({_minutes(delay.critical_s)})"
         cells.append(f"{late}{_minutes(delay.first_s)}{late}{critical}")
-    others = sum(result.count(verdict, of_hangs=False) for verdict in Verdict)
+    warnings = result.count(Verdict.WARNING) + result.count(Verdict.UNKNOWN)
     return (
-        result.name, f"{result.interval_s:.0f} s", _minutes(result.pause_s), str(result.count(Verdict.WARNING)),
-        str(result.count(Verdict.CRITICAL)), str(others), *cells, "" if result.is_right else "NOT MET",
+        result.name, f"{result.interval_s:.0f} s", _minutes(result.pause_s), str(warnings),
+        str(result.count(Verdict.CRITICAL)), str(result.notices), *cells, "" if result.is_right else "NOT MET",
     )  # fmt: skip
 
 
@@ -138,7 +138,8 @@ def totals(results: Sequence[Result]) -> tuple[str, ...]:
         "longer than the bound of hangs",
         f"alarms by verdict: {sum(one.count(Verdict.WARNING) for one in results)} WARNING, "
         f"{sum(one.count(Verdict.CRITICAL) for one in results)} CRITICAL, "
-        f"{sum(one.count(verdict, of_hangs=False) for one in results for verdict in Verdict)} of other faults",
+        f"{sum(one.count(Verdict.UNKNOWN) for one in results)} UNKNOWN; "
+        f"{sum(one.notices for one in results)} notices that the form of a log is unknown",
     ]
     for kind in KINDS:
         delays = [delay for result in results for delay in result.delays if delay.kind == kind]

@@ -331,7 +331,7 @@ class Accelerate(Trainer):
 class Composer(Trainer):
     """Composer (LLM Foundry): a block of lines each batch, the counters of time falling and rising with epochs."""
 
-    step_s, log_every, total, epoch_steps = 5.5, 4, 4800, 1200
+    step_s, log_every, total, epoch_steps = 5.5, 4, 19_200, 1200
     start_s = (20.0, 200.0, 300.0)
     eval_every, eval_s, eval_lines, save_every, save_s = 600, 1500.0, 0, 600, 100.0
     background = (MEMORY, NCCL)
