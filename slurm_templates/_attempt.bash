@@ -330,9 +330,9 @@ resil_wait_for_previous() {
       resil_say "gave up after $((SECONDS - began)) s: attempt$waiting is not known to be over ($reason); the training was not launched"
       resil_finish 75 stopped "attempt$waiting is not known to be over"
     elif ((SECONDS - began >= said + 30)); then
+      ((said >= 0)) || resil_journal waiting for "\"${waiting# }\""
       said=$((SECONDS - began))
       resil_say "waiting for attempt$waiting to end: $reason; $said s so far, at most $resil_previous_wait_s s"
-      ((said > 0)) || resil_journal waiting for "\"${waiting# }\""
     fi
     resil_pause "$resil_poll_s"
   done

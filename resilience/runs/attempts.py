@@ -179,6 +179,16 @@ class KillStage:
     why: str
 
 
+def waits_for(events: Iterable[Mapping[str, Any]], attempt: int) -> tuple[int, ...]:
+    """Return the numbers of the attempts whose end an attempt waits for, from the batch shell's journal."""
+    found: tuple[int, ...] = ()
+    for event in events:
+        if event.get("attempt") == attempt and event.get("event") in ("waiting", "attempt_start", "attempt_end"):
+            numbers = str(event.get("for", "")).split() if event.get("event") == "waiting" else []
+            found = tuple(int(number) for number in numbers if number.isdecimal() and len(number) < 19)
+    return found
+
+
 def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage | None:
     """Return the stage of an attempt from the batch shell's journal; None if it is not being ended.
 

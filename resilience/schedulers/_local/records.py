@@ -190,6 +190,7 @@ def job_of(entry: Entry, task: Task, host: str) -> Job:
         stdout=task.stdout or entry.output,
         restarts=task.restarts,
         exit_code=None if task.exit_status is None else ExitCode(task.exit_status, task.exit_signal),
+        cancelled_by=entry.user if task.state is JobState.CANCELLED and not task.reason else "",
     )
 
 
