@@ -68,6 +68,29 @@ def switches(pid: int) -> int | None:
     return sum(map(int, re.findall(_SWITCHES, raw))) if raw else None
 
 
+def blocked_at(pid: int) -> str:
+    """Return the path at which a child of this process waits in the kernel: of the file that its system call names.
+
+    Empty if the kernel does not tell (/proc/PID/syscall, proc(5), needs the permission to trace), or if the system call
+    names no file. Accesses no file system but /proc: the link of a descriptor is not followed.
+    """
+    words = _read(f"/proc/{pid}/syscall").split()
+    for word in words[1:3]:  # path or descriptor is the first or, after the directory of openat(2), the second argument
+        argument = int(word, 16)
+        try:
+            if argument < 2**16:
+                path = os.readlink(f"/proc/{pid}/fd/{argument}")
+            else:
+                with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                    memory.seek(argument)
+                    path = os.fsdecode(memory.read(4096).partition(b"\0")[0])
+        except (OSError, OverflowError):  # not a pointer
+            continue
+        if path.startswith("/") and path.isprintable():
+            return path
+    return ""
+
+
 def descendants(pid: int, *, spare: int = 0) -> tuple[int, ...]:
     """Return all descendants of `pid`, parents before children, without orphans.
 

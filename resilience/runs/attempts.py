@@ -25,7 +25,7 @@ class AttemptEnd(StrEnum):
     """SIGTERM came from the scheduler (time limit, cancel, requeue, preemption) or from the batch shell (a kill switch,
     `stop_after`), and the training ended after it."""
     LOST = "lost"
-    """No end was recorded: SIGKILL, a dead node."""
+    """No end was recorded (SIGKILL, a dead node), or SLURM revoked the job under its launch (a dead node)."""
 
 
 @dataclass(frozen=True, slots=True)

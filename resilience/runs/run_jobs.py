@@ -26,6 +26,8 @@ from resilience.runs.submissions import (
     Intent,
     Intervention,
     Outcome,
+    adopted_ids,
+    newest_intent,
     read_intents,
     record_intervention,
     submitted_ids,
@@ -73,7 +75,8 @@ class Owners:
         self._by_id: dict[int, list[str]] = {}
         for run, intents in journals.items():
             for job_id in submitted_ids(intents):
-                self._by_id.setdefault(job_id.array, []).append(run)
+                if run not in (runs := self._by_id.setdefault(job_id.array, [])):
+                    runs.append(run)
 
     def runs_of(self, array: int, comment: str) -> Sequence[str]:
         """Return the runs of a job with this id (of its array) and comment: one or none, except for shared ids."""
@@ -102,7 +105,8 @@ def submitters(
 
 def scheduler_of(intents: Sequence[Intent]) -> str:
     """Return the scheduler of the newest intent that was not refused; empty if there is none."""
-    return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
+    newest = newest_intent(intents)
+    return newest.scheduler if newest is not None else ""
 
 
 class Queues:
@@ -241,6 +245,19 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
     return job.id.whole
 
 
+def adopted_to_follow(project: Project, run: str) -> JobId | None:
+    """Return the live job that the next submit of the run continues: its newest job, if that was adopted; else None.
+
+    Raise SchedulerUnavailable if the scheduler does not answer.
+    """
+    directory, scheduler = project.directory(run), project.scheduler()
+    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    if last is None or not last.adopted or last.scheduler != scheduler.name:
+        return None
+    job = newest(live_jobs(scheduler, directory, project.system.host.user))
+    return None if job is None else job.id.whole
+
+
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """The result of a cancel.
@@ -284,7 +301,9 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         with suppress(StateDirectoryError):
             record_intervention(directory, replace(done, deed=Deed.NOT_CANCELLED))
         others = sorted({job.user for job in before} - {"", me})
-        if others:
+        if others and {job.id.array for job in before if job.user in others} <= adopted_ids(intents):
+            error.hint = f"only {' and '.join(others)} can end it: scancel {' '.join(map(str, requested))}"
+        elif others:
             whose = f"some of its jobs belong to {', '.join(others)}, and only the owner can cancel them"
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise

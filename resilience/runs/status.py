@@ -94,6 +94,8 @@ def _explain(job: Job) -> tuple[str, str]:
         return reason.words, reason.advice
     if job.state is JobState.COMPLETING:
         return "its processes are ending", ""
+    if job.state is JobState.NODE_FAIL:  # since 24.11 with srun's exit code 1, which is no failure of the training
+        return "lost with its node", ""
     if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
         if job.exit_code.signal == CANNOT_OPEN_OUTPUT:
             return "SLURM could not open its output file, or could not start it", "check --output and sinfo -R"
@@ -285,7 +287,8 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     for attempt in attempts[-LOST_ATTEMPTS_SHOWN:]:
         if attempt.end is AttemptEnd.LOST:
             host = f" on {attempt.host}" if attempt.host else ""
-            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) wrote no end")
+            how = f"was lost: {attempt.why}" if attempt.why else "wrote no end"
+            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) {how}")
     return tuple(sentences)
 
 

@@ -379,7 +379,7 @@ def _submit_one(
             argv=argv,
             time=clock.now(),
             by=project.system.host.user,
-            output=_output(project, prepared, submission),
+            output=_recorded_output(project, prepared, submission),
         )
         record_intent(directory, intent)
         if known is not None:
@@ -406,12 +406,16 @@ def _submit_one(
     return submitted
 
 
-def _output(project: Project, prepared: Prepared, submission: Submission) -> str:
-    """Return where the output of a job goes; empty for the directory of logs, where every command looks first."""
+def output_of(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return where the output of a job goes: an absolute path with the fields of sbatch(1), "filename pattern"."""
     options = {**submission.options, **passed_options(submission.extra_args)}
     environ = {} if project.scheduler_name() == "local" else project.system.environ
-    script = Path(submission.script).name
-    pattern = output_pattern(prepared.script, options, environ, submission.directory, script)
+    return output_pattern(prepared.script, options, environ, submission.directory, Path(submission.script).name)
+
+
+def _recorded_output(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return the same for the journal; empty for the directory of logs, where every command looks first."""
+    pattern = output_of(project, prepared, submission)
     logs = str(prepared.directory.path / layout.LOGS)
     return "" if Path(pattern.replace("%%", "%")).parent == Path(logs) else pattern
 

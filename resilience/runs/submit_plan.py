@@ -17,6 +17,7 @@ from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
 from resilience.runs.templates.directives import option_of, parse_directives
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
 from resilience.runs.templates.script import ScriptSpec, render, template_library
@@ -288,6 +289,23 @@ def _as_variable(value: object) -> str:
 def owner_policy(settings: RunSettings) -> str:
     """Return the owner policy of switches for the jobs of a submit, from the settings alone. Pure."""
     return settings.switch_owners or ("group" if settings.group else "owner")
+
+
+def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | None:
+    """Return the user's own script that the run was last queued with, and its arguments; None for a template.
+
+    Raise UsageError if the script is unknown or gone.
+    """
+    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    if last is None or not has_own_script(directory, last):
+        return None
+    hint = f"name it: resil submit SCRIPT --run {directory.run}; or use the template: --template NAME"
+    if not last.script:
+        raise UsageError(f"the script of job {last.job_id} is not known to the scheduler", hint=hint)
+    path = Path(last.script)
+    if not os.path.lexists(path):
+        raise UsageError(f"the own script of run {directory.run} is gone: {path}", hint=hint)
+    return path, arguments_of(last)
 
 
 def read_own_script(path: Path) -> str:

@@ -17,7 +17,15 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
 from resilience.runs.run_logs import start_of_attempt
-from resilience.runs.submissions import Deed, Intent, Intervention, Outcome, describe_intervention, read_journal
+from resilience.runs.submissions import (
+    ADOPTED,
+    Deed,
+    Intent,
+    Intervention,
+    Outcome,
+    describe_intervention,
+    read_journal,
+)
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch, describe_age
 from resilience.system.files import explain_os_error, read_regular
@@ -129,7 +137,7 @@ def journal_damage(directory: RunDirectory) -> str:
         except (ValueError, RecursionError):
             is_whole = is_whole and not line.strip()
         else:
-            is_whole = is_whole or (isinstance(record, dict) and record.get("event") == "intent")
+            is_whole = is_whole or (isinstance(record, dict) and record.get("event") in ("intent", ADOPTED))
     return "" if is_whole else f"{path} is damaged after the last readable submission"
 
 
