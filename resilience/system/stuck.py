@@ -233,7 +233,7 @@ def _mount_of(path: str) -> list[str]:
 def _was_remounted(record: Mapping[str, Any]) -> bool:
     """Return whether another mount is at the directory now; False if it cannot be told, as from another container."""
     before, now = record.get("mount"), _mount_of(str(record.get("path", "")))
-    return bool(before) and bool(now) and before[0] == now[0] and before != now
+    return bool(before and now and before[0] == now[0]) and before != now
 
 
 def _since(moment: float, now: float) -> str:
