@@ -167,7 +167,7 @@ def clear(
 
     project = open_project(config)
     directory = project.existing(run)
-    removed = switches.clear(directory, finished=finished)
+    removed = switches.clear(project, directory, finished=finished)
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():

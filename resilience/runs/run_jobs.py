@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from resilience.errors import NoSuchJob, ResilError, RunAlive, SchedulerError, SchedulerUnavailable, UsageError
+from resilience.errors import (
+    NoSuchJob,
+    ResilError,
+    RunAlive,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    UsageError,
+)
 from resilience.job import Job, JobId, Liveness
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_logs import stdout_of
-from resilience.runs.submissions import Intent, Outcome, adopted_ids, newest_intent, read_intents, submitted_ids
+from resilience.runs.submissions import (
+    Deed,
+    Intent,
+    Intervention,
+    Outcome,
+    adopted_ids,
+    newest_intent,
+    read_intents,
+    record_intervention,
+    submitted_ids,
+)
 from resilience.submission import split_comment
 from resilience.system.ports import System, is_account
 
@@ -271,11 +289,17 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     requested = tuple(sorted({job.id.whole for job in before}))
     names = ", ".join(map(str, requested))
+    deed = Deed.CANCELLED_PENDING if pending_only else Deed.CANCELLED
+    done = Intervention(deed, me, project.system.clock.now(), tuple(job_id.array for job_id in requested))
+    with suppress(StateDirectoryError):  # on a full disk as well
+        record_intervention(directory, done)  # before, so that no watchdog sees the effect alone
     try:
         scheduler.cancel(requested, pending_only=pending_only)
     except SchedulerUnavailable:
         raise
     except SchedulerError as error:
+        with suppress(StateDirectoryError):
+            record_intervention(directory, replace(done, deed=Deed.NOT_CANCELLED))
         others = sorted({job.user for job in before} - {"", me})
         if others and {job.id.array for job in before if job.user in others} <= adopted_ids(intents):
             error.hint = f"only {' and '.join(others)} can end it: scancel {' '.join(map(str, requested))}"
