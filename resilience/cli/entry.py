@@ -219,7 +219,7 @@ def _print_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
-    else:
-        path = context.command_path if context is not None else "resil"
-        print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+        return 0
+    path = context.command_path if context is not None else "resil"
+    print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
     return int(error.exit_code)

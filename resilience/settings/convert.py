@@ -42,9 +42,15 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
     return arguments
 
 
+_SYNONYMS = {"directory": "folder", "dir": "folder", "path": "folder"}
+"""Words that users write for a key whose spelling is not similar."""
+
+
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """Return the error for an unknown key. The hint names the table that has the key, or else the nearest name."""
-    near = nearest(key.replace("-", "_"), known)
+    written = key.replace("-", "_")
+    near = _SYNONYMS.get(written, "")
+    near = near if near in known else nearest(written, known)
     is_of_plugin = "." in where.partition("]")[0]  # [channel.pager], [watch.fs]
     homes = "" if is_of_plugin else " or ".join(f"[{table}]" for table in tables_with(key))
     if homes:
