@@ -14,8 +14,8 @@ import re
 from functools import cache
 
 _SWITCHES = rb"ctxt_switches:\s*(\d+)"
-_PARENT, _START = 1, 19
-"""Fields of /proc/PID/stat from the state on: 4 and 22 in the manual's count."""
+_PARENT, _CPU_TIMES, _START = 1, slice(11, 15), 19
+"""Fields of /proc/PID/stat from the state on: 4, 14 to 17, and 22 in the manual's count."""
 
 
 def is_alive(pid: int) -> bool:
@@ -46,6 +46,15 @@ def start_ticks(pid: int) -> int | None:
     """
     found = _stat(pid)
     return int(found[_START]) if found is not None and len(found) > _START else None
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that it has waited for; 0 if there is no such process.
+
+    Source: proc_pid_stat(5), fields utime, stime, cutime and cstime.
+    """
+    found = _stat(pid) or []
+    return sum(map(int, found[_CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
 
 
 def is_same(pid: int, ticks: int) -> bool:

@@ -171,9 +171,10 @@ def test_a_fallback_directory_that_hangs_too_is_replaced_by_one_in_tmp(watching:
     watching.environment["XDG_STATE_HOME"] = f"{hung}/local"
     watching.settings(
         f'[run]\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 1\n[alert]\nchannels = ["console"]\n'
+        '[watch.licence]\nservers = ["some"]\n'
     )
     started = time.monotonic()
-    said = watching.resil("watch", "licence", "some")
+    said = watching.resil("watch", "licence")
     assert said.returncode == 2 and "notified console: 1 incident" in said.stderr
     saved = re.search(rf"alerts are saved in (/tmp/resil-{os.getuid()}/alerts-[0-9a-f]+)/", said.stderr)
     assert saved is not None, said.stderr
@@ -183,9 +184,9 @@ def test_a_fallback_directory_that_hangs_too_is_replaced_by_one_in_tmp(watching:
 
 def test_sigterm_prints_and_sends_what_is_known_and_the_rest_is_unknown(watching: Shell) -> None:
     (watching.directory / "some").write_text("0")
-    watching.settings('[watch]\nchecks = ["licence", "slow"]\n[watch.licence]\nservers = ["some"]\n'
+    watching.settings('[watch]\ndeadline_s = 1000\nchecks = ["licence", "slow"]\n[watch.licence]\nservers = ["some"]\n'
                       '[watch.slow]\npaths = ["sleep", "/"]\n[alert]\nchannels = ["console"]\n')  # fmt: skip
-    process = start(watching, "watch", "--all", "--deadline", "1000s")
+    process = start(watching, "watch", "--all")
     sleeping = watching.directory / "sleeping"
     watching.until(lambda: sleeping.exists() and sleeping.read_text().endswith("\n"))
     time.sleep(1)  # the other targets answer meanwhile
