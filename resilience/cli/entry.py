@@ -171,8 +171,11 @@ def _open_project(config: str = "") -> Project:
 def _run_status(run: str = "") -> int:
     from resilience.cli.output import warn_of_dead_letters
     from resilience.cli.show_status import show_status
+    from resilience.runs.open_project import check_responding, open_in_child
+    from resilience.system.ports import System
 
-    project = _open_project()
+    project = open_in_child(System())
+    check_responding(project)
     warn_of_dead_letters(project, in_child=False)
     return show_status(project, run)
 
