@@ -23,7 +23,14 @@ EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every
 TOP_LIMIT = 20
 
 _Explain = Annotated[bool, typer.Option("--explain", help="Explain each verdict: what was checked, and how.")]
-_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] configures.")]
+_Alert = Annotated[
+    bool | None,
+    typer.Option(
+        "--alert/--no-alert",
+        help="Notify, or not. Default: unless targets or options are typed that change the check.",
+        show_default=False,
+    ),
+]
 _Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat at this interval, until SIGTERM.")]
 _Count = Annotated[
     int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat this many times.", show_default=False)
@@ -31,18 +38,20 @@ _Count = Annotated[
 _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
+_Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
-    "no_alert": (_NoAlert, False),
+    "alert": (_Alert, None),
     "every": (_Every, ""),
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
+    "retry": (_Retry, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
-                      "--help", "--top", "--limit", "--fresh", "--all", "--list", "--new"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
+                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list", "--new"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -91,10 +100,11 @@ def watch_group(
     ] = "",
     explain: _Explain = False,
     as_json: JsonOption = False,
-    no_alert: _NoAlert = False,
+    alert: _Alert = None,
     every: _Every = "",
     count: _Count = 0,
     deadline: _Deadline = "",
+    retry: _Retry = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -188,10 +198,10 @@ def _command_of(name: str, check: Any) -> Any:
 
     def command(**given: Any) -> None:
         context = given.pop("ctx")
-        shared = {
-            key: given.get(key, default) or (context.parent.params.get(key) or default)
-            for key, (_, default) in _SHARED.items()
-        }
+        shared = {}
+        for key, (_, default) in _SHARED.items():
+            typed = (words.get(key) for words in (given, context.parent.params))
+            shared[key] = next((value for value in typed if value not in (None, default)), default)
         overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
@@ -268,9 +278,10 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         config=shared["config"],
         explain=shared["explain"],
         as_json=shared["as_json"],
-        alerts=not shared["no_alert"],
+        alerts=shared["alert"],
         every_s=every_s,
         times=shared["count"],
+        retry=shared["retry"],
     )
 
 
