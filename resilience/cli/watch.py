@@ -287,10 +287,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
 
 def _duration(option: str, text: str) -> float:
     """Return the value of an option in seconds; a bare number is seconds. Raise UsageError if it is not a duration."""
-    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
-    if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{option} {text} must be positive, and at most a year", hint=f"{option} 1m")
-    return seconds
+    return duration_s(option, text, least_s=0.01, most_s=366 * 86400, is_plain=True)
 
 
 def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:

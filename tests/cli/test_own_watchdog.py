@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,18 @@ from tests.test_plugin_contract import WATCHDOG
 
 
 @pytest.fixture(autouse=True)
-def fresh_plugins(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_plugins(shell: Shell) -> Iterator[None]:
     """Look for plugins anew: each process looks once."""
-    monkeypatch.setattr(watchdogs, "checks", watchdogs.checks.__wrapped__)
+    watchdogs.checks.cache_clear()
+    yield
+    watchdogs.checks.cache_clear()
 
 
-def test_a_broken_watchdog_is_unknown_and_the_others_are_run(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = shell.directory / "plugins"
-    (directory / "checks").mkdir(parents=True)
+def test_a_broken_watchdog_is_unknown_and_the_others_are_run(shell: Shell) -> None:
+    directory = shell.directory.parent / "plugins"
+    (directory / "checks").mkdir()
     (directory / "checks" / "licence.py").write_text(WATCHDOG.replace("def judge(", "def jugde("))
     (directory / "checks" / "worse.py").write_text("import (")
-    monkeypatch.setenv("RESIL_PLUGINS", str(directory))
     everything = shell.resil("watch", "--all", "--no-alert", "--json")
     verdicts = {report["check"]: report["findings"] for report in everything.json["reports"]}
     assert "has no method judge" in verdicts["licence"][0]["summary"]
@@ -45,6 +47,7 @@ def test_a_new_watchdog_works_as_it_stands_and_so_does_its_test(
     directory = shell.directory.parent / "plugins" if is_named else shell.directory / "resil_plugins"
     if not is_named:
         monkeypatch.delenv("RESIL_PLUGINS")
+        watchdogs.checks.cache_clear()
     wrote = shell.resil("watch", "--new", "gpu_room")
     assert wrote.code == 0
     assert f"wrote {directory}/checks/gpu_room.py" in wrote.out
