@@ -348,7 +348,12 @@ class _View:
         at = time.strftime("%H:%M:%S", time.localtime(self.system.clock.now()))
         title = f"resil watch, every {format_duration(self.request.every_s or 0)}; last at {at}; Ctrl-C ends it"
         found = [*self.newest.values()]
-        self.live.show(lambda: (print(paint(title, "dim")), _print(found, self.request)))
+
+        def show() -> None:
+            print(paint(title, "dim"))
+            _print(found, self.request)
+
+        self.live.show(show)
 
 
 def _print(reports: Sequence[Report], request: WatchRequest) -> None:

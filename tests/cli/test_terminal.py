@@ -120,7 +120,7 @@ def frame(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [("watch", "fs", "/", "/dev/shm", "--every", "1h", "--no-alert"), ("status", "--watch", "--interval", "1h")],
+    [("watch", "fs", "/", "/dev/shm", "--every", "1h", "--no-alert"), ("status", "--watch", "--interval", "3600")],
 )
 def test_a_live_view_fits_the_terminal_and_is_drawn_again_when_that_is_resized(
     tmp_path: Path, words: tuple[str, ...]
