@@ -17,7 +17,7 @@ OPTIONS = [
     ("watch", "--all", "--every"),
     ("watch", "--all", "--deadline"),
     ("watch", "fs", "--top", "--deadline"),
-    ("watch", "log", "--silence"),
+    ("watch", "job", "--churn"),
     ("cron", "test", "--wait"),
     ("alert", "silence", "--subject", "x", "--why", "x", "--for"),
 ]
