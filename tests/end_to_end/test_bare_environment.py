@@ -38,7 +38,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(build, cwd=REPOSITORY, check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
     python = directory / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel)]
     done = subprocess.run(install, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return python

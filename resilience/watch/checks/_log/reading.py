@@ -227,6 +227,7 @@ class LogReading:
         lines: the last lines of the log, as evidence.
         notes: further information for the user.
         clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     run: str = ""
@@ -242,6 +243,7 @@ class LogReading:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     clock: Moment = (0.0, 0.0, "")
+    unsure: str = ""
 
 
 LONGEST_TIMES = 1.5

@@ -15,6 +15,7 @@ from resilience.finding import Verdict
 from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
+from resilience.runs.run_jobs import Queues
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import INTERVALS
 from resilience.watch.checks._log.losses import Loss, losses_of, unresolved
@@ -154,6 +155,7 @@ def probe_runs(
     directories: Sequence[RunDirectory],
     before: Mapping[str, LogReading],
     reader: LogReader,
+    queues: Queues,
     *,
     named: bool = False,
 ) -> dict[str, LogReading]:
@@ -162,7 +164,7 @@ def probe_runs(
     for directory in directories:
         known = before.get(directory.run)
         try:
-            reading, ended = _probe_run(directory, known, reader, named=named)
+            reading, ended = _probe_run(directory, known, reader, queues, named=named)
         except StateDirectoryError as error:
             readings[directory.run] = LogReading(
                 run=directory.run, nothing=error.message, notes=("not-read",), clock=reader.moment,
@@ -175,21 +177,21 @@ def probe_runs(
 
 
 def _probe_run(
-    directory: RunDirectory, before: LogReading | None, reader: LogReader, *, named: bool
+    directory: RunDirectory, before: LogReading | None, reader: LogReader, queues: Queues, *, named: bool
 ) -> tuple[LogReading, float]:
     now = reader.now
-    run = run_now(directory, now)
-    attempt = run.attempt
-    number, began = (attempt.number, attempt.start_time) if attempt is not None else (0, 0.0)
+    run = run_now(directory, now, queues)
+    number, began = run.attempt.number if run.attempt is not None else 0, run.began
     about: dict[str, Any] = {
         "run": directory.run,
         "attempt": number,
-        "label": attempt.label if attempt is not None else run.job_id,
+        "label": run.label,
         "began": min(began, now),
         "over": run.over,
         "notes": run.notes,
+        "unsure": run.unsure,
     }
-    if before is not None and before.attempt != number:
+    if before is not None and (before.attempt != number or (not number and run.began and before.label != run.label)):
         before = _of_new_attempt(before, min(began, now) or now)
     beat = None
     if reader.settings.heartbeat and run.job_id:

@@ -1,0 +1,67 @@
+"""Simulated trainers watched for hours: a healthy one stays OK, and its hang is found within the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.watch.trainers import all_trainers
+from tests.watch.trainers.day import HOUR, STEP, Day, Now, Trainer
+from tests.watch.trainers.watching import ERRORS, KINDS, LEAST_BOUND_S, SILENT, hang_of, watch_day
+
+
+class Plain(Trainer):
+    """A step line each 20 s, and a silent save."""
+
+    step_s, log_every = 2.0, 10
+    start_s = (5.0, 30.0)
+    save_every, save_s = 500, 15.0
+
+    def step(self, now: Now) -> str:
+        return f"step {now.step} loss {now.loss:.3f}\n"
+
+
+@pytest.mark.parametrize("place", ["path", "pattern", "run"])
+def test_a_plain_training_stays_ok_and_its_hang_is_found(tmp_path: Path, place: str) -> None:
+    trainer = Plain()
+    trainer.place, trainer.walltime_h = place, 2.0
+    result = watch_day(trainer, "Plain", tmp_path, hours=5.0, kinds=(SILENT, ERRORS))
+    assert result.alarms == []
+    assert {delay.kind: delay.is_in_time for delay in result.delays} == {SILENT: True, ERRORS: True}
+    # The healthy day goes on unchanged after each hang.
+    logs = [path.read_text() for path in sorted(tmp_path.rglob("*")) if path.suffix in (".log", ".out")]
+    assert "".join(logs) == "".join(event.text for event in Day(trainer, "Plain", hours=5.0).main)
+
+
+def test_an_alarm_after_the_bound_of_hangs_is_due_and_an_earlier_one_false(tmp_path: Path) -> None:
+    class Slow(Plain):
+        save_every, save_s = 2000, 7200.0
+
+    day = Day(Slow(), "Slow", hours=3.0)
+    last = max(event.at for event in day.main if event.phase == STEP and event.at < 1.5 * HOUR)
+    result = watch_day(Slow(), "Slow", tmp_path, hours=3.0, kinds=())
+    assert result.alarms
+    for alarm in result.alarms:
+        assert alarm.is_due == (alarm.begin - last >= LEAST_BOUND_S)
+    assert result.false_alarms == sum(not alarm.is_due for alarm in result.alarms)
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_every_trainer_writes_steps_and_the_same_day_twice(held_out: bool) -> None:
+    for name, trainer in all_trainers(held_out=held_out).items():
+        days = [Day(trainer, name, seed=1, hours=2.5) for _ in range(2)]
+        assert any(event.phase == STEP for event in days[0].main), name
+        assert [*days[0].whole()] == [*days[1].whole()], name
+        times = [event.at for event in days[0].whole()]
+        assert times == sorted(times), name
+
+
+def test_hangs_of_every_kind_keep_the_background_that_the_kind_says() -> None:
+    hangs = {kind: hang_of(Day(all_trainers()["Megatron"], "Megatron"), kind) for kind in KINDS}
+    assert all(hangs.values())
+    for kind, hang in hangs.items():
+        assert hang is not None
+        events = hang.events(hang.since + HOUR)
+        assert all(event.at > hang.since for event in events)
+        assert bool(events) == (kind != SILENT)

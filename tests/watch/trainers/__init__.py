@@ -1,0 +1,18 @@
+"""Simulated trainers: what common training frameworks write in a day, and how they hang.
+
+`day.py` simulates a day of one trainer; `language_models.py`, `vision.py` and `others.py` hold the trainers, one class
+each; `background.py` the lines that other threads and programs write into the same log; `watching.py` runs the log
+watchdog over a day by a fake clock, and counts false alarms and the delay of each hang. Nothing here is a recorded log.
+"""
+
+from __future__ import annotations
+
+from tests.watch.trainers import held_out as apart
+from tests.watch.trainers import language_models, others, vision
+from tests.watch.trainers.day import Trainer
+
+
+def all_trainers(*, held_out: bool = False) -> dict[str, Trainer]:
+    """Return each trainer by its name; with `held_out` only those that the watchdog is not tuned with."""
+    modules = (apart,) if held_out else (language_models, vision, others)
+    return {one.__name__: one() for module in modules for one in module.TRAINERS}
