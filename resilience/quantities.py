@@ -16,6 +16,8 @@ _SIZE = (
 )
 _PERCENT = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%?)"
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+MAX_DURATION_S = 100 * 366 * 86400
+"""A longer duration is a mistake, and neither sleep() nor a date can hold much more."""
 _DURATION_PART = r"(?ai)([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|min|[smhdw])"
 _SLURM_TIME = (
     r"(?a)(?:(?P<days>\d{1,9})-(?P<dhours>\d{1,9})(?::(?P<dminutes>\d{1,9})(?::(?P<dseconds>\d{1,9}))?)?"
@@ -77,13 +79,16 @@ def parse_duration_s(text: str) -> float:
     """Return a duration in seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
 
     A number without unit is rejected as ambiguous: seconds, or SLURM's minutes.
-    Raise QuantityError if the text is not such a duration.
+    Raise QuantityError if the text is not such a duration, or longer than MAX_DURATION_S.
     """
     stripped = text.strip()
     parts = re.findall(_DURATION_PART, stripped)
     if not parts or re.sub(_DURATION_PART, "", stripped).strip():
         raise QuantityError(f"{text!r} is not a duration", hint="write for instance 90s, 10m, 1h30m or 2d")
-    return float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+    seconds = float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+    if seconds > MAX_DURATION_S:
+        raise QuantityError(f"{text!r} is longer than a hundred years", hint="write for instance 90s, 10m, 1h30m or 2d")
+    return seconds
 
 
 def parse_bool(text: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from resilience.errors import QuantityError, UsageError
+from resilience.messages import cut
 from resilience.quantities import parse_duration_s
 from resilience.runs.project import Project
 from resilience.settings.load import load
@@ -92,6 +93,18 @@ def open_project(config: Path | None = None, scheduler: str = "", *, banner: boo
 
         warn_of_dead_letters(project)
     return project
+
+
+MAX_INTERVAL_S = 366 * 86400
+
+
+def interval_s(option: str, text: str) -> float:
+    """Return an interval in seconds; a bare number is seconds. Raise UsageError if it is not positive, or above a
+    year."""
+    seconds = float(text) if text.isascii() and text.replace(".", "", 1).isdigit() else duration_s(option, text)
+    if not 0 < seconds <= MAX_INTERVAL_S:
+        raise UsageError(f"{option} {cut(text, 40)} must be positive, and at most a year", hint=f"{option} 1m")
+    return seconds
 
 
 def duration_s(option: str, text: str) -> float:

@@ -19,6 +19,7 @@ from resilience.cli.options import (
     RunOrAllArgument,
     SchedulerOption,
     complete_templates,
+    interval_s,
     open_project,
     single_command,
 )
@@ -26,7 +27,7 @@ from resilience.cli.output import chosen, clean, patience, print_json, print_tab
 from resilience.errors import ResilError
 from resilience.switch import Scope
 
-STATUS_EVERY_S = 10.0
+STATUS_EVERY = "10s"
 
 
 # ---- status and logs ------------------------------------------------------------------------------------------
@@ -37,8 +38,8 @@ def status(
     run: RunOrAllArgument = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every few seconds, until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="With --watch.", min=1.0)
-    ] = STATUS_EVERY_S,
+        str, typer.Option("--interval", metavar="DURATION", help="With --watch: 30s or 2m; at least 1s.")
+    ] = STATUS_EVERY,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Query the scheduler now instead of using its cached answer.")
     ] = False,
@@ -50,8 +51,11 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    project, watch_s = open_project(config, scheduler), interval if watch else None
-    code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)
+    every_s = max(1.0, interval_s("--interval", interval))
+    project = open_project(config, scheduler)
+    code = show_status(
+        project, run, watch_s=every_s if watch else None, fresh=fresh, everything=everything, as_json=as_json
+    )
     raise typer.Exit(code)
 
 

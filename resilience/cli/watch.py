@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, scheduler_override
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, interval_s, scheduler_override
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
@@ -244,9 +244,9 @@ def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) 
 def _request(name: str | None, overrides: dict[str, object], shared: dict[str, Any]) -> WatchRequest:
     settings = dict(scheduler_override(shared["scheduler"]))
     if shared["deadline"]:
-        _duration("--deadline", shared["deadline"])
+        interval_s("--deadline", shared["deadline"])
         settings["watch.deadline_s"] = shared["deadline"]
-    every_s = _duration("--every", shared["every"]) if shared["every"] else None
+    every_s = interval_s("--every", shared["every"]) if shared["every"] else None
     if shared["count"] and every_s is None:
         raise UsageError("--count needs --every", hint="--every 1m --count 10")
     return WatchRequest(
@@ -263,14 +263,6 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
     )
 
 
-def _duration(option: str, text: str) -> float:
-    """Return the value of an option in seconds; a bare number is seconds. Raise UsageError if it is not a duration."""
-    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
-    if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{option} {text} must be positive, and at most a year", hint=f"{option} 1m")
-    return seconds
-
-
 def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:
     from resilience.cli.show_top import show_top
     from resilience.watch.watchdogs import load_watchdog
@@ -281,7 +273,7 @@ def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[
     paths = getattr(watchdog.settings, watchdog.check.argument or "paths", ())
     if not isinstance(paths, tuple):
         raise SettingsError(f"the watchdog {name} has no paths")
-    deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
+    deadline_s = interval_s("--deadline", shared["deadline"]) if shared["deadline"] else None
     by = "inodes" if watchdog.kind == "inodes" else "bytes"
     return int(
         show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by, fresh=fresh)

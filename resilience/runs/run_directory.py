@@ -5,6 +5,7 @@ Several login nodes and jobs may use it at once over NFS, Lustre or GPFS; correc
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -109,6 +110,8 @@ class RunDirectory:
         try:
             return (self.path / name).exists()
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return False
             raise explain_os_error(error, "access", self.path) from error
 
     def settings(self) -> dict[str, object]:

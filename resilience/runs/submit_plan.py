@@ -142,6 +142,8 @@ def split_signal(text: str) -> tuple[str, int]:
     return name, int(lead) if at else 60
 
 
+MAX_CHAIN = 1000
+"""Each link is one sbatch, and one job of the 10,000 that slurmctld holds (MaxJobCount, slurm.conf(5))."""
 OWN_OPTIONS = {
     "array": "--array",
     "dependency": "--dependency or --after",
@@ -156,6 +158,11 @@ _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 def _refuse_contradictions(request: SubmitRequest) -> None:
     if request.chain < 0:
         raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
+    if request.chain > MAX_CHAIN:
+        raise UsageError(
+            f"--chain {request.chain} would queue more than {MAX_CHAIN} jobs one by one",
+            hint=f"an array is one submit: --array {MAX_CHAIN}; or queue more behind these later: --after auto",
+        )
     if request.chain and request.array:
         raise UsageError("--array and --chain cannot be given together", hint="use one of them")
     if request.script is None and request.script_args:

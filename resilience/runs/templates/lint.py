@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience.errors import ResilError
+from resilience.messages import cut
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.templates.directives import Directives, option_of, parse_directives
 from resilience.submission import MAX_LEAD_S, ArrayExpression
 
 SIGNAL_SLACK_S = 60
 """SLURM checks time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
+
+
+MAX_NAME_BYTES = 1024
+"""The longest name that slurmctld accepts (_test_strlen in job_mgr.c, 22.05)."""
 
 
 class Severity(StrEnum):
@@ -216,7 +221,12 @@ def _requeue(case: _Case) -> Iterator[LintFinding]:
 def _name(case: _Case) -> Iterator[LintFinding]:
     value = case.text("job-name")
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        yield _refuse(f"--job-name {value!r} contains a line break or another control character", "use one word")
+        yield _refuse(
+            f"--job-name {cut(value, 100)!r} contains a line break or another control character", "use one word"
+        )
+    elif len(value.encode()) > MAX_NAME_BYTES:
+        yield _refuse(f"--job-name {cut(value, 40)!r} has {len(value.encode())} bytes: SLURM refuses more than "
+                      f"{MAX_NAME_BYTES}", "choose a shorter name")  # fmt: skip
 
 
 def _directories(case: _Case) -> Iterator[LintFinding]:
