@@ -6,6 +6,7 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 from __future__ import annotations
 
 import sys
+from math import isnan
 from pathlib import Path
 from typing import Annotated
 
@@ -13,21 +14,21 @@ import typer
 
 from resilience import layout
 from resilience.cli.options import (
+    MAX_INTERVAL_S,
     ConfigOption,
     JsonOption,
     RunArgument,
     RunOrAllArgument,
     SchedulerOption,
     complete_templates,
-    interval_s,
     open_project,
     single_command,
 )
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 from resilience.switch import Scope
 
-STATUS_EVERY = "10s"
+STATUS_EVERY_S = 10.0
 
 
 # ---- status and logs ------------------------------------------------------------------------------------------
@@ -38,8 +39,8 @@ def status(
     run: RunOrAllArgument = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every few seconds, until Ctrl-C.")] = False,
     interval: Annotated[
-        str, typer.Option("--interval", metavar="DURATION", help="With --watch: 30s or 2m; at least 1s.")
-    ] = STATUS_EVERY,
+        float, typer.Option("--interval", metavar="SECONDS", help="With --watch.", min=1.0, max=MAX_INTERVAL_S)
+    ] = STATUS_EVERY_S,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Query the scheduler now instead of using its cached answer.")
     ] = False,
@@ -51,10 +52,11 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    every_s = max(1.0, interval_s("--interval", interval))
+    if isnan(interval):  # neither below the minimum nor above the maximum
+        raise UsageError("--interval nan is not a number of seconds", hint="resil status --watch --interval 10")
     project = open_project(config, scheduler)
     code = show_status(
-        project, run, watch_s=every_s if watch else None, fresh=fresh, everything=everything, as_json=as_json
+        project, run, watch_s=interval if watch else None, fresh=fresh, everything=everything, as_json=as_json
     )
     raise typer.Exit(code)
 
