@@ -16,7 +16,7 @@ from resilience.base.switches import name_of_user
 from resilience.errors import StateDirectoryError
 from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
-from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 
 DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
@@ -50,12 +50,15 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     """Open the alert state of a project, in this node's fallback directory if its disk does not respond.
 
     A child process with a deadline (`[watch] state_deadline_s`) probes the disk first: a watchdog must not hang on the
-    file system that it reports on. `touch=False` skips the probe, for commands that a user can interrupt.
+    file system that it reports on. If the fallback directory hangs too ($XDG_STATE_HOME on a network file system), it
+    is one in /tmp. `touch=False` skips the probes, for commands that a user can interrupt.
     """
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    away, refusal = _examine(project, path) if touch else ("", None)
+    away, refusal, is_fallback_away = _examine(project, path, fallback) if touch else ("", None, False)
+    if is_fallback_away:
+        fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
         fallback / "incidents",
@@ -109,25 +112,39 @@ def _refusal(place: Path, command: str) -> StateDirectoryError:
     )
 
 
-def _examine(project: Project, path: Path) -> tuple[str, StateDirectoryError | None]:
-    """Return why the alert state is not used, or an empty text; and the error for commands, if others may write it."""
-    system, group = project.system, project.loaded.settings.run.group
+def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDirectoryError | None, bool]:
+    """Examine the alert state and its fallback within a deadline.
 
-    def touch() -> tuple[str, str]:
+    Return why the state is not used, or an empty text; the error for commands, if other users may write the state; and
+    whether the fallback does not respond.
+    """
+    system, shared = project.system, project.loaded.settings.watch
+    deadline_s = min(shared.state_deadline_s, shared.deadline_s)
+
+    def list_files(directory: Path) -> None:
         # Listing the directory contacts the file server; the directory may not exist yet.
-        if os.path.isdir(path / "incidents"):  # noqa: PTH112
-            os.listdir(path / "incidents")  # noqa: PTH208
-        found = distrust(path, group)
+        if os.path.isdir(directory):  # noqa: PTH112
+            os.listdir(directory)  # noqa: PTH208
+
+    def examine() -> tuple[str, str]:
+        list_files(path / "incidents")
+        found = distrust(path, project.loaded.settings.run.group)
         return (found.message, found.hint) if found is not None else ("", "")
 
-    look = ChildProbe(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
-    for _, answer in probe_in_child({"state": look}, StuckMemory.of(system), system.clock):
-        if answer.is_overdue and answer.error is not None:
-            return f"{path} does not respond: {answer.error.message}", None
-        if answer.error is None and answer.value[0]:
+    probes = {
+        path: state_probe(project.loaded.state_dir, examine, deadline_s),
+        fallback: ChildProbe(f"fallback {fallback}", lambda: list_files(fallback), deadline_s, str(fallback)),
+    }
+    error, refusal, is_fallback_away = "", None, False
+    for place, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
+        if place == fallback:
+            is_fallback_away = answer.is_overdue
+        elif answer.is_overdue and answer.error is not None:
+            error = f"{path} does not respond: {answer.error.message}"
+        elif answer.error is None and answer.value[0]:
             message, hint = answer.value
-            return f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
-    return "", None
+            error, refusal = f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
+    return error, refusal, is_fallback_away
 
 
 def _gid(group: str) -> int | None:

@@ -7,16 +7,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from resilience import layout
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
-from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, guarded, nearest_existing, try_to_write
+from resilience.doctor.diagnosis import (
+    Diagnosis,
+    diagnose_cluster,
+    diagnose_nodes,
+    guarded,
+    try_state_directory,
+)
+from resilience.doctor.settings import check_settings
+from resilience.doctor.training import TOPIC, diagnose_training
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
+from resilience.job import JobId
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
+
+if TYPE_CHECKING:
+    from resilience.schedulers import Scheduler
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 
@@ -41,6 +54,7 @@ def examine(project: Project) -> Examination:
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
         ("alerts", _alert_state),
+        (TOPIC, diagnose_training),
         ("templates", _templates),
         ("runs", _runs),
         ("cron", _cron),
@@ -51,12 +65,18 @@ def examine(project: Project) -> Examination:
 
 def _settings(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.path
+    try:
+        check_settings(project)
+    except ResilError as error:
+        where = f"{path}: " if path is not None else ""
+        yield Diagnosis("settings", Verdict.CRITICAL, f"{where}{error.message}", error.hint)
+        return
     if path is None:
         yield Diagnosis(
             "settings", Verdict.OK, "no resil.toml; using the defaults", "write a commented one: resil init"
         )
     else:
-        yield Diagnosis("settings", Verdict.OK, str(path))
+        yield Diagnosis("settings", Verdict.OK, f"{path} was read, and each setting is valid")
 
 
 def _scheduler(project: Project) -> Iterator[Diagnosis]:
@@ -83,6 +103,10 @@ def _scheduler(project: Project) -> Iterator[Diagnosis]:
         yield Diagnosis("scheduler", Verdict.UNKNOWN, f"{name}: {error.message}", error.hint)
         return
     yield from _describe(config)
+    if config.scheduler == "slurm":
+        yield from guarded("accounting", lambda: _accounting(scheduler, config))
+        yield from guarded("scrontab", lambda: _scrontab(project, config))
+        yield from guarded("nodes", lambda: (diagnose_nodes(scheduler.nodes()),))
     yield from diagnose_cluster(config)
     variables = sorted(key for key in project.system.environ if key.startswith("SBATCH_"))
     if variables:
@@ -101,21 +125,51 @@ def _describe(config: ClusterConfig) -> Iterator[Diagnosis]:
         )
     else:
         cluster = f" on cluster {config.cluster}" if config.cluster else ""
-        yield Diagnosis("scheduler", Verdict.OK, f"SLURM {config.version}{cluster} responds")
+        text = f"SLURM {config.version}{cluster} answered `scontrol show config`"
+        yield Diagnosis("scheduler", Verdict.OK, text)
+
+
+def _accounting(scheduler: Scheduler, config: ClusterConfig) -> Iterator[Diagnosis]:
+    """Query sacct: slurm.conf may name a slurmdbd that is dead."""
+    if config.accounting is None:
+        yield Diagnosis("accounting", Verdict.UNKNOWN, "`scontrol show config` does not name AccountingStorageType")
+    elif not config.accounting:
+        text = "off in slurm.conf: SLURM forgets how a job ended after MinJobAge (300 s)"
+        yield Diagnosis("accounting", Verdict.OK, text)
+    else:
+        try:
+            scheduler.history([JobId(1)])
+        except ResilError as error:
+            yield Diagnosis("accounting", Verdict.UNKNOWN, f"`sacct -j 1` failed: {error.message}", error.hint)
+        else:
+            yield Diagnosis("accounting", Verdict.OK, "`sacct -j 1` answered")
+
+
+def _scrontab(project: Project, config: ClusterConfig) -> Iterator[Diagnosis]:
+    """Run `scrontab -l`: slurm.conf may enable what has no program here."""
+    from resilience.cron.drivers._ticks.programs import ProgramUnavailable
+    from resilience.cron.drivers.scrontab import Scrontab
+    from resilience.watch.watchdogs import context_of
+
+    try:
+        Scrontab().read(context_of(project))
+    except ProgramUnavailable as error:
+        if config.scrontab:
+            text = f"slurm.conf enables it, but `scrontab -l` failed: {error.message}"
+            yield Diagnosis("scrontab", Verdict.WARNING, text, "log in to a node that has it, or use another backend")
+        else:
+            yield Diagnosis("scrontab", Verdict.OK, f"not usable here: {error.message}")
+    except ResilError as error:
+        yield Diagnosis("scrontab", Verdict.UNKNOWN, error.message, error.hint)
+    else:
+        yield Diagnosis("scrontab", Verdict.OK, "`scrontab -l` answered")
 
 
 def _state_directory(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.state_dir
-    try:
-        try_to_write(nearest_existing(path))
-        yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
-    except OSError as error:
-        yield Diagnosis(
-            "state directory",
-            Verdict.CRITICAL,
-            f"cannot write in {path}: {error.strerror or error}",
-            "set state_dir under [run] in resil.toml to a directory of yours on the shared file system",
-        )
+    written = try_state_directory(path)
+    yield written
+    if written.verdict is not Verdict.OK:
         return
     mount = mount_of(path, current_mounts())
     if mount is None:
@@ -132,7 +186,12 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
             "jobs on other nodes would not see switches and journals; choose a shared directory as state_dir",
         )
     else:
-        yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}, shared")
+        yield Diagnosis(
+            "file system",
+            Verdict.OK,
+            f"{mount.type} at {mount.point}: such file systems are shared",
+            "ask a node: resil doctor --on-node",
+        )
 
 
 def _alert_state(project: Project) -> Iterator[Diagnosis]:

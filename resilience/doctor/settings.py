@@ -16,7 +16,10 @@ from resilience.system.ports import System
 
 
 def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
-    """Return the project with its valid settings, and all errors. Raise SettingsError if the file cannot be read or is not TOML."""
+    """Return the project with its valid settings, and all errors.
+
+    Raise SettingsError if the file cannot be read or is not TOML.
+    """
     loaded, errors = check(system, named=named)
     found: list[ResilError] = list(errors)
     try:

@@ -12,7 +12,7 @@ def test_each_finding_is_a_line_with_its_advice_below(shell: Shell) -> None:
     said = shell.resil("doctor")
     assert said.code == 0
     assert said.out.splitlines()[0].split() == ["VERDICT", "TOPIC", "FINDING"]
-    assert "SLURM 24.11 responds" in said.out and "-> " in said.out
+    assert "SLURM 24.11 answered" in said.out and "-> " in said.out
 
 
 def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:

@@ -71,7 +71,7 @@ class Shell:
 
     @property
     def project(self) -> Project:
-        return open_project()
+        return open_project(banner=False)
 
     @property
     def run_dir(self) -> Path:
