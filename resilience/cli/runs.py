@@ -6,8 +6,9 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +27,9 @@ from resilience.cli.options import (
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
 from resilience.errors import ResilError
 from resilience.switch import Scope
+
+if TYPE_CHECKING:
+    from resilience.runs.run_directory import RunDirectory
 
 STATUS_EVERY_S = 10.0
 
@@ -91,6 +95,15 @@ def _write_log(text: bytes, header: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
+def _warn_of_relocation(directory: RunDirectory) -> None:
+    """Say that the jobs of a run that was copied or moved do not see its switches."""
+    from resilience.runs.submissions import describe_relocation, read_journal
+
+    with suppress(ResilError):  # the switch is set even if the journal cannot be read
+        if sentence := describe_relocation(read_journal(directory), directory):
+            print(f"  warning: {clean(sentence)}")
+
+
 # ---- switches -------------------------------------------------------------------------------------------------
 
 
@@ -115,6 +128,7 @@ def kill(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
     print(f"kill switch set: {switch.path}", flush=True)
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     if switch.is_empty:
@@ -146,6 +160,7 @@ def save(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
     print(f"save switch set: {switch.path}")
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     from resilience.runs.submissions import newest_intent, read_intents
