@@ -110,7 +110,8 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
         for verdict, fault, text, advice in (*loss_faults(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
-        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view, named=True)}", with_lines=False)]
+        text = f"{reading.over}{_at_step(view, named=True)}"
+        return wrong or [_finding(view, Verdict.OK, "", text, with_lines=False)]
     if view.log is None and view.beat is None:
         rest = [_no_log(view)]
     else:
