@@ -171,8 +171,11 @@ def _open_project(config: str = "") -> Project:
 def _run_status(run: str = "") -> int:
     from resilience.cli.output import warn_of_dead_letters
     from resilience.cli.show_status import show_status
+    from resilience.runs.open_project import check_responding, open_in_child
+    from resilience.system.ports import System
 
-    project = _open_project()
+    project = open_in_child(System())
+    check_responding(project)
     warn_of_dead_letters(project, in_child=False)
     return show_status(project, run)
 
@@ -219,7 +222,7 @@ def _print_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
-    else:
-        path = context.command_path if context is not None else "resil"
-        print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+        return 0
+    path = context.command_path if context is not None else "resil"
+    print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
     return int(error.exit_code)

@@ -19,6 +19,7 @@ from resilience.cli.options import (
     RunOrAllArgument,
     SchedulerOption,
     complete_templates,
+    duration_s,
     open_project,
     single_command,
 )
@@ -50,7 +51,8 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    project, watch_s = open_project(config, scheduler), interval if watch else None
+    every_s = duration_s("--interval", str(interval), least_s=1.0, most_s=86400, is_plain=True)  # NaN has no minimum
+    project, watch_s = open_project(config, scheduler), every_s if watch else None
     code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)
     raise typer.Exit(code)
 

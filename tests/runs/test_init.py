@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.doctor.doctor import check_settings
+from resilience.doctor.settings import check_settings
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.runs.init import compose_settings, init
 from resilience.runs.project import Project
