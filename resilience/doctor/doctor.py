@@ -19,6 +19,7 @@ from resilience.doctor.diagnosis import (
     guarded,
     try_state_directory,
 )
+from resilience.doctor.settings import check_settings
 from resilience.doctor.training import TOPIC, diagnose_training
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
