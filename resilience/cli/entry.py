@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EXIT_INTERRUPTED = 130
+MESSAGE_LIMIT = 2000
 EXIT_UNKNOWN = 3
 """The exit code of a `resil watch` that could not check, for any reason: 1 and 2 are verdicts."""
 
@@ -124,8 +125,10 @@ def _make_streams_writable() -> None:
 def print_error(error: ResilError) -> None:
     """Print an error and its hint on standard error."""
     from resilience.cli.output import say
+    from resilience.messages import cut
 
-    say(f"error: {error.message}" + (f"\n  try: {error.hint}" if error.hint else ""))
+    # A value may be a hundred thousand characters long, and every message quotes it.
+    say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:

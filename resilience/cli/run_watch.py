@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -277,7 +277,7 @@ def _once(
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
     tick, deadline_s = Tick(project, watchdogs, on_readings), ALERTING_S
-    with nullcontext([]) if view is not None else _shown_as_they_come(reports, request) as shown:
+    with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
             for report in tick:
                 reports.append(report)
@@ -305,13 +305,13 @@ def _once(
 
 
 @contextmanager
-def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest) -> Iterator[list[Report]]:
+def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_live: bool) -> Iterator[list[Report]]:
     """Print reports on a terminal while others are still awaited, from PROMPT_S on; yield those that were printed.
 
     Programs get one text at the end, whose first line is the worst finding.
     """
     shown: list[Report] = []
-    if request.as_json or not sys.stdout.isatty():
+    if is_live or request.as_json or not sys.stdout.isatty():
         yield shown
         return
 

@@ -138,8 +138,9 @@ class Project:
         return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))
 
     def _no_such_run(self, run: str) -> UsageError:
-        from resilience.messages import nearest
+        from resilience.messages import cut, nearest
 
+        run = cut(run, 100)
         near = nearest(run, [directory.run for directory in self.runs()], cutoff=0.6)
         hint = f"did you mean {near}?" if near else "see them all: resil status"
         return UsageError(f"there is no run {run!r} in {self.loaded.state_dir}", hint=hint)

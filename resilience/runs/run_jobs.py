@@ -48,14 +48,17 @@ def newest(jobs: Collection[Job]) -> Job | None:
     return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
 
 
-def refuse_if_live(run: str, live: Collection[Job]) -> None:
-    """Raise RunAlive, with the jobs and a hint, if there are any."""
+def refuse_if_live(run: str, live: Collection[Job], me: str) -> None:
+    """Raise RunAlive, with the jobs, their owners if they are not all `me`, and a hint, if there are any."""
     if not live:
         return
     ids = ", ".join(sorted({str(job.id.whole) for job in live}))
+    others = sorted({job.user for job in live} - {"", me})
+    whose = " and ".join(others)
+    stop = f"stop it: resil kill {run}" if others else f"cancel it: resil cancel {run}"
     raise RunAlive(
-        f"run {run} is already live: job {ids}",
-        hint=f"queue behind it: --after auto; run both, at your own risk: --force; cancel it: resil cancel {run}",
+        f"run {run} is already live: job {ids}{f' of {whose}' if others else ''}",
+        hint=f"queue behind it: --after auto; run both, at your own risk: --force; {stop}",
     )
 
 

@@ -247,8 +247,9 @@ def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
 
 
 def has_own_script(directory: RunDirectory, intent: Intent) -> bool:
-    """Return whether an intent is of a user's own script, or an adopted job's, and not of a rendered template. Pure."""
-    return intent.adopted or (bool(intent.script) and Path(intent.script).parent != directory.path / layout.SCRIPTS)
+    """Return whether an intent is of a user's own script, known or not, and not of a rendered template. Pure."""
+    is_rendered = not intent.script or Path(intent.script).parent == directory.path / layout.SCRIPTS
+    return intent.adopted or not is_rendered
 
 
 def arguments_of(intent: Intent) -> tuple[str, ...]:

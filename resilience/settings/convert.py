@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 _WHOLE = r"\s*-?[0-9]{1,18}\s*"
+_POSITIVE = frozenset({"beat_s", "deadline_s"})
+"""Of no length, these would make every call fail, or a loop without a pause."""
 _UNITS = {
     "_s": 'a duration such as "10m", or a number of seconds',
     "_bytes": 'a size such as "40TiB", or a number of bytes',
@@ -115,6 +117,8 @@ def _quantity(name: str, value: object, example: str, where: str) -> float:
         raise SettingsError(f"{name} = {value!r} in {where}: {error.message}", hint=error.hint) from None
     if not 0 <= number <= (LONGEST_S if name.endswith("_s") else LARGEST_BYTES):
         raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
+    if number == 0 and name in _POSITIVE:
+        raise SettingsError(f"{name} = {value!r} in {where} must be more than zero")
     return number
 
 
