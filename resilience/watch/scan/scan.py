@@ -27,6 +27,9 @@ from resilience.watch.scan.worker import LENGTH, THREADS, Job, send, start_worke
 FULL_PASS_S = 86400.0
 """Interval at which every directory is read: files that grow in place do not change their directory's mtime."""
 
+SMALL = 20_000
+"""A tree of at most so many files is read whole each time, which takes a fraction of a second."""
+
 STALL_S = 30.0
 """A worker without a sign of life for longer than this hangs; less if the deadline is short."""
 
@@ -117,8 +120,8 @@ def scan(
 
     Counts allocated blocks, as du does; a file with several hard links counts once; symbolic links are not followed and
     other file systems are not entered. `cache` is the cache directory, or None for no cache; `fallback` is a
-    directory on this node that is used if `cache` cannot be. `fresh` reads every directory; otherwise one that is
-    unchanged, with unchanged remembered files, is not read again for a day.
+    directory on this node that is used if `cache` cannot be. `fresh` reads every directory, as always in a small
+    tree; otherwise one that is unchanged, with unchanged remembered files, is not read again for a day.
 
     The scan ends at the deadline even if the file system never responds. Ctrl-C, SIGTERM and SIGHUP end it early. In
     every case the results are cached, and the next scan continues from there.
@@ -126,7 +129,9 @@ def scan(
     began = time.monotonic()
     directory = os.fsencode(root)
     scan_cache = ScanCache(cache, fallback, directory)
-    pool = Pool(directory, scan_cache.read(deadline_s), now, report)
+    known = scan_cache.read(deadline_s)
+    pool = Pool(directory, known, now, report)
+    fresh = fresh or sum(record.files for record in known.values()) <= SMALL
     pool.plan(now - FULL_PASS_S if not fresh else now + FULL_PASS_S)
     deadline = None if deadline_s is None else began + deadline_s
     with _ended_by_signals(pool), no_collection():

@@ -189,8 +189,9 @@ PROGRAM = """
 import sys
 import time
 from pathlib import Path
-from resilience.watch.scan.scan import scan
-found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9)
+from resilience.watch.scan import scan as module
+module.SMALL = -1
+found = module.scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9)
 print(found.read, found.verified)
 """
 
