@@ -23,7 +23,7 @@ from tests.watch.scan.trees import LONG_AGO, a_tree, settle, write
 
 def a_worker(root: Path) -> Worker:
     """Return a worker that runs in this process."""
-    made = Worker(os.fsencode(root), memoryview(bytearray(32)).cast("Q"), 2, int(time.time()), -1)
+    made = Worker(os.fsencode(root), (), memoryview(bytearray(32)).cast("Q"), 2, int(time.time()), -1)
     made.root = os.open(root, os.O_RDONLY)
     made.device = os.fstat(made.root).st_dev
     return made
