@@ -84,7 +84,7 @@ def parse_duration_s(text: str) -> float:
     """Return a duration in seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
 
     A number without unit is rejected as ambiguous: seconds, or SLURM's minutes.
-    Raise QuantityError if the text is not such a duration.
+    Raise QuantityError if the text is not such a duration, or longer than LONGEST_S.
     """
     stripped = text.strip()
     parts = re.findall(_DURATION_PART, stripped)

@@ -11,7 +11,6 @@ import typer
 from resilience.errors import QuantityError, UsageError
 from resilience.quantities import LONGEST_S, format_duration, parse_duration_s, parse_in_unit
 from resilience.runs.project import Project
-from resilience.settings.load import load
 from resilience.system.ports import System
 
 Completion = Callable[[str], list[str]]
@@ -84,13 +83,18 @@ def scheduler_override(scheduler: str) -> Mapping[str, str]:
 
 
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
-    """Read the settings and open the project. `banner` warns of dead letters."""
-    system = System()
-    project = Project(system, load(system, named=config, overrides=scheduler_override(scheduler)))
+    """Read the settings and open the project. Raise StateDirectoryError if the state directory does not respond.
+
+    `banner` warns of dead letters; without it, the state directory may hang: `resil alert` uses the fallback directory.
+    """
+    from resilience.runs.open_project import check_responding, open_in_child
+
+    project = open_in_child(System(), path=config, overrides=scheduler_override(scheduler))
     if banner:
         from resilience.cli.output import warn_of_dead_letters
 
-        warn_of_dead_letters(project)
+        check_responding(project)
+        warn_of_dead_letters(project, in_child=False)
     return project
 
 

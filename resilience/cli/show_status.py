@@ -14,6 +14,7 @@ from resilience.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
 from resilience.runs.attempts import Attempt, AttemptEnd, describe, describe_save
 from resilience.runs.status import JobRow, RunStatus, run_statuses
+from resilience.runs.submissions import describe_intervention
 from resilience.switch import describe_age
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
     if status.attempts and not status.finished:
         _show_end(status.attempts[-1], now)
+    if status.waits:
+        print(f"  {clean(status.waits)}")
+    if status.intervention is not None and not any(row.is_alive for row in status.rows):
+        print(f"  {clean(describe_intervention(status.intervention, now))}")
     for sentence in status.lost:
         print(f"  lost: {clean(sentence)}")
     for switch in status.switches:
@@ -156,5 +161,5 @@ def _colour(state: JobState) -> str:
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
     kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
-    more = chosen(status, "lost", "trouble", "age_s", "unreadable")
+    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention")
     return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

@@ -15,9 +15,10 @@ from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, du
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.runs.open_project import open_in_child
 from resilience.system.ports import System
 from resilience.watch.options import Option, absolute_paths, flag_of, options_of, parse_pairs, without_unit
-from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
+from resilience.watch.watchdogs import checks, every_name, kind_of, listed
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
@@ -202,6 +203,7 @@ def _command_of(name: str, check: Any) -> Any:
         for key, (_, default) in _SHARED.items():
             typed = (words.get(key) for words in (given, context.parent.params))
             shared[key] = next((value for value in typed if value not in (None, default)), default)
+        shared["deadline"] = shared["deadline"] or given.get("field_deadline_s") or ""
         overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from resilience.cron.entries import runs_of
 from resilience.cron.records import Entry, Ignored, Kind, Overlap
 from resilience.cron.status import READ_S, CronStatus, Health, cron_status
 from resilience.cron.words import span_text
-from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write
+from resilience.doctor.diagnosis import Diagnosis, guarded, try_state_directory
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Verdict
 from resilience.job import Liveness
@@ -227,17 +227,13 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
         cron.state.check()
     except ResilError as error:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
-    directory = path
-    try:
-        directory = nearest_existing(path)
-        try_to_write(directory)
-        yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
-    except OSError as error:
-        yield Diagnosis(
-            "state directory",
-            Verdict.CRITICAL,
-            f"cannot write in {directory}: {error.strerror or error}: no tick can record a slot, so no entry runs",
-            "free some space (and inodes), or set state_dir under [run] in resil.toml",
+    written = try_state_directory(path)
+    if written.verdict is Verdict.OK:
+        yield written
+    else:
+        text = f"{written.text}: no tick can record a slot, so no entry runs"
+        yield replace(
+            written, text=text, advice="free some space (and inodes), or set state_dir under [run] in resil.toml"
         )
 
 
@@ -251,7 +247,7 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
             'call it by its interpreter: "$RESIL_PYTHON" -P -m resilience; or install resil as a package',
         )  # fmt: skip
     else:
-        yield Diagnosis("resil", Verdict.OK, f"entries use {found}")
+        yield Diagnosis("resil", Verdict.OK, f"on the PATH of entries: {found}")
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 _WHOLE = r"\s*-?[0-9]{1,18}\s*"
+_POSITIVE = frozenset({"beat_s", "deadline_s"})
+"""Of no length, these would make every call fail, or a loop without a pause."""
 _UNITS = {
     "_s": 'a duration such as "10m", or a number of seconds',
     "_bytes": 'a size such as "40TiB", or a number of bytes',
@@ -43,9 +45,15 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
     return arguments
 
 
+_SYNONYMS = {"directory": "folder", "dir": "folder", "path": "folder"}
+"""Words that users write for a key whose spelling is not similar."""
+
+
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """Return the error for an unknown key. The hint names the table that has the key, or else the nearest name."""
-    near = nearest(key.replace("-", "_"), known)
+    written = key.replace("-", "_")
+    near = _SYNONYMS.get(written, "")
+    near = near if near in known else nearest(written, known)
     is_of_plugin = "." in where.partition("]")[0]  # [channel.pager], [watch.fs]
     homes = "" if is_of_plugin else " or ".join(f"[{table}]" for table in tables_with(key))
     if homes:
@@ -109,6 +117,8 @@ def _quantity(name: str, value: object, example: str, where: str) -> float:
         raise SettingsError(f"{name} = {value!r} in {where}: {error.message}", hint=error.hint) from None
     if not 0 <= number <= (LONGEST_S if name.endswith("_s") else LARGEST_BYTES):
         raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
+    if number == 0 and name in _POSITIVE:
+        raise SettingsError(f"{name} = {value!r} in {where} must be more than zero")
     return number
 
 
