@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience.errors import ResilError
+from resilience.messages import quoted
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.templates.directives import Directives, option_of, parse_directives
 from resilience.submission import MAX_LEAD_S, ArrayExpression
@@ -222,7 +223,7 @@ def _name(case: _Case) -> Iterator[LintFinding]:
 def _directories(case: _Case) -> Iterator[LintFinding]:
     for directory in case.facts.missing_directories:
         yield _refuse(f"the output directory {directory} does not exist: SLURM fails such a job without a message",
-                      f"mkdir -p {directory}")  # fmt: skip
+                      f"mkdir -p {quoted(directory)}")  # fmt: skip
     if case.facts.state_dir_is_node_local:
         yield _warn(
             f"the state directory {case.facts.state_dir} is on a local disk of this machine: other nodes cannot see it",
