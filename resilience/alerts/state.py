@@ -11,7 +11,7 @@ from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
 from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
-from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 
 DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
@@ -41,12 +41,15 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     """Open the alert state of a project, in this node's fallback directory if its disk does not respond.
 
     A child process with a deadline (`[watch] state_deadline_s`) probes the disk first: a watchdog must not hang on the
-    file system that it reports on. `touch=False` skips the probe, for commands that a user can interrupt.
+    file system that it reports on. If the fallback directory hangs too ($XDG_STATE_HOME on a network file system), it
+    is one in /tmp. `touch=False` skips the probes, for commands that a user can interrupt.
     """
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    away = _error_of(project, path) if touch else ""
+    away, is_fallback_away = _errors_of(project, path, fallback) if touch else ("", "")
+    if is_fallback_away:
+        fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
         fallback / "incidents",
@@ -64,19 +67,24 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     )
 
 
-def _error_of(project: Project, path: Path) -> str:
-    """Return why the disk of the alert state does not respond, or an empty text."""
-    system = project.system
+def _errors_of(project: Project, path: Path, fallback: Path) -> tuple[str, str]:
+    """Return why the disk of the alert state and that of its fallback do not respond; empty where they do."""
+    system, shared = project.system, project.loaded.settings.watch
+    deadline_s = min(shared.state_deadline_s, shared.deadline_s)
 
-    def touch() -> bool:
+    def touch(directory: Path) -> bool:
         # Listing the directory contacts the file server; the directory may not exist yet.
-        return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
+        return os.path.isdir(directory) and bool(os.listdir(directory) or True)  # noqa: PTH112, PTH208
 
-    look = ChildProbe(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
-    for _, answer in probe_in_child({"state": look}, StuckMemory.of(system), system.clock):
+    probes = {
+        path: state_probe(project.loaded.state_dir, lambda: touch(path / "incidents"), deadline_s),
+        fallback: ChildProbe(f"fallback {fallback}", lambda: touch(fallback), deadline_s, str(fallback)),
+    }
+    errors = {path: "", fallback: ""}
+    for directory, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
         if answer.is_overdue and answer.error is not None:
-            return f"{path} does not respond: {answer.error.message}"
-    return ""
+            errors[directory] = f"{directory} does not respond: {answer.error.message}"
+    return errors[path], errors[fallback]
 
 
 def _gid(group: str) -> int | None:

@@ -73,13 +73,20 @@ def config_group() -> None:
 
 @config.command(epilog="Examples: resil config check; resil config check -c other.toml")
 def check(config: ConfigOption = None) -> None:
-    """Check the settings. Exits with 2 and the reason when they are invalid."""
-    project = open_project(config)
-    from resilience.doctor.doctor import check_settings
+    """Check the settings, and print every error. Exits with 2 when there is one."""
+    from resilience.cli.entry import print_error
+    from resilience.doctor.settings import find_errors
+    from resilience.messages import plural
+    from resilience.system.ports import System
 
-    check_settings(project)
-    path = project.loaded.path
-    print(f"{path}: valid" if path is not None else "there is no resil.toml; the defaults are valid")
+    loaded, errors = find_errors(System(), config)
+    for error in errors:
+        print_error(error)
+    where = str(loaded.path) if loaded.path is not None else "the environment"
+    if errors:
+        print(f"{where}: {plural(len(errors), 'error')}")
+        raise typer.Exit(2)
+    print(f"{where}: valid" if loaded.path is not None else "there is no resil.toml; the defaults are valid")
 
 
 @config.command(epilog="Examples: resil config show; resil config show --origin; resil config show --json")

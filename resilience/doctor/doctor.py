@@ -1,4 +1,4 @@
-"""`resil doctor` and `resil config check`: checks of scheduler, state directory, runs and settings."""
+"""`resil doctor`: checks of scheduler, state directory, runs and settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 from resilience import layout
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
-from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, diagnose_nodes, guarded, try_state_directory
+from resilience.doctor.diagnosis import (
+    Diagnosis,
+    diagnose_cluster,
+    diagnose_nodes,
+    guarded,
+    try_state_directory,
+)
+from resilience.doctor.settings import check_settings
 from resilience.doctor.training import TOPIC, diagnose_training
-from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.job import JobId
 from resilience.messages import quoted
@@ -217,66 +224,3 @@ def _cron(project: Project) -> Iterator[Diagnosis]:
     from resilience.doctor.cron import outlook
 
     yield outlook(open_cron(project))
-
-
-# ---- resil config check ---------------------------------------------------------------------------------------
-
-
-def check_settings(project: Project) -> None:
-    """Raise SettingsError or UsageError for the first setting that makes a submit fail."""
-    from resilience.runs.project import schedulers
-    from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
-    from resilience.submission import MAX_LEAD_S, check_run_name
-    from resilience.switch import OwnerPolicy
-
-    settings = project.loaded.settings
-    if settings.run.name:
-        check_run_name(settings.run.name)
-    template_library(project).source(settings.run.template)
-    if settings.scheduler.name != "auto" and settings.scheduler.name not in schedulers().names():
-        schedulers().load(settings.scheduler.name)
-    if settings.run.switch_owners and settings.run.switch_owners not in set(OwnerPolicy):
-        raise SettingsError(
-            f"switch_owners = {settings.run.switch_owners!r} is not an owner policy",
-            hint="there are: owner, group, any",
-        )
-    if settings.submit.signal_lead_s > MAX_LEAD_S:
-        raise SettingsError(
-            f"signal_lead_s is above {MAX_LEAD_S} s, which sbatch refuses", hint="for instance signal_lead_s = 300"
-        )
-    try:
-        split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
-        plan_submit(SubmitRequest(run=settings.run.name or "run"), settings, "logs")
-    except UsageError as error:
-        raise SettingsError(error.message, hint=error.hint) from error
-    _check_watchdogs(project)
-    _check_alerts(project)
-    _check_cron(project)
-
-
-def _check_watchdogs(project: Project) -> None:
-    from resilience.watch.watchdogs import context_of, load_watchdog
-
-    context = context_of(project)
-    for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
-        found = load_watchdog(project, name)
-        found.check.targets(found.settings, context)
-
-
-def _check_cron(project: Project) -> None:
-    """Check settings that only a tick uses."""
-    from resilience.cron.report import check_reporting
-
-    check_reporting(project.loaded.settings.cron_settings)
-
-
-def _check_alerts(project: Project) -> None:
-    """Check the policy and every channel. Nothing is sent, and no secret is read."""
-    from resilience.alerts.policy import check_policy
-    from resilience.alerts.routes import channels, routes_of
-
-    settings = project.loaded.settings
-    check_policy(settings.alert, {*channels().names(), *settings.channels})
-    for route in routes_of(project).values():
-        channel, channel_settings = route.load()
-        channel.check(channel_settings)

@@ -204,6 +204,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
     """
     check_run_name(request.run)
     directory = project.directory(request.run)
+    directory.exists()  # raises for a private run of another user, before any of its files is read
     settings = project.loaded.settings
     plan = plan_submit(request, settings, str(directory.path / layout.LOGS))
     tokens = [new_token() for _ in range(plan.jobs)]
@@ -311,6 +312,9 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
     found = [job_id for client in clients for job_id in reconcile_intents(project, directory, client, progress)]
     _check_kill_switch(project, request, directory, progress)
+    owner, user = directory.owner(), project.system.host.user
+    if owner != user:
+        progress(f"run {request.run} belongs to {owner}; its new jobs belong to {user}, and {owner} cannot cancel them")
     if request.force:
         return
     if directory.is_finished():
@@ -323,7 +327,7 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
         live = [job for client in clients for job in live_jobs(client, directory, me)]
         if found and not live:
             progress("that job has already ended; queueing a new one")
-        refuse_if_live(request.run, live)
+        refuse_if_live(request.run, live, me)
 
 
 def _check_kill_switch(

@@ -36,14 +36,16 @@ _GONE = ".gone-"
 """Prefix of a marker in the fallback directory: the file is removed, although its disk refused the removal."""
 
 
-def fallback_path(system: System, directory: Path) -> Path:
-    """Return the fallback of a directory on this node: `$XDG_STATE_HOME/resil/...` if set, else in /tmp.
+def fallback_path(system: System, directory: Path, *, in_tmp: bool = False) -> Path:
+    """Return the fallback of a directory on this node: `$XDG_STATE_HOME/resil/...` if set, else or `in_tmp` in /tmp.
 
     The default is not in the home directory, which is a network file system on clusters, and often the full one.
     """
     base = system.environ.get("XDG_STATE_HOME")
     # $XDG_STATE_HOME must be absolute, or is ignored: https://specifications.freedesktop.org/basedir-spec.
-    root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{system.host.uid}")
+    root = (
+        Path(base) / "resil" if base and base.startswith("/") and not in_tmp else Path(f"/tmp/resil-{system.host.uid}")
+    )
     return root / f"{directory.name.lstrip('.')}-{short_digest(os.fsencode(directory))}"
 
 

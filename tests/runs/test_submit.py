@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -611,3 +612,38 @@ def test_a_run_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpt" / layout.RUN_FILE).mkdir(parents=True)
     with pytest.raises(StateDirectoryError, match="not a regular file"):
         take_snapshot(RunDirectory(tmp_path / "gpt"))
+
+
+# ---- another user's run -------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_who_submits_anothers_run_is_told_whose_it_is(project: Project, fake: FakeScheduler) -> None:
+    go(project)
+    fake.records.clear()
+    path = project.directory("gpt").path
+    for inside in (path, *path.rglob("*")):
+        os.chown(inside, NOBODY, -1)
+    said: list[str] = []
+    go(project, said)
+    assert said[0] == f"run gpt belongs to nobody; its new jobs belong to {ME}, and nobody cannot cancel them"
+
+
+def test_a_live_run_of_another_user_is_stopped_by_its_switch_not_by_cancel(
+    project: Project, fake: FakeScheduler
+) -> None:
+    go(project)
+    fake.records = [replace(job, user="bob") for job in fake.records]
+    fake.me = "bob"
+    error = refused(RunAlive, project)
+    assert error.message == "run gpt is already live: job 101 of bob" and "resil kill gpt" in error.hint
+
+
+@needs_root
+def test_a_private_run_of_another_user_is_named_with_its_owner(project: Project) -> None:
+    go(project)
+    open_the_way(project.directory("gpt").path)
+    project.loaded.state_dir.chmod(0o755)
+    with acting_as(NOBODY):
+        error = refused(StateDirectoryError, project)
+    assert error.message.startswith("run gpt belongs to root and is private") and "--run NAME" in error.hint
