@@ -388,7 +388,7 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         ends = f"resil cancel {run} (at once)"
     else:
         ends = f"only {clean(job.user)} can: scancel {adoption.job_id}"
-    print(f"  stop    {ends}; no guard: resil kill and resil save do not reach this job")
+    print(f"  stop    {ends}; no guard: `resil kill` and `resil save` do not reach this job")
 
 
 def _next_submit(adoption: Adoption) -> str:
