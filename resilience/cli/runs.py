@@ -221,7 +221,7 @@ def init(
     target = (here / directory).resolve()
     done = runs_init.init(directory=target, source=script, force=force)
     in_cron = [path for path in done.written if path.name != FILE_NAME]
-    settings = f"{'wrote' if len(in_cron) < len(done.written) else 'kept'} {target / FILE_NAME}"
+    settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
     cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
     print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:
