@@ -8,6 +8,7 @@ accepted, and never blocks.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +117,8 @@ def write_switch(directory: RunDirectory, switch: Switch) -> Path:
         if getattr(error.__cause__, "errno", 0) in FULL and _make_empty(path, mode):
             return path
         if switch.kind == layout.KILL_SWITCH:
-            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {directory.path}"
+            path_word = shlex.quote(str(directory.path))
+            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {path_word}"
         raise
     return path
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import stat
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +150,7 @@ def read_template(path: Path) -> str:
     try:
         # The author of a template runs code as the user who submits it.
         if path.stat().st_mode & stat.S_IWOTH:
-            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {path}")
+            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {shlex.quote(str(path))}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateError(f"cannot read the template {path}: {error.strerror}") from error
