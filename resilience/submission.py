@@ -172,7 +172,7 @@ class Submission:
 
     Attributes:
         token: random word that identifies the request; used to find the job before any retry.
-        run: name of the run.
+        run: name of the run; empty for a job that is none of a run.
         script: absolute path of the batch script.
         script_args: arguments of the script.
         options: sbatch's long options without dashes, in order, with their values; None for a flag without value.
@@ -205,8 +205,8 @@ class Submission:
 
     @property
     def comment(self) -> str:
-        """Return the comment that identifies the job."""
-        return make_comment(self.run, self.token)
+        """Return the comment that identifies the job; empty for a job that is none of a run."""
+        return make_comment(self.run, self.token) if self.run else ""
 
 
 class Submitted(NamedTuple):

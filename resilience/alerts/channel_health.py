@@ -148,11 +148,6 @@ def should_give_up(tries: int, queued: float, shared: SharedState, now: float) -
 # ---- alerts about a channel: pure
 
 
-def incident_id_of(channel: str, now: float) -> str:
-    """Return the id of a channel's incident; nodes that detect the failure on the same day use the same id."""
-    return hex_digest(8, f"{channel} {int(now // NOTIFY_EVERY_S)}")
-
-
 def failure_alert(
     channel: str, state: NodeState, *, incident_id: str, now: float, waiting: int, **origin: Any
 ) -> Alert:

@@ -13,7 +13,10 @@ from resilience.finding import Verdict
 from resilience.records import from_record
 
 STALE_AFTER_S = 86400.0
-"""An open incident whose subject was not checked for this long is stale: its watchdog may no longer run."""
+"""An open incident whose subject was not checked for this long, and for MAX_MISSED of its intervals, is stale."""
+
+MAX_MISSED = 3
+"""After this many checks in a row that did not include its subject, an incident is closed."""
 
 
 def fingerprint_of(check: str, subject: str, fault: str) -> str:
@@ -21,13 +24,14 @@ def fingerprint_of(check: str, subject: str, fault: str) -> str:
     return hex_digest(16, check, subject, fault)
 
 
-def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
-    """Return the id of the `number`th incident of a fault: 8 hex digits, short enough to type.
+def next_incident_id(previous: str, number: int) -> str:
+    """Return the id of the incident that follows `previous` of the same fault: 8 hex digits, short enough to type.
 
-    Watchdogs on two nodes that find the same fault at the same time derive the same id, so that one notification is
-    sent. The hour is part of the id in case the number was lost with a damaged file.
+    Watchdogs on two nodes that read the same previous incident derive the same id, so that one notification is sent.
+    The first incident of a fault has a random id (Ledger.open): ids that are derived from it are never used again,
+    whatever becomes of the files.
     """
-    return hex_digest(8, fingerprint, str(number), str(int(opened // 3600)))
+    return hex_digest(8, previous, str(number))
 
 
 def hex_digest(length: int, *parts: str) -> str:
@@ -68,6 +72,10 @@ class Incident:
         held: since when quiet hours have delayed the notification.
         silenced: since when a silence has muted the incident.
         earlier: ids of previous incidents of this fault, for users who type an id from an old message.
+        source: node, project and typed arguments of the watch that last found the fault; empty if unknown, or if that
+            watch checks only a part of its subjects.
+        missed: number of checks in a row by the same source that did not include the subject.
+        every_s: seconds between the last two checks of the subject; 0 before the second.
     """
 
     episode: str
@@ -104,6 +112,9 @@ class Incident:
     held: float | None = None
     silenced: float | None = None
     earlier: tuple[str, ...] = ()
+    source: str = ""
+    missed: int = 0
+    every_s: float = 0.0
 
     @property
     def is_open(self) -> bool:
@@ -111,8 +122,12 @@ class Incident:
         return self.resolved is None
 
     def is_stale(self, now: float) -> bool:
-        """Return True if the incident is open and its subject was not checked for a day."""
-        return self.is_open and now - max(self.looked, self.seen) > STALE_AFTER_S
+        """Return True if the incident is open and its subject was not checked for a day, and for three intervals."""
+        return self.is_open and now - max(self.looked, self.seen) > max(STALE_AFTER_S, MAX_MISSED * self.every_s)
+
+    def is_expired(self, now: float) -> bool:
+        """Return True if the incident is open and its subject is no longer checked."""
+        return self.is_open and (self.missed >= MAX_MISSED or self.is_stale(now))
 
 
 def read_incident(record: Mapping[str, Any]) -> Incident:

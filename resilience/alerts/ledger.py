@@ -192,6 +192,26 @@ class Ledger(_Store):
         hint = f"did you mean {' or '.join(near)}?" if near else "list them all: resil alert list"
         raise UsageError(f"there is no incident {text!r}", hint=hint)
 
+    def open(self, incident: Incident) -> Incident:
+        """Save the first incident of a fault under a new random id, and return it.
+
+        If a watchdog on another node has just opened the same fault, return the incident with that id: both then queue
+        the same message, and the outbox keeps one. If no directory accepts the file, the id is the same for an hour,
+        so that the next tick does not send the message again.
+        """
+        opened = replace(incident, episode=os.urandom(4).hex())
+        name, content = opened.fingerprint + _JSON, _encode(opened)
+        try:
+            if not self.directory.create(name, content) and (other := self._load(name)) is not None:
+                return replace(incident, episode=other.episode, number=other.number, earlier=other.earlier)
+        except StateDirectoryError as error:
+            self._report(f"cannot write the alert state: {error.message}")
+            place = str(self.directory.primary)
+            return replace(incident, episode=hex_digest(8, place, name, str(int(incident.opened // 3600))))
+        self._written[name] = content
+        self._track_open(name, opened, content)
+        return opened
+
     def save(self, incident: Incident, *, durable: bool = False) -> None:
         """Save an incident. Raise StateDirectoryError if no directory accepts the file.
 

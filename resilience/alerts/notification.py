@@ -225,7 +225,7 @@ def _describe_end(incident: Incident, now: float, expired: bool) -> str:
     was = f"was {incident.worst.value}" + (f": {incident.summary}" if incident.summary else "")
     if expired:
         unchecked = format_duration(max(0.0, now - max(incident.looked, incident.seen)))
-        return f"closed after {unchecked} without a check; the problem may persist; {was}"
+        return f"no longer checked for {unchecked}; the problem may persist; {was}"
     until = incident.gone if incident.gone is not None else now
     lasted = format_duration(max(0.0, until - incident.opened))
     if incident.told is None and incident.held is not None:

@@ -17,7 +17,7 @@ from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notification import Notification, NotificationGroup, compose, should_send
-from resilience.alerts.policy import EXPIRES_AFTER_S, RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
+from resilience.alerts.policy import RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation
@@ -83,14 +83,17 @@ class Notifier:
     zone: tzinfo | None = None
     _errors: list[str] = field(default_factory=list)
 
-    def notify(self, reports: Sequence[Report], now: float) -> Notified:
+    def notify(self, reports: Sequence[Report], now: float, *, source: str = "") -> Notified:
         """Queue the notifications for these reports and update the ledger.
+
+        `source`: identifies the watch whose reports have all its subjects: an incident that the same source found, and
+        whose subject is missing from MAX_MISSED of its reports, is closed. Empty for reports of some subjects.
 
         Disk errors are part of the result and do not prevent the other notifications.
         """
         self._errors = []
         known = self.ledger.incidents(now)
-        cases = self._cases(reports, known, now)
+        cases = self._cases(reports, known, now, source)
         silences = self.silences.active(now)
         incidents: dict[str, Incident] = {}
         notifications = []
@@ -102,13 +105,16 @@ class Notifier:
             if reason is not Reason.QUIET:
                 notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
         due = self._due(notifications, known, now)
+        due = tuple(one if one.incident.episode else self._open(one, now) for one in due)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
         refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
         for case in cases:
             incident = incidents[case.incident.fingerprint]
-            if case.before is None or _has_changed(case.before, incident, refresh_s):
+            if not incident.episode:
+                self.ledger.open(incident)
+            elif case.before is None or _has_changed(case.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
@@ -117,15 +123,21 @@ class Notifier:
         self.ledger.save_copy(now)
         return Notified(queued, (*self.ledger.errors, *self.silences.errors, *self._errors))
 
-    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Case]:
-        """Return every incident that has a verdict in this tick."""
+    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float, source: str) -> list[_Case]:
+        """Return every incident that has a verdict in this tick, or whose subject is no longer checked.
+
+        A check that failed for one subject may not have found the others, and counts as missed for none.
+        """
         before = {incident.fingerprint: incident for incident in known}
         cases: dict[str, _Case] = {}
+        missed: dict[str, Incident] = {}
         for report in reports:
             for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
-                cases[fingerprint] = _Case(previous, self._found(previous, finding, report.check, now), finding.verdict)
+                cases[fingerprint] = _Case(
+                    previous, self._found(previous, finding, report.check, now, source), finding.verdict
+                )
             checked = {finding.subject for finding in report.findings}
             unknown = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
             for incident in known:
@@ -139,15 +151,20 @@ class Notifier:
                 elif incident.subject in checked or (checked and incident.fault in ENGINE_FAULTS):
                     case = _Case(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
                     cases[incident.fingerprint] = case
-        for incident in known:
-            unchecked_s = now - max(incident.looked, incident.seen)
-            if incident.is_open and incident.fingerprint not in cases and unchecked_s > EXPIRES_AFTER_S:
-                cases[incident.fingerprint] = _Case(incident, incident, Verdict.OK, expired=True)
+                elif source and incident.source == source and checked and not unknown:
+                    missed[incident.fingerprint] = replace(incident, missed=incident.missed + 1)
+        for saved in known:
+            if saved.fingerprint not in cases:
+                incident = missed.get(saved.fingerprint, saved)
+                if incident.is_expired(now):
+                    cases[incident.fingerprint] = _Case(saved, incident, Verdict.OK, expired=True)
+                elif incident is not saved:
+                    self._try(partial(self.ledger.save, incident))
         return list(cases.values())
 
-    def _found(self, previous: Incident | None, finding: Finding, check: str, now: float) -> Incident:
+    def _found(self, previous: Incident | None, finding: Finding, check: str, now: float, source: str) -> Incident:
         if previous is None or not previous.is_open:
-            return open_incident(previous, finding, check, now, self.policy, self.host)
+            return replace(open_incident(previous, finding, check, now, self.policy, self.host), source=source)
         return replace(
             advance(previous, finding.verdict, now, self.policy),
             summary=finding.summary,
@@ -155,6 +172,7 @@ class Notifier:
             evidence=finding.evidence,
             run=finding.run,
             host=self.host,
+            source=source,
         )
 
     def _due(
@@ -174,6 +192,10 @@ class Notifier:
             if should_send(group, last.get(check), now, self.policy)
             for one in group
         )
+
+    def _open(self, notification: Notification, now: float) -> Notification:
+        """Return the notification of a new incident with the incident's id, which the ledger records first."""
+        return replace(notification, incident=self.ledger.open(replace(notification.incident, intended=now)))
 
     def _channels_of(self, notification: Notification) -> tuple[str, ...]:
         """Return the channels of a notification: the default ones and those of the escalation steps so far.
@@ -244,5 +266,6 @@ def _has_changed(before: Incident, incident: Incident, refresh_s: float) -> bool
     """Return True if an incident changed by more than a recent check with the same verdict."""
     if incident.seen - before.seen > refresh_s or incident.looked - before.looked > refresh_s:
         return True
-    same = {name: getattr(before, name) for name in ("summary", "advice", "evidence", "host", "seen", "looked")}
+    names = ("summary", "advice", "evidence", "host", "source", "seen", "looked", "every_s")
+    same = {name: getattr(before, name) for name in names}
     return replace(incident, **same) != before

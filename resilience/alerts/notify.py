@@ -43,9 +43,17 @@ class Notes(Protocol):
 
 
 def notify(
-    project: Project, reports: Sequence[Report], *, notes: Notes | None = None, deliver_s: float = DELIVERY_S
+    project: Project,
+    reports: Sequence[Report],
+    *,
+    notes: Notes | None = None,
+    typed: str | None = None,
+    deliver_s: float = DELIVERY_S,
 ) -> tuple[str, ...]:
     """Send the notifications of one tick and of `notes`; return a line for each message and each error.
+
+    `typed`: the targets and options of the command line that override the settings, empty if there are none: the
+    reports then have all subjects of that command. None: the reports have some subjects only.
 
     A mistake in [alert] is reported and skipped: a misspelled channel must not disable the others.
     """
@@ -68,7 +76,8 @@ def notify(
         project=str(project.loaded.project),
     )
     noted = () if state.error or notes is None else notes.noted(project, reports)
-    notified = notifier.notify((*reports, *noted), system.clock.now())
+    source = "" if typed is None or noted else f"{system.host.name}:{project.loaded.project} {typed}".rstrip()
+    notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
     if not state.error and notes is not None:
         notes.forget(project)
     flushed = _deliver(project, state.outbox, deliver_s)

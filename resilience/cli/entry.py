@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from resilience.errors import ResilError, UsageError
@@ -50,6 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     _make_streams_writable()
     try:
+        if PathFinder.find_spec("cronsim") is None:  # a tenth of a millisecond
+            _check_packages()
         quick = quick_path(arguments)
         code = quick() if quick is not None else _run_typer(arguments)
         sys.stdout.flush()  # a broken pipe can still be handled here
@@ -74,6 +77,8 @@ def run(arguments: Sequence[str]) -> int:
                                hint="the command may have succeeded: resil status"))  # fmt: skip
         close_stdout()
         return _failed(arguments, 1)
+    except ModuleNotFoundError as error:
+        return _failed(arguments, _missing_module(error))
     except Exception as error:
         return _failed(arguments, _internal_error(error))
 
@@ -81,6 +86,21 @@ def run(arguments: Sequence[str]) -> int:
 def _failed(arguments: Sequence[str], code: int) -> int:
     """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts."""
     return EXIT_UNKNOWN if next((word for word in arguments if not word.startswith("-")), "") == "watch" else code
+
+
+def _check_packages() -> None:
+    from resilience.cli.missing import check_packages
+
+    check_packages()
+
+
+def _missing_module(error: ModuleNotFoundError) -> int:
+    from resilience.cli.missing import PACKAGES, missing_packages
+
+    if (error.name or "").partition(".")[0] not in PACKAGES:
+        return _internal_error(error)
+    print_error(missing_packages())
+    return 1
 
 
 def _internal_error(error: Exception) -> int:

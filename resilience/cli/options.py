@@ -46,6 +46,14 @@ def complete_runs() -> Iterable[str]:
     return [directory.run for directory in open_project().runs()]
 
 
+@completion
+def complete_templates() -> Iterable[str]:
+    """Return the names of templates."""
+    from resilience.runs.templates.script import template_library
+
+    return [info.name for info in template_library(open_project()).list()]
+
+
 ConfigOption = Annotated[
     Path | None,
     # Not Typer's parser: it checks the file, which may be on a disk that hangs.

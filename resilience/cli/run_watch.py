@@ -24,7 +24,8 @@ from resilience.messages import plural
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.ports import System
-from resilience.watch.watch import OnReadings, send_alerts, watch, watchdogs_of
+from resilience.system.stuck import StuckMemory
+from resilience.watch.watch import SETTINGS_FAULT, OnReadings, send_alerts, watch, watchdogs_of
 from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, read_source, watchdog_names
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ def _worst(reports: Sequence[Report]) -> Verdict:
     return max((report.verdict for report in reports), default=Verdict.UNKNOWN)
 
 
+CRON_ENTRY = "RESIL_CRON_ENTRY"
+"""Set for every entry of the cron table, which belongs to the project as the settings do."""
+
 EXIT_UNKNOWN = 3
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
@@ -187,9 +191,10 @@ class WatchRequest(NamedTuple):
         settings: dotted settings of the command line: `watch.deadline_s`.
         config: the settings file of the command line, or None.
         explain, as_json: how to print.
-        alerts: whether to send alerts.
+        alerts: whether to notify; None: unless targets or options that change the check are typed.
         every_s: interval in seconds, until a signal; None runs once.
         times: number of repetitions; 0 for no limit.
+        retry: whether to probe at once what is known to hang.
     """
 
     name: str | None = None
@@ -198,13 +203,26 @@ class WatchRequest(NamedTuple):
     config: Path | None = None
     explain: bool = False
     as_json: bool = False
-    alerts: bool = True
+    alerts: bool | None = None
     every_s: float | None = None
     times: int = 0
+    retry: bool = False
+
+    @property
+    def typed(self) -> str:
+        """What the command line overrides, for instance `fs paths=['/scratch']`; empty: the settings alone decide."""
+        given = {**self.overrides, **self.settings}
+        return " ".join([self.name or "--all", *(f"{key}={given[key]}" for key in sorted(given))]) if given else ""
+
+    def notifies(self, environ: Mapping[str, str]) -> bool:
+        """Return whether this watch notifies: as asked, else if it is what the settings name or an entry of cron."""
+        return self.alerts if self.alerts is not None else not self.typed or CRON_ENTRY in environ
 
 
 def run_watch(request: WatchRequest) -> int:
     """Run the watchdogs. Return the exit code of the last verdict; 0 if a signal ended a repeated watch."""
+    if request.retry:
+        StuckMemory.of(System()).release()
     with _ended_by_signals():
         try:
             if request.every_s is None:
@@ -227,12 +245,23 @@ def _once(
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
     reports += watch(project, watchdogs, on_readings)
     code = _show(reports, request)
-    if request.alerts:
+    if request.notifies(project.system.environ):
         from resilience.cron import notes
 
-        for text in send_alerts(project, reports, notes):
+        if request.typed:  # a mistyped option or target is no incident
+            reports = [r for r in reports if all(finding.fault != SETTINGS_FAULT for finding in r.findings)]
+        for text in send_alerts(project, reports, notes, typed=request.typed):
             say(text)
+    elif code and request.every_s is None:
+        _say_look(request, project)
     return code
+
+
+def _say_look(request: WatchRequest, project: Project) -> None:
+    """Say that typed targets or options are not notified, if they would be without them."""
+    channels = project.loaded.settings.alert.channels
+    if channels and request.alerts is None:
+        say(f"{', '.join(channels)} not notified: typed targets and options are a look; --alert notifies")
 
 
 def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog], list[Report]]:
@@ -250,6 +279,8 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
         project = open_in_child(system, path=request.config, overrides=request.settings, source=source)
     except ProbeError:  # the home directory hangs; its settings are read as soon as it responds
         source, project = Source(), open_in_child(system, path=request.config, overrides=request.settings)
+    if not request.notifies(system.environ):
+        _say_look(request, project)
     code, due, follower = 0, DueLogs(system.clock), LogFollower()
     try:
         for overdue in ticks(system.clock, every_s, request.times, due.logs, follower):

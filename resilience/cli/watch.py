@@ -22,7 +22,14 @@ EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every
 TOP_LIMIT = 20
 
 _Explain = Annotated[bool, typer.Option("--explain", help="Explain each verdict: what was checked, and how.")]
-_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] configures.")]
+_Alert = Annotated[
+    bool | None,
+    typer.Option(
+        "--alert/--no-alert",
+        help="Notify, or not. Default: unless targets or options are typed that change the check.",
+        show_default=False,
+    ),
+]
 _Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat at this interval, until SIGTERM.")]
 _Count = Annotated[
     int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat this many times.", show_default=False)
@@ -30,18 +37,20 @@ _Count = Annotated[
 _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
+_Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
-    "no_alert": (_NoAlert, False),
+    "alert": (_Alert, None),
     "every": (_Every, ""),
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
+    "retry": (_Retry, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
-                      "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
+                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -87,10 +96,11 @@ def watch_group(
     list_only: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
     explain: _Explain = False,
     as_json: JsonOption = False,
-    no_alert: _NoAlert = False,
+    alert: _Alert = None,
     every: _Every = "",
     count: _Count = 0,
     deadline: _Deadline = "",
+    retry: _Retry = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -159,22 +169,26 @@ def _command_of(name: str, check: Any) -> Any:
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: number of directories.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
+        fresh = typer.Option("--fresh", help="With --top: read all directories again, also unchanged ones.")
+        parameters.append(_parameter("fresh", Annotated[bool, fresh], False))
     shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
     parameters += [_parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
 
     def command(**given: Any) -> None:
         context = given.pop("ctx")
-        shared = {
-            key: given.get(key, default) or (context.parent.params.get(key) or default)
-            for key, (_, default) in _SHARED.items()
-        }
+        shared = {}
+        for key, (_, default) in _SHARED.items():
+            typed = (words.get(key) for words in (given, context.parent.params))
+            shared[key] = next((value for value in typed if value not in (None, default)), default)
         overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
             if shared["every"]:
                 raise UsageError("--top and --every cannot be given together", hint="omit one of them")
-            raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
+            raise typer.Exit(_show_top(name, overrides, given["limit"], shared, fresh=given["fresh"]))
+        if given.get("fresh"):
+            raise UsageError("--fresh needs --top", hint=f"resil watch {name} --top --fresh")
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
             raise UsageError("--limit needs --top", hint=f"resil watch {name} --top --limit 10")
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
@@ -242,9 +256,10 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         config=shared["config"],
         explain=shared["explain"],
         as_json=shared["as_json"],
-        alerts=not shared["no_alert"],
+        alerts=shared["alert"],
         every_s=every_s,
         times=shared["count"],
+        retry=shared["retry"],
     )
 
 
@@ -256,7 +271,7 @@ def _duration(option: str, text: str) -> float:
     return seconds
 
 
-def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
+def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:
     from resilience.cli.show_top import show_top
     from resilience.watch.watchdogs import load_watchdog
 
@@ -268,4 +283,6 @@ def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[
         raise SettingsError(f"the watchdog {name} has no paths")
     deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
     by = "inodes" if watchdog.kind == "inodes" else "bytes"
-    return int(show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by))
+    return int(
+        show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by, fresh=fresh)
+    )

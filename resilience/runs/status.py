@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from resilience import layout
-from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
+from resilience.errors import EX_TEMPFAIL, StateDirectoryError
 from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.pending_reason import explain_reason
 from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage
 from resilience.runs.project import Project
-from resilience.runs.queue_cache import QueueAnswer, query_queue
+from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, last_step, newest_save, read_attempts
-from resilience.runs.run_jobs import jobs_of_run, scheduler_of, submitters
-from resilience.runs.submissions import read_intents
+from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, newest_save, read_attempts
+from resilience.runs.run_jobs import Queues, newest
+from resilience.runs.run_logs import last_step, logs_for_step
+from resilience.runs.submissions import Intent, own_script_of, read_intents
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
@@ -159,17 +161,14 @@ def run_statuses(
     A run whose files cannot be read is shown as `unreadable` beside the others. Raise StateDirectoryError if it is the
     only one requested.
     """
-    answers: dict[tuple[str, tuple[str, ...]], QueueAnswer] = {}
+    queues = Queues(project.system, project.scheduler, project.scheduler_name(), fresh=fresh)
     statuses = []
     for directory in directories:
         try:
             intents = read_intents(directory)
-            name = scheduler_of(intents) or project.scheduler_name()
-            query = name, submitters(directory, intents, project.system.host.user)
-            if query not in answers:
-                answers[query] = _query(project, *query, fresh)
-            jobs = jobs_of_run(answers[query].jobs, directory.run, intents)
-            statuses.append(_status(project, directory, name, jobs, answers[query]))
+            scheduler, jobs, answer = queues.jobs_of(directory, intents)
+            logs = _logs(queues, directory, intents, scheduler, jobs)
+            statuses.append(_status(project, directory, scheduler, jobs, answer, logs))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
@@ -178,23 +177,13 @@ def run_statuses(
     return tuple(statuses)
 
 
-def _query(project: Project, scheduler: str, users: tuple[str, ...], fresh: bool) -> QueueAnswer:
-    """Return the queue of the users who submitted a run."""
-    is_own = users == (project.system.host.user,)
-
-    def fetch() -> tuple[Job, ...]:
-        return project.scheduler(scheduler).jobs(users=None if is_own else users, finished=True)
-
-    try:
-        return query_queue(project.system, scheduler, fetch, owner="" if is_own else ",".join(users), fresh=fresh)
-    except UsageError as error:
-        if scheduler == project.scheduler_name():
-            raise
-        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's scheduler must not hide the others
-
-
 def _status(
-    project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
+    project: Project,
+    directory: RunDirectory,
+    scheduler: str,
+    jobs: tuple[Job, ...],
+    answer: QueueAnswer,
+    logs: Sequence[Path],
 ) -> RunStatus:
     now = project.system.clock.now()
     rows, finished = fold(jobs, now), directory.is_finished()
@@ -210,7 +199,7 @@ def _status(
         scheduler=scheduler,
         rows=rows,
         next_in_line=_next_in_line(jobs),
-        step=_newest_step(last_step(directory), save, attempts),
+        step=_newest_step(last_step(directory, logs), save, attempts),
         attempts=attempts,
         finished=finished,
         switches=_switches(directory),
@@ -221,6 +210,18 @@ def _status(
         trouble=answer.trouble,
         age_s=answer.age_s,
     )
+
+
+def _logs(
+    queues: Queues, directory: RunDirectory, intents: Sequence[Intent], scheduler: str, jobs: Sequence[Job]
+) -> list[Path]:
+    """Return the logs of a run, the newest first; of a user's own script also where only the scheduler knows them."""
+    found = logs_for_step(directory, intents)
+    running = newest([job for job in jobs if job.state.may_have_processes])
+    if not found and running is not None and own_script_of(directory, intents):
+        log = queues.stdout_of(scheduler, running)
+        return [] if log is None else [log]
+    return found
 
 
 def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:

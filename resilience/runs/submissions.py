@@ -16,6 +16,8 @@ from resilience.system.files import append_line, read_lines
 from resilience.system.ports import iso_time
 
 TOKEN_BYTES = 8
+ADOPTED = "adopted"
+"""The event of a job that was queued without resil: intent and result in one line."""
 
 
 class Outcome(StrEnum):
@@ -42,6 +44,10 @@ class Intent:
         outcome: as journalled.
         job_id: the job, or None.
         by: login name of the submitter; empty when unknown.
+        adopted: whether `resil adopt` recorded a job that was queued without resil. Its script and environment do not
+            know the run directory; its id identifies the job, because the job has no token.
+        output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
+            when unknown.
     """
 
     token: str
@@ -52,6 +58,8 @@ class Intent:
     outcome: Outcome = Outcome.OPEN
     job_id: JobId | None = None
     by: str = ""
+    adopted: bool = False
+    output: str = ""
 
 
 def new_token() -> str:
@@ -61,8 +69,18 @@ def new_token() -> str:
 
 def record_intent(directory: RunDirectory, intent: Intent) -> None:
     """Journal that a submission is about to be sent. Raise StateDirectoryError on failure: then do not send."""
-    record = {
-        "event": "intent",
+    append_line(directory.path / layout.SUBMISSIONS, _to_record("intent", intent), mode=directory.file_mode)
+
+
+def record_adoption(directory: RunDirectory, intent: Intent, adopter: str) -> None:
+    """Journal a job that was queued without resil, in one line. Raise StateDirectoryError on failure."""
+    record = _to_record(ADOPTED, intent) | {"job_id": str(intent.job_id), "adopter": adopter}
+    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
+
+
+def _to_record(event: str, intent: Intent) -> dict[str, object]:
+    return {
+        "event": event,
         "token": intent.token,
         "at": iso_time(intent.time),
         "time": intent.time,
@@ -70,8 +88,8 @@ def record_intent(directory: RunDirectory, intent: Intent) -> None:
         "scheduler": intent.scheduler,
         "script": intent.script,
         "argv": list(intent.argv),
+        "output": intent.output,
     }
-    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
 
 def record_result(
@@ -94,7 +112,8 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
         token = str(record.get("token", ""))
         if not token:
             continue
-        if record.get("event") == "intent":
+        event = record.get("event")
+        if event in ("intent", ADOPTED):
             if token in intents:
                 continue
             argv = record.get("argv")
@@ -105,9 +124,13 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
                 time=_seconds(record.get("time")),
                 by=str(record.get("by", "")),
+                adopted=event == ADOPTED,
+                output=str(record.get("output", "")),
             )
+            if event == ADOPTED:
+                intents[token] = _with_result(intents[token], Outcome.SUBMITTED, record.get("job_id"))
         elif token in intents:
-            intents[token] = _with_result(intents[token], str(record.get("event", "")), record.get("job_id"))
+            intents[token] = _with_result(intents[token], str(event), record.get("job_id"))
     return tuple(intents.values())
 
 
@@ -116,14 +139,39 @@ def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
     return tuple(intent.job_id for intent in intents if intent.job_id is not None)
 
 
+def adopted_ids(intents: Sequence[Intent]) -> frozenset[int]:
+    """Return the ids of the adopted jobs and arrays of a run."""
+    return frozenset(one.job_id.array for one in intents if one.adopted and one.job_id is not None)
+
+
+def newest_intent(intents: Sequence[Intent]) -> Intent | None:
+    """Return the newest intent that was not refused, or None."""
+    return next((intent for intent in reversed(intents) if intent.outcome is not Outcome.REFUSED), None)
+
+
 def own_script(directory: RunDirectory) -> str:
     """Return the user's own script that the run was last queued with; empty for a rendered template.
 
     Only a rendered script reads the switches itself.
     """
-    scripts = directory.path / layout.SCRIPTS
-    intents = read_intents(directory)
-    return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
+    return own_script_of(directory, read_intents(directory))
+
+
+def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
+    """Return the same from the run's intents. The script of an adopted job may be unknown."""
+    last = newest_intent(intents)
+    return (last.script or "(unknown)") if last is not None and has_own_script(directory, last) else ""
+
+
+def has_own_script(directory: RunDirectory, intent: Intent) -> bool:
+    """Return whether an intent is of a user's own script, known or not, and not of a rendered template. Pure."""
+    return intent.adopted or Path(intent.script).parent != directory.path / layout.SCRIPTS
+
+
+def arguments_of(intent: Intent) -> tuple[str, ...]:
+    """Return the arguments of an intent's script. Pure."""
+    argv = intent.argv
+    return argv[argv.index(intent.script) + 1 :] if intent.script in argv else ()
 
 
 def _with_result(intent: Intent, event: str, job_id: object) -> Intent:

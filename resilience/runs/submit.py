@@ -37,6 +37,7 @@ from resilience.runs.submit_plan import (
     SubmitRequest,
     guard_variables,
     lint_facts,
+    output_pattern,
     owner_policy,
     passed_options,
     plan_submit,
@@ -371,8 +372,16 @@ def _submit_one(
             # SLURM keeps a copy: only the intent must survive a power cut.
             write_atomic(written, prepared.script, mode=directory.directory_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
-        by = project.system.host.user
-        record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
+        intent = Intent(
+            token=submission.token,
+            scheduler=scheduler.name,
+            script=submission.script,
+            argv=argv,
+            time=clock.now(),
+            by=project.system.host.user,
+            output=_recorded_output(project, prepared, submission),
+        )
+        record_intent(directory, intent)
         if known is not None:
             refuse_if_another_was_first(directory, submission.token, known, clock.now())
     except ResilError:  # not journalled, so not sent
@@ -395,6 +404,20 @@ def _submit_one(
         note = f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token"
         return submitted._replace(notes=(*submitted.notes, note))
     return submitted
+
+
+def output_of(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return where the output of a job goes: an absolute path with the fields of sbatch(1), "filename pattern"."""
+    options = {**submission.options, **passed_options(submission.extra_args)}
+    environ = {} if project.scheduler_name() == "local" else project.system.environ
+    return output_pattern(prepared.script, options, environ, submission.directory, Path(submission.script).name)
+
+
+def _recorded_output(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return the same for the journal; empty for the directory of logs, where every command looks first."""
+    pattern = output_of(project, prepared, submission)
+    logs = str(prepared.directory.path / layout.LOGS)
+    return "" if Path(pattern.replace("%%", "%")).parent == Path(logs) else pattern
 
 
 def _drop(script: Path | None) -> None:

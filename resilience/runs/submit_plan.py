@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.templates.directives import parse_directives
+from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
+from resilience.runs.templates.directives import option_of, parse_directives
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
 from resilience.runs.templates.script import ScriptSpec, render, template_library
 from resilience.settings.load import Loaded
@@ -289,6 +291,23 @@ def owner_policy(settings: RunSettings) -> str:
     return settings.switch_owners or ("group" if settings.group else "owner")
 
 
+def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | None:
+    """Return the user's own script that the run was last queued with, and its arguments; None for a template.
+
+    Raise UsageError if the script is unknown or gone.
+    """
+    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    if last is None or not has_own_script(directory, last):
+        return None
+    hint = f"name it: resil submit SCRIPT --run {directory.run}; or use the template: --template NAME"
+    if not last.script:
+        raise UsageError(f"the script of job {last.job_id} is not known to the scheduler", hint=hint)
+    path = Path(last.script)
+    if not os.path.lexists(path):
+        raise UsageError(f"the own script of run {directory.run} is gone: {path}", hint=hint)
+    return path, arguments_of(last)
+
+
 def read_own_script(path: Path) -> str:
     """Return a user's own script. Raise UsageError, with a hint, if sbatch would refuse it."""
     try:
@@ -348,6 +367,24 @@ def lint_facts(
 def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
     """Return sbatch arguments that are passed through, by their long names, parsed as directives."""
     return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
+
+
+def output_pattern(
+    script: str, options: Mapping[str, str | None], environ: Mapping[str, str], directory: str, file_name: str
+) -> str:
+    """Return where sbatch sends the output of a job: an absolute path with the fields of sbatch(1). Pure.
+
+    `options` of the command line override `environ`, and that the directives of the script. `directory` is that of
+    sbatch, `file_name` that of the script, which is the default job name.
+    """
+    of_environ = {name: value for key, value in environ.items() if (name := option_of(key)) is not None}
+    known = {**dict(parse_directives(script).options), **of_environ, **options}
+    base = os.path.join(directory, known.get("chdir") or "").replace("%", "%%")  # noqa: PTH118
+    name = (known.get("job-name") or file_name).replace("%", "%%")
+    pattern = known.get("output") or ("slurm-%A_%a.out" if known.get("array") else "slurm-%j.out")
+    if "\\" not in pattern:
+        pattern = re.sub(r"(%%)|%[0-9]*x", lambda match: match[1] or name, pattern)
+    return os.path.normpath(os.path.join(base, pattern))  # noqa: PTH118
 
 
 def slowest_save_s(directory: RunDirectory) -> float | None:

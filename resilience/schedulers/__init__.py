@@ -72,6 +72,13 @@ class Scheduler(Protocol):
         """Return the accounting records. Raise NotSupported if there is no accounting."""
         ...
 
+    def cpu_seconds(self, job_id: JobId) -> float:
+        """Return the CPU time that the processes of the running steps of a job have used, in seconds.
+
+        The sum decreases when a step ends. Raise NotSupported if the scheduler does not measure the CPU time.
+        """
+        ...
+
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
         """Cancel jobs. Ended jobs are ignored."""
         ...

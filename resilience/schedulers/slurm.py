@@ -169,6 +169,13 @@ class Slurm:
             return past
         return tuple(_with_true_exit_code(job, remembered) for job in past)
 
+    def cpu_seconds(self, job_id: JobId) -> float:
+        """Return the CPU seconds of the running steps, by sstat(1), which only answers the job's owner and root.
+
+        Raise NotSupported without a JobAcctGatherType, SchedulerError if no step is running.
+        """
+        return records.parse_cpu_seconds(self._client.answer(query.usage_command(job_id), self._client.budget()))
+
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         """Return whether a job exists. Never raises: a failure is UNKNOWN."""
         try:

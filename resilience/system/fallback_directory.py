@@ -130,6 +130,25 @@ class FallbackDirectory:
             raise
         return found[0] if found is not None else None
 
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless `primary` has it; return False if it has. Of several processes, one creates the file.
+
+        Where the disk has no hard links or refuses the file, write as `write` does. Raise StateDirectoryError as
+        `write` does.
+        """
+        aside = f".{name}.{os.urandom(6).hex()}.tmp"  # matches `remove_stale`
+        try:
+            self._write_primary(aside, content, durable=False)
+            os.link(self.primary / aside, self.primary / name)  # atomic even on NFS
+        except FileExistsError:
+            return False
+        except (StateDirectoryError, OSError):
+            self.write(name, content, durable=False)
+        finally:
+            if not self._unavailable:
+                _remove(self.primary / aside)
+        return True
+
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
         """Write a file atomically to `primary`, or to the fallback if that fails.
 

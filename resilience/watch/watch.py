@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 STUCK = "stuck"
 """The fault of a probe that timed out. The same in every tick until the probe succeeds, so that it is one incident."""
+SETTINGS_FAULT = "settings"
+"""The fault of a watchdog whose settings or command line are invalid."""
 LONGEST_S = 366 * 86400.0
 ALERTING_S = 60.0
 """The deadline for routing and sending notifications. Messages not sent by then stay in the outbox."""
@@ -110,8 +112,12 @@ def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog]
     return watchdogs, broken
 
 
-def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None = None) -> tuple[str, ...]:
+def send_alerts(
+    project: Project, reports: Sequence[Report], notes: Notes | None = None, *, typed: str = ""
+) -> tuple[str, ...]:
     """Notify the channels of these reports, and return what to print about that on standard error.
+
+    `typed`: the targets and options of the command line that override the settings, or empty.
 
     In a child: a channel that hangs or crashes changes no verdict.
     """
@@ -121,7 +127,8 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
     def alert() -> tuple[str, ...]:
         from resilience.alerts.notify import notify
 
-        return tuple(map(str, notify(project, [with_own_finding(report) for report in reports], notes=notes)))
+        lines = notify(project, [with_own_finding(report) for report in reports], notes=notes, typed=typed)
+        return tuple(map(str, lines))
 
     look = ChildProbe(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
     ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(project.system), project.system.clock)
@@ -231,7 +238,7 @@ def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Find
 
 def unknown(subject: str, error: ResilError, fault: str = "") -> Finding:
     """Return the UNKNOWN finding for an error. `fault` is the same in every tick; figures belong in the summary."""
-    fault = fault or ("settings" if isinstance(error, UsageError) else "probe")
+    fault = fault or (SETTINGS_FAULT if isinstance(error, UsageError) else "probe")
     found = _unknown(subject, fault, error.message, error.hint)
     return replace(found, looked=("the probe failed, so the state is UNKNOWN: neither OK nor CRITICAL",))
 

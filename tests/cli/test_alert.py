@@ -316,7 +316,7 @@ def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: py
     missing = str(office.directory / "missing")
     plain = office.shell.resil("watch", "fs", missing, "--no-alert")
     office.order("pager", "hang")
-    alerted = office.shell.resil("watch", "fs", missing)
+    alerted = office.shell.resil("watch", "fs", missing, "--alert")
     assert plain.code != 0 and (alerted.code, alerted.out) == (plain.code, plain.out)
     assert "pager failed to deliver a message: no answer within 0.5 s" in alerted.err
     assert len(office.taken("list")) == 1 and "queued for pager" in office.resil("list").out

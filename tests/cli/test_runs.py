@@ -25,7 +25,10 @@ def test_people_are_told_what_was_queued_and_how_to_stop_it(shell: Shell) -> Non
     lines = said.out.splitlines()
     assert lines[0] == "queued run gpt: array 101 of 10 jobs, one after another"
     assert lines[1] == f"  state   {shell.run_dir}"
-    assert "resil status gpt; resil logs gpt -f" in said.out and "resil kill gpt (saves first)" in said.out
+    assert (
+        "resil status gpt; resil logs gpt -f" in said.out
+        and "resil kill gpt (saves first if there is a guard)" in said.out
+    )
 
 
 QUEUED = [
@@ -51,8 +54,8 @@ def test_programs_get_ids_alone_or_json(shell: Shell) -> None:
 
 
 def test_a_dry_run_shows_the_script_and_the_command_and_does_nothing(shell: Shell) -> None:
-    said = shell.resil("submit", "--array", "3", "-n")
-    assert said.out.startswith("#!/bin/bash") and "python train.py" in said.out
+    said = shell.resil("submit", "--array", "3", "-n", "--full")
+    assert said.out.startswith("#!/bin/bash") and "python train.py" in said.out and "resil_begin()" in said.out
     assert "# would run: fake-sbatch --array=1-3%1 " in said.out
     document = shell.resil("submit", "-n", "--json").json
     assert (document["kind"], document["argv"][0][0]) == ("submit-plan", "fake-sbatch")

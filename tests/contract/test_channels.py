@@ -136,7 +136,7 @@ def system(tmp_path: Path, canary: str) -> System:
 def case(request: pytest.FixtureRequest, tmp_path: Path, httpserver: HTTPServer, canary: str) -> Iterator[Case]:
     """Every channel, with a receiver that is really there."""
     if request.param == "apprise" and importlib.util.find_spec("apprise") is None:
-        pytest.skip("Apprise is not installed (pip install 'resil[apprise]')")
+        pytest.skip("Apprise is not installed (pip install apprise)")
     (tmp_path / "plugins" / "channels").mkdir(parents=True)
     (tmp_path / "plugins" / "channels" / "pager.py").write_text(PAGER)
     family = Family("channels", "CHANNEL", (tmp_path / "plugins",))

@@ -73,6 +73,18 @@ def test_the_picture_is_one_of_a_demo_that_went_well() -> None:
     assert "exactly the same" in shown
 
 
+def test_the_picture_fits_on_a_page_and_cuts_no_word() -> None:
+    texts = [
+        "".join(text.itertext()).replace("\xa0", " ")
+        for text in ElementTree.parse(ROOT / make_docs.PICTURE).getroot().iter()
+        if text.tag.endswith("text") and text.get("class") != "resil-title"
+    ]
+    rows = "".join(texts).rstrip("\n").split("\n")
+    assert 20 < len(rows) <= 35, rows
+    assert max(map(len, rows)) <= 120
+    assert not [row for row in rows if "..." in row or "…" in row]
+
+
 # ---- exit codes, variables, JSON ------------------------------------------------------------------------------
 
 
@@ -176,11 +188,21 @@ def test_a_command_line_that_is_wrong_would_be_noticed(line: str) -> None:
         check_command(words)
 
 
-def test_the_readme_shows_the_six_commands_of_a_first_night() -> None:
-    lines = [words for block in page("README.md").blocks("sh") for words in command_lines(block)]
-    assert [words[0] for words in lines if words[0] in ("init", "doctor", "submit", "status", "logs")] == [
-        *("init", "doctor", "submit", "submit", "status", "logs"),
-    ]
+def test_the_readme_shows_the_five_commands_and_those_that_set_up() -> None:
+    blocks = list(page("README.md").blocks("sh"))
+    five = next(block for block in blocks if "resil init" in block)
+    assert [words[0] for words in command_lines(five)] == ["init", "doctor", "submit", "status", "watch"]
+    named = {line.split("#")[0].strip() for block in blocks for line in block.splitlines()}
+    assert {"make demo", "make test"} <= named
+
+
+def test_no_page_installs_a_package_whose_name_somebody_else_may_register() -> None:
+    """resil is not on PyPI: `pip install resil` would fetch whatever has taken the name."""
+    installs = re.compile(r"pip install [^\n#;`]*(?<![\w/-])resil(?![\w/.-])[^\n]*")
+    found = [f"{name_of(where)}: {line}" for where in pages() for line in installs.findall(where.text)]
+    assert not [line for line in found if "--no-index" not in line and "CHANGELOG" not in line]
+    code = [path for path in (ROOT / "resilience").rglob("*.py") if "resil[" in path.read_text()]
+    assert not code
 
 
 # ---- what commands print --------------------------------------------------------------------------------------
@@ -239,11 +261,11 @@ gpt  running
 # ---- promises -------------------------------------------------------------------------------------------------
 
 
-def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page("README.md").text)
-    promises = [row for row in page("README.md").rows() if "::" in row[-1]]
-    assert len(named) == len(promises) > 10
-    missing = [f"{file}::{test}" for file, test in named if test not in functions_of(file)]
+def test_every_promise_names_a_test_that_exists() -> None:
+    promises = re.split(r"\n- ", page("docs/promises.md").text)[1:]
+    linked = [re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", promise) for promise in promises]
+    assert len(promises) > 50 and all(len(tests) == 1 for tests in linked)
+    missing = [test for (test, file), *_ in linked if test not in functions_of(file)]
     assert not missing
 
 

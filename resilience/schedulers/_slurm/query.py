@@ -100,6 +100,11 @@ def history_command(job_ids: Collection[JobId]) -> list[str]:
     ]
 
 
+def usage_command(job_id: JobId) -> list[str]:
+    """Return the command for the CPU time of all running steps of a job, including the batch step."""
+    return ["sstat", "--allsteps", "--noheader", "--parsable2", "--format=JobID,AveCPU,NTasks", f"--jobs={job_id}"]
+
+
 class Budget:
     """The remaining time of a method, shared by all its commands."""
 

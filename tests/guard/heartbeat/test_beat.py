@@ -27,7 +27,7 @@ from resilience.guard.heartbeat.beat import (
     read_phase,
 )
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import last_step
+from resilience.runs.run_logs import last_step
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience import layout
-from resilience.base.mounts import Mount, current_mounts, mount_of
+from resilience.base.mounts import Mount, current_mounts, mount_of, resolve_local_links
 from resilience.errors import ProbeError
 from resilience.runs.context import Context
 from resilience.watch.checks._filesystem.quota import DU
@@ -34,7 +34,6 @@ from resilience.watch.places import (
     by_mount,
     named_places,
     needed_places,
-    resolve_local_links,
 )
 from resilience.watch.reading import Target, Timed
 

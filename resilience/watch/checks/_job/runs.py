@@ -14,7 +14,7 @@ from resilience.errors import StateDirectoryError
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
-from resilience.runs.submissions import Intent, Outcome, read_intents
+from resilience.runs.submissions import ADOPTED, Intent, Outcome, read_intents
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch, describe_age
 from resilience.system.files import explain_os_error, read_regular
@@ -107,7 +107,7 @@ def journal_damage(directory: RunDirectory) -> str:
         except (ValueError, RecursionError):
             is_whole = is_whole and not line.strip()
         else:
-            is_whole = is_whole or (isinstance(record, dict) and record.get("event") == "intent")
+            is_whole = is_whole or (isinstance(record, dict) and record.get("event") in ("intent", ADOPTED))
     return "" if is_whole else f"{path} is damaged after the last readable submission"
 
 

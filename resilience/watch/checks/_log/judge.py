@@ -105,7 +105,7 @@ IDLE = 0.1
 
 def is_idle(cpu: Sequence[Sequence[float]]) -> bool:
     """Return whether the CPU time of a job confirms a hang; `cpu` as in LogReading."""
-    return len(cpu) > 2 and _load(cpu[1:]) < IDLE * _load(cpu)
+    return len(cpu) > 2 and cpu[2][1] >= cpu[1][1] and _load(cpu[1:]) < IDLE * _load(cpu)
 
 
 def _load(cpu: Sequence[Sequence[float]]) -> float:
@@ -262,6 +262,9 @@ def _hung(view: View) -> Finding:
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
         )
+    if view.reading.unsure:  # the job may have ended
+        verdict = Verdict.UNKNOWN
+        parts.append(_unknown(view.reading))
     return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
 
 
@@ -307,16 +310,24 @@ def _nothing(subject: str, reading: LogReading) -> Finding:
 
 def _no_log(view: View) -> Finding:
     reading = view.reading
-    if not reading.attempt:
+    if reading.unsure:
+        text = f"no log and no heartbeat found; {_unknown(reading)}"
+        return _finding(view, Verdict.UNKNOWN, "missing", text, advice=f"see its jobs: resil status {reading.run}")
+    if not reading.began:
         return _finding(view, Verdict.OK, "", "not started: no log yet", with_lines=False)
     waited_s = view.now - reading.began
     if waited_s <= view.settings.startup_s:
         text = f"job {reading.label} began {format_duration(waited_s)} ago: no log and no heartbeat yet"
         return _finding(view, Verdict.OK, "", text, with_lines=False)
     return _finding(
-        view, Verdict.UNKNOWN, "missing", f"job {reading.label} has neither a log nor a heartbeat in its run directory",
+        view, Verdict.UNKNOWN, "missing",
+        f"no log and no heartbeat of job {reading.label} found, which began {format_duration(waited_s)} ago",
         advice="name its log: resil watch log PATH",
     )  # fmt: skip
+
+
+def _unknown(reading: LogReading) -> str:
+    return f"whether its job still runs is unknown: {reading.unsure}"
 
 
 def _unreadable(view: View, log: LogState) -> Finding:

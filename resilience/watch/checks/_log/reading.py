@@ -296,6 +296,7 @@ class LogReading:
         taught: (path, size, mtime in ns) of each log of `learn` that was read.
         cpu: (time, CPU seconds of the job) of two questions to the scheduler since the log is quiet, oldest first; the
             first pair is the start of the job, with 0 CPU seconds.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     run: str = ""
@@ -315,6 +316,7 @@ class LogReading:
     told: float = 0.0
     taught: tuple[tuple[Any, ...], ...] = ()
     cpu: tuple[tuple[float, float], ...] = ()
+    unsure: str = ""
 
 
 PATIENCE_S = 1680.0

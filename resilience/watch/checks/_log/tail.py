@@ -13,6 +13,7 @@ from binascii import crc32
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from resilience.runs.run_directory import RunDirectory
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import begun_again, digest
 from resilience.watch.checks._log.reading import (
@@ -50,7 +51,7 @@ class LogReader:
     Attributes:
         settings: of the watchdog.
         moment: (seconds since the epoch, monotonic seconds, boot id) of the tick.
-        cpu_seconds: returns the CPU seconds that a job has used so far; None if unknown.
+        cpu_seconds: returns the CPU seconds that a job of a run has used so far; None if unknown.
         states: the current state of each log read so far.
         families: what the logs of earlier jobs taught, by their names without numbers; None until it is needed.
     """
@@ -61,7 +62,7 @@ class LogReader:
         moment: Moment,
         own: re.Pattern[bytes] | None = None,
         arm: Callable[[str], None] | None = None,
-        cpu_seconds: Callable[[str], float | None] | None = None,
+        cpu_seconds: Callable[[RunDirectory, str], float | None] | None = None,
     ) -> None:
         self.cpu_seconds = cpu_seconds
         self.settings = settings
