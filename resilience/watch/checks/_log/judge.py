@@ -186,7 +186,7 @@ def _faults(view: View) -> Iterator[Finding]:
             yield _empty(view)
         else:
             yield _hung(view)
-    elif log is not None and not log.kind and 0 < view.now - view.reading.told <= TOLD_S and not view.beats:
+    elif log is not None and not is_reported and view.reading.told and view.now - view.reading.told <= TOLD_S:
         yield _unknown_form(view)
     if log is not None and (wrong := _regressing(view, log)) is not None and beat is None:
         yield wrong
@@ -271,7 +271,8 @@ def _hung(view: View) -> Finding:
 def _unknown_form(view: View) -> Finding:
     return _finding(
         view, Verdict.WARNING, "no-step",
-        "no step found in this log, so only its growth is checked: a hang that still writes is not noticed",
+        "no step found: the training has not begun, or the form of its log is unknown; then only the growth of the log "
+        "is checked, and a hang that still writes is not noticed",
         advice="set progress_regex in [watch.log], or call the guard in the training",
     )  # fmt: skip
 
