@@ -24,6 +24,7 @@ from resilience.doctor.training import TOPIC, diagnose_training
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.job import JobId
+from resilience.messages import quoted
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
@@ -221,7 +222,7 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                     continue
                 text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", rejected: {switch.refusal}")
                 yield Diagnosis(
-                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {directory.run}"
+                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {quoted(directory.run)}"
                 )
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)

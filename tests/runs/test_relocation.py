@@ -11,12 +11,12 @@ from resilience.alerts.notify import notify
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import read_intents
 from resilience.runs.submissions import (
     Intent,
     describe_relocation,
     new_token,
     newest_intent,
+    read_intents,
     read_journal,
     record_intent,
     submitted_ids,
