@@ -282,8 +282,8 @@ def _show_queued(project: Project, prepared: Prepared, result: SubmitResult) -> 
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    for label, text in describe_submit_outlook(read_submit_outlook(project, prepared)).items():
-        print(f"  {label:6}  {clean(text)}")
+    for line in describe_submit_outlook(read_submit_outlook(project, prepared)):
+        print(f"  {clean(line)}")
 
 
 # ---- adopt ----------------------------------------------------------------------------------------------------
@@ -388,7 +388,7 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         ends = f"resil cancel {run} (at once)"
     else:
         ends = f"only {clean(job.user)} can: scancel {adoption.job_id}"
-    print(f"  stop    {ends}; no guard: resil kill and resil save do not reach this job")
+    print(f"  stop    {ends}; no guard: `resil kill` and `resil save` do not reach this job")
 
 
 def _next_submit(adoption: Adoption) -> str:

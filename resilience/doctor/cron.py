@@ -20,7 +20,7 @@ from resilience.doctor.diagnosis import Diagnosis, guarded, try_state_directory
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Verdict
 from resilience.job import Liveness
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
             "driver",
             Verdict.CRITICAL,
             f"its interpreter {installation.python} no longer exists",
-            "resil cron uninstall, then resil cron install with the current installation of resil",
+            "install it again with this resil: resil cron uninstall; resil cron install",
         )
 
 
@@ -343,7 +343,7 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     if not file.is_file():
         yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
     elif not os.access(file, os.X_OK):
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {file}")
+        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {quoted(file)}")
     else:
         yield from _interpreter(entry, file, path)
 
@@ -357,7 +357,7 @@ def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
     if first.endswith(b"\r"):
         yield Diagnosis(
             entry.name, Verdict.CRITICAL, f"{file} has Windows line ends: its interpreter is not found",
-            f"sed -i 's/\\r$//' {file}",
+            f"sed -i 's/\\r$//' {quoted(file)}",
         )  # fmt: skip
         return
     words = os.fsdecode(first[2:]).split()
@@ -381,7 +381,7 @@ def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
         text = f"last result: {runs[-1].outcome.value}"
         if runs[-1].summary:
             text += f": {runs[-1].summary}"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {entry.name}")
+        yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {quoted(entry.name)}")
 
 
 def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from resilience.cluster import ClusterConfig, Node
 from resilience.errors import ResilError
 from resilience.finding import Verdict
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ def try_state_directory(path: Path) -> Diagnosis:
     ((_, answer),) = run_in_child({0: (write, WRITE_S)})
     if answer.is_overdue:
         text = f"{path}: the file system did not respond within {WRITE_S:g} s"
-        return Diagnosis("state directory", Verdict.CRITICAL, text, f"ls {shlex.quote(str(path))}")
+        return Diagnosis("state directory", Verdict.CRITICAL, text, f"ls {quoted(path)}")
     if answer.error is not None:
         return Diagnosis("state directory", Verdict.UNKNOWN, f"{path}: {answer.error.message}", answer.error.hint)
     directory, trouble = answer.value

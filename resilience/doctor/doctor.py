@@ -24,6 +24,7 @@ from resilience.doctor.training import TOPIC, diagnose_training
 from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.job import JobId
+from resilience.messages import quoted
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
@@ -53,6 +54,7 @@ def examine(project: Project) -> Examination:
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
+        ("alerts", _alert_state),
         (TOPIC, diagnose_training),
         ("templates", _templates),
         ("runs", _runs),
@@ -193,6 +195,15 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
         )
 
 
+def _alert_state(project: Project) -> Iterator[Diagnosis]:
+    """Yield an error if other users may write the alert state, which is then not used."""
+    from resilience.alerts.state import DIRECTORY, distrust
+
+    refusal = distrust(project.loaded.state_dir / DIRECTORY, project.loaded.settings.run.group)
+    if refusal is not None:
+        yield Diagnosis("alerts", Verdict.CRITICAL, refusal.message, refusal.hint)
+
+
 def _templates(project: Project) -> Iterator[Diagnosis]:
     try:
         names = sorted({info.name for info in template_library(project).list()})
@@ -211,7 +222,7 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                     continue
                 text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", rejected: {switch.refusal}")
                 yield Diagnosis(
-                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {directory.run}"
+                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {quoted(directory.run)}"
                 )
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)

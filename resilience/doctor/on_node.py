@@ -282,7 +282,7 @@ def _judge_mail(words: list[str], node: str) -> Diagnosis:
     if outcome == "accepted":
         return Diagnosis("mail", Verdict.OK, f"the mail server {server} accepted a connection from {node}")
     if outcome == "no-python":
-        text = f"not asked: {node} has no {server}, the Python of resil; jobs of resil cron cannot run there either"
+        text = f"not asked: {node} has no {server}, the Python of resil; the jobs of cron cannot run there either"
         return Diagnosis("mail", Verdict.CRITICAL, text, "install resil in a directory that all nodes share")
     why = f"no answer within {MAIL_S:g} s" if code == "124" else said
     text = f"the mail server {server} cannot be reached from {node}: {why}"

@@ -283,7 +283,8 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
     except ResilError as error:
         if ids:
             queued = ", ".join(map(str, ids))
-            error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
+            hint = f"already queued: {queued}; to remove them: resil cancel {request.run}; {error.hint}"
+            error.hint = hint.rstrip("; ")
         elif not isinstance(error, SubmissionUncertain):
             rollback(directory, snapshot, known)
         raise

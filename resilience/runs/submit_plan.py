@@ -248,7 +248,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
     if not settings.run.command.strip():
         raise UsageError(
             "there is no command to run",
-            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+            hint='set command = "python train.py" under [run] in resil.toml (write one: resil init), or give a SCRIPT',
         )
     spec = ScriptSpec(
         run=request.run,

@@ -17,6 +17,7 @@ from resilience import layout
 from resilience.base.files import open_directory
 from resilience.base.switches import find_switch, name_of_user, recorded_policy, refusal_of
 from resilience.errors import StateDirectoryError, UsageError
+from resilience.messages import quoted
 from resilience.quantities import quote_toml
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
@@ -116,7 +117,9 @@ def write_switch(directory: RunDirectory, switch: Switch) -> Path:
         if getattr(error.__cause__, "errno", 0) in FULL and _make_empty(path, mode):
             return path
         if switch.kind == layout.KILL_SWITCH:
-            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {directory.path}"
+            error.hint = (
+                f"the owner of the run can end it at once, without a save: resil cancel {quoted(directory.path)}"
+            )
         raise
     return path
 

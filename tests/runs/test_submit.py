@@ -132,7 +132,7 @@ def test_each_link_of_a_chain_waits_for_the_one_before(project: Project, fake: F
 def test_a_chain_that_breaks_in_the_middle_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
     fake.refusals[3] = REFUSED
     error = refused(SchedulerError, project, chain=5)
-    assert error.hint == "already queued: 101, 102 (resil cancel gpt removes them). see: sinfo"
+    assert error.hint == "already queued: 101, 102; to remove them: resil cancel gpt; see: sinfo"
     assert [outcome for outcome, _ in outcomes(project)] == [Outcome.SUBMITTED, Outcome.SUBMITTED, Outcome.REFUSED]
     assert len(scripts(project)) == 2
 

@@ -42,7 +42,7 @@ def test_a_job_on_a_node_answers_and_is_gone_afterwards(accounted: Cluster, run:
     assert set(verdicts.values()) == {"OK"}, [found[name] for name in verdicts]
     assert "answered from n1" in found["node"]["text"] and "on n1" in found["training"]["text"]
     assert not list((run.project / ".resil").iterdir())
-    until(lambda: not accounted.squeue("%i"), "the job to be gone")
+    until(lambda: not set(accounted.squeue("%T")) & {"PENDING", "RUNNING", "COMPLETING"}, "the job to end")
 
 
 def test_accounting_is_what_sacct_says_and_not_slurm_conf(accounted: Cluster, run: ClusterRun) -> None:
