@@ -48,7 +48,7 @@ class Project:
 
     def __post_init__(self) -> None:
         name = self.loaded.settings.scheduler.name
-        if name not in ("auto", "local", "slurm") and name not in schedulers().names():
+        if name not in ("auto", "local", "slurm", *self._clients) and name not in schedulers().names():
             from resilience.errors import SettingsError
             from resilience.messages import suggest
 

@@ -27,8 +27,8 @@ class InodesSettings:
         command: a command of your site that prints quotas, as a list: ["idrquota", "-w"]. {path} and {user} are filled
             in.
         used_regex: regular expression for the number of files in the command's output, in the first group.
-        limit_regex: the same for the limit.
-        percent_regex: the same for the percentage, if the command prints no numbers.
+        limit_regex: regular expression for the limit, as `used_regex`.
+        percent_regex: regular expression for the percentage, if the command prints no numbers.
         command_max_age_s: the maximum age of the command's figures.
         quota: query lfs quota, mmlsquota, beegfs-ctl, quota and xfs_quota, depending on the file system.
         du: count files with `du --inodes`, which is slow and loads a parallel file system.

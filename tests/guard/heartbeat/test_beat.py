@@ -18,7 +18,7 @@ from resilience.guard.heartbeat.beat import (
     GONE,
     LEFT,
     SIZE,
-    Pulse,
+    Progress,
     RankBeat,
     SharedProgress,
     compose,
@@ -129,12 +129,12 @@ def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
 
 
 def test_a_pulse_stands_still_when_the_rank_does() -> None:
-    pulse = Pulse(100.0)
-    pulse.update((5, 0, "train"), 101.0)
-    pulse.update((5, 0, "train"), 190.0)
-    assert (pulse.steps, pulse.phase, pulse.advanced) == (5, "train", 101.0)
-    pulse.update((5, 1, "eval"), 191.0)
-    assert pulse.advanced == 191.0  # a poll in an evaluation is a sign of life, too
+    progress = Progress(100.0)
+    progress.update((5, 0, "train"), 101.0)
+    progress.update((5, 0, "train"), 190.0)
+    assert (progress.steps, progress.phase, progress.advanced) == (5, "train", 101.0)
+    progress.update((5, 1, "eval"), 191.0)
+    assert progress.advanced == 191.0  # a poll in an evaluation is a sign of life, too
 
 
 def test_an_empty_memory_has_an_empty_phase() -> None:
@@ -143,9 +143,9 @@ def test_an_empty_memory_has_an_empty_phase() -> None:
 
 
 def beat(pid: int, steps: int, phase: str = "train", end: str = "") -> RankBeat:
-    pulse = Pulse(0.0)
-    pulse.update((steps, 0, phase), 1700000000.25)
-    return RankBeat(pid, pulse, end)
+    progress = Progress(0.0)
+    progress.update((steps, 0, phase), 1700000000.25)
+    return RankBeat(pid, progress, end)
 
 
 def test_it_reads_as_the_reference_shows_it() -> None:
