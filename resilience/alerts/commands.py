@@ -80,9 +80,17 @@ class Listing:
     is_partial: bool
 
 
+def _open(project: Project) -> AlertState:
+    """Open the alert state. Raise StateDirectoryError if other users may write it."""
+    state = open_alert_state(project)
+    if state.refusal is not None:
+        raise state.refusal
+    return state
+
+
 def listing(project: Project, *, everything: bool = False) -> Listing:
     """Return the open incidents; with `everything` the recently resolved ones as well."""
-    state = open_alert_state(project)
+    state = _open(project)
     now = project.system.clock.now()
     silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
@@ -159,7 +167,7 @@ class Details:
 
 def details(project: Project, incident_id: str) -> Details:
     """Return one incident and its messages, by id or id prefix. Raise UsageError unless exactly one matches."""
-    state = open_alert_state(project)
+    state = _open(project)
     now = project.system.clock.now()
     incident = state.ledger.find(incident_id, now)
     silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
@@ -189,7 +197,7 @@ def acknowledge(
     Raise UsageError if an incident or message is unknown, or an incident is resolved; StateDirectoryError if the
     acknowledgement cannot be written where the watchdogs read it.
     """
-    state, now = open_alert_state(project), project.system.clock.now()
+    state, now = _open(project), project.system.clock.now()
     if everything or check:
         pattern = Silence(id="", until=1.0, check=check or "*")
         chosen = [i for i in state.ledger.incidents(now) if i.is_open and pattern.matches(i)]
@@ -246,7 +254,7 @@ def silence(
     Raise UsageError without a pattern or with an end in the past, StateDirectoryError if the silence cannot be written
     where the watchdogs read it.
     """
-    state = open_alert_state(project)
+    state = _open(project)
     now, user = project.system.clock.now(), project.system.host.user
     if until <= now:
         raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
@@ -262,7 +270,7 @@ def silence(
 
 def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
     """Expire silences. Raise UsageError if one does not exist."""
-    state = open_alert_state(project)
+    state = _open(project)
     return tuple(state.silences.remove(id) for id in ids)
 
 
@@ -286,7 +294,7 @@ def deliver(
     A channel that failed is skipped afterwards; the last value has the number of messages still queued. `patient`
     respects a channel's back-off. The caller may stop at any time: undelivered messages stay queued.
     """
-    state, routes, system = open_alert_state(project), routes_of(project), project.system
+    state, routes, system = _open(project), routes_of(project), project.system
     state.flush_fallback()
     if not state.error and notes is not None and notes.is_noted(project):
         from resilience.alerts.notify import notify
@@ -314,7 +322,7 @@ def deliver(
 
 def requeue(project: Project) -> tuple[Entry, ...]:
     """Queue every dead letter again, and return them."""
-    outbox = open_alert_state(project).outbox
+    outbox = _open(project).outbox
     dead = outbox.dead()
     for entry in dead:
         outbox.requeue(entry)
@@ -323,7 +331,7 @@ def requeue(project: Project) -> tuple[Entry, ...]:
 
 def discard(project: Project) -> tuple[Entry, ...]:
     """Remove every dead letter for good, and return them."""
-    outbox = open_alert_state(project).outbox
+    outbox = _open(project).outbox
     dead = outbox.dead()
     for entry in dead:
         outbox.discard(entry)
@@ -332,7 +340,7 @@ def discard(project: Project) -> tuple[Entry, ...]:
 
 def preview(project: Project) -> tuple[tuple[Entry, str | None], ...]:
     """Return the queued messages in sending order, each with its text; None if its thread has an earlier one."""
-    state, routes = open_alert_state(project), routes_of(project)
+    state, routes = _open(project), routes_of(project)
     pending = state.outbox.pending()
     found: list[tuple[Entry, str | None]] = []
     for channel in dict.fromkeys(entry.channel for entry in pending):

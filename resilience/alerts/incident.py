@@ -60,6 +60,7 @@ class Incident:
         gone: when a check first no longer found the fault; None while the fault is present.
         resolved: when the incident was resolved; None while it is open.
         told: time of the last notification; None before the first.
+        told_before: time of the last notification of an earlier incident of this fault.
         first_told: time of the first notification.
         told_verdict: verdict of the last notification.
         count: number of notifications.
@@ -100,6 +101,7 @@ class Incident:
     gone: float | None = None
     resolved: float | None = None
     told: float | None = None
+    told_before: float | None = None
     first_told: float | None = None
     told_verdict: Verdict | None = None
     count: int = 0

@@ -183,10 +183,12 @@ class Notifier:
         for one in notifications:
             checks.setdefault(one.incident.check, []).append(one)
         last: dict[str, dict[str, float]] = {check: {} for check in checks}
+        every_step = len(parse_escalation(self.policy.escalation))
         for incident in known:
-            if incident.told is not None and (sent := last.get(incident.check)) is not None:
-                for channel in self._channels(incident.escalated):
-                    sent[channel] = max(incident.told, sent.get(channel, incident.told))
+            sent = last.get(incident.check, {})
+            for told, steps in ((incident.told, incident.escalated), (incident.told_before, every_step)):
+                if told is not None:
+                    sent |= {channel: max(told, sent.get(channel, told)) for channel in self._channels(steps)}
         return tuple(
             one
             for check, group in checks.items()

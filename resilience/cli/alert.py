@@ -86,7 +86,7 @@ def list_incidents(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the incidents: verdict, subject, age, notifications, and acknowledgement.
+    """Show the incidents, and the channels that were notified.
 
     Exits with 75 when the alert state could not be read, and there may be more.
     """
@@ -102,7 +102,7 @@ def list_incidents(
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
 def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show the history of one incident: its evidence, and every notification."""
+    """Show the history of one incident, with its evidence."""
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
@@ -240,10 +240,10 @@ def flush(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queue without sending.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Deliver the queued messages now, from any node that reaches the channels.
+    """Deliver the queued messages now.
 
-    Exits with 0 when the queue is empty, 75 when messages are still queued, 1 when a channel rejected a message for
-    good.
+    Any node that reaches the channels can do that. Exits with 0 when the queue is empty, 75 when messages are still
+    queued, 1 when a channel rejected a message for good.
     """
     project = open_project(config, banner=False)
     if retry_dead and discard_dead:
@@ -303,9 +303,9 @@ def test(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a test message through each channel and print the responses.
+    """Send a test message through each channel.
 
-    Exits with 1 when a channel did not deliver it.
+    Prints the responses. Exits with 1 when a channel did not deliver it.
     """
     project = open_project(config, banner=False)
     routes = alerts.routes_to_test(project, channel)

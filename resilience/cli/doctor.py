@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
-from resilience.cli.output import plain, print_json, print_table, verdict_colour
+from resilience.cli.output import plain, print_json, print_table, verdict_colour, warn_of_dead_letters
 
 if TYPE_CHECKING:
     from resilience.doctor.diagnosis import Diagnosis
@@ -79,14 +79,16 @@ def check(config: ConfigOption = None) -> None:
     from resilience.messages import plural
     from resilience.system.ports import System
 
-    loaded, errors = find_errors(System(), config)
+    project, errors = find_errors(System(), config)
+    warn_of_dead_letters(project)
+    path = project.loaded.path
     for error in errors:
         print_error(error)
-    where = str(loaded.path) if loaded.path is not None else "the environment"
+    where = str(path) if path is not None else "the environment"
     if errors:
         print(f"{where}: {plural(len(errors), 'error')}")
         raise typer.Exit(2)
-    print(f"{where}: valid" if loaded.path is not None else "there is no resil.toml; the defaults are valid")
+    print(f"{where}: valid" if path is not None else "there is no resil.toml; the defaults are valid")
 
 
 @config.command(epilog="Examples: resil config show; resil config show --origin; resil config show --json")

@@ -5,6 +5,7 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -120,7 +121,7 @@ def kill(
     if switch.is_empty:
         print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
         scope = Scope.JOB
-    name = run or directory.run
+    name = shlex.quote(run or directory.run)
     try:
         with patience("the switch is set; querying the scheduler for running jobs"):
             outlook = read_outlook(project, directory)
@@ -153,7 +154,7 @@ def save(
     last = newest_intent(read_intents(directory))
     if last is not None and last.adopted:
         print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
-        print(f"  to remove the switch: resil clear {run or directory.run}")
+        print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
         return
     print("  a training that checks its switches saves, continues, and removes the switch")
 
@@ -173,7 +174,8 @@ def clear(
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
-        print(f"  the run is still marked as finished; to continue: resil clear {run or directory.run} --finished")
+        name = shlex.quote(run or directory.run)
+        print(f"  the run is still marked as finished; to continue: resil clear {name} --finished")
 
 
 @single_command("Examples: resil cancel gpt; resil cancel gpt --pending")
@@ -191,7 +193,8 @@ def cancel(
     done = run_jobs.cancel(project, directory, pending_only=pending)
     print(f"cancelled {'the queued jobs of ' if pending else ''}run {directory.run}: {', '.join(map(str, done.ids))}")
     if done.still_ending and not pending:
-        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {directory.run} --fresh")
+        name = shlex.quote(run or directory.run)
+        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {name} --fresh")
 
 
 # ---- init and templates ---------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ def init(
     target = (here / directory).resolve()
     done = runs_init.init(directory=target, source=script, force=force)
     in_cron = [path for path in done.written if path.name != FILE_NAME]
-    settings = f"{'wrote' if len(in_cron) < len(done.written) else 'kept'} {target / FILE_NAME}"
+    settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
     cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
     print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:

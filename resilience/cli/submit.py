@@ -282,8 +282,8 @@ def _show_queued(project: Project, prepared: Prepared, result: SubmitResult) -> 
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    for label, text in describe_submit_outlook(read_submit_outlook(project, prepared)).items():
-        print(f"  {label:6}  {clean(text)}")
+    for line in describe_submit_outlook(read_submit_outlook(project, prepared)):
+        print(f"  {clean(line)}")
 
 
 # ---- adopt ----------------------------------------------------------------------------------------------------

@@ -169,18 +169,33 @@ def check(requested: NewEntry) -> None:
         parse_schedule(requested.schedule)
 
 
+def _as_typed(text: str) -> str:
+    """Return a message about options of a comment in the words of the command line: `--timeout 5x` for `timeout=5x`."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')} {shlex.quote(found[2])}"
+
+    return re.sub(r"\b(timeout|catch_up|overlap|jitter|ok)=([^\s:]+?)(?=,? |:|,?$)", option, text)
+
+
 def _options_text(cron: CronProject, requested: NewEntry) -> str:
     """Return the options as text (`timeout=10m rerun`). Raise UsageError if the option parser rejects them."""
-    from resilience.cron.table.options import default_options, parse_options
+    from resilience.cron.table.options import OptionError, default_options, parse_options
 
     # The timeout of a job is its time limit.
     said = {key: value for key, value in requested.options.items() if not (requested.submit and key == "timeout")}
     text = " ".join(f"{key}={value}" if value else key for key, value in said.items())
     for key, value in requested.options.items():
         if value.split() != ([value] if value else []):
-            raise UsageError(f"--{key.replace('_', '-')} {value!r} contains a blank", hint=f"for instance {key}=10m")
+            raise UsageError(
+                f"--{key.replace('_', '-')} {value!r} contains a blank", hint="write the value without blanks"
+            )
     everything = " ".join(f"{key}={value}" if value else key for key, value in requested.options.items())
-    parse_options(everything, default_options(cron.settings, is_drop_in=bool(requested.directories)))
+    default = default_options(cron.settings, is_drop_in=bool(requested.directories))
+    try:
+        parse_options(everything, default)
+    except OptionError as error:
+        raise UsageError(_as_typed(error.message), hint=_as_typed(error.hint)) from None
     return text
 
 

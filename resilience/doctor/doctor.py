@@ -54,6 +54,7 @@ def examine(project: Project) -> Examination:
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
+        ("alerts", _alert_state),
         (TOPIC, diagnose_training),
         ("templates", _templates),
         ("runs", _runs),
@@ -192,6 +193,15 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
             f"{mount.type} at {mount.point}: such file systems are shared",
             "ask a node: resil doctor --on-node",
         )
+
+
+def _alert_state(project: Project) -> Iterator[Diagnosis]:
+    """Yield an error if other users may write the alert state, which is then not used."""
+    from resilience.alerts.state import DIRECTORY, distrust
+
+    refusal = distrust(project.loaded.state_dir / DIRECTORY, project.loaded.settings.run.group)
+    if refusal is not None:
+        yield Diagnosis("alerts", Verdict.CRITICAL, refusal.message, refusal.hint)
 
 
 def _templates(project: Project) -> Iterator[Diagnosis]:

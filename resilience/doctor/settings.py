@@ -10,13 +10,16 @@ from pathlib import Path
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.runs.project import Project
 from resilience.runs.templates.script import template_library
-from resilience.settings.load import Loaded, check
+from resilience.settings.load import check
 from resilience.settings.sections import PluginTable
 from resilience.system.ports import System
 
 
-def find_errors(system: System, named: Path | None = None) -> tuple[Loaded, tuple[ResilError, ...]]:
-    """Return the valid settings and all errors. Raise SettingsError if the file cannot be read or is not TOML."""
+def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
+    """Return the project with its valid settings, and all errors.
+
+    Raise SettingsError if the file cannot be read or is not TOML.
+    """
     loaded, errors = check(system, named=named)
     found: list[ResilError] = list(errors)
     try:
@@ -26,7 +29,7 @@ def find_errors(system: System, named: Path | None = None) -> tuple[Loaded, tupl
         scheduler = replace(loaded.settings.scheduler, name="auto")
         project = Project(system, loaded._replace(settings=replace(loaded.settings, scheduler=scheduler)))
     found += setting_errors(project)
-    return loaded, tuple({error.message: error for error in found}.values())
+    return project, tuple({error.message: error for error in found}.values())
 
 
 def check_settings(project: Project) -> None:

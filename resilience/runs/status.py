@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience import layout
-from resilience.errors import EX_TEMPFAIL, StateDirectoryError
+from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
 from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.pending_reason import explain_reason
@@ -19,7 +20,8 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, newest_save, read_attempts
 from resilience.runs.run_jobs import Queues, newest
 from resilience.runs.run_logs import last_step, logs_for_step
-from resilience.runs.submissions import Intent, Intervention, own_script_of, read_journal
+from resilience.runs.settle import can_settle, settle, unsettled
+from resilience.runs.submissions import Intent, Intervention, Journal, own_script_of, read_journal
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
@@ -171,8 +173,10 @@ def run_statuses(
     statuses = []
     for directory in directories:
         try:
-            journal = read_journal(directory)
+            journal = _settled_journal(project, directory)
             scheduler, jobs, answer = queues.jobs_of(directory, journal.intents)
+            if not answer.trouble and not any(job.state.is_alive for job in jobs):
+                answer = answer._replace(trouble=unsettled(journal.intents, project.system.clock.now()))
             logs = _logs(queues, directory, journal.intents, scheduler, jobs)
             status = _status(project, directory, scheduler, jobs, answer, logs)
             statuses.append(replace(status, intervention=journal.done))
@@ -218,6 +222,17 @@ def _status(
         trouble=answer.trouble,
         age_s=answer.age_s,
     )
+
+
+def _settled_journal(project: Project, directory: RunDirectory) -> Journal:
+    """Return the journal of a run, after looking up a newest submission whose outcome is unknown."""
+    journal, clock = read_journal(directory), project.system.clock
+    if not journal.intents or not can_settle(journal.intents[-1], clock.now()):
+        return journal
+    with suppress(UsageError):  # an unknown scheduler
+        client = project.scheduler(journal.intents[-1].scheduler)
+        return read_journal(directory) if settle(directory, journal.intents, client, clock) else journal
+    return journal
 
 
 def _logs(

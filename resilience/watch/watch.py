@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ProbeError, ResilError, SettingsError, UsageError
 from resilience.finding import Figure, Finding, Report, Verdict
@@ -64,6 +63,15 @@ class _Part:
         return len(self.answers) == len(self.targets)
 
 
+class _Asked(NamedTuple):
+    """One target of a watchdog in a tick, with the earlier readings."""
+
+    part: _Part
+    index: int
+    target: Target
+    before: Mapping[str, Timed[Any]]
+
+
 class Tick:
     """One tick of some watchdogs. Iterate over it for a report of each watchdog, as their targets answer.
 
@@ -96,7 +104,7 @@ class Tick:
         # A probe gets no longer deadline of its own if the user has set one, or if it would only wait for the state
         # directory.
         is_capped = origins.get("watch.deadline_s") == "command line" or hangs
-        probes: dict[tuple[int, int], ChildProbe] = {}
+        groups: dict[tuple[object, ...], list[_Asked]] = {}
         for number, one in enumerate(self._parts):
             one.remembered = remembered.get(one.watchdog.name, one.remembered)
             before = newest(one.watchdog, one.remembered.series)
@@ -104,17 +112,21 @@ class Tick:
                 deadline_s = given.deadline_s or shared.deadline_s
                 # The probe needs its deadline too: it divides the time among the programs that it runs.
                 target = given._replace(deadline_s=min(deadline_s, shared.deadline_s) if is_capped else deadline_s)
-                probes[number, index] = self._probe_of(one, target, before)
+                together = _together(one.watchdog)
+                key = (together, target.name, target.deadline_s) if together else (number, index)
+                groups.setdefault(key, []).append(_Asked(one, index, target, before))
             if one.is_complete:
                 yield self._report(one, store)
-        for (number, index), answer in probe_in_child(probes, stuck, self._clock):
-            one = self._parts[number]
-            one.took_s = self._clock.monotonic() - self._started
-            one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
-            if answer.error is None:
-                one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
-            if one.is_complete:
-                yield self._report(one, store)
+        probes = {key: self._probe_of(group) for key, group in groups.items()}
+        for key, answer in probe_in_child(probes, stuck, self._clock):
+            for number, (one, index, target, _) in enumerate(groups[key]):
+                own = answer._replace(value=answer.value[number]) if answer.error is None else answer
+                one.took_s = self._clock.monotonic() - self._started
+                one.answers[index] = findings_of(one.watchdog, target, own)
+                if own.error is None:
+                    one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in own.value.items()}
+                if one.is_complete:
+                    yield self._report(one, store)
 
     def unfinished(self, why: str) -> list[Report]:
         """Return the reports that the iteration has not yielded: what is known, and UNKNOWN for what is not.
@@ -131,11 +143,20 @@ class Tick:
                     one.answers[index] = [unknown(subject, error, STUCK) for subject in target.subjects or target[:1]]
         return [self._report(one) for one in self._parts if not one.is_reported]
 
-    def _probe_of(self, one: _Part, target: Target, before: Mapping[str, Timed[Any]]) -> ChildProbe:
+    def _probe_of(self, group: Sequence[_Asked]) -> ChildProbe:
+        """Return the probe of equal targets, usually one."""
+        (one, _, target, _), context = group[0], self._context
         assert target.deadline_s is not None
-        work = partial(_probe_and_judge, one.watchdog, target, self._context, before, one.remembered.series)
+
+        def work() -> list[dict[str, Any]]:
+            shared = context._replace(shared={}) if len(group) > 1 else context
+            return [
+                _probe_and_judge(part.watchdog, its_target, shared, before, part.remembered.series)
+                for part, _, its_target, before in group
+            ]
+
         path = target.name[max(0, target.name.find("/")) :]
-        place = _place(one.watchdog, target, self._context)
+        place = _place(one.watchdog, target, context)
         return ChildProbe(place, work, target.deadline_s, path if path.startswith("/") else "")
 
     def _report(self, one: _Part, store: ReadingStore | None = None) -> Report:
@@ -229,7 +250,13 @@ def _find_targets(one: _Part, context: Context) -> None:
 def _place(watchdog: Watchdog, target: Target, context: Context) -> str:
     """Return the key under which a hang is recorded on this node: a path as such, other names with the project."""
     whose = "" if target.name.startswith("/") else f" {context.state_dir}"
-    return f"{watchdog.kind} {target.name}{whose}"
+    return f"{_together(watchdog) or watchdog.kind} {target.name}{whose}"
+
+
+def _together(watchdog: Watchdog) -> str:
+    """Return the name that watchdogs share whose equal targets are probed in one child; empty for most."""
+    together = getattr(watchdog.check, "together", None)
+    return str(together(watchdog.settings)) if together is not None else ""
 
 
 def _probe_and_judge(

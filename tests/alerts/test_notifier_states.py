@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import UTC
 from pathlib import Path
@@ -52,6 +53,10 @@ class MemoryDirectory:
 
     def read(self, name: str) -> bytes | None:
         return self.files.get(name)
+
+    def read_owned(self, name: str) -> tuple[bytes, int] | None:
+        content = self.read(name)
+        return None if content is None else (content, os.getuid())
 
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
         self.fuse.step()
@@ -211,7 +216,7 @@ class Nights(RuleBasedStateMachine):
             is_due = incident.first_told is not None and incident.looked - incident.first_told >= HOUR
             is_present = incident.is_open and incident.gone is None and incident.flapping is None
             if is_due and is_present and incident.verdict is not UNKNOWN and incident.silenced is None:
-                has_other_news = incident.told == self.now  # WORSE and BETTER come first
+                has_other_news = incident.told == incident.looked  # WORSE and BETTER come first
                 assert incident.escalated or incident.acknowledged_by or has_other_news, incident
 
     def is_night(self, time: float) -> bool:

@@ -248,3 +248,23 @@ def test_a_template_of_the_project_decides_by_itself(shell: Shell) -> None:
     (shell.directory / "slurm_templates").mkdir()
     (shell.directory / "slurm_templates" / "python.sbatch.j2").write_text('{% extends "shipped/python.sbatch.j2" %}\n')
     assert shell.resil("submit", "--", "--nodes=2").code == 0
+
+
+# ---- what is printed can be pasted --------------------------------------------------------------------------------
+
+
+def test_a_path_with_blanks_is_quoted_in_the_advice(shell: Shell) -> None:
+    state = shell.directory / "my runs"
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "python train.py"\nstate_dir = "{state}"\n')
+    shell.resil("submit")
+    said = shell.resil("kill", str(state / "gpt"))
+    advice = next(text for text in said.out.splitlines() if "to continue the run" in text)
+    pasted = shlex.split(advice.split("to continue the run: ")[1].split(";")[0])
+    assert pasted == ["resil", "clear", str(state / "gpt")]
+    assert shell.resil(*pasted[1:]).out.startswith("cleared: kill")
+
+
+def test_a_missing_output_directory_is_made_by_the_pasted_hint(shell: Shell) -> None:
+    said = shell.resil("submit", str(own_script(shell)), "--", "--output=my logs/x.out")
+    hint = shlex.split(said.err.split("try: ")[-1])
+    assert hint == ["mkdir", "-p", str(shell.directory / "my logs")]

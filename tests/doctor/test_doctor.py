@@ -16,11 +16,10 @@ from resilience.cluster import ClusterConfig
 from resilience.doctor import diagnosis, doctor
 from resilience.doctor.diagnosis import Diagnosis
 from resilience.doctor.doctor import CLIENTS, Examination, examine
-from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable, UsageError
+from resilience.errors import NotSupported, ProbeError, ResilError, SchedulerUnavailable
 from resilience.finding import Verdict
 from resilience.job import Job, JobId
-from resilience.runs.project import Project
-from resilience.schedulers import Scheduler
+from resilience.runs.project import Project, schedulers
 from resilience.settings.load import load
 from resilience.system.process import ProcessRunner
 from tests.lab.fakes import DOWN, FakeScheduler, make_project, make_system
@@ -158,14 +157,18 @@ def test_what_the_doctor_does_not_know_ends_it_no_more_than_what_it_knows(
     }  # fmt: skip
 
 
-def test_a_plugin_that_cannot_be_loaded_is_critical(tmp_path: Path) -> None:
-    class Broken(Project):
-        def scheduler(self, name: str = "", *, cluster: str = "") -> Scheduler:
-            raise UsageError("scheduler mine cannot be loaded", hint="correct it")
-
-    project = make_project(tmp_path)
-    found = topics(Broken(project.system, project.loaded, project._clients))["scheduler"]
-    assert (found.verdict, found.advice) == (Verdict.CRITICAL, "correct it")
+def test_a_plugin_that_cannot_be_loaded_is_critical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "schedulers").mkdir()
+    (tmp_path / "schedulers" / "pbs.py").write_text("1 / 0\n")
+    monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path))
+    schedulers.cache_clear()
+    try:
+        system = make_system(tmp_path)
+        found = topics(Project(system, load(system, overrides={"scheduler.name": "pbs"})))["scheduler"]
+    finally:
+        schedulers.cache_clear()
+    assert (found.verdict, found.advice) == (Verdict.CRITICAL, "correct the file; all other plugins keep working")
+    assert "pbs.py) cannot be loaded: ZeroDivisionError" in found.text
 
 
 def test_missing_commands_of_slurm_are_critical_and_named(tmp_path: Path) -> None:

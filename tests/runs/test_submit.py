@@ -25,8 +25,9 @@ from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import resolve_after
+from resilience.runs.settle import IN_FLIGHT_S
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
-from resilience.runs.submit import IN_FLIGHT_S, reconcile_intents, rollback, take_snapshot
+from resilience.runs.submit import reconcile_intents, rollback, take_snapshot
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import write_switch
 from resilience.submission import make_comment

@@ -128,7 +128,7 @@ def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
     assert abs(calls(1_000_000) - calls(0)) <= 20  # how an interpreter starts and ends differs by a few
 
 
-def test_a_pulse_stands_still_when_the_rank_does() -> None:
+def test_progress_stands_still_when_the_rank_does() -> None:
     progress = Progress(100.0)
     progress.update((5, 0, "train"), 101.0)
     progress.update((5, 0, "train"), 190.0)
@@ -173,6 +173,22 @@ def test_every_phase_and_host_is_valid_toml(phase: str, host: str) -> None:
 
 def test_a_name_from_a_strange_locale_is_shown_with_a_question_mark() -> None:
     assert quote("n\udc801") == '"n?1"'
+
+
+def test_steps_are_news_for_a_while_after_the_first() -> None:
+    progress = Progress(0.0)
+    progress.update((900, 0, "start"), 1.0)  # resumed
+    assert not progress.is_news(1.0, 10.0)
+    progress.update((900, 1, "train"), 2.0)
+    assert not progress.is_news(2.0, 10.0), "a phase is no step"
+    progress.update((901, 1, "train"), 60.0)
+    assert progress.is_news(60.0, 10.0)
+    progress.update((901, 1, "train"), 61.0)
+    assert not progress.is_news(61.0, 10.0)
+    progress.update((902, 1, "train"), 69.0)
+    assert progress.is_news(69.0, 10.0)
+    progress.update((903, 1, "train"), 70.5)
+    assert not progress.is_news(70.5, 10.0)
 
 
 def test_status_reads_the_slowest_ranks_step(tmp_path: Path) -> None:

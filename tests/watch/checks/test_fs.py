@@ -537,3 +537,43 @@ def test_a_tick_costs_little_memory(fs: Watching, disk: Path) -> None:
         fs.tick(disk)
         fs.clock.time += 300
     assert sum(path.stat().st_size for path in (fs.directory / "project" / ".resil" / ".watch").glob("*")) < 20_000
+
+
+def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Path, disk: Path) -> None:
+    with hung_disk(tmp_path / "hung") as hung:
+        settings = f'[watch]\ndeadline_s = 0.5\n[watch.fs]\npaths = ["{hung}", "{disk}"]\n'
+        project = a_project(tmp_path, settings + f'[watch.inodes]\npaths = ["{disk}", "{hung}"]\n')
+        waiting = blocked_children()
+        both = [load_watchdog(project, name) for name in ("fs", "inodes")]
+        for _ in range(2):
+            reports = {report.check: report for report in watch(project, both)}
+            for name in ("fs", "inodes"):
+                verdicts = {finding.subject: finding.verdict for finding in reports[name].findings}
+                assert verdicts == {str(hung): Verdict.UNKNOWN, f"login1:{disk}": Verdict.OK}
+        assert len(blocked_children() - waiting) == 1
+        (report,) = watch(project, both[1:])  # alone, later
+        assert "STUCK since" in next(f.summary for f in report.findings if f.verdict is Verdict.UNKNOWN)
+        assert len(blocked_children() - waiting) == 1
+
+
+def blocked_children() -> set[int]:
+    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_waiting_in_kernel(pid)}  # noqa: PTH208
+
+
+def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    a_program(tools, "quota", f"echo called >> {tmp_path}/calls; exit 1")
+    a_program(tools, "xfs_quota", "exit 1")
+    project = a_project(tmp_path, f'[watch.fs]\npaths = ["{tmp_path}"]\n[watch.inodes]\npaths = ["{tmp_path}"]\n',
+                        environ={"PATH": f"{tools}:/usr/bin:/bin"})  # fmt: skip
+    for names in (("fs", "inodes"), ("inodes", "fs")):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        reports = list(watch(project, [load_watchdog(project, name) for name in names]))
+        assert {report.check for report in reports} == {"fs", "inodes"}
+        mount = mount_of(str(tmp_path), current_mounts())
+        if mount is None or mount.type not in ("ext4", "xfs", "btrfs"):
+            pytest.skip("the temporary directory is on a file system without quotas")
+        assert (tmp_path / "calls").read_text() == "called\n"
+        for report in reports:
+            assert any("quota: exit code 1" in line for line in report.findings[0].looked), report

@@ -58,7 +58,7 @@ class Alarm(NamedTuple):
     Attributes:
         begin: seconds since the day began; `end` is the first OK after it.
         verdict: the worst one; `fault` and `summary` are of the first such finding.
-        is_due: whether a hang would have had to be found by then: the pause exceeded the bound of hangs.
+        is_due: whether a hang would have to be found in this pause: it is longer than the bound of hangs.
     """
 
     begin: float
@@ -291,10 +291,12 @@ class _Watch:
         return Alarm(at, at, worst.verdict, worst.fault, worst.summary, self._is_due(at, progress))
 
     def _is_due(self, at: float, progress: Sequence[float]) -> bool:
+        """Return whether a hang would have to be found within the pause at a time: it is longer than the bound."""
         last = bisect_right(progress, at)
         since = progress[last - 1] if last else 0.0
+        until = progress[last] if last < len(progress) else self.day.hours * HOUR
         longest_s = max(self.day.longest_pause(since), self.day.longest_pause(since, START))
-        return at - since >= max(PAUSES * longest_s, LEAST_BOUND_S)
+        return until - since > max(PAUSES * longest_s, LEAST_BOUND_S)
 
     def _delay(self, hang: Hang, at: float, rest: Sequence[Event]) -> Delay:
         """Watch a hang from this tick until it is critical, or long after its bound."""

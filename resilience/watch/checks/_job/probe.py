@@ -14,6 +14,7 @@ from resilience.messages import plural
 from resilience.runs.context import Context
 from resilience.runs.run_directory import user_name
 from resilience.runs.run_files import SIGN_OF_LIFE_S
+from resilience.runs.settle import can_settle, settle
 from resilience.runs.submissions import Deed
 from resilience.schedulers import Scheduler
 from resilience.switch import describe_age
@@ -103,6 +104,7 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
     if not facts:
         return []
     default = context.scheduler().name
+    facts = tuple(_settled(one, context) for one in facts)
     by_scheduler: dict[str, list[RunFacts]] = {}
     for one in facts:
         by_scheduler.setdefault(one.scheduler or default, []).append(one)
@@ -110,6 +112,19 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
         ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(context.system.environ, name)))
         for name in sorted(by_scheduler, key=lambda name: (name != default, name))
     ]
+
+
+def _settled(facts: RunFacts, context: Context) -> RunFacts:
+    """Return the facts of a run after looking up a submission whose outcome is unknown."""
+    clock, newest = context.system.clock, facts.intents[-1] if facts.intents else None
+    if newest is None or not can_settle(newest, clock.now()):
+        return facts
+    try:
+        is_settled = settle(facts.directory, facts.intents, context.scheduler(newest.scheduler), clock)
+    except UsageError:
+        return facts
+    again = read_runs([facts.directory], me=context.system.host.user, now=clock.now(), within_s=facts.within_s)
+    return next(again) if is_settled else facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
 from resilience.runs.run_logs import start_of_attempt
+from resilience.runs.settle import unsettled
 from resilience.runs.submissions import (
     ADOPTED,
     Deed,
     Intent,
     Intervention,
-    Outcome,
     describe_intervention,
     read_journal,
 )
@@ -31,8 +31,6 @@ from resilience.switch import Switch, describe_age
 from resilience.system.files import explain_os_error, read_regular
 from resilience.system.ports import is_account
 
-IN_FLIGHT_S = 120.0
-"""A more recent intent without a journalled outcome may be a submission in progress."""
 ATTEMPTS_SHOWN = 5
 _KILL = "the kill switch was set by "
 """The batch shell's reason of an end (slurm_templates/_attempt.bash, resil_killed)."""
@@ -56,6 +54,7 @@ class RunFacts:
         done: what a person did to the run since the last submission, or None.
         cancelled: the jobs and arrays that people ever cancelled.
         stopped: how many intents are older than the newest deed of a person.
+        within_s: the requested time of `starts`.
     """
 
     directory: RunDirectory
@@ -72,6 +71,7 @@ class RunFacts:
     done: Intervention | None = None
     cancelled: frozenset[int] = frozenset()
     stopped: int = 0
+    within_s: float = 0.0
 
     @property
     def run(self) -> str:
@@ -108,10 +108,11 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 starts=starts,
                 last_end=last_end,
                 last_beat=last_beat,
-                submitting=_submitting(intents, now),
+                submitting=unsettled(intents, now),
                 done=journal.done,
                 cancelled=journal.cancelled,
                 stopped=journal.stopped,
+                within_s=within_s,
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
@@ -252,13 +253,3 @@ def _written(path: str) -> float | None:
         return os.stat(path).st_mtime  # noqa: PTH116
     except OSError:
         return None
-
-
-def _submitting(intents: Sequence[Intent], now: float) -> str:
-    if not intents or intents[-1].outcome not in (Outcome.OPEN, Outcome.UNCERTAIN):
-        return ""
-    newest = intents[-1]
-    by = f" by {newest.by}" if newest.by else ""
-    if newest.outcome is Outcome.OPEN and abs(now - newest.time) < IN_FLIGHT_S:
-        return f"a submission{by} began {max(0.0, now - newest.time):.0f} s ago and is in progress"
-    return f"the outcome of a submission{by} is not known yet"
