@@ -277,7 +277,7 @@ class WriterProcess:
             now = time.time()
             for peer in self._ranks:
                 peer.sample(now)
-                if peer.beat.pulse.is_news(now, self._early_s):
+                if peer.beat.progress.is_news(now, self._early_s):
                     self._files.hurry()
             self._take_stacks()
             self._drop_silent()
