@@ -432,7 +432,7 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
     """Return missing directories of output files: SLURM fails such a job without a message."""
     base = project.system.cwd if request.script is not None else project.loaded.project
-    options = {**dict(parse_directives(script).options), **plan.options}
+    options = {**dict(parse_directives(script).options), **plan.options, **passed_options(request.extra_args)}
     # The directory for logs of a rendered script is created with the run.
     own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None
     missing = []
