@@ -200,7 +200,7 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
 def _dependency(request: SubmitRequest) -> str:
     parts = []
     if request.after is not None:
-        parts.append(f"afterany:{request.after.whole}")
+        parts.append(f"afterany:{request.after}")
     if request.dependency:
         written = write_dependency(request.dependency)
         if parts and "?" in written:
