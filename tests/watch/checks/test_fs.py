@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from resilience.base.mounts import current_mounts, mount_of
+from resilience.base.processes import is_waiting_in_kernel
 from resilience.finding import Verdict
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog

@@ -291,12 +291,12 @@ class LogReading:
         lines: the last lines of the log, as evidence.
         notes: further information for the user.
         clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
-        unsure: why it is unknown whether the job runs; empty if it is known.
         pauses: the fields of each Pause of this run or family of logs, over all its jobs.
         told: when the watchdog first said that it finds no step, by its clock; 0 if it has not.
         taught: (path, size, mtime in ns) of each log of `learn` that was read.
-        cpu: (time, CPU seconds of the job) of two questions to the scheduler since the log is quiet, oldest first; the
-            first pair is the start of the job, with 0 CPU seconds.
+        cpu: (time, CPU seconds of the job) of the first and the last answer of the scheduler since the log is quiet,
+            preceded by the start of the job, with 0 CPU seconds; `asked` is when the scheduler was last asked.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     run: str = ""
@@ -312,11 +312,12 @@ class LogReading:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     clock: Moment = (0.0, 0.0, "")
-    unsure: str = ""
     pauses: tuple[tuple[Any, ...], ...] = ()
     told: float = 0.0
     taught: tuple[tuple[Any, ...], ...] = ()
     cpu: tuple[tuple[float, float], ...] = ()
+    asked: float = 0.0
+    unsure: str = ""
 
 
 PATIENCE_S = 1680.0
