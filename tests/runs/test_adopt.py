@@ -140,8 +140,8 @@ def test_one_task_of_an_array_is_a_run_of_its_own(project: Project, fake: FakeSc
     assert (running.raw_id, str(waiting.id), waiting.task_count) == (41, "12_5", 1)
     assert [read_intents(one)[0].output for one in (two, five)] == ["/s/12_2.out", "/s/12_5.out"]
     assert adopted_to_follow(project, "x-2") == JobId(12, 2)
-    assert run_jobs.cancel(project, two).ids == (JobId(12, 2),)
     assert adopt(project, JobId(12)).run == "x", "the whole array is another run"
+    assert run_jobs.cancel(project, two).ids == (JobId(12, 2),)
 
 
 def test_a_task_that_the_array_does_not_have_is_refused(project: Project, fake: FakeScheduler) -> None:
