@@ -89,6 +89,8 @@ def _find_live(scheduler: Scheduler, job_id: JobId) -> Job:
             if past and past[-1].state.is_final:
                 raise _ended(past[-1]) from None
         hint = "see your jobs: squeue --me; another user's job may be hidden from you (PrivateData)"
+        if scheduler.name == "local":
+            hint = "a job of SLURM? name the scheduler: --scheduler slurm"
         raise NoSuchJob(error.message, hint=hint) from None
     own = job if job_id.task is None else of_task(job, job_id.task)
     if own is None:
