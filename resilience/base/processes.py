@@ -71,14 +71,17 @@ def switches(pid: int) -> int | None:
 def blocked_at(pid: int) -> str:
     """Return the path at which a child of this process waits in the kernel: of the file that its system call names.
 
-    Empty if the kernel does not tell (/proc/PID/syscall, proc(5), needs the permission to trace), or if the system call
-    names no file. Accesses no file system but /proc: the link of a descriptor is not followed.
+    Empty if the child does not wait, if the kernel does not tell (/proc/PID/syscall, proc(5), needs the permission to
+    trace), or if the system call names no file. Accesses no file system but /proc: the link of a descriptor is not
+    followed.
     """
+    if not is_waiting_in_kernel(pid):
+        return ""
     words = _read(f"/proc/{pid}/syscall").split()
     for word in words[1:3]:  # path or descriptor is the first or, after the directory of openat(2), the second argument
         argument = int(word, 16)
         try:
-            if argument < 2**16:
+            if 2 < argument < 2**16:
                 path = os.readlink(f"/proc/{pid}/fd/{argument}")
             else:
                 with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:

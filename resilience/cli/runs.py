@@ -19,6 +19,7 @@ from resilience.cli.options import (
     RunOrAllArgument,
     SchedulerOption,
     complete_templates,
+    duration_s,
     open_project,
     single_command,
 )
@@ -50,7 +51,8 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    project, watch_s = open_project(config, scheduler), interval if watch else None
+    every_s = duration_s("--interval", str(interval), least_s=1.0, most_s=86400, is_plain=True)  # NaN has no minimum
+    project, watch_s = open_project(config, scheduler), every_s if watch else None
     code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)
     raise typer.Exit(code)
 
@@ -167,7 +169,7 @@ def clear(
 
     project = open_project(config)
     directory = project.existing(run)
-    removed = switches.clear(directory, finished=finished)
+    removed = switches.clear(project, directory, finished=finished)
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
@@ -201,23 +203,29 @@ def init(
         str, typer.Argument(metavar="[DIRECTORY]", help="Default: the current directory.", show_default=False)
     ] = "",
     source: Annotated[
-        str, typer.Option("--from", metavar="SCRIPT", help="Import the #SBATCH lines of a batch script.")
+        str, typer.Option("--from", metavar="SCRIPT", help="Import a batch script: its header and launch.")
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing resil.toml.")] = False,
 ) -> None:
-    """Write a commented resil.toml and the cron directory. Keeps existing files."""
+    """Write a commented resil.toml and the cron directory. Keeps existing files.
+
+    --from takes over the #SBATCH lines, and guesses template and command from the line that starts the training.
+    """
+    from resilience.messages import plural
     from resilience.runs import init as runs_init
+    from resilience.settings.load import FILE_NAME
     from resilience.system.ports import System
 
     here = System().cwd  # existing settings are not read: they may be broken
     script = (here / source).resolve() if source else None
-    done = runs_init.init(directory=(here / directory).resolve(), source=script, force=force)
-    for path in done.written:
-        print(f"wrote {path}")
-    for path in done.kept:
-        print(f"kept  {path}")
+    target = (here / directory).resolve()
+    done = runs_init.init(directory=target, source=script, force=force)
+    in_cron = [path for path in done.written if path.name != FILE_NAME]
+    settings = f"{'wrote' if len(in_cron) < len(done.written) else 'kept'} {target / FILE_NAME}"
+    cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
+    print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:
-        print(f"note: {note}")
+        print(f"note: {clean(note)}")
     print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
     print("and:  resil cron install  # runs the watchdogs in cron/, which notify the channels of [alert]")
 

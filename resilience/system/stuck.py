@@ -214,7 +214,8 @@ def _overdue(answer: Answer, look: ChildProbe, path: str, stuck: Stuck | None, n
 
 def _where(path: str, look: ChildProbe) -> str:
     """Return the directory that hangs as the start of a sentence; empty if the target's name already has it."""
-    return f"{path} does not respond: " if path and path not in look.place else ""
+    is_named = look.path and (path.startswith(look.path) or look.path.startswith(path))
+    return f"{path} does not respond: " if path and not is_named else ""
 
 
 def _mount_of(path: str) -> list[str]:
@@ -232,8 +233,8 @@ def _mount_of(path: str) -> list[str]:
 
 def _was_remounted(record: Mapping[str, Any]) -> bool:
     """Return whether another mount is at the directory now; False if it cannot be told, as from another container."""
-    before, now = record.get("mount"), _mount_of(str(record.get("path", "")))
-    return bool(before and now and before[0] == now[0]) and before != now
+    before, now = record.get("mount") or [], _mount_of(str(record.get("path", "")))
+    return before[:1] == now[:1] and before != now
 
 
 def _since(moment: float, now: float) -> str:

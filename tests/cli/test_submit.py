@@ -214,3 +214,37 @@ def test_own_jobs_are_completed_and_a_dead_scheduler_completes_nothing(shell: Sh
     assert complete_own_jobs("1") == ["12", "130"]
     shell.fake.trouble = DOWN
     assert complete_own_jobs("") == []
+
+
+# ---- one process, many nodes --------------------------------------------------------------------------------------
+
+NODES = [
+    (("--", "--nodes=2"), True),
+    (("--", "-N4"), True),
+    (("--", "--nodes=2-4"), True),
+    (("--", "--nodes=1-4"), False),
+    (("--", "--nodes=1"), False),
+    (("--template", "torchrun", "--", "--nodes=2"), False),
+    (("--template", "srun", "--", "--nodes=2"), False),
+]
+
+
+@pytest.mark.parametrize(("words", "is_refused"), NODES)
+def test_one_process_on_two_nodes_is_refused_with_the_reason(
+    shell: Shell, words: tuple[str, ...], is_refused: bool
+) -> None:
+    said = shell.resil("submit", *words)
+    assert said.code == (2 if is_refused else 0), said.err
+    assert ("starts one process, on the first of" in said.err) is is_refused
+
+
+@pytest.mark.parametrize("command", ["srun python train.py", "bash start.sh", "torchrun train.py"])
+def test_a_command_that_may_start_the_other_nodes_is_not_refused(shell: Shell, command: str) -> None:
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "{command}"\n[sbatch]\nnodes = 2\n')
+    assert shell.resil("submit").code == 0
+
+
+def test_a_template_of_the_project_decides_by_itself(shell: Shell) -> None:
+    (shell.directory / "slurm_templates").mkdir()
+    (shell.directory / "slurm_templates" / "python.sbatch.j2").write_text('{% extends "shipped/python.sbatch.j2" %}\n')
+    assert shell.resil("submit", "--", "--nodes=2").code == 0

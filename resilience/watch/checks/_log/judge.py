@@ -142,7 +142,8 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
         for verdict, fault, text, advice in (*loss_faults(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
-        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
+        text = f"{reading.over}{_at_step(view, named=True)}"
+        return wrong or [_finding(view, Verdict.OK, "", text, with_lines=False)]
     if view.log is None and view.beat is None:
         rest = [_no_log(view)]
     else:
@@ -257,7 +258,10 @@ def _hung(view: View) -> Finding:
     if is_idle_job:
         parts.insert(1, "the job is idle")
     verdict = Verdict.CRITICAL
-    if not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
+    if view.reading.unsure:  # the job may have ended
+        verdict = Verdict.UNKNOWN
+        parts.append(_unknown(view.reading))
+    elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
         verdict = Verdict.WARNING
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
@@ -378,13 +382,14 @@ def _step(log: LogState) -> str:
     return log.text if log.text.startswith("epoch") else f"step {log.text}" if log.text else "new figures"
 
 
-def _at_step(view: View) -> str:
-    """` (42780 at 13:02:11)`."""
+def _at_step(view: View, *, named: bool = False) -> str:
+    """` (42780 at 13:02:11)`; if `named`, ` (step 42780 at 13:02:11)`."""
     if view.beats and view.beat is not None:
-        return f" ({view.beat.step} at {_clock(view.since, view.now)})"
+        step = f"step {view.beat.step}" if named else view.beat.step
+        return f" ({step} at {_clock(view.since, view.now)})"
     if view.log is None or not view.log.text:
         return ""
-    return f" ({view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
+    return f" ({_step(view.log) if named else view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
 
 
 def _clock(at: float, now: float) -> str:
