@@ -20,7 +20,7 @@ from resilience.alerts.incident import hex_digest
 from resilience.alerts.message import SELF_CHECK
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
@@ -160,7 +160,7 @@ def failure_alert(
         now,
         since=state.since,
         summary=f"delivery has failed{lasting}: {state.error}{queued}",
-        advice="; ".join(filter(None, (state.hint, f"resil alert test {channel}"))),
+        advice="; ".join(filter(None, (state.hint, f"resil alert test {quoted(channel)}"))),
         **origin,
     )
 

@@ -60,6 +60,7 @@ class Incident:
         gone: when a check first no longer found the fault; None while the fault is present.
         resolved: when the incident was resolved; None while it is open.
         told: time of the last notification; None before the first.
+        told_before: time of the last notification of an earlier incident of this fault.
         first_told: time of the first notification.
         told_verdict: verdict of the last notification.
         count: number of notifications.
@@ -69,6 +70,7 @@ class Incident:
         flapping: when flapping was notified; None if the fault does not flap.
         thread: the thread of its alerts.
         intended: start of a notification that is not known to have completed: it may have been sent.
+        intended_as: reason and verdict of that notification.
         held: since when quiet hours have delayed the notification.
         silenced: since when a silence has muted the incident.
         earlier: ids of previous incidents of this fault, for users who type an id from an old message.
@@ -76,6 +78,7 @@ class Incident:
             watch checks only a part of its subjects.
         missed: number of checks in a row by the same source that did not include the subject.
         every_s: seconds between the last two checks of the subject; 0 before the second.
+        messages: ids of the last messages about the incident, for users who type the id of a message.
     """
 
     episode: str
@@ -98,6 +101,7 @@ class Incident:
     gone: float | None = None
     resolved: float | None = None
     told: float | None = None
+    told_before: float | None = None
     first_told: float | None = None
     told_verdict: Verdict | None = None
     count: int = 0
@@ -109,17 +113,24 @@ class Incident:
     flapping: float | None = None
     thread: str = ""
     intended: float | None = None
+    intended_as: str = ""
     held: float | None = None
     silenced: float | None = None
     earlier: tuple[str, ...] = ()
     source: str = ""
     missed: int = 0
     every_s: float = 0.0
+    messages: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
         """Return True if the incident is not resolved."""
         return self.resolved is None
+
+    @property
+    def state(self) -> str:
+        """`faulty`, `recovered` (the last check no longer found the fault; not notified yet) or `resolved`."""
+        return "resolved" if self.resolved is not None else "recovered" if self.gone is not None else "faulty"
 
     def is_stale(self, now: float) -> bool:
         """Return True if the incident is open and its subject was not checked for a day, and for three intervals."""

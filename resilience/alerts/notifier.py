@@ -16,7 +16,7 @@ from typing import Protocol
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
-from resilience.alerts.notification import Notification, NotificationGroup, compose, should_send
+from resilience.alerts.notification import Notification, NotificationGroup, compose, sendable
 from resilience.alerts.policy import RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
@@ -104,8 +104,8 @@ class Notifier:
             )
             if reason is not Reason.QUIET:
                 notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
-        due = self._due(notifications, known, now)
-        due = tuple(one if one.incident.episode else self._open(one, now) for one in due)
+        due = tuple(one.intended(now) for one in self._due(notifications, known, now))
+        due = tuple(one if one.incident.episode else self._open(one) for one in due)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
@@ -178,35 +178,41 @@ class Notifier:
     def _due(
         self, notifications: Iterable[Notification], known: Iterable[Incident], now: float
     ) -> tuple[Notification, ...]:
-        """Return the notifications of the groups that are due (`should_send`)."""
+        """Return the notifications that may be sent now (`sendable`)."""
         checks: dict[str, list[Notification]] = {}
         for one in notifications:
             checks.setdefault(one.incident.check, []).append(one)
-        last: dict[str, float] = {}
+        last: dict[str, dict[str, float]] = {check: {} for check in checks}
+        every_step = len(parse_escalation(self.policy.escalation))
         for incident in known:
-            if incident.told is not None:
-                last[incident.check] = max(incident.told, last.get(incident.check, incident.told))
+            sent = last.get(incident.check, {})
+            for told, steps in ((incident.told, incident.escalated), (incident.told_before, every_step)):
+                if told is not None:
+                    sent |= {channel: max(told, sent.get(channel, told)) for channel in self._channels(steps)}
         return tuple(
             one
             for check, group in checks.items()
-            if should_send(group, last.get(check), now, self.policy)
-            for one in group
+            for one in sendable(group, self._channels_of, last[check], now, self.policy)
         )
 
-    def _open(self, notification: Notification, now: float) -> Notification:
+    def _open(self, notification: Notification) -> Notification:
         """Return the notification of a new incident with the incident's id, which the ledger records first."""
-        return replace(notification, incident=self.ledger.open(replace(notification.incident, intended=now)))
+        return replace(notification, incident=self.ledger.open(notification.incident))
 
     def _channels_of(self, notification: Notification) -> tuple[str, ...]:
         """Return the channels of a notification: the default ones and those of the escalation steps so far.
 
         An ESCALATED notification only goes to the channels of the new steps.
         """
-        steps = parse_escalation(self.policy.escalation)
-        is_escalated = notification.reason is Reason.ESCALATED
-        first = () if is_escalated else self.policy.channels
-        steps = steps[notification.incident.escalated if is_escalated else 0 : notification.steps]
-        return tuple(dict.fromkeys((*first, *(channel for step in steps for channel in step.channels))))
+        if notification.reason is Reason.ESCALATED:
+            return self._channels(notification.steps, since=notification.incident.escalated)
+        return self._channels(notification.steps)
+
+    def _channels(self, steps: int, *, since: int | None = None) -> tuple[str, ...]:
+        """Return the default channels and those of the first `steps` escalation steps; or of the steps from `since`."""
+        escalation = parse_escalation(self.policy.escalation)[since or 0 : steps]
+        first = self.policy.channels if since is None else ()
+        return tuple(dict.fromkeys((*first, *(channel for step in escalation for channel in step.channels))))
 
     def _send(
         self, groups: Sequence[NotificationGroup], now: float
@@ -216,9 +222,10 @@ class Notifier:
         for one in unique.values():
             # With very many notifications, duplicates after a crash cost less than a write to the file server for each.
             if one.reason is Reason.FIRST or len(unique) <= MANY:
-                self._try(partial(self.ledger.save, replace(one.incident, intended=now)))
+                self._try(partial(self.ledger.save, one.incident))
         failed: set[str] = set()
         threads: dict[str, str] = {}
+        messages: dict[str, list[str]] = {}
         sent = []
         for group in groups:
             queued = []
@@ -231,12 +238,13 @@ class Notifier:
                     failed |= {one.incident.fingerprint for one in group.notifications}
             for one in group.notifications:
                 threads.setdefault(one.incident.fingerprint, group.alert.thread)
+                messages.setdefault(one.incident.fingerprint, []).append(group.alert.id)
             if queued:
                 sent.append(replace(group, channels=tuple(queued)))
         notified = {
-            fingerprint: replace(one.incident, intended=now)
+            fingerprint: one.incident
             if fingerprint in failed
-            else one.sent(threads[fingerprint], now)
+            else one.sent(threads[fingerprint], messages[fingerprint], now)
             for fingerprint, one in unique.items()
         }
         return notified, tuple(sent)

@@ -24,7 +24,19 @@ RESOLVED_RETENTION_S = 30 * 86400.0
 MAX_EARLIER = 20
 """Maximum number of ids of earlier incidents."""
 
-_TIMES = ("opened", "changed", "seen", "looked", "gone", "told", "first_told", "flapping", "held", "silenced")
+_TIMES = (
+    "opened",
+    "changed",
+    "seen",
+    "looked",
+    "gone",
+    "told",
+    "told_before",
+    "first_told",
+    "flapping",
+    "held",
+    "silenced",
+)
 
 
 def decide(
@@ -127,6 +139,7 @@ def open_incident(
         seen=now,
         looked=now,
         flaps=_recent(flaps, now, policy),
+        told_before=max(filter(None, (previous.told, previous.told_before)), default=None) if previous else None,
         earlier=(*previous.earlier, previous.episode)[-MAX_EARLIER:] if previous is not None else (),
     )
 

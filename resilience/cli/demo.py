@@ -51,7 +51,8 @@ def command(
     still alerts. Needs only this installation and takes about a minute.
     """
     system = System()  # the demo ignores the settings of the current directory
-    project = Project(system, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, system.cwd))
+    settings = Settings(scheduler=SchedulerSettings(name=scheduler))
+    project = Project(system, Loaded(settings, None, system.cwd, {"scheduler.name": "command line"}))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
     result = run_demo(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EXIT_INTERRUPTED = 130
+MESSAGE_LIMIT = 2000
 EXIT_UNKNOWN = 3
 """The exit code of a `resil watch` that could not check, for any reason: 1 and 2 are verdicts."""
 
@@ -124,8 +125,10 @@ def _make_streams_writable() -> None:
 def print_error(error: ResilError) -> None:
     """Print an error and its hint on standard error."""
     from resilience.cli.output import say
+    from resilience.messages import cut
 
-    say(f"error: {error.message}" + (f"\n  try: {error.hint}" if error.hint else ""))
+    # A value may be a hundred thousand characters long, and every message quotes it.
+    say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
@@ -222,7 +225,7 @@ def _print_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
-    else:
-        path = context.command_path if context is not None else "resil"
-        print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+        return 0
+    path = context.command_path if context is not None else "resil"
+    print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
     return int(error.exit_code)

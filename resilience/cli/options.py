@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from resilience.errors import QuantityError, UsageError
-from resilience.quantities import parse_duration_s
+from resilience.quantities import LONGEST_S, format_duration, parse_duration_s, parse_in_unit
 from resilience.runs.project import Project
 from resilience.system.ports import System
 
@@ -98,9 +98,20 @@ def open_project(config: Path | None = None, scheduler: str = "", *, banner: boo
     return project
 
 
-def duration_s(option: str, text: str) -> float:
-    """Return the value of an option in seconds. Raise UsageError, which names the option, if it is not a duration."""
+def duration_s(
+    option: str, text: str, *, least_s: float = 0.0, most_s: float = LONGEST_S, is_plain: bool = False
+) -> float:
+    """Return the value of an option in seconds; with `is_plain`, a bare number is seconds.
+
+    Raise UsageError, which names the option, if the text is no duration or not within the bounds.
+    """
     try:
-        return parse_duration_s(text)
+        seconds = parse_in_unit("_s", text.strip()) if is_plain else parse_duration_s(text)
     except QuantityError as error:
         raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
+    if not least_s <= seconds <= most_s:
+        raise UsageError(
+            f"{option} {text} must be at least {least_s:g} s and at most {format_duration(most_s)}",
+            hint=f"{option} {max(10, round(least_s))}s",
+        )
+    return seconds

@@ -11,16 +11,30 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cli.output import chosen, clean, close_stdout, handled, paint, print_json, say, table, verdict_colour
+from resilience.cli.output import (
+    LiveView,
+    chosen,
+    clean,
+    close_stdout,
+    folded,
+    handled,
+    paint,
+    print_json,
+    say,
+    table,
+    verdict_colour,
+)
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
+from resilience.quantities import format_duration
 from resilience.runs.open_project import open_in_child, read_source
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
@@ -155,6 +169,8 @@ def terminal_lines(reports: Sequence[Report], *, explain: bool = False) -> list[
     for (_, finding), row in zip(found, rows, strict=True):
         word = finding.verdict.value
         shown.append(paint(word, verdict_colour(finding.verdict)) + row.removeprefix(word))
+        if (finding.verdict is not Verdict.OK or explain) and not row.endswith(clean(finding.summary)):  # clipped
+            shown += folded(_subject_and_summary(finding), len(indent))
         shown += [paint(f"{indent}{text}", "dim") for text in _details(finding, explain=explain)]
     if hidden:
         shown.append(paint(f"and {hidden} more OK (all: --explain, --json)", "dim"))
@@ -246,7 +262,11 @@ def run_watch(request: WatchRequest) -> int:
 
 
 def _once(
-    request: WatchRequest, project: Project, only: Collection[str] | None = None, on_readings: OnReadings | None = None
+    request: WatchRequest,
+    project: Project,
+    only: Collection[str] | None = None,
+    on_readings: OnReadings | None = None,
+    view: _View | None = None,
 ) -> int:
     """Run all requested watchdogs once, or `only` some of them.
 
@@ -257,7 +277,7 @@ def _once(
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
     tick, deadline_s = Tick(project, watchdogs, on_readings), ALERTING_S
-    with _shown_as_they_come(reports, request) as shown:
+    with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
             for report in tick:
                 reports.append(report)
@@ -268,7 +288,7 @@ def _once(
             deadline_s = ENDING_S
     order = [watchdog.name for watchdog in watchdogs]
     reports.sort(key=lambda report: order.index(report.check) if report.check in order else -1)
-    code = _show(reports, request, shown)
+    code = _show(reports, request, view, shown)
     if request.notifies(project.system.environ):
         from resilience.cron import notes
 
@@ -285,13 +305,13 @@ def _once(
 
 
 @contextmanager
-def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest) -> Iterator[list[Report]]:
+def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_live: bool) -> Iterator[list[Report]]:
     """Print reports on a terminal while others are still awaited, from PROMPT_S on; yield those that were printed.
 
     Programs get one text at the end, whose first line is the worst finding.
     """
     shown: list[Report] = []
-    if request.as_json or not sys.stdout.isatty():
+    if is_live or request.as_json or not sys.stdout.isatty():
         yield shown
         return
 
@@ -334,6 +354,7 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
     if not request.notifies(system.environ):
         _say_look(request, project)
     code, due, follower = 0, DueLogs(system.clock), LogFollower()
+    view = _View(request, system)
     try:
         for overdue in ticks(system.clock, every_s, request.times, due.logs, follower):
             try:
@@ -347,7 +368,7 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
                 say(f"{error.message}; the previous settings stay in use")
             try:
                 only = due.owners(overdue) if overdue else None
-                code = _once(request, project, only, due.note)
+                code = _once(request, project, only, due.note, view)
             except ResilError as error:
                 say(error.message)
                 code = EXIT_UNKNOWN
@@ -358,17 +379,50 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
                 code = EXIT_UNKNOWN
             reap(GRACE_S)
     finally:
+        view.live.close()
         follower.stop()
     return code
 
 
-def _show(reports: Sequence[Report], request: WatchRequest, shown: Collection[Report] = ()) -> int:
+class _View:
+    """The newest report of each watchdog, drawn again on a terminal; elsewhere reports are printed as they come."""
+
+    def __init__(self, request: WatchRequest, system: System) -> None:
+        self.request, self.system, self.live = request, system, LiveView()
+        self.newest: dict[str, Report] = {}
+
+    def show(self, reports: Sequence[Report]) -> None:
+        """Show new reports."""
+        if self.request.as_json or not sys.stdout.isatty():
+            _print(reports, self.request)
+            return
+        self.newest |= {report.check: report for report in reports}
+        at = time.strftime("%H:%M:%S", time.localtime(self.system.clock.now()))
+        title = f"resil watch, every {format_duration(self.request.every_s or 0)}; last at {at}; Ctrl-C ends it"
+        found = [*self.newest.values()]
+
+        def show() -> None:
+            print(paint(title, "dim"))
+            _print(found, self.request)
+
+        self.live.show(show)
+
+
+def _print(reports: Sequence[Report], request: WatchRequest) -> None:
+    show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
+
+
+def _show(
+    reports: Sequence[Report], request: WatchRequest, view: _View | None = None, shown: Collection[Report] = ()
+) -> int:
     """Print the reports that are not `shown` yet. A full disk or a closed pipe does not raise: alerts must still be
     sent."""
     try:
         new = [report for report in reports if report not in shown]
-        if new or not reports:
-            show_reports(new, explain=request.explain, as_json=request.as_json, everything=request.name is None)
+        if view is not None:
+            view.show(new)
+        elif new or not reports:
+            _print(new, request)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

@@ -5,6 +5,7 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +20,7 @@ from resilience.cli.options import (
     RunOrAllArgument,
     SchedulerOption,
     complete_templates,
+    duration_s,
     open_project,
     single_command,
 )
@@ -50,7 +52,8 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    project, watch_s = open_project(config, scheduler), interval if watch else None
+    every_s = duration_s("--interval", str(interval), least_s=1.0, most_s=86400, is_plain=True)  # NaN has no minimum
+    project, watch_s = open_project(config, scheduler), every_s if watch else None
     code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)
     raise typer.Exit(code)
 
@@ -118,7 +121,7 @@ def kill(
     if switch.is_empty:
         print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
         scope = Scope.JOB
-    name = run or directory.run
+    name = shlex.quote(run or directory.run)
     try:
         with patience("the switch is set; querying the scheduler for running jobs"):
             outlook = read_outlook(project, directory)
@@ -151,7 +154,7 @@ def save(
     last = newest_intent(read_intents(directory))
     if last is not None and last.adopted:
         print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
-        print(f"  to remove the switch: resil clear {run or directory.run}")
+        print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
         return
     print("  a training that checks its switches saves, continues, and removes the switch")
 
@@ -167,11 +170,12 @@ def clear(
 
     project = open_project(config)
     directory = project.existing(run)
-    removed = switches.clear(directory, finished=finished)
+    removed = switches.clear(project, directory, finished=finished)
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
-        print(f"  the run is still marked as finished; to continue: resil clear {run or directory.run} --finished")
+        name = shlex.quote(run or directory.run)
+        print(f"  the run is still marked as finished; to continue: resil clear {name} --finished")
 
 
 @single_command("Examples: resil cancel gpt; resil cancel gpt --pending")
@@ -189,7 +193,8 @@ def cancel(
     done = run_jobs.cancel(project, directory, pending_only=pending)
     print(f"cancelled {'the queued jobs of ' if pending else ''}run {directory.run}: {', '.join(map(str, done.ids))}")
     if done.still_ending and not pending:
-        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {directory.run} --fresh")
+        name = shlex.quote(run or directory.run)
+        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {name} --fresh")
 
 
 # ---- init and templates ---------------------------------------------------------------------------------------
@@ -201,23 +206,29 @@ def init(
         str, typer.Argument(metavar="[DIRECTORY]", help="Default: the current directory.", show_default=False)
     ] = "",
     source: Annotated[
-        str, typer.Option("--from", metavar="SCRIPT", help="Import the #SBATCH lines of a batch script.")
+        str, typer.Option("--from", metavar="SCRIPT", help="Import a batch script: its header and launch.")
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing resil.toml.")] = False,
 ) -> None:
-    """Write a commented resil.toml and the cron directory. Keeps existing files."""
+    """Write a commented resil.toml and the cron directory. Keeps existing files.
+
+    --from takes over the #SBATCH lines, and guesses template and command from the line that starts the training.
+    """
+    from resilience.messages import plural
     from resilience.runs import init as runs_init
+    from resilience.settings.load import FILE_NAME
     from resilience.system.ports import System
 
     here = System().cwd  # existing settings are not read: they may be broken
     script = (here / source).resolve() if source else None
-    done = runs_init.init(directory=(here / directory).resolve(), source=script, force=force)
-    for path in done.written:
-        print(f"wrote {path}")
-    for path in done.kept:
-        print(f"kept  {path}")
+    target = (here / directory).resolve()
+    done = runs_init.init(directory=target, source=script, force=force)
+    in_cron = [path for path in done.written if path.name != FILE_NAME]
+    settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
+    cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
+    print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:
-        print(f"note: {note}")
+        print(f"note: {clean(note)}")
     print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
     print("and:  resil cron install  # runs the watchdogs in cron/, which notify the channels of [alert]")
 

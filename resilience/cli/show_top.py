@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import chosen, clean, paint, print_json, table
+from resilience.cli.output import chosen, clean, folded, paint, print_json, table
 from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.scan.top import (
@@ -131,16 +131,18 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
         return [f"{root}: could not be scanned: {found.error}"]
     tree = found.tree
     at_least = "at least " if not found.is_complete else ""
-    shown = [
-        f"{paint(root, 'bold')}: {at_least}{format_bytes(tree.blocks[0] * 512)} in {plural(tree.files[0], 'file')} "
+    headline = (
+        f"{root}: {at_least}{format_bytes(tree.blocks[0] * 512)} in {plural(tree.files[0], 'file')} "
         f"and {plural(tree.directories[0], 'directory')}, scanned in {_seconds(found.took_s)}"
-    ]
-    shown += [f"  ! {sentence}" for sentence in warnings(report)]
+    )
+    shown = folded(headline)
+    shown[0] = shown[0].replace(root, paint(root, "bold"))
+    shown += [line for sentence in warnings(report) for line in folded(f"! {sentence}", 2)]
     if report.largest:
         shown += ["", f"LARGEST by {by}", *_table(report, report.largest, by, now)]
     if report.growing:
         shown += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
-    return [*shown, "", *(f"  {sentence}" for sentence in remarks(report))]
+    return [*shown, "", *(line for sentence in remarks(report) for line in folded(sentence, 2))]
 
 
 def _seconds(took_s: float) -> str:

@@ -121,6 +121,7 @@ def submit(
     """
     from resilience.runs.run_jobs import adopted_to_follow, resolve_after
     from resilience.runs.submit_plan import SubmitRequest, script_of_run
+    from resilience.submission import check_run_name
 
     if parsable and as_json:
         raise UsageError("--parsable and --json cannot be given together", hint="use one of them")
@@ -128,7 +129,7 @@ def submit(
         raise UsageError("--full needs --dry-run", hint="resil submit --dry-run --full")
     project = open_project(config, scheduler)
     own = Path(script) if script else None
-    name = run or project.default_run(own)
+    name = check_run_name(run or project.default_run(own))
     arguments = (*(script_args or ()), *context.meta.get(_SCRIPT_ARGS, ()))
     if own is None and not template and not set_ and (run or not project.loaded.settings.run.command.strip()):
         again = script_of_run(project.directory(name))
@@ -281,8 +282,8 @@ def _show_queued(project: Project, prepared: Prepared, result: SubmitResult) -> 
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    for label, text in describe_submit_outlook(read_submit_outlook(project, prepared)).items():
-        print(f"  {label:6}  {clean(text)}")
+    for line in describe_submit_outlook(read_submit_outlook(project, prepared)):
+        print(f"  {clean(line)}")
 
 
 # ---- adopt ----------------------------------------------------------------------------------------------------
@@ -387,7 +388,7 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         ends = f"resil cancel {run} (at once)"
     else:
         ends = f"only {clean(job.user)} can: scancel {adoption.job_id}"
-    print(f"  stop    {ends}; no guard: resil kill and resil save do not reach this job")
+    print(f"  stop    {ends}; no guard: `resil kill` and `resil save` do not reach this job")
 
 
 def _next_submit(adoption: Adoption) -> str:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -52,7 +53,7 @@ _SHARED: dict[str, tuple[Any, Any]] = {
     "scheduler": (SchedulerOption, ""),
 }
 RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
-                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list"})  # fmt: skip
+                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list", "--new"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -96,6 +97,9 @@ def watch_group(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Run every watchdog.")] = False,
     list_only: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
+    new: Annotated[
+        str, typer.Option("--new", metavar="NAME", help="Write a watchdog of your own, and its test, to start from.")
+    ] = "",
     explain: _Explain = False,
     as_json: JsonOption = False,
     alert: _Alert = None,
@@ -111,14 +115,15 @@ def watch_group(
     Exits as a Nagios plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
     """
     if ctx.invoked_subcommand is not None:
-        if everything or list_only:
-            raise UsageError(
-                f"--{'all' if everything else 'list'} and {ctx.invoked_subcommand} cannot be given together",
-                hint="omit one of them",
-            )
+        if everything or list_only or new:
+            option = "--all" if everything else "--list" if list_only else "--new"
+            raise UsageError(f"{option} and {ctx.invoked_subcommand} cannot be given together", hint="omit one of them")
         return
     if list_only:
         _show_list(config, scheduler, as_json=as_json)
+        return
+    if new:
+        _write_new(new, config)
         return
     if not everything:
         raise UsageError("no watchdog was named", hint="resil watch --all, or a name from: resil watch --list")
@@ -138,6 +143,23 @@ def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
         for row in rows
     ]  # fmt: skip
     print_table(("NAME", "KIND", "CHECKS", "SETTINGS", "--ALL"), cells)
+
+
+def _write_new(name: str, config: Path | None) -> None:
+    import sys
+
+    from resilience.plugins import PLUGIN_PATH
+    from resilience.watch.new_watchdog import DIRECTORY, write_watchdog
+
+    system = System()
+    project = open_in_child(system, path=config)
+    listed_directories = checks().directories
+    directory = listed_directories[0] if listed_directories else project.loaded.project / DIRECTORY
+    made = write_watchdog(name, system.cwd / directory, every_name(project))
+    print(f"wrote {made.watchdog}\n      {made.test}\n\nnext:")
+    if not listed_directories:
+        print(f"  export {PLUGIN_PATH}={quote(str(made.directory))}")
+    print(f"  {quote(sys.executable)} {quote(str(made.test))}\n  resil watch {name}")
 
 
 def _project(ctx: Any) -> Any:
@@ -270,10 +292,7 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
 
 def _duration(option: str, text: str) -> float:
     """Return the value of an option in seconds; a bare number is seconds. Raise UsageError if it is not a duration."""
-    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
-    if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{option} {text} must be positive, and at most a year", hint=f"{option} 1m")
-    return seconds
+    return duration_s(option, text, least_s=0.01, most_s=366 * 86400, is_plain=True)
 
 
 def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:

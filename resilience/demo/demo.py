@@ -302,7 +302,7 @@ def _kill(stage: Stage, attempt: DemoAttempt) -> None:
 
 
 def _clear(stage: Stage, attempt: DemoAttempt) -> None:
-    switches.clear(stage.run)
+    switches.clear(stage.project, stage.run)
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:

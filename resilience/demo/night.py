@@ -90,7 +90,7 @@ class Operator:
         try:
             return list(json.loads(done.stdout)["incidents"])
         except (ValueError, LookupError):
-            raise DemoFailed(f"resil alert list says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
+            raise DemoFailed(f"`resil alert list` says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
 
     def until(self, found: Callable[[], ValueT], patience_s: float, pause_s: float) -> ValueT | None:
         """Call a function until its result is true, and return the result; None after `patience_s`."""

@@ -90,10 +90,10 @@ def _find_live(scheduler: Scheduler, job_id: JobId) -> Job:
 
 
 def _ended(job: Job) -> SchedulerError:
-    script = shlex.quote(split_command(job.command)[0] or "SCRIPT")
+    script = split_command(job.command)[0] or "SCRIPT"
     return SchedulerError(
         f"job {job.id} has ended: {job.state}; only a job that runs or waits can be adopted",
-        hint=f"queue the next one as a run: resil adopt {script}",
+        hint=f"queue the next one as a run: resil adopt {shlex.quote(script)}",
     )
 
 

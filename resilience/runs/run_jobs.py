@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from resilience.errors import NoSuchJob, ResilError, RunAlive, SchedulerError, SchedulerUnavailable, UsageError
+from resilience.errors import (
+    NoSuchJob,
+    ResilError,
+    RunAlive,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    UsageError,
+)
 from resilience.job import Job, JobId, Liveness
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_logs import stdout_of
-from resilience.runs.submissions import Intent, Outcome, adopted_ids, newest_intent, read_intents, submitted_ids
+from resilience.runs.submissions import (
+    Deed,
+    Intent,
+    Intervention,
+    Outcome,
+    adopted_ids,
+    newest_intent,
+    read_intents,
+    record_intervention,
+    submitted_ids,
+)
 from resilience.submission import split_comment
 from resilience.system.ports import System, is_account
 
@@ -30,14 +48,17 @@ def newest(jobs: Collection[Job]) -> Job | None:
     return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
 
 
-def refuse_if_live(run: str, live: Collection[Job]) -> None:
-    """Raise RunAlive, with the jobs and a hint, if there are any."""
+def refuse_if_live(run: str, live: Collection[Job], me: str) -> None:
+    """Raise RunAlive, with the jobs, their owners if they are not all `me`, and a hint, if there are any."""
     if not live:
         return
     ids = ", ".join(sorted({str(job.id.whole) for job in live}))
+    others = sorted({job.user for job in live} - {"", me})
+    whose = " and ".join(others)
+    stop = f"stop it: resil kill {run}" if others else f"cancel it: resil cancel {run}"
     raise RunAlive(
-        f"run {run} is already live: job {ids}",
-        hint=f"queue behind it: --after auto; run both, at your own risk: --force; cancel it: resil cancel {run}",
+        f"run {run} is already live: job {ids}{f' of {whose}' if others else ''}",
+        hint=f"queue behind it: --after auto; run both, at your own risk: --force; {stop}",
     )
 
 
@@ -271,11 +292,17 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     requested = tuple(sorted({job.id.whole for job in before}))
     names = ", ".join(map(str, requested))
+    deed = Deed.CANCELLED_PENDING if pending_only else Deed.CANCELLED
+    done = Intervention(deed, me, project.system.clock.now(), tuple(job_id.array for job_id in requested))
+    with suppress(StateDirectoryError):  # on a full disk as well
+        record_intervention(directory, done)  # before, so that no watchdog sees the effect alone
     try:
         scheduler.cancel(requested, pending_only=pending_only)
     except SchedulerUnavailable:
         raise
     except SchedulerError as error:
+        with suppress(StateDirectoryError):
+            record_intervention(directory, replace(done, deed=Deed.NOT_CANCELLED))
         others = sorted({job.user for job in before} - {"", me})
         if others and {job.id.array for job in before if job.user in others} <= adopted_ids(intents):
             error.hint = f"only {' and '.join(others)} can end it: scancel {' '.join(map(str, requested))}"

@@ -1,17 +1,19 @@
-"""The journal of submissions: an intent before, and a result after each sbatch."""
+"""The journal of submissions: an intent before and a result after each sbatch, and what people did to the run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience import layout
 from resilience.errors import UsageError
 from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
+from resilience.switch import describe_age, printable
 from resilience.system.files import append_line, read_lines
 from resilience.system.ports import iso_time
 
@@ -62,6 +64,47 @@ class Intent:
     output: str = ""
 
 
+class Deed(StrEnum):
+    """A person's deed that explains why a run has no job."""
+
+    CANCELLED = "cancelled"
+    """`resil cancel`."""
+    CANCELLED_PENDING = "cancelled-pending"
+    """`resil cancel --pending`: the running job was to be the last one."""
+    NOT_CANCELLED = "not-cancelled"
+    """The scheduler refused the cancel before it."""
+    CLEARED = "cleared"
+    """`resil clear`: a new submit is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """The newest deed of a person, if nothing was submitted since.
+
+    Attributes:
+        by: login name.
+        time: seconds since the epoch.
+        jobs: the jobs and arrays that were cancelled.
+    """
+
+    deed: Deed
+    by: str
+    time: float
+    jobs: tuple[int, ...] = ()
+
+
+def describe_intervention(done: Intervention, now: float) -> str:
+    """Return the deed as words: `cancelled on purpose by ada 5 min ago`. Pure."""
+    who, ago = done.by or "a user", describe_age(now - done.time) or " just now"
+    match done.deed:
+        case Deed.CANCELLED_PENDING:
+            return f"ended on purpose: {who} cancelled its queued jobs{ago}"
+        case Deed.CLEARED:
+            return f"stopped on purpose: {who} cleared its switch{ago}, and nothing was submitted since"
+        case _:
+            return f"cancelled on purpose by {who}{ago}"
+
+
 def new_token() -> str:
     """Return a random token for one intent."""
     return os.urandom(TOKEN_BYTES).hex()
@@ -105,17 +148,54 @@ def record_result(
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode, sync=False)
 
 
+def record_intervention(directory: RunDirectory, done: Intervention) -> None:
+    """Journal a person's deed, so that watchdogs do not report its effect. Raise StateDirectoryError on failure."""
+    record = {"event": done.deed.value, "at": iso_time(done.time), "time": done.time, "by": done.by}
+    append_line(directory.path / layout.SUBMISSIONS, record | {"jobs": list(done.jobs)}, mode=directory.file_mode)
+
+
 def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
     """Return the intents of a run, oldest first, each with its outcome."""
+    return read_journal(directory).intents
+
+
+class Journal(NamedTuple):
+    """The journal of a run.
+
+    Attributes:
+        intents: oldest first, each with its outcome.
+        done: the newest intervention after the last intent that was not refused, or None. The order of the lines
+            counts, not their times: clocks of login nodes differ.
+        cancelled: the jobs and arrays that people ever cancelled.
+        stopped: how many intents are older than the newest intervention.
+    """
+
+    intents: tuple[Intent, ...]
+    done: Intervention | None
+    cancelled: frozenset[int]
+    stopped: int
+
+
+def read_journal(directory: RunDirectory) -> Journal:
+    """Return the journal of a run. Raise StateDirectoryError if it cannot be read."""
     intents: dict[str, Intent] = {}
+    cancelled: set[int] = set()
+    stopped = 0
+    done: Intervention | None = None
+    before: dict[str, Intervention | None] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
         if not token:
+            if record.get("event") in set(Deed):
+                done = _intervention(record)
+                stopped = len(intents)
+                cancelled |= set(done.jobs if done.deed is Deed.CANCELLED else ())
             continue
         event = record.get("event")
         if event in ("intent", ADOPTED):
             if token in intents:
                 continue
+            before[token], done = done, None
             argv = record.get("argv")
             intents[token] = Intent(
                 token=token,
@@ -131,7 +211,10 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 intents[token] = _with_result(intents[token], Outcome.SUBMITTED, record.get("job_id"))
         elif token in intents:
             intents[token] = _with_result(intents[token], str(event), record.get("job_id"))
-    return tuple(intents.values())
+            if intents[token].outcome is Outcome.REFUSED and token == next(reversed(intents)):
+                done = done or before[token]  # nothing was submitted
+    is_undone = done is not None and done.deed is Deed.NOT_CANCELLED
+    return Journal(tuple(intents.values()), None if is_undone else done, frozenset(cancelled), stopped)
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
@@ -165,7 +248,8 @@ def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
 
 def has_own_script(directory: RunDirectory, intent: Intent) -> bool:
     """Return whether an intent is of a user's own script, known or not, and not of a rendered template. Pure."""
-    return intent.adopted or Path(intent.script).parent != directory.path / layout.SCRIPTS
+    is_rendered = not intent.script or Path(intent.script).parent == directory.path / layout.SCRIPTS
+    return intent.adopted or not is_rendered
 
 
 def arguments_of(intent: Intent) -> tuple[str, ...]:
@@ -186,6 +270,13 @@ def _with_result(intent: Intent, event: str, job_id: object) -> Intent:
     if event == Outcome.SUBMITTED and parsed is None:
         return intent
     return replace(intent, outcome=Outcome(event), job_id=parsed)
+
+
+def _intervention(record: Mapping[str, object]) -> Intervention:
+    jobs = record.get("jobs")
+    numbers = tuple(job for job in jobs if isinstance(job, int)) if isinstance(jobs, list) else ()
+    by = printable(str(record.get("by", "")))
+    return Intervention(Deed(str(record["event"])), by, _seconds(record.get("time")), numbers)
 
 
 def _seconds(value: object) -> float:

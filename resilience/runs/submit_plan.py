@@ -19,12 +19,13 @@ from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
 from resilience.runs.templates.directives import option_of, parse_directives
+from resilience.runs.templates.launches import parse_launch
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
-from resilience.runs.templates.script import ScriptSpec, render, template_library
+from resilience.runs.templates.script import SUFFIX, TEMPLATES, ScriptSpec, render, template_library
 from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings, Settings
 from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
-from resilience.system.files import read_lines, read_regular
+from resilience.system.files import read_lines, read_regular, shipped_directory
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
 _LEAD = re.compile(r"[0-9]{1,18}")
@@ -142,6 +143,8 @@ def split_signal(text: str) -> tuple[str, int]:
     return name, int(lead) if at else 60
 
 
+MAX_CHAIN = 1000
+"""Each link is one sbatch, and one job of the 10,000 that slurmctld holds (MaxJobCount, slurm.conf(5))."""
 OWN_OPTIONS = {
     "array": "--array",
     "dependency": "--dependency or --after",
@@ -156,6 +159,11 @@ _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 def _refuse_contradictions(request: SubmitRequest) -> None:
     if request.chain < 0:
         raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
+    if request.chain > MAX_CHAIN:
+        raise UsageError(
+            f"--chain {request.chain} would queue more than {MAX_CHAIN} jobs one by one",
+            hint=f"an array is one submit: --array {MAX_CHAIN}; or queue more behind these later: --after auto",
+        )
     if request.chain and request.array:
         raise UsageError("--array and --chain cannot be given together", hint="use one of them")
     if request.script is None and request.script_args:
@@ -240,7 +248,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
     if not settings.run.command.strip():
         raise UsageError(
             "there is no command to run",
-            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+            hint='set command = "python train.py" under [run] in resil.toml (write one: resil init), or give a SCRIPT',
         )
     spec = ScriptSpec(
         run=request.run,
@@ -358,6 +366,7 @@ def lint_facts(
         stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
+        has_one_process=request.script is None and _has_one_process(project, request),
         sbatch_environment=tuple(
             sorted(name for name in project.system.environ if name.startswith("SBATCH_") and not is_local)
         ),
@@ -397,6 +406,15 @@ def slowest_save_s(directory: RunDirectory) -> float | None:
                 if record.get("event") == "save" and isinstance(seconds, int | float):
                     slowest = max(slowest or 0.0, float(seconds))
     return slowest
+
+
+def _has_one_process(project: Project, request: SubmitRequest) -> bool:
+    """Return whether the shipped template `python` runs a command that is Python itself, and no launcher."""
+    run = project.loaded.settings.run
+    path = template_library(project).find(request.template or run.template)
+    launch = parse_launch(run.command)
+    is_python = launch is not None and launch.template == "python"
+    return is_python and path.name == f"python{SUFFIX}" and path.parent == shipped_directory(TEMPLATES)
 
 
 def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:

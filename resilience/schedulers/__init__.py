@@ -45,6 +45,13 @@ class Scheduler(Protocol):
         """Return the jobs of a user (default: the current user) with this token, including ended jobs."""
         ...
 
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        """Return the jobs of a user with this token that accounting has, submitted after `since`.
+
+        Raise NotSupported if there is no accounting.
+        """
+        ...
+
     def jobs(
         self,
         *,

@@ -115,11 +115,16 @@ class FallbackDirectory:
 
         Raise StateDirectoryError if the file cannot be read: NotRegularFile for a directory, a FIFO, a link.
         """
+        found = self.read_owned(name)
+        return found[0] if found is not None else None
+
+    def read_owned(self, name: str) -> tuple[bytes, int] | None:
+        """Return the content of a file and its owner's uid, or None if the file does not exist. Raise as `read`."""
         if self.fallback is not None:
             with suppress(StateDirectoryError):
                 found = read_regular(self.fallback / name, LIMIT_BYTES)
                 if found is not None and found[1].st_uid == os.getuid():
-                    return found[0]
+                    return found[0], found[1].st_uid
             if self._exists(self.fallback / (_GONE + name)):
                 return None
         if self._unavailable:
@@ -130,7 +135,7 @@ class FallbackDirectory:
             if isinstance(error.__cause__, NotADirectoryError):
                 return None
             raise
-        return found[0] if found is not None else None
+        return (found[0], found[1].st_uid) if found is not None else None
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file unless `primary` has it; return False if it has. Of several processes, one creates the file.

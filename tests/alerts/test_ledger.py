@@ -200,7 +200,9 @@ def test_a_group_member_may_acknowledge_and_another_user_gets_a_hint(tmp_path: P
         with pytest.raises(StateDirectoryError) as refused:
             Ledger(FallbackDirectory(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
     assert "Permission denied" in refused.value.message
-    assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "colleague"
+    assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "12345", (
+        "the owner of the file"
+    )
 
 
 @needs_root

@@ -214,3 +214,57 @@ def test_own_jobs_are_completed_and_a_dead_scheduler_completes_nothing(shell: Sh
     assert complete_own_jobs("1") == ["12", "130"]
     shell.fake.trouble = DOWN
     assert complete_own_jobs("") == []
+
+
+# ---- one process, many nodes --------------------------------------------------------------------------------------
+
+NODES = [
+    (("--", "--nodes=2"), True),
+    (("--", "-N4"), True),
+    (("--", "--nodes=2-4"), True),
+    (("--", "--nodes=1-4"), False),
+    (("--", "--nodes=1"), False),
+    (("--template", "torchrun", "--", "--nodes=2"), False),
+    (("--template", "srun", "--", "--nodes=2"), False),
+]
+
+
+@pytest.mark.parametrize(("words", "is_refused"), NODES)
+def test_one_process_on_two_nodes_is_refused_with_the_reason(
+    shell: Shell, words: tuple[str, ...], is_refused: bool
+) -> None:
+    said = shell.resil("submit", *words)
+    assert said.code == (2 if is_refused else 0), said.err
+    assert ("starts one process, on the first of" in said.err) is is_refused
+
+
+@pytest.mark.parametrize("command", ["srun python train.py", "bash start.sh", "torchrun train.py"])
+def test_a_command_that_may_start_the_other_nodes_is_not_refused(shell: Shell, command: str) -> None:
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "{command}"\n[sbatch]\nnodes = 2\n')
+    assert shell.resil("submit").code == 0
+
+
+def test_a_template_of_the_project_decides_by_itself(shell: Shell) -> None:
+    (shell.directory / "slurm_templates").mkdir()
+    (shell.directory / "slurm_templates" / "python.sbatch.j2").write_text('{% extends "shipped/python.sbatch.j2" %}\n')
+    assert shell.resil("submit", "--", "--nodes=2").code == 0
+
+
+# ---- what is printed can be pasted --------------------------------------------------------------------------------
+
+
+def test_a_path_with_blanks_is_quoted_in_the_advice(shell: Shell) -> None:
+    state = shell.directory / "my runs"
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "python train.py"\nstate_dir = "{state}"\n')
+    shell.resil("submit")
+    said = shell.resil("kill", str(state / "gpt"))
+    advice = next(text for text in said.out.splitlines() if "to continue the run" in text)
+    pasted = shlex.split(advice.split("to continue the run: ")[1].split(";")[0])
+    assert pasted == ["resil", "clear", str(state / "gpt")]
+    assert shell.resil(*pasted[1:]).out.startswith("cleared: kill")
+
+
+def test_a_missing_output_directory_is_made_by_the_pasted_hint(shell: Shell) -> None:
+    said = shell.resil("submit", str(own_script(shell)), "--", "--output=my logs/x.out")
+    hint = shlex.split(said.err.split("try: ")[-1])
+    assert hint == ["mkdir", "-p", str(shell.directory / "my logs")]

@@ -105,7 +105,7 @@ def test_top_asks_for_the_largest_directories_of_the_paths(
     words = () if name == "scratch" else ("/tmp", "/var")
     assert watching.resil("watch", name, *words, "--top", "--limit", "7", "--deadline", "2m", "--json").code == 0
     paths = ("/dev/shm",) if name == "scratch" else ("/tmp", "/var")
-    assert asked == [(paths, {"limit": 7, "deadline_s": 120.0, "as_json": True, "by": by})]
+    assert asked == [(paths, {"limit": 7, "deadline_s": 120.0, "as_json": True, "by": by, "fresh": False})]
 
 
 def test_only_what_has_directories_offers_their_list(watching: Shell) -> None:

@@ -338,6 +338,12 @@ def test_a_message_can_be_handed_to_another_process(case: Case) -> None:
     assert pickle.loads(pickle.dumps(message)) == message
 
 
+def test_a_message_about_several_incidents_has_the_id_that_acknowledges_all(case: Case, system: System) -> None:
+    alert = replace(a_thousand(), id="5b1d0c9a44e2f7a0")
+    case.send(alert, system)
+    assert "5b1d0c9a44e2f7a0" in case.received()
+
+
 def test_an_alert_without_notices_is_told_too(case: Case, system: System) -> None:
     case.send(replace(an_alert(), notices=(), total=3), system)
     assert "3 incidents" in case.received()

@@ -61,6 +61,7 @@ class FakeScheduler:
         trouble: raised by everything that asks or tells, or None.
         refusals: by the number of the submit (from 1), what it raises; nothing is queued.
         uncertain: numbers of the submits that queue the job and do not hear the answer.
+        accounting: the jobs that only accounting has.
         calls: the names of the methods called, in order.
         cpu: the CPU seconds of jobs; of others they are not measured.
         ignores_cancel: whether jobs stay where they are.
@@ -77,6 +78,7 @@ class FakeScheduler:
     scripts: list[str] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     ignores_cancel: bool = False
+    accounting: list[Job] = field(default_factory=list)
     answers: ClusterConfig = field(default_factory=lambda: ClusterConfig("slurm", version="24.11"))
     cpu: dict[JobId, float] = field(default_factory=dict)
     at_submit: Callable[[Submission], None] = lambda _: None
@@ -137,6 +139,10 @@ class FakeScheduler:
     def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
         self._called("find")
         return tuple(job for job in self.records if job.comment.endswith(f":{token}"))
+
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        self._called("find_past")
+        return tuple(job for job in self.accounting if token in job.comment)
 
     def jobs(
         self,

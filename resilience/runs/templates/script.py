@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import TemplateError
-from resilience.messages import nearest
+from resilience.messages import nearest, quoted
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.runs.templates.launches import launches_of
 from resilience.submission import check_run_name
@@ -149,7 +149,7 @@ def read_template(path: Path) -> str:
     try:
         # The author of a template runs code as the user who submits it.
         if path.stat().st_mode & stat.S_IWOTH:
-            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {path}")
+            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {quoted(path)}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateError(f"cannot read the template {path}: {error.strerror}") from error

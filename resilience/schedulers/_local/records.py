@@ -197,6 +197,7 @@ def job_of(entry: Entry, task: Task, host: str) -> Job:
         or posixpath.join(entry.directory, entry.output or default_output(entry.indices is not None)),
         restarts=task.restarts,
         exit_code=None if task.exit_status is None else ExitCode(task.exit_status, task.exit_signal),
+        cancelled_by=entry.user if task.state is JobState.CANCELLED and not task.reason else "",
     )
 
 

@@ -28,8 +28,9 @@ from resilience.runs.run_jobs import Queues
 from resilience.watch.checks._log.judge import deadline_of, findings
 from resilience.watch.checks._log.paths import probe_paths
 from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
-from resilience.watch.checks._log.runs import probe_runs
+from resilience.watch.checks._log.runs import lessons, probe_runs
 from resilience.watch.checks._log.tail import LogReader
+from resilience.watch.checks._log.teaching import taught
 from resilience.watch.processor import BACKTRACKS, cpu_limit, no_collection
 from resilience.watch.reading import Memory, Target, Timed
 
@@ -49,6 +50,7 @@ class LogCheck:
     Reading = LogReading
     memory = Memory(count=1)
     argument = "paths"
+    path_fields = ("learn",)  # relative to the current directory on the command line
     example = "resil watch log 'logs/*.out'"
 
     def targets(self, settings: LogSettings, context: Context) -> Sequence[Target]:
@@ -65,8 +67,12 @@ class LogCheck:
         moment: Moment = (clock.now(), clock.monotonic(), _boot())
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
+        if settings.learn:
+            paths = [str(context.project / Path(text).expanduser()) for text in settings.learn]
+            known = taught(known, _learners(target, settings, context), paths, own)
         with no_collection(), _bounded(own) as arm:
-            return _probe(target, settings, context, known, LogReader(settings, moment, own, arm))
+            reader = LogReader(settings, moment, own, arm, _cpu_seconds(context))
+            return _probe(target, settings, context, known, reader)
 
     def judge(
         self, subject: str, readings: Sequence[Timed[LogReading]], settings: LogSettings, now: float
@@ -84,6 +90,39 @@ class LogCheck:
 CHECK = LogCheck()
 
 
+def _learners(target: Target, settings: LogSettings, context: Context) -> Sequence[str]:
+    """Return the subjects that `learn` teaches. Raise ProbeError if it is not clear which run is meant."""
+    if settings.paths:
+        return target.subjects
+    runs = [directory.run for directory in context.runs()]
+    if len(runs) > 1:
+        hint = f"name the run: resil watch log {runs[0]} --learn {settings.learn[0]}"
+        raise ProbeError(f"--learn teaches one run, and there are {len(runs)}", hint=hint)
+    return runs
+
+
+MOST_QUESTIONS, QUESTIONS_S = 20, 5.0
+"""The most jobs whose CPU time is asked for in one tick, and the time after which no other is."""
+
+
+def _cpu_seconds(context: Context) -> Callable[[str], float | None]:
+    """Return a function that asks the scheduler for the CPU seconds of a job: None if it does not know them."""
+    left, until = MOST_QUESTIONS, context.system.clock.monotonic() + QUESTIONS_S
+
+    def ask(job_id: str) -> float | None:
+        nonlocal left
+        if left <= 0 or context.system.clock.monotonic() > until:
+            return None
+        left -= 1
+        try:
+            of_scheduler = getattr(context.scheduler(), "cpu_seconds", None)
+            return None if of_scheduler is None else of_scheduler(job_id)
+        except Exception:  # a plugin: a second witness may be missing, but must not stop the watchdog
+            return None
+
+    return ask
+
+
 def check_settings(settings: LogSettings) -> None:
     """Raise SettingsError for invalid settings."""
     if settings.files not in (EACH, NEWEST, ANY):
@@ -92,7 +131,7 @@ def check_settings(settings: LogSettings) -> None:
         raise SettingsError(f"factor = {settings.factor:g} must be at least 1", hint="factor = 5")
     if settings.timeout_s is not None and settings.timeout_s <= 0:
         raise SettingsError(f"timeout_s = {settings.timeout_s:g} must be more than 0", hint='timeout_s = "20m"')
-    if settings.timeout_s is None and settings.floor_s > settings.ceiling_s:
+    if settings.timeout_s is None and settings.ceiling_s is not None and settings.floor_s > settings.ceiling_s:
         raise SettingsError(f"floor_s ({settings.floor_s:g}) is above ceiling_s ({settings.ceiling_s:g})")
     if settings.read_bytes < LEAST_READ_BYTES:
         raise SettingsError(f"read_bytes must be at least {LEAST_READ_BYTES}")
@@ -190,7 +229,7 @@ def _probe_all_runs(context: Context, known: Mapping[str, LogReading], reader: L
         is_reported = before.over and not ((before.losses or before.save) and run not in there)
         if before.run and run not in readings and not is_reported:
             over = "removed, or ended long ago"
-            readings[run] = LogReading(run=run, over=over, clock=reader.moment)
+            readings[run] = LogReading(run=run, over=over, clock=reader.moment, **lessons(before))
     active = sum(not reading.over and not reading.nothing for reading in readings.values())
     rest = f"; {len(readings) - active} not" if active < len(readings) else ""
     summary = f"{plural(active, 'active run')}{rest}" if active else f"no active run in {context.state_dir}"

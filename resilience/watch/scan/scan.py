@@ -14,8 +14,9 @@ import selectors
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ from resilience.watch.scan.worker import LENGTH, THREADS, Job, send, start_worke
 FULL_PASS_S = 86400.0
 """Interval at which every directory is read: files that grow in place do not change their directory's mtime."""
 
+SMALL = 20_000
+"""A tree of at most so many files is read whole each time, which takes a fraction of a second."""
+
 STALL_S = 30.0
 """A worker without a sign of life for longer than this hangs; less if the deadline is short."""
 
@@ -37,7 +41,7 @@ a server, 16 calls in flight are 12.7 times as fast as one (measured with 200 us
 MOST_STUCK, MOST_STARTED = 8, 64
 """Workers abandoned in one scan, each of which hangs in the kernel until the file system responds; workers started."""
 
-BATCH = 64
+BATCH = 200
 TICK_S, PAUSED_S, GRACE_S = 0.1, 1.0, 0.4
 
 
@@ -117,8 +121,8 @@ def scan(
 
     Counts allocated blocks, as du does; a file with several hard links counts once; symbolic links are not followed and
     other file systems are not entered. `cache` is the cache directory, or None for no cache; `fallback` is a
-    directory on this node that is used if `cache` cannot be. `fresh` reads every directory; otherwise one that is
-    unchanged, with unchanged remembered files, is not read again for a day.
+    directory on this node that is used if `cache` cannot be. `fresh` reads every directory, as always in a small
+    tree; otherwise one that is unchanged, with unchanged remembered files, is not read again for a day.
 
     The scan ends at the deadline even if the file system never responds. Ctrl-C, SIGTERM and SIGHUP end it early. In
     every case the results are cached, and the next scan continues from there.
@@ -126,17 +130,22 @@ def scan(
     began = time.monotonic()
     directory = os.fsencode(root)
     scan_cache = ScanCache(cache, fallback, directory)
-    pool = Pool(directory, scan_cache.read(deadline_s), now, report)
-    pool.plan(now - FULL_PASS_S if not fresh else now + FULL_PASS_S)
     deadline = None if deadline_s is None else began + deadline_s
-    with _ended_by_signals(pool), no_collection():
-        try:
-            pool.run(deadline, STALL_S if deadline_s is None else min(STALL_S, max(0.5, deadline_s / 5)))
-        finally:
-            pool.end()
-        tree = build(pool.records)
-        error = _error(pool, tree)
-        before = None if error else scan_cache.update(tree, now, is_changed=bool(pool.read))
+    with no_collection():
+        known = scan_cache.read(deadline_s)
+        pool = Pool(directory, known.records if known else (), now, report)
+        pool.plan(now + FULL_PASS_S if fresh or not known or known.files[0] <= SMALL else now - FULL_PASS_S)
+        with _ended_by_signals(pool):
+            try:
+                pool.run(deadline, STALL_S if deadline_s is None else min(STALL_S, max(0.5, deadline_s / 5)))
+            finally:
+                pool.end()
+            if known and not pool.records:
+                tree = known
+            else:
+                tree = build({record.path: record for record in pool.known} | pool.records)
+            error = _error(pool, tree)
+            before = None if error else scan_cache.update(tree, now, is_changed=bool(pool.records))
     return Scan(
         root=root,
         tree=tree,
@@ -145,9 +154,9 @@ def scan(
         error=error,
         before=before,
         read=pool.read,
-        verified=pool.verified,
+        verified=len(pool.unchanged),
         unverified=pool.unverified,
-        unseen=pool.unseen,
+        unseen=sum(record.files - len(record.remembered) for record in pool.unchanged),
         looks=pool.looks,
         oldest=min((record.read_at for record in tree.records if record.read_at), default=now),
         interrupted=pool.interrupted,
@@ -169,38 +178,47 @@ class _Handle:
     batch: list[Job] = field(default_factory=list)
     done: int = 0
     is_open: bool = False
-    seen: tuple[int, float] = (-1, 0.0)
+    seen: tuple[tuple[int, int], float] = ((-1, -1), 0.0)
 
 
 class Pool:
     """The workers of one scan, the jobs that wait, and the results so far."""
 
     def __init__(
-        self, directory: bytes, known: dict[bytes, Record], now: float, report: Callable[[Progress], None]
+        self, directory: bytes, known: Sequence[Record], now: float, report: Callable[[Progress], None]
     ) -> None:
         self.directory, self.known, self.now, self.report = directory, known, int(now), report
-        self.records = dict(known)
+        self.records: dict[bytes, Record] = {}
+        self.unchanged: list[Record] = []
         self.most, self.is_slow = min(2 * len(os.sched_getaffinity(0)), MOST_LOCAL), False
         self.queue: list[Job] = []
         self.workers: list[_Handle] = []
         self.board = memoryview(mmap.mmap(-1, 16 * (MOST_STARTED + 1))).cast("Q")
         self.selector = selectors.DefaultSelector()
-        self.read = self.verified = self.unverified = self.unseen = self.looks = self.started = self.abandoned = 0
+        self.read = self.unverified = self.looks = self.started = self.abandoned = 0
         self.stuck: list[bytes] = []
         self.died_at: set[bytes] = set()
         self.closed = 0  # errno of opening the root
         self.out_of_time = self.interrupted = False
 
+    @cached_property
+    def number_of(self) -> dict[bytes, int]:
+        """The numbers of the known directories by path."""
+        return {record.path: number for number, record in enumerate(self.known)}
+
     def plan(self, read_before: float) -> None:
         """Queue all known directories. The last is taken first; those read only because of their age are last."""
         aged: list[Job] = []
-        for path, record in reversed(self.known.items()):
-            is_sure = _is_sure(record)
-            is_aged = record.read_at <= read_before or record.read_at > self.now + FULL_PASS_S
-            self.unverified += is_sure
-            job = (path, record.inode if is_sure and not is_aged else 0, record.mtime_ns, record.remembered)
-            (aged if is_sure and is_aged else self.queue).append(job)
-        self.queue = aged + self.queue or [(b"", 0, 0, ())]
+        for number in range(len(self.known) - 1, -1, -1):
+            record = self.known[number]
+            if not _is_sure(record):
+                self.queue.append(record.path)
+            elif read_before < record.read_at <= self.now + FULL_PASS_S:
+                self.queue.append(number)
+            else:
+                aged.append(record.path)
+        self.unverified = sum(map(_is_sure, self.known))
+        self.queue = aged + self.queue or [b""]
 
     def run(self, deadline: float | None, stall_s: float) -> None:
         """Work until nothing is left, the deadline has passed, a signal came, or too many workers hang."""
@@ -210,10 +228,10 @@ class Pool:
             if not self.queue and not any(worker.batch for worker in self.workers):
                 return
             self._collect(TICK_S)
-            self.report(Progress(self.read + self.verified, self.looks, len(self.known)))
+            self.report(Progress(self.read + len(self.unchanged), self.looks, len(self.known)))
             now = time.monotonic()
             for worker in [worker for worker in self.workers if worker.batch]:
-                sign = self.board[worker.slot + 1]
+                sign = self.board[worker.slot], self.board[worker.slot + 1]
                 if sign != worker.seen[0] or now - last > PAUSED_S:  # this process was stopped (Ctrl-Z), not the worker
                     worker.seen = sign, now
                 elif now - worker.seen[1] >= stall_s:
@@ -225,7 +243,7 @@ class Pool:
         while len(self.workers) < self.most and len(self.queue) > 2 * len(self.workers) and self.started < MOST_STARTED:
             self.started += 1
             slot = 2 * self.started
-            worker = _Handle(*start_worker(self.directory, self.board, slot, self.now), slot)
+            worker = _Handle(*start_worker(self.directory, self.known, self.board, slot, self.now), slot)
             os.set_blocking(worker.answers, False)
             self.selector.register(worker.answers, selectors.EVENT_READ, worker)
             self.workers.append(worker)
@@ -233,12 +251,16 @@ class Pool:
             while self.queue and not worker.batch:
                 share = max(1, min(BATCH, len(self.queue) // (2 * len(self.workers))))
                 taken, self.queue[-share:] = self.queue[: -share - 1 : -1], []
-                worker.batch = [job for job in taken if not self.stuck or not self._is_below_stuck(job[0])]
-                worker.done, worker.seen, self.board[worker.slot] = 0, (-1, 0.0), 0
+                worker.batch = [job for job in taken if not self.stuck or not self._is_below_stuck(job)]
+                worker.done, worker.seen, self.board[worker.slot] = 0, ((-1, -1), 0.0), 0
                 with contextlib.suppress(BrokenPipeError):  # the worker died; its answer pipe reports that next
                     send(worker.jobs, worker.batch)
 
-    def _is_below_stuck(self, path: bytes) -> bool:
+    def _path(self, job: Job) -> bytes:
+        return job if isinstance(job, bytes) else self.known[job].path
+
+    def _is_below_stuck(self, job: Job) -> bool:
+        path = self._path(job)
         return any(path.startswith(place + b"/") for place in self.stuck)
 
     def _collect(self, wait_s: float) -> None:
@@ -262,12 +284,13 @@ class Pool:
                     self._receive(worker, *message)
 
     def _receive(self, worker: _Handle, answers: list[Any], looks: int, is_slow: bool) -> None:
-        for (path, _, _, remembered), answer in zip(worker.batch[worker.done :], answers, strict=False):
-            self.unverified -= path in self.known and _is_sure(self.known[path])
-            if answer is None:
-                self.verified += 1
-                self.unseen += self.records[path].files - len(remembered)
+        for job, answer in zip(worker.batch[worker.done :], answers, strict=False):
+            if answer is None and isinstance(job, int):
+                self.unchanged.append(self.known[job])
+                self.unverified -= 1
             else:
+                number = self.number_of.get(self._path(job), -1)
+                self.unverified -= number >= 0 and _is_sure(self.known[number])
                 self._add(Record._make(answer))
         worker.done += len(answers)
         if worker.done >= len(worker.batch):
@@ -279,7 +302,8 @@ class Pool:
     def _add(self, record: Record) -> None:
         """Add the record of a directory, and queue its new subdirectories."""
         self.read += 1
-        before = self.records.get(record.path)
+        number = self.number_of.get(record.path, -1)
+        before = self.known[number] if number >= 0 else None
         if (
             before is not None
             and before.state in (READ, PARTIAL)
@@ -289,9 +313,9 @@ class Pool:
             record = before._replace(state=record.state, mtime_ns=UNTRUSTED)
         self.records[record.path] = record
         for path in [joined(record.path, name) for name in reversed(record.children)]:
-            if path not in self.records:
+            if path not in self.records and path not in self.number_of:
                 self.records[path] = Record(path)
-                self.queue.append((path, 0, 0, ()))
+                self.queue.append(path)
 
     def _abandon(self, worker: _Handle, *, is_hung: bool) -> None:
         """Give up a worker that hangs or died, such as OOM-killed; others get its jobs, but not the one it hangs in.
@@ -305,7 +329,7 @@ class Pool:
         if not worker.batch:
             return
         at = max(worker.done, self.board[worker.slot])
-        path = worker.batch[at][0]
+        path = self._path(worker.batch[at])
         left = worker.batch[worker.done : at] + worker.batch[at + 1 :]
         if is_hung or path in self.died_at:
             self.stuck.append(path)

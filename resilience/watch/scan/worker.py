@@ -1,9 +1,8 @@
 """One worker of a scan: a forked child that reads directories, and can be abandoned when it hangs in the kernel.
 
-It receives batches of jobs from one pipe and writes answers to another, in the same order. A job is a directory with
-its known inode, mtime and remembered files; the answer is None if those are unchanged, and the record of the directory
-otherwise. The worker writes its position and a sign of life into shared memory, where the parent reads them while the
-worker hangs.
+It receives batches of jobs from one pipe and writes answers to another, in the same order: None for a known directory
+that is unchanged, with unchanged remembered files, and the record of the directory otherwise. The worker writes its
+position and a sign of life into shared memory, where the parent reads them while the worker hangs.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from operator import attrgetter, itemgetter
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
+from resilience.base.mounts import current_mounts
 from resilience.system.child import begin, fork
 from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record, joined
 
-Job = tuple[bytes, int, int, tuple[tuple[bytes, int, int], ...]]
-"""Path, inode (0: read it in any case), mtime in nanoseconds, remembered files."""
+Job = int | bytes
+"""The number of a known directory, to be read only if it has changed; or the path of one to read in any case."""
 
 LENGTH = struct.Struct("<I")
 """Precedes each message, which is in marshal's format."""
@@ -38,7 +38,7 @@ RACY_NS = 3_000_000_000
 """A directory that changed less than this before it was read may change again within the same clock tick and keep its
 mtime (git calls such entries racily clean; FAT has a resolution of 2 s)."""
 
-REMEMBERED, REMEMBERED_PER_DIRECTORY = 500, 64
+REMEMBERED, REMEMBERED_PER_DIRECTORY = 1000, 250
 """The files that each scan looks at again: the newest and the largest, so many of each in all and of one directory."""
 
 WAITING = 0.5
@@ -63,7 +63,9 @@ _status = partial(os.stat, follow_symlinks=False)
 _open = partial(os.open, flags=_OPEN)
 
 
-def start_worker(directory: bytes, board: memoryview, slot: int, now: int) -> tuple[int, int, int]:
+def start_worker(
+    directory: bytes, known: Sequence[Record], board: memoryview, slot: int, now: int
+) -> tuple[int, int, int]:
     """Fork a worker; return its pid, the pipe to write jobs to, and the pipe to read answers from."""
     job_reader, job_writer = os.pipe2(os.O_CLOEXEC)
     answer_reader, answer_writer = os.pipe2(os.O_CLOEXEC)
@@ -71,7 +73,7 @@ def start_worker(directory: bytes, board: memoryview, slot: int, now: int) -> tu
     if pid == 0:
         try:
             begin(job_reader, answer_writer)
-            Worker(directory, board, slot, now, answer_writer).run(job_reader)
+            Worker(directory, known, board, slot, now, answer_writer).run(job_reader)
         except OSError:  # the parent was killed
             pass
         finally:
@@ -92,8 +94,11 @@ def send(pipe: int, message: Any) -> None:
 class Worker:
     """The child process. `board[0]` asks it to stop; `board[slot]` is its position, the next one its sign of life."""
 
-    def __init__(self, directory: bytes, board: memoryview, slot: int, now: int, answers: int) -> None:
-        self.directory, self.board, self.slot, self.now, self.pipe = directory, board, slot, now, answers
+    def __init__(
+        self, directory: bytes, known: Sequence[Record], board: memoryview, slot: int, now: int, answers: int
+    ) -> None:
+        self.directory, self.known, self.board, self.slot = directory, known, board, slot
+        self.now, self.pipe = now, answers
         self.root = self.device = -1
         self.mounts: dict[bytes, set[bytes]] = {}
         self.answers: list[Any] = []
@@ -119,15 +124,21 @@ class Worker:
         flushed = time.monotonic()
         for number, job in enumerate(jobs):
             self.board[self.slot] = number
-            if self._stops(0):
+            if self.board[0]:
                 break
-            self.answers.append(None if job[1] and self._is_unchanged(*job) else tuple(self.read(job[0])))
+            if isinstance(job, bytes):
+                self.answers.append(tuple(self.read(job)))
+            elif self._is_unchanged(self.known[job]):
+                self.answers.append(None)
+            else:
+                self.answers.append(tuple(self.read(self.known[job].path)))
             if time.monotonic() - flushed > FLUSH_S:
                 self._flush()
                 flushed = time.monotonic()
         self._flush()
 
     def _flush(self) -> None:
+        self._stops(0)
         send(self.pipe, (self.answers, self.looks, self.map is not map))
         self.answers, self.looks, self.slept = [], 0, getrusage(RUSAGE_SELF).ru_nvcsw
 
@@ -141,20 +152,25 @@ class Worker:
             self.map = ThreadPoolExecutor(THREADS).map
         return bool(self.board[0])
 
-    def _is_unchanged(self, path: bytes, inode: int, mtime_ns: int, files: Sequence[tuple[bytes, int, int]]) -> bool:
+    def _is_unchanged(self, known: Record) -> bool:
         """Return whether neither the directory nor one of its remembered files has changed."""
-        self.looks += 1 + len(files)
+        self.looks += 1 + len(known.remembered)
         try:
-            own = beneath(self.root, path, _status)
-            if (own.st_ino, own.st_mtime_ns) != (inode, mtime_ns):
+            own = self._look(known.path)
+            if own.st_mtime_ns != known.mtime_ns or own.st_ino != known.inode:
                 return False
-            for name, blocks, mtime in files:
-                status = beneath(self.root, joined(path, name), _status)
-                if (status.st_blocks, status[stat.ST_MTIME]) != (blocks, mtime):
+            for name, blocks, mtime in known.remembered:
+                status = self._look(joined(known.path, name))
+                if status.st_blocks != blocks or status[stat.ST_MTIME] != mtime:
                     return False
         except OSError:
             return False
         return True
+
+    def _look(self, path: bytes) -> os.stat_result:
+        if 0 < len(path) <= SEGMENT_BYTES:
+            return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+        return beneath(self.root, path, _status)  # type: ignore[no-any-return]
 
     def read(self, path: bytes) -> Record:
         """Read one directory; errors are in its record."""
@@ -226,7 +242,7 @@ class Worker:
         if number in _GONE:
             return Record(path, UNREADABLE, read_at=self.now, trouble=errno.ENOENT)
         try:
-            own = beneath(self.root, path, _status)
+            own = self._look(path)
         except OSError:
             return Record(path, UNREADABLE, read_at=self.now, trouble=number)
         return Record(
@@ -325,8 +341,6 @@ def beneath(root: int, path: bytes, call: Callable[..., Any]) -> Any:
 
 def mounts_below(root: int, directory: bytes) -> dict[bytes, set[bytes]]:
     """Return the mount points below a directory: parent -> names, relative to it. Touches no other file system."""
-    from resilience.base.mounts import current_mounts
-
     try:
         real = os.fsencode(os.readlink(f"/proc/self/fd/{root}"))  # noqa: PTH115 - bytes, whatever they are
     except OSError:  # a container without /proc

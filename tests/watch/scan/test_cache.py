@@ -69,8 +69,11 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "format": lambda raw: raw.replace(b"resil scan 2", b"resil scan 1"),
     "no data": lambda raw: with_checksum(b""),
     "cut, but with its checksum": lambda raw: with_checksum(content_of(raw)[:200]),
-    "of another root": lambda raw: with_checksum(marshal.dumps((b"/other", [], []))),
-    "other fields": lambda raw: with_checksum(marshal.dumps((marshal.loads(content_of(raw))[0], [(b"", 1)], []))),
+    "of another root": lambda raw: with_checksum(marshal.dumps((b"/other", [], [], []))),
+    "other fields": lambda raw: with_checksum(
+        marshal.dumps((marshal.loads(content_of(raw))[0], [(b"", 1)], [[0]], []))
+    ),
+    "other columns": lambda raw: with_checksum(marshal.dumps((*marshal.loads(content_of(raw))[:2], [[0]] * 6, []))),
     "a number": lambda raw: with_checksum(marshal.dumps(5)),
 }
 
@@ -130,7 +133,7 @@ def test_the_newest_and_the_largest_files_are_looked_at_again(monkeypatch: pytes
     records = {b"": Record(b"", READ, 1, 5, 6, children=names)}
     for number, name in enumerate(names):
         records[name] = Record(name, READ, number + 2, 5, 6, remembered=((b"log", 80 - number, 100 + number),))
-    chosen = [record.path for record in kept(build(records)) if record.remembered]
+    chosen = [record.path for record in kept(build(records)).records if record.remembered]
     assert chosen == [b"0", b"1", b"4", b"5"]
 
 

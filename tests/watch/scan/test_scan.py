@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from resilience.watch.scan import scan as scan_module
 from resilience.watch.scan import worker
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
@@ -250,6 +251,15 @@ def test_an_old_file_that_grows_in_place_is_detected_at_once(root: Path, cache: 
     assert found.read == 1
 
 
+def test_a_small_tree_is_read_whole_each_time(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "SMALL", 60)
+    run_scan(root, cache)
+    found = run_scan(root, cache)
+    assert (found.read, found.verified, found.is_complete) == (25, 0, True)
+    monkeypatch.setattr(scan_module, "SMALL", 59)
+    assert run_scan(root, cache).verified == 25
+
+
 def many_files(root: Path, count: int) -> None:
     """Create directories with more files of one age and size than a scan looks at again."""
     for number in range(count):
@@ -405,6 +415,7 @@ SCAN = """
 import sys, time
 from pathlib import Path
 from resilience.watch.scan.scan import scan
+from resilience.watch.scan import scan as scan_module
 from resilience.watch.scan import worker
 read = worker.Worker.read
 def slowly(self, path):

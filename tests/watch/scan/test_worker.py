@@ -23,7 +23,7 @@ from tests.watch.scan.trees import LONG_AGO, a_tree, settle, write
 
 def a_worker(root: Path) -> Worker:
     """Return a worker that runs in this process."""
-    made = Worker(os.fsencode(root), memoryview(bytearray(32)).cast("Q"), 2, int(time.time()), -1)
+    made = Worker(os.fsencode(root), (), memoryview(bytearray(32)).cast("Q"), 2, int(time.time()), -1)
     made.root = os.open(root, os.O_RDONLY)
     made.device = os.fstat(made.root).st_dev
     return made
@@ -189,8 +189,9 @@ PROGRAM = """
 import sys
 import time
 from pathlib import Path
-from resilience.watch.scan.scan import scan
-found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9)
+from resilience.watch.scan import scan as module
+module.SMALL = -1
+found = module.scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9)
 print(found.read, found.verified)
 """
 

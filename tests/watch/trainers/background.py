@@ -65,6 +65,10 @@ def _power(now: Now, n: int) -> str:
     return f"power {now.chance.randrange(2100, 2700)} W, temperature {now.chance.randrange(51, 66)} C\n"
 
 
+def _warm_up(now: Now, n: int) -> str:
+    return f"lr warm-up {n + 1}/600: {3e-4 * (n + 1) / 600:.3e}\n"
+
+
 MEMORY = Background(60.0, _memory)
 GPUS = Background(30.0, _gpus)
 LOADER = Background(20.0, _loader)
@@ -76,3 +80,5 @@ WATCHDOG = Background(300.0, _watchdog)
 RAY = Background(90.0, _ray)
 SCHEDULER = Background(10.0, _scheduler)
 POWER = Background(120.0, _power)
+WARM_UP = Background(12.0, _warm_up, until_h=2.0)
+MEMORY_UNTIL_KILLED = Background(60.0, _memory, until_h=6.0)

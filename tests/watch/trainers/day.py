@@ -109,10 +109,12 @@ class Background:
     Attributes:
         every_s: seconds between them.
         text: returns one from the time and the number of lines before it.
+        until_h: hours of an attempt after which they end: a monitor that was killed, a warm-up that is over.
     """
 
     every_s: float
     text: Callable[[Now, int], str]
+    until_h: float = math.inf
 
 
 class Trainer:
@@ -228,7 +230,7 @@ class Day:
             now = Now(chance)
             at = begin + chance.uniform(0.2, 1.0) * min(stream.every_s, 120.0)
             for count in range(10**6):
-                if at >= until:
+                if at >= min(until, begin + stream.until_h * HOUR):
                     break
                 now.time, now.elapsed_s = self.began + at, at - begin
                 found.append(Event(at, stream.text(now, count), "background", attempt))

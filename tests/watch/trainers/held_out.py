@@ -53,7 +53,7 @@ SMI, FREE, SERVER, READER = (
 )
 KEEPALIVE, STORE, MLFLOW, ECC = (
     Background(30, _keepalive),
-    Background(100, _store),
+    Background(100, _store, until_h=9),
     Background(10, _mlflow),
     Background(600, _ecc),
 )

@@ -7,7 +7,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tests.watch.trainers.background import GPUS, LOADER, MEMORY, NCCL, RAY, SCHEDULER, UPTIME, WANDB, WARNING, WATCHDOG
+from tests.watch.trainers.background import (
+    GPUS,
+    LOADER,
+    MEMORY,
+    MEMORY_UNTIL_KILLED,
+    NCCL,
+    RAY,
+    SCHEDULER,
+    UPTIME,
+    WANDB,
+    WARM_UP,
+    WARNING,
+    WATCHDOG,
+)
 from tests.watch.trainers.day import Background, Now, Trainer
 
 
@@ -181,7 +194,7 @@ class HuggingFaceWithoutBar(HuggingFace):
     eval_lines, eval_s, eval_every = 0, 700.0, 1000
     save_every = 1000
     epoch_steps = 0
-    background: Sequence[Background] = (MEMORY,)
+    background: Sequence[Background] = (MEMORY_UNTIL_KILLED,)
     slows = True
 
     def starts(self, now: Now) -> Sequence[str]:
@@ -318,7 +331,7 @@ class Accelerate(Trainer):
 class Composer(Trainer):
     """Composer (LLM Foundry): a block of lines each batch, the counters of time falling and rising with epochs."""
 
-    step_s, log_every, total, epoch_steps = 5.5, 4, 4800, 1200
+    step_s, log_every, total, epoch_steps = 5.5, 4, 19_200, 1200
     start_s = (20.0, 200.0, 300.0)
     eval_every, eval_s, eval_lines, save_every, save_s = 600, 1500.0, 0, 600, 100.0
     background = (MEMORY, NCCL)
@@ -350,7 +363,7 @@ class MaxText(Trainer):
     start_s = (10.0, 40.0, 1150.0)
     save_every, save_s = 1000, 8.0
     eval_every, eval_s = 2000, 330.0
-    background = (WATCHDOG,)
+    background = (WATCHDOG, WARM_UP)
     slows = True
 
     def starts(self, now: Now) -> Sequence[str]:
@@ -444,7 +457,7 @@ class Verl(Trainer):
     """verl on Ray: a line each 93 s, whose lengths vary by half; a validation each 20 steps, silent."""
 
     step_s, log_every, total, noise = 93.0, 1, 1000, 0.25
-    start_s = (60.0, 240.0, 600.0)
+    start_s = (60.0, 700.0, 1400.0)
     eval_every, eval_s, save_every, save_s = 20, 1100.0, 20, 150.0
     background = (RAY,)
 

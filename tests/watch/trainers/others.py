@@ -7,7 +7,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from tests.watch.trainers.background import GPUS, LOADER, MEMORY, NCCL, POWER, RAY, SCHEDULER, UPTIME, WARNING
+from tests.watch.trainers.background import (
+    GPUS,
+    LOADER,
+    MEMORY_UNTIL_KILLED,
+    NCCL,
+    POWER,
+    RAY,
+    SCHEDULER,
+    UPTIME,
+    WARM_UP,
+    WARNING,
+)
 from tests.watch.trainers.day import Background, Now, Trainer
 
 
@@ -74,7 +85,7 @@ class XgBoost(Trainer):
 
     step_s, log_every = 4.0, 1
     start_s = (30.0, 300.0)
-    background = (MEMORY,)
+    background = (MEMORY_UNTIL_KILLED,)
 
     def step(self, now: Now) -> str:
         return f"[{now.step}]\ttrain-rmse:{now.loss:.5f}\teval-rmse:{now.loss + 0.2:.5f}\n"
@@ -136,7 +147,7 @@ class Samples(Trainer):
     step_s, log_every = 6.0, 5
     start_s = (5.0, 200.0)
     eval_every, eval_s = 600, 800.0
-    background = (POWER,)
+    background = (POWER, WARM_UP)
 
     def step(self, now: Now) -> str:
         return f"processed {256 * now.step} samples, {256 / now.step_s:.1f} samples/s\n"
@@ -197,11 +208,11 @@ class Prefixed(Trainer):
 
 
 class Ranks(Trainer):
-    """Eight ranks in one file, by `srun --label`; each prints its own step line, in any order."""
+    """Eight ranks in one file, by `srun --label`, in any order; saves of ten minutes without a word."""
 
     step_s, log_every = 12.0, 1
     start_s = (10.0, 300.0)
-    save_every, save_s = 150, 300.0
+    save_every, save_s = 150, 580.0
     slows = True
 
     def starts(self, now: Now) -> Sequence[str]:
@@ -272,6 +283,20 @@ class SlowEpochs(Trainer):
         return f"epoch {now.epoch:3d} | train {now.loss:.4f} | dev {now.loss + 0.1:.4f} | {now.of * now.step_s / 60:.1f} min\n"
 
 
+class Stages(Trainer):
+    """A recipe of two stages, whose lines differ and whose counters start at 0."""
+
+    step_s, log_every = 3.4, 10
+    start_s = (10.0, 200.0)
+    eval_every, eval_s = 900, 400.0
+    background = (UPTIME,)
+
+    def step(self, now: Now) -> str:
+        if now.step < 8000:
+            return f"[stage 1/2] {now.step:6d} updates, ctc {now.loss:.4f}\n"
+        return f"[stage 2/2] pass {now.step - 8000} of 40000 (att {now.loss:.4f}, ctc {now.loss:.4f})\n"
+
+
 class Fold(Trainer):
     """Cross-validation: folds and epochs restart, the figures of each line go up and down."""
 
@@ -286,5 +311,5 @@ class Fold(Trainer):
 
 TRAINERS: tuple[type[Trainer], ...] = (
     StableBaselines, Rllib, Graphs, XgBoost, LightGbm, CatBoost, OnlyNumbers, OnlyNumbersWithMonitor, Samples, JsonLines,
-    Prefixed, Ranks, Buffered, EpochSteps, Warnings, SlowEpochs, Fold,
+    Prefixed, Ranks, Buffered, EpochSteps, Warnings, SlowEpochs, Stages, Fold,
 )  # fmt: skip

@@ -314,7 +314,7 @@ class Espnet(Trainer):
 class Whisper(Trainer):
     """Whisper fine-tuned with the Trainer: an evaluation with generation, of 38 minutes, with a bar."""
 
-    step_s, log_every, total = 5.1, 1, 8000
+    step_s, log_every, total = 5.1, 1, 20_000
     start_s = (30.0, 200.0, 60.0)
     eval_every, eval_s, eval_lines, save_every, save_s = 500, 2280.0, 120, 500, 50.0
 

@@ -29,7 +29,9 @@ FAR_S = HOUR
 SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS = "silent", "talking", "evaluation", "save", "start", "errors"
 KINDS = (SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS)
 HANG_FAULTS = frozenset({"silent", "no-progress", "failing", "empty", "not-ended"})
-"""The faults that tell of a hang; others, such as `regressing`, are counted apart on healthy days."""
+"""The faults that tell of a hang."""
+NOTICES = frozenset({"no-step"})
+"""The faults that are no alarm: the form of the log is unknown."""
 BEGINS, ENDS = "begins", "ends"
 
 
@@ -56,7 +58,7 @@ class Alarm(NamedTuple):
     Attributes:
         begin: seconds since the day began; `end` is the first OK after it.
         verdict: the worst one; `fault` and `summary` are of the first such finding.
-        is_due: whether a hang would have had to be found by then: the pause exceeded the bound of hangs.
+        is_due: whether a hang would have to be found in this pause: it is longer than the bound of hangs.
     """
 
     begin: float
@@ -97,20 +99,29 @@ class Result:
     alarms: list[Alarm] = field(default_factory=list)
     delays: list[Delay] = field(default_factory=list)
 
-    def count(self, verdict: Verdict, *, of_hangs: bool = True) -> int:
-        """Return the number of alarms of a verdict, of the faults of a hang or of the others."""
-        return sum(one.verdict is verdict and (one.fault in HANG_FAULTS) is of_hangs for one in self.alarms)
+    def count(self, verdict: Verdict) -> int:
+        """Return the number of alarms of a verdict."""
+        return sum(one.verdict is verdict for one in self.alarms if one.fault not in NOTICES)
+
+    @property
+    def notices(self) -> int:
+        """The number of notices, which are no alarms."""
+        return sum(one.fault in NOTICES for one in self.alarms)
 
     @property
     def false_alarms(self) -> int:
-        """All alarms of a hang, and any other CRITICAL one, but those that were due."""
-        alarms = [one for one in self.alarms if one.fault in HANG_FAULTS or one.verdict is Verdict.CRITICAL]
-        return sum(not one.is_due for one in alarms)
+        """All alarms of a healthy day, but those that were due and the notices."""
+        return sum(not one.is_due for one in self.alarms if one.fault not in NOTICES)
 
     @property
     def is_right(self) -> bool:
         """Whether no alarm was false and every hang was found in time."""
         return not self.false_alarms and all(delay.is_in_time for delay in self.delays)
+
+
+def false_rate(results: Sequence[Result]) -> float:
+    """Return the false alarms in 1,000 hours."""
+    return 1000 * sum(result.false_alarms for result in results) / sum(result.hours for result in results)
 
 
 def watch_day(
@@ -142,17 +153,18 @@ def hang_of(day: Day, kind: str) -> Hang | None:
     phase = {IN_EVAL: EVAL, IN_SAVE: SAVE, AT_START: START}.get(kind, STEP)
     cuts = [
         cut for cut, event in enumerate(main)
-        if cut and event.phase == phase and event.attempt == main[cut - 1].attempt and event.at > main[cut - 1].at + 1
+        if cut and event.attempt == main[cut - 1].attempt and event.at > main[cut - 1].at + 1
+        and (main[cut - 1].phase if kind == AT_START else event.phase) == phase
     ]  # fmt: skip
-    if not cuts or (kind == TALKING and not trainer.background and not trainer.redraws(Now(chance, of=1))):
-        return None
-    if trainer.is_buffered and phase != STEP:
+    if kind == TALKING:
+        cuts = [cut for cut in cuts if _talks_on(day, main[cut])]
+    if not cuts or (trainer.is_buffered and phase != STEP):
         return None
     end_s = day.hours * HOUR
     late = [cut for cut in cuts if 0.25 * end_s <= main[cut].at <= 0.7 * end_s]
     if kind == AT_START:
         late = [cut for cut in cuts if main[cut].attempt == 1]
-    cut = chance.choice(late or cuts[-3:])
+    cut = chance.choice(late or cuts[len(cuts) // 2 :])
     last = main[cut - 1]
     longest_s = day.longest_pause(last.at, START if kind == AT_START else STEP)
     bound_s = max(PAUSES * longest_s, LEAST_BOUND_S)
@@ -167,6 +179,13 @@ def hang_of(day: Day, kind: str) -> Hang | None:
         return sorted(written, key=lambda event: event.at)
 
     return Hang(kind, last.at, bound_s, last.attempt, events)
+
+
+def _talks_on(day: Day, event: Event) -> bool:
+    """Return whether lines are still written an hour after an event at which the training hangs."""
+    ends_s = max((stream.until_h for stream in day.trainer.background), default=0.0) * HOUR
+    is_redrawn = bool(day.trainer.redraws(Now(Random(0), of=1)))
+    return is_redrawn or event.at + HOUR < day.attempts[event.attempt][0] + ends_s
 
 
 def _stuck(day: Day, chance: Random, last: Event, until: float) -> Iterator[Event]:
@@ -213,10 +232,15 @@ def _errors(day: Day, chance: Random, last: Event, until: float) -> Iterator[Eve
         )
 
 
+def _weight(found: Finding | Alarm) -> tuple[bool, bool]:
+    return found.fault not in NOTICES, found.verdict is Verdict.CRITICAL
+
+
 class _Watch:
     """The files of a day, and a watchdog of them."""
 
     def __init__(self, day: Day, directory: Path, tick_s: float) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
         self.day, self.directory, self.tick_s = day, directory, tick_s
         self.clock = FakeClock(day.began)
         self.place = day.trainer.place
@@ -257,19 +281,22 @@ class _Watch:
             if begun is not None:
                 result.alarms.append(begun._replace(end=at))
             return None
-        worst = max(wrong, key=lambda finding: (finding.verdict is Verdict.CRITICAL, finding.fault in HANG_FAULTS))
-        if begun is not None and (begun.verdict is Verdict.CRITICAL or worst.verdict is not Verdict.CRITICAL):
+        worst = max(wrong, key=_weight)
+        if begun is not None and _weight(begun) >= _weight(worst):
             return begun
-        return Alarm(
-            at if begun is None else begun.begin, at, worst.verdict, worst.fault, worst.summary,
-            self._is_due(at, progress) if begun is None else begun.is_due,
-        )  # fmt: skip
+        if begun is not None and begun.fault not in NOTICES:
+            return begun._replace(verdict=worst.verdict, fault=worst.fault, summary=worst.summary)
+        if begun is not None:
+            result.alarms.append(begun._replace(end=at))
+        return Alarm(at, at, worst.verdict, worst.fault, worst.summary, self._is_due(at, progress))
 
     def _is_due(self, at: float, progress: Sequence[float]) -> bool:
+        """Return whether a hang would have to be found within the pause at a time: it is longer than the bound."""
         last = bisect_right(progress, at)
         since = progress[last - 1] if last else 0.0
+        until = progress[last] if last < len(progress) else self.day.hours * HOUR
         longest_s = max(self.day.longest_pause(since), self.day.longest_pause(since, START))
-        return at - since >= max(PAUSES * longest_s, LEAST_BOUND_S)
+        return until - since > max(PAUSES * longest_s, LEAST_BOUND_S)
 
     def _delay(self, hang: Hang, at: float, rest: Sequence[Event]) -> Delay:
         """Watch a hang from this tick until it is critical, or long after its bound."""

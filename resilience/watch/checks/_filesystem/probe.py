@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -105,7 +106,7 @@ def _state_after(error: OSError, path: str) -> PlaceState:
                           "ask the owner for permission, or run the watchdog as another user",
                           mount=mount_of(Path(path), mounts))  # fmt: skip
     if error.errno == errno.ELOOP:
-        return PlaceState(path, "dangling", "too many levels of symbolic links", f"see ls -l {path}")
+        return PlaceState(path, "dangling", "too many levels of symbolic links", f"ls -l {shlex.quote(path)}")
     if error.errno in _GONE:
         mount = mount_of(Path(path), mounts)
         where = f" ({mount.source} at {mount.point})" if mount is not None else ""

@@ -1,44 +1,71 @@
-"""Updates the state of a log from a chunk of new bytes. Pure."""
+"""Updates the state of a log from a chunk of new bytes. Pure.
+
+The heartbeat of a log is the template (positions.py) of the best kind whose number grows. Others are judged by it:
+
+- a template that grows between ordinary steps as well only talks: its growth is no progress when the heartbeat stops;
+- one that grows only while the heartbeat pauses is a phase, such as an evaluation, and counts as progress;
+- a complaint, which counts retries or seconds, never does.
+
+Without any of them, new lines are progress.
+"""
 
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from collections.abc import Sequence
+from typing import Any
 
 from resilience.watch.checks._log import lines as lines_of
 from resilience.watch.checks._log.markers import ORDINARY, Marker, marker, words_of
-from resilience.watch.checks._log.patterns import BAR, EPOCH, EPOCH_STEP, RANKS, Found, find, seconds_per_step
-from resilience.watch.checks._log.reading import LogState, median
+from resilience.watch.checks._log.positions import (
+    BAR,
+    COMPLAINS,
+    COMPLAINT,
+    EVALUATION,
+    FIGURES,
+    NUMBERS,
+    RANKS,
+    TALK,
+    WITH_FIGURES,
+    Position,
+    find,
+    rank_of,
+)
+from resilience.watch.checks._log.reading import (
+    LogState,
+    Pause,
+    Template,
+    is_pause,
+    median,
+    pause_of,
+    with_pause,
+)
 
 MOST_LINES = 5000
 """The most lines read of one chunk: the newest ones."""
 MOST_SAID = 64
-MOST_BARS = 8
+MOST_TEMPLATES = 16
 INTERVALS = 12
 """The number of last intervals that are kept."""
-PAUSES = 3
-"""The number of older intervals kept that were pauses, for example for an evaluation or a save every 500 steps."""
-PAUSE_TIMES, FAULT_TIMES, FAULT_S = 2.0, 20.0, 1200.0
-"""A pause is at least PAUSE_TIMES the typical interval. One longer than both FAULT limits was a fault, which does not
-extend the time allowed."""
-RARE_S = 1200.0
-"""Intervals of growth above this are recorded as step intervals, for logs without steps only."""
-REPORTED_S = 360.0
-"""A line may report the seconds per step, but not that only each hundredth step is logged. Until a second line reveals
-that, such a figure counts only if it is longer than this; otherwise the startup time applies."""
-_COMPLAINT = re.compile(
-    rb"retry|attempt|wait|time[- ]?out|timed out|fail|warn|keep-alive|rendezvous|heartbeat|unreachable|refused",
-    re.IGNORECASE,
-)
+SURE = RANKS[BAR] - WITH_FIGURES
+"""A counter with figures in its line of this rank or better grows only with the training."""
+FINER = 4
+OVER_S = 1800.0
+"""A bar that was complete for this long gives way to another template: it was of a warm-up or of loading."""
+TALKS_IN = 3
+"""A template that grew in this many intervals of the heartbeat may only talk."""
+NUMBERS_TIMES, NUMBERS_S = 10, 1800.0
+"""A line without a training word is the heartbeat after its numbers changed this often, over this many seconds."""
 _DIGITS = re.compile(rb"\d+")
+_SHAPE = 120
 
 
 def begun_again(state: LogState) -> LogState:
     """Return the state of a log after its file was truncated or replaced. The next step shows whether it was rotated or
     restarted."""
     return state._replace(
-        inode=0, mtime_ns=0, offset=0, size=0, mark=0, best=None, fell_from=None, restarts=0, bars=(), end="", error="",
-        error_kind="", errored=0.0, said=(), repeats=0, phase="start", unfinished=False,
+        inode=0, mtime_ns=0, offset=0, size=0, mark=0, best=None, fell_from=None, restarts=0, end="", error="",
+        error_kind="", errored=0.0, said=(), repeats=0, phase="start", unfinished=False, stamp=0.0,
     )  # fmt: skip
 
 
@@ -50,13 +77,54 @@ def digest(
     own: re.Pattern[bytes] | None = None,
     in_blocks: bool = False,
     ignored: re.Pattern[bytes] = lines_of.PULSE,
+    skipped: int = 0,
+    most_lines: int = MOST_LINES,
 ) -> LogState:
     """Return the state of a log after a chunk of new bytes, without the lines that start with `ignored`.
 
-    `written` is the estimated time of the last write, by the watchdog's clock. A log written `in_blocks` is silent for
-    many steps, so the seconds per step in its lines are ignored.
+    `written` is the estimated time of the last write, by the watchdog's clock. `skipped` bytes before the chunk were
+    not read.
     """
-    return _Digest(state, written, own, in_blocks, ignored).take(chunk)
+    return _Digest(state, written, own, ignored, is_whole=not (skipped or in_blocks)).take(chunk, most_lines)
+
+
+class _Template:
+    """A Template that changes."""
+
+    __slots__ = Template._fields
+    key: int
+    rank: int
+    value: float
+    epoch: float
+    top: float
+    total: int
+    grows: int
+    turns: int
+    turn: int
+    since: float
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        (self.key, self.rank, self.value, self.epoch, self.top, self.total, self.grows, self.turns, self.turn,
+         self.since) = values  # fmt: skip
+
+    def values(self) -> tuple[Any, ...]:
+        return (self.key, self.rank, self.value, self.epoch, self.top, self.total, self.grows, self.turns, self.turn,
+                self.since)  # fmt: skip
+
+    def order(self) -> int:
+        """Return the order in which templates become the heartbeat: one that grows before one that does not."""
+        return self.rank if self.grows else self.rank + TALK // 2 if self.rank < TALK else self.rank
+
+    def is_complete(self) -> bool:
+        """Return whether it is a bar that has reached its end."""
+        return 0 < self.total <= self.value + 1
+
+    def only_talks(self, turn: int) -> bool:
+        """Return whether it grows between ordinary steps: in many intervals of the heartbeat, or once in each."""
+        if self.turns < TALKS_IN:
+            return False
+        is_frequent = 4 * self.turns >= turn - self.since
+        return is_frequent or (self.rank != EVALUATION and 3 * self.turns >= self.grows)
 
 
 class _Digest:
@@ -67,68 +135,79 @@ class _Digest:
         state: LogState,
         written: float,
         own: re.Pattern[bytes] | None,
-        in_blocks: bool,
         ignored: re.Pattern[bytes],
+        *,
+        is_whole: bool,
     ) -> None:
         self.before = state
         self.ignored = ignored
         self.written = written
         self.own = own
-        self.in_blocks = in_blocks
+        self.is_whole = is_whole
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
-        self.bar, self.epoch, self.top = state.bar, state.epoch, state.top
+        self.epoch, self.turn, self.shape, self.turned_at = state.epoch, state.turn, state.shape, state.turned_at
         self.error, self.error_kind, self.errored = state.error, state.error_kind, state.errored
-        self.bars = dict(state.bars)
+        self.templates = {one[0]: _Template(one) for one in state.templates}
+        self.main = self.templates.get(state.main) if state.kind else None
+        self.pauses: tuple[Sequence[Any], ...] = state.pauses
+        self.usual = median(state.intervals) if state.intervals else None
         self.said = dict.fromkeys(state.said)
         self.repeats = state.repeats
         self.has_output = self.is_alive = self.has_new_lines = False
-        self.is_broken = bool(state.end) or (state.phase == "start" and state.step is not None)
-        self.steps = 0
-        self.step_line = b""
-        self.step_stamps: list[float] = []
-        self.last_line = b""
-        self.first_line = b""
+        self.is_broken = bool(state.end) or state.phase == "start"
+        self.steps = self.progresses = 0
+        self.first_gap: Pause | None = None
+        self.stamp = state.stamp
+        self.gaps: list[float] = []
+        self.step_line = self.last_line = self.first_line = b""
         self.words: tuple[bytes, ...] = ()
 
-    def take(self, chunk: bytes) -> LogState:
+    def take(self, chunk: bytes, most_lines: int) -> LogState:
         """Process the chunk; return the new state."""
         finished, rest = lines_of.split(chunk)
         self.words = words_of(chunk)
-        for raw in finished[-MOST_LINES:]:
+        for raw in finished[-most_lines:]:
             line = lines_of.plain(raw)
             if line and not line.isspace() and not self.ignored.match(line):
                 self._line(line)
         rest = lines_of.plain(rest)
         if rest and not rest.isspace() and not self.ignored.match(rest):
             self.has_output = self.has_new_lines = True
-            found = find(rest, self.own)
+            found = find(rest, self.own, any_number=self._is_unknown())
             if found is not None:
                 self._found(found, rest)
         return self._state(bool(rest))
+
+    def _is_unknown(self) -> bool:
+        return self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
 
     def _line(self, line: bytes) -> None:
         self.has_output = True
         self.first_line = self.first_line or line
         self.last_line = line
         event = marker(line, self.words) if self.words else None
-        progressed = False
+        found, progressed = None, False
         if event is None or event.kind != "resume":
-            found = find(line + b"\n", self.own)
+            found = find(line + b"\n", self.own, any_number=self._is_unknown())
             progressed = found is not None and self._found(found, line)
         if event is not None:
             self._marker(event, line)
+        if found is not None and not progressed and self.main is None and self.templates[found.key].rank >= TALK:
+            return
         if not progressed:
-            # Ignore all numbers in complaints, which count retries; in other lines they may count steps.
-            identity = lines_of.identity(_DIGITS.sub(b"", line) if _COMPLAINT.search(line) else line)
+            # Ignore all numbers in complaints, which count retries, and in the lines about an evaluation or a save.
+            is_counted = event is not None or COMPLAINS.search(line)
+            identity = lines_of.identity(_DIGITS.sub(b"", line) if is_counted else line)
             if identity in self.said:
                 self.repeats += 1
             else:
                 self.has_new_lines = True
                 self.said[identity] = None
                 # The first line about an evaluation or a save is progress; a repetition is not.
-                self.is_alive = self.is_alive or (event is not None and event.kind in ("saved", "save", "eval"))
+                if event is not None and event.kind in ("saved", "save", "eval"):
+                    self.is_alive = self.is_alive or (found is None and not COMPLAINS.search(line))
 
     def _marker(self, event: Marker, line: bytes) -> None:
         if event.kind == "end":
@@ -147,90 +226,146 @@ class _Digest:
     def _break(self) -> None:
         """Start a new series of intervals: the time between two trainings is no step interval."""
         self.is_broken = True
-        self.step_stamps.clear()
+        self.stamp = 0.0
+        self.gaps.clear()
 
-    def _found(self, found: Found, line: bytes) -> bool:
+    def _found(self, found: Position, line: bytes) -> bool:
         """Process a position; return whether it is progress."""
-        rank, known = RANKS[found.kind], RANKS[self.kind]
-        if found.epoch is not None and found.kind != EPOCH_STEP:
-            self._epoch(found.epoch)
-        if found.kind == BAR and self._evaluates(found, rank > known):
-            if self._bar_advances(found):
-                self.is_alive, self.phase = True, "eval"
-            return True
-        if rank > known:
+        one = self.templates.get(found.key)
+        if found.kind in (FIGURES, NUMBERS):
+            found = found._replace(value=float(lines_of.identity(line)))
+        is_new = one is None
+        if one is None:
+            one = self._new(found, line)
+            is_growth = one is self.main or one.rank == EVALUATION
+        else:
+            is_growth = self._grows(one, found)
+        if found.epoch is not None and one.rank < TALK:
+            self.epoch = max(self.epoch, found.epoch)
+        if not is_growth:
             return False
-        if rank < known:
-            self.kind, self.step, self.best, self.fell_from = found.kind, None, None, None
-        is_progress = self._bar_advances(found) if found.kind == BAR else self._step_advances(found)
-        if is_progress:
+        one.value, one.epoch = found.value, self.epoch
+        one.grows += not is_new
+        if one is not self.main:
+            self._compare(one)
+        if one is self.main:
             self._advanced(found, line)
-        return is_progress
-
-    def _epoch(self, epoch: float) -> None:
-        """Process an epoch: in a new one a smaller step is no step back, as some trainers restart the counter."""
-        if self.epoch is not None and int(epoch) > int(self.epoch):
-            self.best = None
-        self.epoch = epoch
-
-    def _evaluates(self, found: Found, is_weaker: bool) -> bool:
-        """Return whether a bar is of an evaluation: by its label, or by the phase if it is not the training's bar."""
-        if found.evaluates:
             return True
-        return self.phase == "eval" and (is_weaker or self.bar not in (0, found.key))
-
-    def _step_advances(self, found: Found) -> bool:
-        value, step = found.value, self.step
-        if step is None or value > step:
-            if step is not None:
-                self.stride = value - step
-            if self.best is None or value > self.best:
-                self.best, self.fell_from, self.restarts = value, None, 0
-            self.step = value
-            return True
-        if value == step:
+        if self.main is not None and one.turn != self.turn:
+            one.turns += 1
+            one.turn = self.turn
+        is_other = one.rank == RANKS[NUMBERS] and (self.main is None or not self.main.is_complete())
+        if one.rank >= COMPLAINT or TALK <= one.rank < EVALUATION or is_other:
             return False
-        if self.best is None:  # another file: restarted from a checkpoint
-            self.best = self.step = value
+        if self.main is not None and not self.main.is_complete() and one.rank > SURE and one.only_talks(self.turn):
+            return False
+        self._progressed(line)
+        if one.rank == EVALUATION or one.total:
+            self.phase = "eval"
+        return True
+
+    def _new(self, found: Position, line: bytes) -> _Template:
+        rank = rank_of(found, line)
+        is_weak = found.kind == NUMBERS
+        since = self.written if is_weak else float(self.turn)
+        one = _Template(Template(found.key, rank, found.value, self.epoch, 0.0, found.total, 0, 0, -1, since))
+        self.templates[found.key] = one
+        if len(self.templates) > MOST_TEMPLATES:
+            others = [other for other in self.templates.values() if other is not one and other is not self.main]
+            del self.templates[min(others, key=lambda other: (other.turn, other.grows)).key]
+        if not is_weak:
+            self._compare(one)
+        return one
+
+    def _compare(self, one: _Template) -> None:
+        """Make a template the heartbeat if it is better than the current one."""
+        if one.rank >= TALK:
+            return
+        if self.main is not None and one.order() >= self.main.order():
+            # Of two counters with figures, the finer one; such lines are printed by the training only.
+            is_finer = one.rank == self.main.rank <= SURE and one.grows > FINER * self.main.grows
+            if not is_finer and not (self.main.is_complete() and self.written - self.turned_at > OVER_S):
+                return
+        if one.rank == RANKS[NUMBERS] and (one.grows < NUMBERS_TIMES or self.written - one.since < NUMBERS_S):
+            return
+        if self.main is not None:
+            self.step = self.best = self.fell_from = None
+        self.main, self.shape = one, ""
+        for other in self.templates.values():
+            other.turns, other.since = 0, float(self.turn)
+
+    def _grows(self, one: _Template, found: Position) -> bool:
+        """Return whether the number of a template grew, or began again in a new epoch or after a restart."""
+        value, last = found.value, one.value
+        is_main = one is self.main
+        if found.kind in (FIGURES, NUMBERS):
+            one.value = value
+            return value != last
+        if value > last:
+            return True
+        epoch = self.epoch if found.epoch is None else max(self.epoch, found.epoch)
+        is_new_epoch = epoch > one.epoch
+        if value == last:
+            return is_new_epoch and found.epoch is not None
+        if not is_main:
+            one.value = value
+            return one.total > 0 or one.rank == EVALUATION
+        if self.best is None or is_new_epoch:
+            self.best = None
             return True
         if self.phase == "start":  # loaded a checkpoint
-            self.step = value
             self.restarts += 1
             return True
-        if step - value <= (self.stride or 1):  # ranks that write into one log are a step apart
+        if last - value <= (self.stride or 1):  # ranks that write into one log are a step apart
             return False
-        if value <= (self.stride or 1) and step in (self.top, self.fell_from):
-            # Went back twice from the same step to the start: the counter restarts in each epoch.
-            self.top, self.fell_from, self.best, self.step = step, None, value, value
+        is_complete = one.total > 0 and last >= 0.9 * one.total
+        is_start = value <= 2 * (self.stride or 1)
+        if is_complete or (is_start and (not one.top or abs(last - one.top) <= (self.stride or 1))):
+            # The counter restarts in each epoch.
+            one.top, self.best = last, None
             return True
-        self.fell_from = max(self.fell_from or step, step)
-        self.step, self.text = value, found.text
+        if is_start:
+            one.top = last
+        self.fell_from = max(self.fell_from or last, last)
+        one.value = self.step = value
+        self.text = found.text
         return False
 
-    def _bar_advances(self, found: Found) -> bool:
-        """Return whether a bar advanced. A complete one that restarts is the next round; any other one has failed."""
-        old = self.bars.pop(found.key, None)
-        position = int(found.value)
-        self.bars[found.key] = -1 if found.is_complete else position
-        if old is None or (old == -1 and not found.is_complete) or -1 < old < position:
-            if found.kind == BAR and not found.evaluates:
-                self.step = found.value
-            return True
-        if old > position + max(2, old // 20) and not found.evaluates:
-            self.fell_from, self.step, self.text = float(old), found.value, found.text
-        elif old > position:
-            self.bars[found.key] = old  # bars of several ranks are a little apart
-        return False
-
-    def _advanced(self, found: Found, line: bytes) -> None:
+    def _advanced(self, found: Position, line: bytes) -> None:
+        """Process an advance of the heartbeat."""
+        if self.kind != found.kind:
+            self.kind = found.kind
+        if found.kind not in (FIGURES, NUMBERS):
+            if self.step is not None and found.value > self.step:
+                self.stride = found.value - self.step
+            if self.best is None or found.value > self.best:
+                self.best, self.fell_from, self.restarts = found.value, None, 0
+            self.step = found.value
+        self.turn, self.turned_at = self.turn + 1, self.written
         self.steps += 1
-        self.text, self.step_line = found.text, line
-        if found.kind == BAR:
-            self.bar = found.key
-        when = lines_of.stamp(line)
-        if when is not None:
-            self.step_stamps.append(when)
+        self._progressed(line)
+        self.text = found.text
         self.phase, self.end, self.error, self.error_kind, self.errored = "train", "", "", "", 0.0
+
+    def _progressed(self, line: bytes) -> None:
+        """Process a line that shows progress: learn the pause before it."""
+        is_first, phase = self.first_gap is None, "start" if self.is_broken else self.phase
+        if is_first:
+            self.first_gap = Pause(phase, 0.0, self.text)
+        self.progresses += 1
+        self.step_line = line
+        when = lines_of.stamp(line) if b":" in line[:200] else None
+        if when is not None and self.stamp:
+            gap_s = lines_of.seconds_between(self.stamp, when)
+            if gap_s > 0:
+                self.gaps.append(gap_s)
+                if is_first:
+                    self.first_gap = Pause(phase, gap_s, self.text)
+                elif is_pause(gap_s, phase, self.usual or median(self.gaps)):
+                    self.pauses = with_pause(self.pauses, Pause(phase, gap_s, self.text))
+        if when is not None:
+            self.stamp = when
+        self.is_broken = False
         self.said.clear()
         self.repeats = 0
 
@@ -238,74 +373,68 @@ class _Digest:
         before = self.before
         is_first = before.looked == 0
         advanced = before.last_progress_at
-        if self.steps:
+        if self.progresses:
             advanced = self._when_advanced()
-        elif self.is_alive or (self.has_new_lines and self._is_weak()):
+        elif self.is_alive or (self.has_new_lines and self.main is None):
             advanced = self.written
             if before.error and before.error_kind in ORDINARY and self.error == before.error:
                 self.error, self.error_kind, self.errored = "", "", 0.0
         elif is_first:
             advanced = self._silent_since()
+        intervals = self._intervals(advanced)
+        self._learn(advanced)
+        if self.main is not None and (not self.shape) and self.step_line:
+            self.shape = _DIGITS.sub(b"#", self.step_line.strip()[:_SHAPE]).decode("utf-8", "replace")
         return before._replace(
             kind=self.kind, step=self.step, text=self.text, stride=self.stride, best=self.best,
             fell_from=self.fell_from, restarts=self.restarts, phase=self.phase, end=self.end, error=self.error,
-            error_kind=self.error_kind, errored=self.errored, bars=tuple(self.bars.items())[-MOST_BARS:],
-            said=tuple(self.said)[-MOST_SAID:], repeats=self.repeats, unfinished=unfinished,
+            error_kind=self.error_kind, errored=self.errored, said=tuple(self.said)[-MOST_SAID:],
+            repeats=self.repeats, unfinished=unfinished, epoch=self.epoch, turn=self.turn, shape=self.shape,
+            turned_at=self.turned_at,
+            templates=tuple([one.values() for one in self.templates.values()]),
+            main=self.main.key if self.main is not None else 0, stamp=self.stamp,
+            pauses=tuple(map(tuple, self.pauses)), intervals=intervals,
             last_output_at=self.written if self.has_output or is_first else before.last_output_at,
-            last_progress_at=advanced, intervals=self._intervals(advanced), bar=self.bar, epoch=self.epoch,
-            top=self.top,
+            last_progress_at=advanced,
         )  # fmt: skip
-
-    def _is_weak(self) -> bool:
-        """Return whether growth is the best measure of progress: no step, only complete bars, or only epochs, which may
-        be rounded (the Hugging Face Trainer logs two decimals, the same ones for hours)."""
-        return self.kind in ("", EPOCH) or (self.kind == BAR and all(position == -1 for position in self.bars.values()))
 
     def _when_advanced(self) -> float:
         """Return the time of the last step: the last write, less the difference of the two lines' timestamps."""
         since = self.before.looked or 0.0
         own, last = lines_of.stamp(self.step_line), lines_of.stamp(self.last_line)
-        lag = max(0.0, last - own) if own is not None and last is not None else 0.0
-        return max(min(since, self.written), self.written - lag)
+        lag = lines_of.seconds_between(own, last) if own is not None and last is not None else 0.0
+        return max(min(since, self.written), self.written - max(0.0, lag))
 
     def _silent_since(self) -> float:
         """Return since when there was no step, in the first probe: the chunk may be hours of the same line."""
         first, last = lines_of.stamp(self.first_line), lines_of.stamp(self.last_line)
-        return self.written - max(0.0, last - first) if first is not None and last is not None else self.written
+        if first is None or last is None:
+            return self.written
+        return self.written - max(0.0, lines_of.seconds_between(first, last))
 
     def _intervals(self, advanced: float) -> tuple[float, ...]:
         before = self.before
         if not self.steps:
-            gap_s = advanced - before.last_progress_at
-            is_rare = before.looked > 0 and gap_s > RARE_S and self.has_new_lines and self._is_weak()
-            return trimmed((*before.intervals, gap_s)) if is_rare else before.intervals
-        is_continued = before.step is not None and before.looked > 0 and before.kind == self.kind and not self.is_broken
+            return before.intervals
+        is_continued = before.looked > 0 and before.kind == self.kind and before.phase != "start" and not before.end
         if is_continued and advanced > before.last_progress_at:
-            # Output in blocks is silent between them, for longer than one step takes.
-            silent_s = before.looked - before.last_progress_at
-            return trimmed((*before.intervals, max((advanced - before.last_progress_at) / self.steps, silent_s)))
-        if self.in_blocks:
-            return before.intervals
-        stamps = self.step_stamps
-        gaps = [later - sooner for sooner, later in pairwise(stamps) if later > sooner]
-        if gaps:
-            return tuple(gaps[-INTERVALS:])
-        reported_s = seconds_per_step(self.step_line)
-        if reported_s is None or not 0 < reported_s < 1e6:
-            return before.intervals
-        if self.kind in (BAR, EPOCH_STEP):
-            return (reported_s,)
-        if self.stride:
-            return (reported_s * self.stride,)
-        return (reported_s,) if reported_s >= REPORTED_S else before.intervals
+            return (*before.intervals, (advanced - before.last_progress_at) / self.steps)[-INTERVALS:]
+        return tuple(self.gaps[-INTERVALS:]) if self.gaps and self.is_whole else before.intervals
 
-
-def trimmed(intervals: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the last intervals, preceded by the last pauses among the older ones."""
-    old, last = intervals[:-INTERVALS], intervals[-INTERVALS:]
-    if not old:
-        return last
-    usual = median(last)
-    longest = max(FAULT_TIMES * usual, FAULT_S)
-    pauses = [one for one in old if PAUSE_TIMES * usual < one <= longest]
-    return (*[one for one in pauses if one >= max(pauses) / 2][-PAUSES:], *last)
+    def _learn(self, advanced: float) -> None:
+        """Learn the pause before the first sign of progress in this chunk: by timestamps, or as the probes saw it."""
+        before, gap = self.before, self.first_gap
+        silent_s = max(0.0, before.looked - before.last_progress_at) if before.looked else 0.0
+        whole_s = advanced - before.last_progress_at
+        if gap is None:
+            if not before.looked or whole_s <= 0:
+                return
+            gap = Pause(before.phase, whole_s, before.text)
+        elif before.looked and gap.seconds < silent_s:  # without timestamps, or older lines in a buffer
+            is_known = bool(gap.seconds) or not self.is_whole
+            seconds = silent_s if is_known else pause_of(silent_s, whole_s, self.progresses, self.usual)
+            gap = gap._replace(seconds=seconds)
+        elif before.looked and not gap.seconds:
+            gap = gap._replace(seconds=pause_of(silent_s, whole_s, self.progresses, self.usual))
+        if gap.seconds > 0 and is_pause(gap.seconds, gap.phase, self.usual):
+            self.pauses = with_pause(self.pauses, gap)

@@ -5,7 +5,7 @@ since when there was no progress. Pure.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from shlex import quote
 from typing import NamedTuple
 
@@ -13,14 +13,18 @@ from resilience.finding import Figure, Finding, Verdict
 from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import loss_faults
-from resilience.watch.checks._log.patterns import EPOCH
 from resilience.watch.checks._log.reading import (
+    CONFIRMED_S,
+    LEAST_PAUSE_S,
+    PATIENCE_S,
     Allowance,
     Beat,
     LogReading,
     LogSettings,
     LogState,
+    Pause,
     allowance,
+    describe,
     in_blocks,
     phase_of,
     unpacked,
@@ -55,15 +59,22 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
     """Return the view of a reading: the log or heartbeat that counts."""
     path, log = _main_log(reading, settings, now)
     beat = beat_of(reading)
+    beats = beat is not None and _beat_counts(beat, log, settings, now)
     if beat is not None and beat.ranks > beat.left:
         phase = phase_of(beat.phase)
     else:
         # The lines of an earlier job in the same log do not apply to the current one.
         phase = log.phase if log is not None and log.last_progress_at >= reading.began else "start"
     intervals = beat.intervals if beat is not None and beat.intervals else log.intervals if log is not None else ()
-    allowed = allowance(intervals, phase, settings)
+    if beats:
+        # A training that marks its evaluations or saves is not silent for other reasons.
+        is_marked = any(one[0] in ("eval", "save") for one in reading.pauses)
+        least_s = settings.floor_s if is_marked else PATIENCE_S
+        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, ceiling_s=BEAT_CEILING_S)
+    else:
+        least_s = CONFIRMED_S if is_idle(reading.cpu) else PATIENCE_S
+        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s)
     since = max(log.last_progress_at if log is not None else 0.0, reading.began)
-    beats = beat is not None and _beat_counts(beat, log, allowed, settings, now)
     if beats and beat is not None:
         since = max(beat.advanced, reading.began)
     return View(subject, reading, settings, now, path, log, beat, beats, since, allowed, max(0.0, now - since))
@@ -88,14 +99,35 @@ def is_rotating(log: LogState, settings: LogSettings, now: float) -> bool:
     )
 
 
-def _beat_counts(beat: Beat, log: LogState | None, allowed: Allowance, settings: LogSettings, now: float) -> bool:
+IDLE = 0.1
+"""A job is idle below this part of its usual CPU time. A busy one proves nothing: NCCL spins while it hangs."""
+
+
+def is_idle(cpu: Sequence[Sequence[float]]) -> bool:
+    """Return whether the CPU time of a job confirms a hang; `cpu` as in LogReading."""
+    return len(cpu) > 2 and _load(cpu[1:]) < IDLE * _load(cpu)
+
+
+def _load(cpu: Sequence[Sequence[float]]) -> float:
+    """Return the CPU cores used between the first two of these questions."""
+    (began, used), (ended, total) = cpu[0], cpu[1]
+    return (total - used) / max(1.0, ended - began)
+
+
+def _beat_counts(beat: Beat, log: LogState | None, settings: LogSettings, now: float) -> bool:
     """Return whether the heartbeat takes precedence over the log: not if it is older because its writer is dead."""
     if beat.ranks == beat.left or len(beat.gone) == beat.ranks:
         return False
-    is_alive = now - beat.written <= min(settings.floor_s, allowed.seconds)
+    is_alive = now - beat.written <= min(settings.floor_s, settings.timeout_s or settings.floor_s)
     return is_alive or log is None or log.step is None or log.last_progress_at <= beat.written
 
 
+BEAT_CEILING_S = 3600.0
+"""The most time allowed without progress by the heartbeat, unless ceiling_s is set."""
+UNSURE_TIMES = 2.0
+"""A hang that only a log shows is a WARNING until this many times the time allowed."""
+TOLD_S = 3600.0
+"""How long the watchdog says that it finds no step in a log."""
 MANY_RESTARTS = 3
 REPORTED_SKEW_S = 120.0
 
@@ -110,7 +142,8 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
         for verdict, fault, text, advice in (*loss_faults(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
-        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
+        text = f"{reading.over}{_at_step(view, named=True)}"
+        return wrong or [_finding(view, Verdict.OK, "", text, with_lines=False)]
     if view.log is None and view.beat is None:
         rest = [_no_log(view)]
     else:
@@ -143,7 +176,7 @@ def _faults(view: View) -> Iterator[Finding]:
             yield finding
     if view.quiet_s > view.allowed.seconds and not is_reported:
         if log is not None and log.end and not view.beats:
-            if view.reading.run and view.quiet_s > max(view.allowed.seconds, view.settings.ceiling_s):
+            if view.reading.run and view.quiet_s > max(view.allowed.seconds, view.settings.ceiling_s or BEAT_CEILING_S):
                 yield _finding(
                     view, Verdict.WARNING, "not-ended",
                     f"the training reported its end {format_duration(view.quiet_s)} ago, but its job is still running",
@@ -154,6 +187,8 @@ def _faults(view: View) -> Iterator[Finding]:
             yield _empty(view)
         else:
             yield _hung(view)
+    elif log is not None and not log.kind and 0 < view.now - view.reading.told <= TOLD_S and not view.beats:
+        yield _unknown_form(view)
     if log is not None and (wrong := _regressing(view, log)) is not None and beat is None:
         yield wrong
 
@@ -191,7 +226,7 @@ def _gone(view: View) -> Finding | None:
 def _hung(view: View) -> Finding:
     log, beat = view.log, view.beat
     quiet = format_duration(view.quiet_s)
-    has_step = view.beats or (log is not None and log.step is not None)
+    has_step = view.beats or (log is not None and bool(log.kind))
     what = "no new step" if has_step else "nothing new"
     parts = [f"{what} for {quiet}{_at_step(view)}"]
     parts[0] += _usual(view)
@@ -218,11 +253,28 @@ def _hung(view: View) -> Finding:
         if has_output or (view.beats and log is not None and log.last_progress_at > view.since + 60)
         else "silent"
     )
+    is_idle_job = is_idle(view.reading.cpu)
+    is_sure = view.beats or view.settings.timeout_s is not None or is_idle_job
+    if is_idle_job:
+        parts.insert(1, "the job is idle")
     verdict = Verdict.CRITICAL
     if view.reading.unsure:  # the job may have ended
         verdict = Verdict.UNKNOWN
         parts.append(_unknown(view.reading))
+    elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
+        verdict = Verdict.WARNING
+        parts.insert(
+            1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
+        )
     return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
+
+
+def _unknown_form(view: View) -> Finding:
+    return _finding(
+        view, Verdict.WARNING, "no-step",
+        "no step found in this log, so only its growth is checked: a hang that still writes is not noticed",
+        advice="set progress_regex in [watch.log], or call the guard in the training",
+    )  # fmt: skip
 
 
 def _empty(view: View) -> Finding:
@@ -306,7 +358,7 @@ def _ok_summary(view: View) -> str:
         return f"no progress expected before {format_duration(view.allowed.seconds)}"
     if log.size == 0:
         return f"empty since {ago.removesuffix(' ago')}"
-    if log.step is None:
+    if not log.kind:
         return f"grew {ago}; no step found, so only growth is checked{_phase(log.phase)}"
     return f"{_step(log)} {ago}{_usual(view)}{_phase(log.phase)}"
 
@@ -323,16 +375,17 @@ def _phase(phase: str) -> str:
 
 
 def _step(log: LogState) -> str:
-    return log.text if log.kind == EPOCH or log.text.startswith("epoch") else f"step {log.text}"
+    return log.text if log.text.startswith("epoch") else f"step {log.text}" if log.text else "new figures"
 
 
-def _at_step(view: View) -> str:
-    """` (42780 at 13:02:11)`."""
+def _at_step(view: View, *, named: bool = False) -> str:
+    """` (42780 at 13:02:11)`; if `named`, ` (step 42780 at 13:02:11)`."""
     if view.beats and view.beat is not None:
-        return f" ({view.beat.step} at {_clock(view.since, view.now)})"
-    if view.log is None or view.log.step is None:
+        step = f"step {view.beat.step}" if named else view.beat.step
+        return f" ({step} at {_clock(view.since, view.now)})"
+    if view.log is None or not view.log.text:
         return ""
-    return f" ({view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
+    return f" ({_step(view.log) if named else view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
 
 
 def _clock(at: float, now: float) -> str:
@@ -388,7 +441,7 @@ def _explanation(view: View) -> tuple[str, ...]:
         if not view.beats and beat.ranks > beat.left + len(beat.gone):
             explanation.append("heartbeat ignored, older than the log: its writer is dead or cannot write")
     if log is not None:
-        how = f"step found as {log.kind}" if log.kind else "no step found: set progress_regex"
+        how = f"heartbeat: {log.shape or log.kind}" if log.kind else "no step found: set progress_regex"
         size, silent = format_bytes(log.size), format_duration(max(0.0, view.now - log.last_output_at))
         explanation.append(f"{view.path}: {size}, last written {silent} ago; {how}")
         if log.skipped:
@@ -400,5 +453,11 @@ def _explanation(view: View) -> tuple[str, ...]:
             explanation.append("it grows in blocks and ends within a line: set PYTHONUNBUFFERED=1")
         if log.trouble and view.beats:
             explanation.append(f"the log cannot be read: {log.trouble}")
+    known = sorted((Pause(*one) for one in reading.pauses), key=lambda one: -one.seconds)
+    explanation += [describe(one) for one in known if one.seconds >= LEAST_PAUSE_S]
+    if len(reading.cpu) > 2:
+        explanation.append(
+            f"CPU time: {_load(reading.cpu[1:]):.2g} cores since it is quiet, {_load(reading.cpu):.2g} before"
+        )
     explanation.append(f"allowed without progress: {format_duration(view.allowed.seconds)} ({view.allowed.why})")
     return (*explanation, *reading.notes)

@@ -11,7 +11,15 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from resilience.watch.checks._log.reading import ANY, NEWEST, LogReading, LogState, packed, unpacked
+from resilience.watch.checks._log.reading import (
+    ANY,
+    NEWEST,
+    LogReading,
+    LogState,
+    merged_pauses,
+    packed,
+    unpacked,
+)
 from resilience.watch.checks._log.tail import LogReader
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -42,7 +50,8 @@ def probe_paths(
     """
     place = next((place for place in places if os.path.lexists(place)), None)
     if place is not None or not is_pattern(subject):
-        return {subject: reader.reading((place or places[0],), before.get(subject))}
+        place = place or places[0]
+        return {subject: reader.reading((place,), before.get(subject) or _of_family(place, before, reader))}
     pattern, found = next(((p, f) for p in places if (f := _matches(p))), (places[0], {}))
     files = reader.settings.files
     known = {path: text for reading in before.values() for path, text in reading.logs}
@@ -53,11 +62,14 @@ def probe_paths(
         fresh = [max(fresh, key=lambda path: (current[path].st_mtime, path))]
     if files in (NEWEST, ANY) and fresh:
         return {subject: reader.reading(fresh, before.get(subject), current)}
-    readings = {path: reader.reading((path,), before.get(path), current) for path in fresh}
+    taught = before.get(subject) or LogReading()
+    readings = {path: reader.reading((path,), _known(path, before, taught, reader), current) for path in fresh}
     if not fresh:
         readings[subject] = _nothing(pattern, current, reader)
     else:
         readings[subject] = LogReading(nothing=f"{len(fresh)} logs", notes=("none",), clock=reader.moment)
+    if taught.pauses:
+        readings[subject] = replace(readings[subject], pauses=taught.pauses, taught=taught.taught)
     readings |= _vanished(pattern, readings, before, reader)
     _mark_births(readings, before, reader)
     for path, successor in _superseded(readings, reader):
@@ -66,6 +78,28 @@ def probe_paths(
     for path, other in _covered_by_other_ranks(readings, reader):
         readings[path] = replace(readings[path], over=f"no steps in this log; {os.path.basename(other)} has them")
     return readings
+
+
+def _known(path: str, before: Mapping[str, LogReading], taught: LogReading, reader: LogReader) -> LogReading | None:
+    """Return the previous reading of a log of a pattern, with what the pattern was taught."""
+    known = before.get(path) or _of_family(path, before, reader)
+    if not taught.pauses or (known is not None and known.taught == taught.taught):
+        return known
+    known = known or LogReading()
+    pauses = tuple(map(tuple, merged_pauses(known.pauses, taught.pauses)))
+    return replace(known, pauses=pauses, taught=taught.taught)
+
+
+def _of_family(path: str, before: Mapping[str, LogReading], reader: LogReader) -> LogReading | None:
+    """Return what the logs of earlier jobs taught about a new one: their names differ only in numbers."""
+    if reader.families is None:
+        reader.families = {}
+        for name, one in before.items():
+            if one.pauses and len(one.logs) == 1:
+                known = reader.families.get(_family(name), LogReading())
+                pauses = tuple(map(tuple, merged_pauses(known.pauses, one.pauses)))
+                reader.families[_family(name)] = LogReading(pauses=pauses, told=max(known.told, one.told))
+    return reader.families.get(_family(path))
 
 
 def _matches(pattern: str) -> dict[str, os.stat_result]:
@@ -130,7 +164,7 @@ def _vanished(
         over = "the log was renamed or deleted" if is_gone else ""
         if is_gone and reading.over:
             continue  # already reported
-        gone[path] = LogReading(logs=((path, text),), over=over, clock=reader.moment)
+        gone[path] = LogReading(logs=((path, text),), over=over, clock=reader.moment, pauses=reading.pauses)
     return gone
 
 

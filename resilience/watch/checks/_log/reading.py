@@ -1,9 +1,10 @@
 """The values of the `log` watchdog: its settings, the state of one log, the reading of one subject; and the time
 allowed without progress. Pure.
 
-That time is a multiple of the typical step interval, with a floor and a ceiling; some phases are allowed more.
-Published watchdogs use fixed limits (an hour in io-watchdog, 10 minutes in NCCL), which are too long for small models
-and too short for large ones: BLOOM took 105 s per step and 40 s per save.
+A log alone cannot tell a hang from an evaluation that it does not mention. It is therefore given PATIENCE_S, and then
+twice its longest pause that ended by itself. Published watchdogs use fixed limits (an hour in io-watchdog, 10 minutes
+in NCCL), which are too long for small models and too short for large ones: BLOOM took 105 s per step and 40 s per save.
+With a second witness, the guard's heartbeat or the CPU time of the job, a few step intervals are enough.
 
 After a suspended laptop resumes, a virtual machine migrates, or NTP steps the clock, every remembered time would be
 hours old and every training would seem to hang. CLOCK_MONOTONIC (clock_gettime(2)) neither jumps nor counts suspension,
@@ -16,6 +17,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+
+from resilience.quantities import format_duration
 
 Moment = tuple[float, float, str]
 """The time of a probe: (seconds since the epoch, monotonic seconds, boot id)."""
@@ -32,13 +35,16 @@ class LogSettings:
         files: which logs of a pattern must make progress: each of them (each), only the one written to last (newest),
             or at least one (any).
         progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
-        timeout_s: a fixed time without progress, in every phase. Unset: measured, with the settings below.
-        factor: alert after this many typical step intervals without progress.
+        timeout_s: a fixed time without progress, in every phase. Unset: learned, with the settings below.
+        factor: alert after this many typical step intervals without progress, where the heartbeat or an idle job
+            confirms a hang. Where only a log shows it: twice the longest pause so far, at least 28 minutes.
         floor_s: the least time allowed without progress: file servers report changes up to a minute late.
-        ceiling_s: the most time allowed without progress, except in the phases below.
-        startup_s: the time allowed until the first step, and until step intervals are measured.
-        evaluation_s: the time allowed in an evaluation.
-        save_s: the time allowed in a save.
+        ceiling_s: the most time allowed without progress, except in the phases below. Unset: an hour by the heartbeat,
+            unlimited by the log.
+        startup_s: the time allowed until the first step.
+        evaluation_s: the time allowed in an evaluation. Unset: an hour, until one of this run has ended.
+        save_s: the time allowed in a save. Unset: an hour, until one of this run has ended.
+        learn: logs of earlier jobs, with times in their lines, that teach how long this run pauses.
         heartbeat: prefer the guard's heartbeat to the log.
         ignore_older_s: skip logs of a pattern without a write for this long when first seen.
         read_bytes: the most that is read of the new part of one log per probe, from its end.
@@ -50,13 +56,57 @@ class LogSettings:
     timeout_s: float | None = None
     factor: float = 5.0
     floor_s: float = 120.0
-    ceiling_s: float = 3600.0
-    startup_s: float = 1800.0
-    evaluation_s: float = 1800.0
-    save_s: float = 1800.0
+    ceiling_s: float | None = None
+    startup_s: float = 1680.0
+    evaluation_s: float | None = None
+    save_s: float | None = None
+    learn: tuple[str, ...] = ()
     heartbeat: bool = True
     ignore_older_s: float = 86400.0
     read_bytes: float = 2.0**20
+
+
+class Pause(NamedTuple):
+    """The pauses of one phase that ended by themselves.
+
+    Attributes:
+        phase: `eval`, `save`, `start`, or `train` for those that the log does not explain.
+        seconds: how long the longest one was; 0 if none was remarkable.
+        step: the step at that time, for display.
+        times: how many were at least half as long.
+    """
+
+    phase: str
+    seconds: float
+    step: str = ""
+    times: int = 1
+
+
+class Template(NamedTuple):
+    """A template of lines with a number.
+
+    Attributes:
+        key, rank: see positions.py.
+        value: the number in its last line.
+        epoch: the epoch in its last line, -1 without one.
+        top: the last number of a counter that restarts; 0 if it never did.
+        total: of a progress bar, 0 without one.
+        grows: how often the number grew.
+        turns: in how many intervals of the heartbeat it grew.
+        turn: the last of these intervals.
+        since: the first of these intervals; for NUMBERS, when it first grew.
+    """
+
+    key: int
+    rank: int
+    value: float
+    epoch: float = -1.0
+    top: float = 0.0
+    total: int = 0
+    grows: int = 0
+    turns: int = 0
+    turn: int = 0
+    since: float = 0.0
 
 
 class LogState(NamedTuple):
@@ -72,7 +122,7 @@ class LogState(NamedTuple):
         first_seen: the time of the first probe.
         appeared_at: when the log appeared beside logs already watched; 0 if it was there before.
         looked: the time of the last probe before the log changed; 0 if it was never read.
-        kind: how its step was found (patterns.py); empty if it never was.
+        kind: the kind of its heartbeat (positions.py); empty without one.
         step: the newest one.
         text: the step for display.
         stride: the distance between the logged steps.
@@ -83,7 +133,11 @@ class LogState(NamedTuple):
         restarts: number of restarts below `best`.
         intervals: seconds between the last logged steps, oldest first.
         phase: the phase by the last lines: `start`, `train`, `eval`, `save`.
-        bars: progress bars: (label and total, position).
+        templates: the fields of each Template, and `main` the key of the one that is the heartbeat.
+        turn: how often the heartbeat advanced; `turned_at` is when it last did.
+        pauses: the fields of each Pause.
+        shape: the heartbeat's line with its digits masked.
+        stamp: the timestamp of the last line with progress; 0 without one.
         end: the line that reports the end of the training; empty without one.
         error: the newest line with an error, if no step follows it.
         error_kind: its name in the table of errors.
@@ -96,9 +150,7 @@ class LogState(NamedTuple):
         trouble: why it could not be read; empty if it could.
         trouble_kind: `missing` or `not-read`.
         troubled: when that started.
-        bar: the key of the training's own progress bar; 0 without one.
-        epoch: the newest epoch in a line with a step.
-        top: the last step of a counter that restarts in each epoch; None if no such counter is known.
+        epoch: the newest epoch in any line, -1 without one.
     """
 
     inode: int = 0
@@ -119,7 +171,14 @@ class LogState(NamedTuple):
     intervals: tuple[float, ...] = ()
     said: tuple[int, ...] = ()
     repeats: int = 0
-    bars: tuple[tuple[int, int], ...] = ()
+    templates: tuple[tuple[Any, ...], ...] = ()
+    main: int = 0
+    turn: int = 0
+    turned_at: float = 0.0
+    pauses: tuple[tuple[Any, ...], ...] = ()
+    shape: str = ""
+    stamp: float = 0.0
+    epoch: float = -1.0
     appeared_at: float = 0.0
     fell_from: float | None = None
     restarts: int = 0
@@ -133,9 +192,6 @@ class LogState(NamedTuple):
     trouble: str = ""
     trouble_kind: str = ""
     troubled: float = 0.0
-    bar: int = 0
-    epoch: float | None = None
-    top: float | None = None
 
 
 BLOCK_BYTES = 4096
@@ -147,6 +203,8 @@ def in_blocks(size: int, unfinished: bool) -> bool:
     return unfinished and size > 0 and size % BLOCK_BYTES == 0
 
 
+FORMAT = "log-2"
+"""The first item of a packed state. States of another version are ignored."""
 _DEFAULTS = tuple(LogState())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -157,16 +215,22 @@ def packed(state: LogState) -> str:
     Ten thousand of them are passed between processes and stored, most of them unchanged.
     """
     count = len(state)
-    while state[count - 1] == _DEFAULTS[count - 1]:
+    while count and state[count - 1] == _DEFAULTS[count - 1]:
         count -= 1
-    text = _ENCODER.encode(state[:count])
+    text = _ENCODER.encode((FORMAT, *state[:count]))
     _known(text, state)
     return text
 
 
 def unpacked(text: str) -> LogState:
     """Return the state of a `packed` text. Raise ValueError or TypeError for one of another version."""
-    return _MEMO.get(text) or _known(text, LogState(*json.loads(text)))
+    known = _MEMO.get(text)
+    if known is not None:
+        return known
+    version, *values = json.loads(text)
+    if version != FORMAT:
+        raise ValueError(f"a state of another version: {version!r}")
+    return _known(text, LogState(*values))
 
 
 def _known(text: str, state: LogState) -> LogState:
@@ -228,6 +292,11 @@ class LogReading:
         notes: further information for the user.
         clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
         unsure: why it is unknown whether the job runs; empty if it is known.
+        pauses: the fields of each Pause of this run or family of logs, over all its jobs.
+        told: when the watchdog first said that it finds no step, by its clock; 0 if it has not.
+        taught: (path, size, mtime in ns) of each log of `learn` that was read.
+        cpu: (time, CPU seconds of the job) of two questions to the scheduler since the log is quiet, oldest first; the
+            first pair is the start of the job, with 0 CPU seconds.
     """
 
     run: str = ""
@@ -244,13 +313,26 @@ class LogReading:
     notes: tuple[str, ...] = ()
     clock: Moment = (0.0, 0.0, "")
     unsure: str = ""
+    pauses: tuple[tuple[Any, ...], ...] = ()
+    told: float = 0.0
+    taught: tuple[tuple[Any, ...], ...] = ()
+    cpu: tuple[tuple[float, float], ...] = ()
 
 
-LONGEST_TIMES = 1.5
-"""At least this many times the longest of the last intervals is allowed: an evaluation, a save, a slow disk."""
+PATIENCE_S = 1680.0
+"""Where only a log shows a hang: at least this long without progress. Most evaluations and saves are shorter."""
 
-LEAST_TIMES = 1.2
-"""At least this many times the typical interval is allowed, even above the ceiling."""
+PHASE_S = 3600.0
+"""The time allowed in the first evaluation or save that the log or the heartbeat reports."""
+
+PAUSE_TIMES = 2.0
+"""This many times the longest pause so far is allowed."""
+
+LEAST_PAUSE_S = 60.0
+"""A shorter silence without a known phase is no pause."""
+
+CONFIRMED_S = 600.0
+"""Where a log shows a hang and the job is idle: at least this long without progress."""
 
 
 class Allowance(NamedTuple):
@@ -261,29 +343,103 @@ class Allowance(NamedTuple):
     usual_s: float | None = None
 
 
-def allowance(intervals: Sequence[float], phase: str, settings: LogSettings) -> Allowance:
-    """Return the time allowed without progress, from the last step intervals and the current phase."""
+def allowance(
+    intervals: Sequence[float],
+    phase: str,
+    settings: LogSettings,
+    pauses: Sequence[Sequence[Any]] = (),
+    *,
+    least_s: float = PATIENCE_S,
+    ceiling_s: float | None = None,
+) -> Allowance:
+    """Return the time allowed without progress, from the last step intervals, the current phase and the pauses so far.
+
+    `least_s` depends on the evidence: PATIENCE_S for a log alone, less with a second witness.
+    """
     usual = median(intervals) if intervals else None
     if settings.timeout_s is not None:
         return Allowance(settings.timeout_s, "timeout_s", usual)
-    if usual is None:
-        seconds, why = settings.startup_s, "startup_s: no step interval is measured yet"
-    else:
-        measured = max(settings.factor * usual, LONGEST_TIMES * max(intervals))
+    known = [Pause(*one) for one in pauses]
+    longest = max((one for one in known if one.phase != "start"), key=lambda one: one.seconds, default=Pause("", 0.0))
+    choices = [(least_s, "until a longer pause is known" if least_s == PATIENCE_S else "confirmed by a second witness")]
+    choices.append((settings.floor_s, "floor_s"))
+    if usual is not None:
+        times = PAUSE_TIMES if least_s == PATIENCE_S else settings.factor
+        choices.append((times * usual, f"{times:g} times the usual interval"))
+    choices.append((PAUSE_TIMES * longest.seconds, f"{PAUSE_TIMES:g} times {describe(longest)}"))
+    seconds, why = max(choices)
+    ceiling_s = settings.ceiling_s if settings.ceiling_s is not None else ceiling_s
+    if ceiling_s is not None and seconds > ceiling_s:
         # Otherwise each step with an interval above the ceiling would be an alert.
-        ceiling_s = max(settings.ceiling_s, LEAST_TIMES * usual)
-        seconds = min(max(measured, settings.floor_s), ceiling_s)
-        why = (
-            f"{LEAST_TIMES:g} times the usual interval" if seconds == ceiling_s > settings.ceiling_s
-            else "ceiling_s" if seconds < measured else "floor_s" if seconds > measured
-            else f"{settings.factor:g} times the usual interval" if measured > LONGEST_TIMES * max(intervals)
-            else f"{LONGEST_TIMES:g} times the longest recent interval"
-        )  # fmt: skip
-    more = {"start": settings.startup_s, "eval": settings.evaluation_s, "save": settings.save_s}.get(phase, 0.0)
-    names = {"start": "startup_s", "eval": "evaluation_s", "save": "save_s"}
-    if more > seconds:
-        return Allowance(more, f"{names[phase]}: the phase is {phase}", usual)
+        seconds = max(ceiling_s, 1.2 * (usual or 0.0))
+        why = "ceiling_s"
+    seconds, why = _of_phase(phase, settings, known, usual) or (seconds, why)
     return Allowance(seconds, why, usual)
+
+
+def _of_phase(
+    phase: str, settings: LogSettings, known: Sequence[Pause], usual: float | None
+) -> tuple[float, str] | None:
+    """Return the time allowed in a phase, and why; None if it is that of any other silence."""
+    if phase == "start":
+        longest = max((PAUSE_TIMES * one.seconds for one in known if one.phase == "start"), default=0.0)
+        return max((settings.startup_s, "startup_s: the phase is start"), (longest, "twice the longest start"))
+    name = {"eval": "evaluation_s", "save": "save_s"}.get(phase, "")
+    given = getattr(settings, name) if name else None
+    if given is not None:
+        return max((given, f"{name}: the phase is {phase}"), (2 * (usual or 0.0), "twice the usual interval"))
+    if not name or any(one.phase == phase for one in known):
+        return None
+    return max((PHASE_S, f"the first {WORDS[phase]} of this run"), (2 * (usual or 0.0), "twice the usual interval"))
+
+
+WORDS = {"eval": "evaluation", "save": "save", "start": "start"}
+
+
+def describe(pause: Pause) -> str:
+    """Return a pause in words. For instance, `the longest quiet: evaluation 41 min at step 1440, 3 times`."""
+    word = WORDS.get(pause.phase, "")
+    at = f" at step {pause.step}" if pause.step else ""
+    times = f", {pause.times} times" if pause.times > 1 else ""
+    return f"the longest quiet: {word}{' ' if word else ''}{format_duration(pause.seconds)}{at}{times}"
+
+
+def with_pause(pauses: Sequence[Sequence[Any]], new: Pause) -> tuple[Pause, ...]:
+    """Return the pauses with another one, which has ended by itself."""
+    known = {one[0]: Pause(*one) for one in pauses}
+    old = known.get(new.phase)
+    if old is None or new.seconds > 2 * old.seconds:
+        known[new.phase] = new
+    elif new.seconds >= 0.5 * old.seconds:
+        longest = max(old, new, key=lambda one: one.seconds)
+        known[new.phase] = longest._replace(times=old.times + new.times)
+    return tuple(known.values())
+
+
+def merged_pauses(*several: Sequence[Sequence[Any]]) -> tuple[Pause, ...]:
+    """Return the longest pause of each phase of several logs."""
+    known: dict[str, Pause] = {}
+    for one in (Pause(*one) for pauses in several for one in pauses):
+        if one.phase not in known or (one.seconds, one.times) > (known[one.phase].seconds, known[one.phase].times):
+            known[one.phase] = one
+    return tuple(known.values())
+
+
+UNSEEN_S = 900.0
+"""The most that a pause before several steps is estimated to have lasted beyond the silence that the probes saw."""
+
+
+def pause_of(silent_s: float, whole_s: float, steps: int, usual: float | None) -> float:
+    """Return how long a pause was, of which the probes saw `silent_s`, if `steps` steps followed within `whole_s`."""
+    if steps == 1:
+        return max(silent_s, whole_s)
+    rest_s = whole_s - (steps - 1) * usual if usual is not None else 0.0
+    return max(silent_s, min(rest_s, silent_s + UNSEEN_S))
+
+
+def is_pause(seconds: float, phase: str, usual: float | None) -> bool:
+    """Return whether a silence is worth remembering: a known phase, or much longer than usual."""
+    return phase in ("eval", "save", "start") or seconds > max(LEAST_PAUSE_S, 2 * (usual or 0.0))
 
 
 def phase_of(word: str) -> str:
@@ -309,7 +465,16 @@ def median(intervals: Sequence[float]) -> float:
 
 JUMP_S = 30.0
 """Smaller jumps are normal for NTP."""
-_TIMES = ("first_seen", "appeared_at", "looked", "last_progress_at", "last_output_at", "errored", "troubled")
+_TIMES = (
+    "first_seen",
+    "appeared_at",
+    "looked",
+    "last_progress_at",
+    "last_output_at",
+    "turned_at",
+    "errored",
+    "troubled",
+)
 _BEAT_TIMES = ("advanced", "written")
 
 

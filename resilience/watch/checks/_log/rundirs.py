@@ -126,7 +126,7 @@ def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tupl
         ended = (directory.path / layout.FINISHED).stat().st_mtime
         return RUN_IS_FINISHED, ended
     if attempt is not None and attempt.end is not None:
-        code = "" if attempt.exit_code is None else f" with {attempt.exit_code}"
+        code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
         return f"job {attempt.label} is over: {attempt.end.value}{code}", attempt.end_time or 0.0
     if attempt is None and job_id:
         return _journal_end(f"{directory.path}/{layout.JOURNAL}/{job_id}.0.jsonl")

@@ -19,7 +19,18 @@ from resilience.runs.run_jobs import Queues
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import INTERVALS
 from resilience.watch.checks._log.losses import Loss, losses_of, unresolved
-from resilience.watch.checks._log.reading import Beat, LogReading, packed, phase_of, unpacked
+from resilience.watch.checks._log.reading import (
+    Beat,
+    LogReading,
+    Pause,
+    is_pause,
+    median,
+    packed,
+    pause_of,
+    phase_of,
+    unpacked,
+    with_pause,
+)
 from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
 from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, last_lines
 
@@ -169,6 +180,7 @@ def probe_runs(
             readings[directory.run] = LogReading(
                 run=directory.run, nothing=error.message, notes=("not-read",), clock=reader.moment,
                 losses=known.losses if known is not None else (), save=known.save if known is not None else (),
+                **lessons(known),
             )  # fmt: skip
             continue
         if named or not reading.over or reader.now - ended <= reader.settings.ignore_older_s:
@@ -197,8 +209,15 @@ def _probe_run(
     if reader.settings.heartbeat and run.job_id:
         since = before.clock[0] if before is not None else 0.0
         beat = merge_beats(beat_files(directory, run.job_id), number, beat_of(before) if before else None, now, since)
-    reading = reader.reading(run.logs, before, ignored=lines.OURS) if run.logs else LogReading(clock=reader.moment)
-    reading = replace(reading, beat=_record(beat), **about)
+    if run.logs:
+        reading = reader.reading(run.logs, before, ignored=lines.OURS)
+    else:
+        reading = LogReading(clock=reader.moment, **lessons(before))
+    last = beat_of(before) if before is not None else None
+    pauses = _pauses_of_beats(reading.pauses, beat, last, before.clock[0] if before is not None else 0.0)
+    reading = replace(reading, beat=_record(beat), pauses=pauses, **about)
+    if beat is None and not run.over:
+        reading = replace(reading, cpu=_cpu(reading, before, run.job_id, reader))
     if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= reader.settings.ignore_older_s):
         losses = _losses(directory, run.job_id, reading, before)
         save = _failed_save(directory, run.job_id, reading, before)
@@ -208,6 +227,47 @@ def _probe_run(
     if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, reader.settings.floor_s):
         reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
     return reading, run.ended
+
+
+def lessons(before: LogReading | None) -> dict[str, Any]:
+    """Return what a reading has learned, as fields of the next one."""
+    return {} if before is None else {"pauses": before.pauses, "told": before.told, "taught": before.taught}
+
+
+def _pauses_of_beats(
+    pauses: tuple[tuple[Any, ...], ...], beat: Beat | None, before: Beat | None, since: float
+) -> tuple[tuple[Any, ...], ...]:
+    """Return the pauses of a run with the one that ended since the heartbeat of the previous probe at `since`."""
+    if beat is None or before is None or beat.step <= before.step or before.advanced <= 0:
+        return pauses
+    usual = median(before.intervals) if before.intervals else None
+    whole_s, silent_s = beat.advanced - before.advanced, max(0.0, since - before.advanced)
+    gap_s = pause_of(silent_s, whole_s, beat.step - before.step, usual)
+    phase = phase_of(before.phase)
+    if not is_pause(gap_s, phase, usual):
+        return pauses
+    return tuple(map(tuple, with_pause(pauses, Pause(phase, gap_s, str(before.step)))))
+
+
+QUIET_S = 300.0
+"""The CPU time of a job is asked for only when its log has been quiet for this long, and at this interval."""
+
+
+def _cpu(
+    reading: LogReading, before: LogReading | None, job_id: str, reader: LogReader
+) -> tuple[tuple[float, float], ...]:
+    """Return the answers about the CPU time of a job whose log is quiet, as in LogReading; none while it goes on."""
+    states = [reader.states[path] for path, _ in reading.logs]
+    since = max((state.last_progress_at for state in states), default=0.0)
+    if reader.cpu_seconds is None or not states or reader.now - max(since, reading.began) < QUIET_S:
+        return ()
+    known = before.cpu if before is not None and before.attempt == reading.attempt else ()
+    if known and reader.now - known[-1][0] < QUIET_S / 2:
+        return known
+    seconds = reader.cpu_seconds(job_id)
+    if seconds is None:
+        return known
+    return (*(known[:2] or ((reading.began, 0.0),)), (reader.now, seconds))
 
 
 def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None) -> tuple[Loss, ...]:

@@ -11,17 +11,19 @@ import stat
 import time
 from binascii import crc32
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import begun_again, digest
 from resilience.watch.checks._log.reading import (
+    CONFIRMED_S,
     LogReading,
     LogSettings,
     LogState,
     Moment,
     allowance,
     in_blocks,
+    merged_pauses,
     packed,
     unpacked,
 )
@@ -38,6 +40,8 @@ EVIDENCE_LINES = 5
 PATIENCE_S = 2.0
 """After this long a tick reads only the ends of the remaining logs: ten thousand new logs, or a flood of output."""
 HURRIED_BYTES = 4096
+UNKNOWN_S = 3600.0
+"""A log without any step for this long is judged by its growth, and the watchdog says so."""
 
 
 class LogReader:
@@ -46,7 +50,9 @@ class LogReader:
     Attributes:
         settings: of the watchdog.
         moment: (seconds since the epoch, monotonic seconds, boot id) of the tick.
+        cpu_seconds: returns the CPU seconds that a job has used so far; None if unknown.
         states: the current state of each log read so far.
+        families: what the logs of earlier jobs taught, by their names without numbers; None until it is needed.
     """
 
     def __init__(
@@ -55,11 +61,14 @@ class LogReader:
         moment: Moment,
         own: re.Pattern[bytes] | None = None,
         arm: Callable[[str], None] | None = None,
+        cpu_seconds: Callable[[str], float | None] | None = None,
     ) -> None:
+        self.cpu_seconds = cpu_seconds
         self.settings = settings
         self.moment = moment
         self.now = moment[0]
         self.states: dict[str, LogState] = {}
+        self.families: dict[str, LogReading] | None = None
         self._own = own
         self._arm = arm
         self._hurries_at = time.monotonic() + PATIENCE_S
@@ -71,11 +80,12 @@ class LogReader:
         probed_at: float,
         info: os.stat_result | None = None,
         ignored: re.Pattern[bytes] = lines.PULSE,
+        pauses: Sequence[Sequence[Any]] = (),
     ) -> str:
         """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
         `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call. Lines that start
-        with `ignored` count neither as output nor as faults.
+        with `ignored` count neither as output nor as faults. `pauses` are those that earlier logs taught.
         """
         before = _unpacked(known)
         try:
@@ -90,13 +100,15 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._read_regular(path, self._state(before, probed_at), info, ignored)
+            state = self._read_regular(path, self._state(before, probed_at, pauses), info, ignored)
         except FileNotFoundError:
             target = _link(path)
             why = f"dangling link to {target}" if target else "no such file"
-            state = _troubled(self._state(before, probed_at), "missing", why, self.now)
+            state = _troubled(self._state(before, probed_at, pauses), "missing", why, self.now)
         except OSError as error:
-            state = _troubled(self._state(before, probed_at), "not-read", error.strerror or str(error), self.now)
+            state = _troubled(
+                self._state(before, probed_at, pauses), "not-read", error.strerror or str(error), self.now
+            )
         self.states[path] = state
         return packed(state)
 
@@ -109,9 +121,12 @@ class LogReader:
         limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
         return _read(path, state, self.now, limit_bytes, self._own, ignored)
 
-    def _state(self, before: LogState | None, probed_at: float) -> LogState:
+    def _state(self, before: LogState | None, probed_at: float, pauses: Sequence[Sequence[Any]]) -> LogState:
         if before is None:
-            return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now)
+            known = tuple(map(tuple, pauses))
+            return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now, pauses=known)
+        if pauses and not before.pauses:
+            before = before._replace(pauses=tuple(map(tuple, pauses)))
         return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
 
     def reading(
@@ -123,21 +138,35 @@ class LogReader:
         ignored: re.Pattern[bytes] = lines.PULSE,
     ) -> LogReading:
         """Return the reading of these logs as one subject; `ignored` as in `log`."""
-        known = dict(before.logs) if before is not None else {}
-        probed_at = before.clock[0] if before is not None else 0.0
+        before = before if before is not None else LogReading()
+        known, pauses = dict(before.logs), before.pauses
         at = infos or {}
-        logs = tuple([(path, self.log(path, known.get(path), probed_at, at.get(path), ignored)) for path in paths])
+        logs = tuple(
+            [(path, self.log(path, known.get(path), before.clock[0], at.get(path), ignored, pauses)) for path in paths]
+        )
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
-        return LogReading(logs=logs, lines=self._lines(path), clock=self.moment)
+        learned = [self.states[one].pauses for one in paths if self.states[one].pauses]
+        if learned:
+            pauses = tuple(map(tuple, merged_pauses(pauses, *learned)))
+        return LogReading(
+            logs=logs, lines=self._lines(path, pauses), clock=self.moment, pauses=pauses,
+            told=before.told or self._told(self.states[path]), taught=before.taught,
+        )  # fmt: skip
 
-    def _lines(self, path: str) -> tuple[str, ...]:
+    def _told(self, state: LogState) -> float:
+        """Return the current time if a log has been read for a while without any step."""
+        is_unknown = not state.kind and state.size and not state.end and self.now - state.first_seen >= UNKNOWN_S
+        return self.now if is_unknown else 0.0
+
+    def _lines(self, path: str, pauses: Sequence[Sequence[Any]]) -> tuple[str, ...]:
         """Return the last lines as evidence if the log seems faulty; otherwise nothing."""
         settings, state = self.settings, self.states[path]
         quiet_s = self.now - state.last_progress_at
         is_odd = state.error or state.end or state.fell_from is not None
         if not is_odd and quiet_s < min(settings.floor_s, settings.timeout_s or settings.floor_s) - 1:
             return ()
-        if not is_odd and quiet_s < 0.9 * allowance(state.intervals, state.phase, settings).seconds - 1:
+        allowed_s = allowance(state.intervals, state.phase, settings, pauses, least_s=CONFIRMED_S).seconds
+        if not is_odd and quiet_s < 0.9 * allowed_s - 1:
             return ()
         return last_lines(path, EVIDENCE_LINES)
 
@@ -179,10 +208,14 @@ def _read(
         if is_new:
             state = state._replace(first_seen=now, last_progress_at=written, last_output_at=written)
         blocks = in_blocks(size, not window.chunk.endswith((b"\n", b"\r")))
-        after = digest(state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored)
+        after = digest(
+            state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored, skipped=window.skipped
+        )
         if is_new and after.step is None and window.skipped and limit_bytes > FIRST_BYTES:
             window = _window(descriptor, 0, size, limit_bytes)
-            after = digest(state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored)
+            after = digest(
+                state, window.lines, written=written, own=own, in_blocks=blocks, ignored=ignored, skipped=window.skipped
+            )
         if skew_s < 0 <= state.skew_s:
             after = after._replace(intervals=state.intervals)  # the interval would span two clocks
         offset = window.start + _consumed(window.chunk)

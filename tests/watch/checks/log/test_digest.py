@@ -10,20 +10,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.watch.checks._log.digest import digest, trimmed
+from resilience.watch.checks._log.digest import digest
 from resilience.watch.checks._log.judge import findings
 from resilience.watch.checks._log.lines import SHOWN, shown
 from resilience.watch.checks._log.reading import LogReading, LogSettings, LogState, packed, unpacked
 from resilience.watch.checks._log.tail import LogReader
-
-
-def test_only_the_pauses_of_old_intervals_are_kept() -> None:
-    assert trimmed((10.0,) * 12) == (10.0,) * 12
-    assert trimmed((300.0, 10.0, 30.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
-    assert trimmed((3000.0, 300.0, *(10.0,) * 12)) == (300.0, *(10.0,) * 12)
-    assert trimmed((1.0, 2.0, *(200.0, 300.0) * 3, *(10.0,) * 12)) == (300.0, 200.0, 300.0, *(10.0,) * 12)
-    assert trimmed((2100.0, 3000.0, *(105.0,) * 12)) == (2100.0, *(105.0,) * 12)
-
 
 PIECES = st.sampled_from(
     [

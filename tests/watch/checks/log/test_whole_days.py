@@ -145,9 +145,7 @@ def test_steps_hours_apart_raise_the_time_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("trainer", [nanogpt, epochs_that_count_anew, thousands, transformers_without_bars])
 def test_every_hang_is_reported(tmp_path: Path, trainer: Callable[[float], Written]) -> None:
     (seconds, summary), *_ = night(tmp_path, trainer(5.0), hours=1.25, hangs_at=1750.0)
-    # Without steps, and in the first epoch, only growth is checked.
-    late_s = 1860 if trainer is transformers_without_bars else 240
-    assert 1750 < seconds < 1750 + late_s, summary
+    assert 1750 < seconds < 1750 + 30 * 60, summary
 
 
 def test_a_pause_every_few_hundred_steps_is_reported_once(tmp_path: Path) -> None:

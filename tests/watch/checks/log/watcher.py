@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from resilience.errors import SchedulerUnavailable
 from resilience.finding import Finding
 from resilience.records import from_record, to_record
 from resilience.runs.context import Context
@@ -24,13 +25,20 @@ MINUTE, HOUR = 60.0, 3600.0
 class LogWatcher:
     """One watchdog over many ticks, in real time unless given a clock."""
 
-    def __init__(self, directory: Path, *paths: str | Path, clock: FakeClock | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *paths: str | Path,
+        clock: FakeClock | None = None,
+        scheduler: Callable[..., Any] | None = None,
+        **settings: Any,
+    ) -> None:
         self.directory, self.fake_clock = directory, clock
         self.clock = clock or SystemClock()
         self.settings = CHECK.Settings(paths=tuple(map(str, paths)), **settings)
         self.context = Context(
             system=make_system(directory, clock=self.clock, cwd=directory), project=directory, state_dir=directory /
-            "runs", run="gpt", group="", scheduler=_no_scheduler,
+            "runs", run="gpt", group="", scheduler=scheduler or _no_scheduler,
         )  # fmt: skip
         self.memory: dict[str, Timed[Any]] = {}
 
@@ -90,7 +98,7 @@ class LogWatcher:
 
 
 def _no_scheduler() -> NoReturn:
-    raise AssertionError("the log watchdog asks no scheduler")
+    raise SchedulerUnavailable("squeue does not answer")
 
 
 def write(path: Path, content: str | bytes, *, at: float, append: bool = False) -> Path:
