@@ -155,6 +155,7 @@ def save(
     config: ConfigOption = None,
 ) -> None:
     """Make a run save now and continue, by setting its save switch."""
+    from resilience.runs.kill_outlook import read_outlook
     from resilience.runs.switches import set_switch
 
     project = open_project(config)
@@ -164,11 +165,11 @@ def save(
     _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
-    from resilience.runs.submissions import newest_intent, read_intents
-
-    last = newest_intent(read_intents(directory))
-    if last is not None and last.adopted:
-        print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
+    adopted: tuple[str, ...] = ()
+    with suppress(ResilError), patience("the switch is set; querying the scheduler for running jobs"):
+        adopted = read_outlook(project, directory).adopted
+    if adopted:
+        print(f"  warning: job {', '.join(adopted)} was adopted: queued without resil, it does not see the switch")
         print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
         return
     print("  a training that checks its switches saves, continues, and removes the switch")

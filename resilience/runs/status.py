@@ -333,7 +333,12 @@ def _waits(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
 
 
 def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
-    """Return the last step: `seen` in a heartbeat or log, or that of a newer save of this attempt."""
+    """Return the last step: `seen` in a heartbeat or log, or that of a newer save of this attempt.
+
+    An attempt that has just started is at step 0 until it resumes: then the step of the last save is shown.
+    """
+    if not seen and save is not None and save.step:
+        return save.step
     is_of_this = save is not None and attempts and save.attempt == attempts[-1].number
     steps = (seen, save.step if save is not None and is_of_this else None)
     return max((step for step in steps if step is not None), default=None)

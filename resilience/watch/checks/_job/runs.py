@@ -85,6 +85,11 @@ class RunFacts:
         return tuple(intent.job_id.array for intent in self.intents if intent.job_id is not None)
 
     @property
+    def has_attempts(self) -> bool:
+        """Return whether its jobs record their attempts: rendered scripts do."""
+        return bool(self.starts) or self.last_end is not None or self.last_beat is not None
+
+    @property
     def newest_chain(self) -> tuple[int, ...]:
         """Return its jobs and arrays since a person last cancelled or cleared it: a single new job is no chain."""
         return tuple(intent.job_id.array for intent in self.intents[self.stopped :] if intent.job_id is not None)
