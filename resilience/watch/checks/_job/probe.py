@@ -1,4 +1,4 @@
-"""The probe of the job watchdog, its only I/O: run directories, one query per queue, second sources, PULSE lines.
+"""The probe of the job watchdog, its only I/O: run directories, one query per queue, second sources, status lines.
 
 Three steps per queue: query it, confirm that missing jobs are gone (confirm.py), and compose a reading per subject.
 """

@@ -24,6 +24,7 @@ from resilience.runs.submissions import (
     Intent,
     Intervention,
     describe_intervention,
+    newest_intent,
     read_journal,
 )
 from resilience.runs.switches import policy_of_run, read_switch
@@ -101,6 +102,8 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
         try:
             journal = read_journal(directory)
             intents = journal.intents
+            if journal.copied_from and newest_intent(intents) is None:
+                continue  # its jobs are those of the original
             over, over_since = _over(directory, now)
             starts, last_end, last_beat = _attempts(directory, now - within_s)
             yield RunFacts(
