@@ -157,7 +157,9 @@ def write_watchdog(name: str, directory: Path, taken: tuple[str, ...]) -> NewWat
     if existing := [path for path in new[1:] if path.exists()]:
         raise UsageError(f"{existing[0]} exists", hint="choose another name, or remove the file")
     if name in taken:
-        raise UsageError(f"there is a watchdog {name!r} already", hint="resil watch --list")
+        raise UsageError(
+            f"there is a watchdog {name!r} already", hint="choose another name; list them: resil watch --list"
+        )
     make_directory(new.watchdog.parent, mode=0o755)
     class_name = "".join(part.capitalize() for part in name.split("_"))
     for path, text in ((new.watchdog, WATCHDOG), (new.test, TEST)):
