@@ -277,12 +277,18 @@ class _Digest:
         is_other = one.rank >= RANKS[NUMBERS] and one.rank < TALK and (self.main is None or not self.main.is_complete())
         if one.rank >= COMPLAINT or TALK <= one.rank < EVALUATION or is_other:
             return False
-        if self.main is not None and not self.main.is_complete() and one.rank > SURE and one.only_talks(self.turn):
+        if self._is_doubtful(one) and one.only_talks(self.turn):
             return False
         self._progressed(line)
         if one.rank == EVALUATION or one.total:
             self.phase = "eval"
         return True
+
+    def _is_doubtful(self, one: _Template) -> bool:
+        """Return whether a template that grows may only talk: not if it is as good as the heartbeat or that ended."""
+        if self.main is None or self.main.is_complete() or one.rank <= SURE:
+            return False
+        return not one.rank == self.main.rank == RANKS[FIGURES]
 
     def _new(self, found: Position, line: bytes) -> _Template:
         rank = rank_of(found, line)

@@ -124,7 +124,7 @@ def find(line: bytes, own: re.Pattern[bytes] | None = None, *, any_number: bool 
             return bar
     match = _FIGURES.search(line) if _has_any(small, _FIGURE_STEMS) else None
     if match is not None:
-        letters = _FIGURE.sub(b"", line[:320])
+        letters = _FIGURE.sub(b"", line[: match.end()])
         epoch = _epoch(line)
         text = "" if epoch is None else f"epoch {epoch:g}"
         return Position(FIGURES, _key(FIGURES, letters), 0.0, 0, epoch, text, match.start())
