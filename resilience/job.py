@@ -227,6 +227,7 @@ class Job:
         command: path of the batch script; empty if unknown or submitted on standard input.
         restarts: number of requeues.
         exit_code: None while unknown.
+        cancelled_by: login name or user id of the user who cancelled it; empty if unknown: only accounting records it.
     """
 
     id: JobId
@@ -252,6 +253,7 @@ class Job:
     stdout: str = ""
     restarts: int = 0
     exit_code: ExitCode | None = None
+    cancelled_by: str = ""
 
     @property
     def is_array_record(self) -> bool:

@@ -33,6 +33,13 @@ def suggest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     return f"did you mean {near}?" if near else f"there are: {', '.join(words)}"
 
 
+def quoted(path: object) -> str:
+    """Return a path as one word of a shell, for a hint that is pasted: `'my run/train.py'`."""
+    from shlex import quote  # only needed for hints
+
+    return quote(str(path))
+
+
 def cut(text: str, limit: int) -> str:
     """Return the text truncated to `limit` characters; a truncated text ends with `…`."""
     return text if len(text) <= limit else f"{text[: max(0, limit - 1)]}…"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import UsageError
-from resilience.messages import suggest
+from resilience.messages import nearest, suggest
 
 if TYPE_CHECKING:  # importlib.metadata takes 15 ms to import
     from importlib.metadata import EntryPoint
@@ -43,7 +43,8 @@ class Family:
 
     Sources, later ones override earlier ones: the modules of the built-in packages; entry points of the group
     `resil.<name>`; `<directory>/<name>/*.py` for each directory of $RESIL_PLUGINS. Names that start with an underscore
-    are helpers, not plugins. The error of a plugin that cannot be imported is raised only when the plugin is loaded.
+    are helpers, not plugins. A plugin that is not built in is checked against the protocol of its family when it is
+    loaded; its error names the file, the line and the expectation, and concerns this plugin only.
 
     Attributes:
         name: name of the family in the plural, also the name of the directory: `schedulers`.
@@ -102,20 +103,83 @@ class Family:
         source = self._sources.get(name)
         if source is None:
             return UsageError(f"there is no {_SINGULAR[self.name]} {name!r}", hint=suggest(name, self.names()))
+        if isinstance(source, str):
+            return getattr(importlib.import_module(source), self.constant)
+        where = str(source) if isinstance(source, Path) else source.value
         try:
-            if isinstance(source, str):
-                return getattr(importlib.import_module(source), self.constant)
-            if isinstance(source, Path):
-                return getattr(self._import_file(source), self.constant)
-            return source.load()
+            found: Any = self._constant_of(self._import_file(source)) if isinstance(source, Path) else source.load()
+            self._check_contract(found)
         except (Exception, SystemExit) as error:
-            where = source if isinstance(source, str | Path) else source.value
+            is_ours = isinstance(error, _ContractError)
+            place = (error.place if isinstance(error, _ContractError) else _line_in(error, where)) or where
             failure = UsageError(
-                f"the {self.name} plugin {name!r} ({where}) cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"it must export {self.constant}",
+                f"the {_SINGULAR[self.name]} {name!r} cannot be loaded: {place}: "
+                f"{'' if is_ours else type(error).__name__ + ': '}{error}",
+                hint=getattr(error, "hint", "") or "correct the file; all other plugins keep working",
             )
             failure.__cause__ = error
             return failure
+        return found
+
+    def _constant_of(self, module: Any) -> Any:
+        if hasattr(module, self.constant):
+            return getattr(module, self.constant)
+        near = nearest(self.constant, [name for name in vars(module) if name.isupper()])
+        raise _ContractError(
+            f"there is no {self.constant}", hint=f"did you mean {near}?" if near else f"export {self.constant} = ..."
+        )
+
+    def _check_contract(self, found: Any) -> None:
+        """Raise _ContractError unless a plugin has the attributes and methods of its family's protocol."""
+        protocol = getattr(importlib.import_module(PACKAGES[self.name][0]), self.constant.capitalize(), None)
+        if protocol is None:
+            return
+        is_class, owner = isinstance(found, type), found if isinstance(found, type) else type(found)
+        if (
+            self.name == "schedulers" and not is_class
+        ):  # called with the doors to the machine, and returns the scheduler
+            if not callable(found):
+                raise _ContractError(
+                    f"{self.constant} = {found!r:.60} must be a class", hint=f"{self.constant} = MyClass"
+                )
+            return
+        if self.name != "schedulers" and is_class:
+            raise _ContractError(
+                f"{self.constant} is the class {found.__name__}, not an object of this class", found,
+                hint=f"{self.constant} = {found.__name__}()",
+            )  # fmt: skip
+        if hasattr(owner, "__getattr__"):  # hands its methods on to another object
+            return
+        methods = {
+            name: member for name, member in vars(protocol).items() if callable(member) and not name.startswith("_")
+        }
+        attributes = {} if is_class else protocol.__annotations__
+        for name in (*attributes, *methods):
+            if not hasattr(found, name):
+                near = nearest(name, [other for other in dir(found) if other not in methods], cutoff=0.7)
+                wanted = f"method {name}{_signature(methods[name])}" if name in methods else f"attribute {name}"
+                raise _ContractError(
+                    f"{owner.__name__} has no {wanted}", owner, near,
+                    hint=f"rename {near} to {name}" if near else f"add {name} to {owner.__name__}",
+                )  # fmt: skip
+        for name, kind in attributes.items():
+            if wrong := _mistyped(getattr(found, name), kind):
+                raise _ContractError(f"{owner.__name__}.{name} {wrong}", owner, name)
+        for name, method in methods.items():
+            if wrong := _miscalled(getattr(found, name), method, is_bound=not is_class):
+                raise _ContractError(
+                    f"{owner.__name__}.{name} {wrong}", owner, name, hint=f"def {name}{_signature(method)}"
+                )
+        if "Settings" in attributes:
+            field, why = _misfielded(found.Settings)
+            if field:
+                raise _ContractError(f"{found.Settings.__name__}.{field} {why}", found.Settings, field)
+        argument = getattr(found, "argument", "") if self.name == "checks" else ""
+        if argument and argument not in found.Settings.__dataclass_fields__:
+            raise _ContractError(
+                f"{owner.__name__}.argument = {argument!r} is no field of {found.Settings.__name__}", owner, "argument",
+                hint=f"its fields are {', '.join(found.Settings.__dataclass_fields__)}",
+            )  # fmt: skip
 
     def _import_file(self, path: Path) -> Any:
         import importlib.util
@@ -132,6 +196,105 @@ class Family:
             del sys.modules[qualified]
             raise
         return module
+
+
+class _ContractError(Exception):
+    """A plugin lacks something that its family requires.
+
+    Attributes:
+        place: `FILE:LINE`; empty if unknown.
+        hint: how to correct it.
+    """
+
+    def __init__(self, text: str, owner: type | None = None, attribute: str = "", *, hint: str = "") -> None:
+        super().__init__(text)
+        self.place, self.hint = _place_of(owner, attribute) if owner is not None else "", hint
+
+
+def _line_in(error: BaseException, where: str) -> str:
+    """Return `FILE:LINE` of a plugin at which its import failed; empty if unknown."""
+    if isinstance(error, SyntaxError) and error.filename == where:
+        return f"{where}:{error.lineno}"
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == where:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f"{where}:{line}" if line else ""
+
+
+def _place_of(owner: type, attribute: str = "") -> str:
+    """Return `FILE:LINE` at which a class, or an attribute in its body, is defined; empty if unknown."""
+    import ast
+    import inspect
+    import textwrap
+
+    try:
+        lines, begin = inspect.getsourcelines(owner)
+        file, tree = inspect.getfile(owner), ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = {getattr(target, "id", "") for target in targets} | {getattr(node, "name", "")}
+        if attribute and attribute in names:
+            return f"{file}:{begin + node.lineno - 1}"  # type: ignore[attr-defined]
+    return f"{file}:{begin}"
+
+
+_PLAIN = {"str": (str, "a text"), "int": (int, "a whole number")}
+
+
+def _mistyped(value: Any, kind: str) -> str:
+    """Return why an attribute has not the type that the protocol names; empty if it has."""
+    if kind in _PLAIN:
+        expected, words = _PLAIN[kind]
+        return "" if isinstance(value, expected) else f"= {value!r:.60} must be {words}"
+    if kind != "type":
+        return "" if type(value).__name__ == kind else f"= {value!r:.60} must be a {kind} (of resilience.plugin)"
+    from dataclasses import is_dataclass
+
+    return "" if isinstance(value, type) and is_dataclass(value) else f"= {value!r:.60} must be a frozen dataclass"
+
+
+def _misfielded(settings: Any) -> tuple[str, str]:
+    """Return a field of a plugin's Settings that resil.toml cannot set, and why; empty if there is none."""
+    from dataclasses import MISSING, fields
+    from typing import get_origin, get_type_hints
+
+    hints = get_type_hints(settings)
+    for field in fields(settings):
+        if field.default is field.default_factory is MISSING:
+            return field.name, "needs a default, because a plugin works without configuration"
+        if (get_origin(hints[field.name]) or hints[field.name]) in (list, set, frozenset):
+            return field.name, "must be a tuple[str, ...]"
+    return "", ""
+
+
+def _miscalled(method: Any, expected: Any, *, is_bound: bool) -> str:
+    """Return why a method cannot be called as the protocol says; empty if it can."""
+    import inspect
+
+    if not callable(method):
+        return f"= {method!r:.60} must be a method"
+    try:
+        own = inspect.signature(method)
+    except (TypeError, ValueError):  # built in
+        return ""
+    wanted = [*inspect.signature(expected).parameters.values()][is_bound:]
+    given = [each for each in wanted if each.kind is not each.KEYWORD_ONLY]
+    try:
+        own.bind(*given, **{each.name: each for each in wanted if each.kind is each.KEYWORD_ONLY})
+    except TypeError as error:
+        return f"cannot be called with ({', '.join(each.name for each in wanted)}): {error}"
+    return ""
+
+
+def _signature(method: Any) -> str:
+    """Return `(self, target, settings)`."""
+    import inspect
+
+    return f"({', '.join(inspect.signature(method).parameters)})"
 
 
 def _modules(directories: Iterable[str]) -> Iterator[str]:

@@ -21,6 +21,10 @@ _SLURM_TIME = (
     r"(?a)(?:(?P<days>\d{1,9})-(?P<dhours>\d{1,9})(?::(?P<dminutes>\d{1,9})(?::(?P<dseconds>\d{1,9}))?)?"
     r"|(?P<first>\d{1,9})(?::(?P<second>\d{1,9})(?::(?P<third>\d{1,9}))?)?)"
 )
+LONGEST_S = 100 * 366 * 86400.0
+LARGEST_BYTES = 2**64
+"""No duration and no size of a training is larger. Beyond them lie overflows: dates end in the year 9999."""
+
 _SLURM_TIME_MAX_S = 2**31 - 61
 """sbatch counts seconds in 31 bits: 35791394 minutes become 2957761 days (observed with 22.05)."""
 _UNLIMITED = frozenset({"unlimited", "infinite", "-1"})
@@ -41,7 +45,10 @@ def parse_bytes(text: str) -> int:
     part = match["part"] or ""
     # Integer arithmetic: floats are inexact from 8 PiB on.
     number, unit = int(match["whole"] + part), _DECIMAL[prefix] if decimal else _BINARY[prefix]
-    return number * unit // int("1" + "0" * len(part))
+    count = number * unit // int("1" + "0" * len(part))
+    if count > LARGEST_BYTES:
+        raise QuantityError(f"{text!r} is larger than 16 EiB")
+    return count
 
 
 def format_bytes(count: float) -> str:
@@ -77,13 +84,16 @@ def parse_duration_s(text: str) -> float:
     """Return a duration in seconds. For instance, `1h30m` gives 5400.0 and `10m` gives 600.0.
 
     A number without unit is rejected as ambiguous: seconds, or SLURM's minutes.
-    Raise QuantityError if the text is not such a duration.
+    Raise QuantityError if the text is not such a duration, or longer than LONGEST_S.
     """
     stripped = text.strip()
     parts = re.findall(_DURATION_PART, stripped)
     if not parts or re.sub(_DURATION_PART, "", stripped).strip():
         raise QuantityError(f"{text!r} is not a duration", hint="write for instance 90s, 10m, 1h30m or 2d")
-    return float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+    seconds = float(sum(float(number) * _DURATION_UNITS_S[unit.lower()] for number, unit in parts))
+    if seconds > LONGEST_S:
+        raise QuantityError(f"{text!r} is longer than 100 years")
+    return seconds
 
 
 def parse_bool(text: str) -> bool:
@@ -109,11 +119,11 @@ def parse_in_unit(name: str, text: str) -> float:
 
 
 def _is_number(text: str) -> bool:
+    """Return whether a text is a number; infinity and NaN are none."""
     try:
-        float(text)
+        return abs(float(text)) < float("inf")
     except ValueError:
         return False
-    return True
 
 
 _PARSERS = {"_s": parse_duration_s, "_bytes": parse_bytes, "_percent": parse_percent}

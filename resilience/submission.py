@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from resilience.errors import UsageError
 from resilience.job import JobId
+from resilience.messages import cut
 
 # ASCII: SLURM accepts only the digits 0 to 9. At most 18: int() raises another error for very long texts.
 _PART = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?")
@@ -32,7 +33,7 @@ class ArrayExpression:
 
     @classmethod
     def parse(cls, text: str) -> ArrayExpression:
-        """Parse an array expression. Raise UsageError if sbatch would reject it."""
+        """Parse an array expression. Raise UsageError if sbatch would reject it on every cluster."""
         body, percent, limit = text.strip().partition("%")
         if percent and _NUMBER.fullmatch(limit) is None:
             raise _bad(text, "the value after % must be a number")
@@ -48,8 +49,10 @@ class ArrayExpression:
                 raise _bad(text, f"the step in {part!r} is zero")
             ranges.append((first, last, step))
         expression = cls(tuple(ranges), int(limit) if percent else None)
-        if expression.count > MAX_TASKS:
-            raise _bad(text, f"that would be {expression.count} tasks")
+        if expression.largest >= MAX_TASKS:
+            raise _bad(text, f"SLURM's indices end at {MAX_TASKS - 1}")
+        if expression.throttle is not None and expression.throttle > MAX_TASKS:
+            raise _bad(text, f"the value after % is more than the {MAX_TASKS} tasks that SLURM allows")
         return expression
 
     @property
@@ -57,8 +60,12 @@ class ArrayExpression:
         """Return the number of tasks. A duplicate index counts once, as in SLURM."""
         written = sum((last - first) // step + 1 for first, last, step in self.ranges)
         ends = sorted((first, last) for first, last, _ in self.ranges)
-        apart = all(before[1] < after[0] for before, after in pairwise(ends))
-        return written if apart or written > MAX_TASKS else len(self.indices())
+        if all(before[1] < after[0] for before, after in pairwise(ends)):
+            return written
+        is_used = bytearray(self.largest + 1)  # a set of four million indices takes 400 MB
+        for first, last, step in self.ranges:
+            is_used[first : last + 1 : step] = b"\1" * ((last - first) // step + 1)
+        return is_used.count(1)
 
     @property
     def largest(self) -> int:
@@ -148,7 +155,7 @@ def check_run_name(name: str) -> str:
     """Return a valid run name. Raise UsageError if the name is not usable as directory, comment field and word."""
     if _RUN_NAME.fullmatch(name) is None:
         raise UsageError(
-            f"{name!r} cannot be a run's name",
+            f"{cut(name, 100)!r} cannot be a run's name",
             hint="use letters, digits, dot, dash and underscore, at most 100, starting with a letter or digit",
         )
     return name
@@ -172,7 +179,7 @@ class Submission:
 
     Attributes:
         token: random word that identifies the request; used to find the job before any retry.
-        run: name of the run.
+        run: name of the run; empty for a job that is none of a run.
         script: absolute path of the batch script.
         script_args: arguments of the script.
         options: sbatch's long options without dashes, in order, with their values; None for a flag without value.
@@ -205,8 +212,8 @@ class Submission:
 
     @property
     def comment(self) -> str:
-        """Return the comment that identifies the job."""
-        return make_comment(self.run, self.token)
+        """Return the comment that identifies the job; empty for a job that is none of a run."""
+        return make_comment(self.run, self.token) if self.run else ""
 
 
 class Submitted(NamedTuple):

@@ -173,16 +173,17 @@ def _plugin_tables(table: str, family: Family, *, summary: str) -> Iterator[str]
 
 
 def attributes(owner: type) -> Mapping[str, str]:
-    """Given a class, return its attributes' descriptions from the docstring's `Attributes:` section."""
+    """Given a class, return its attributes' descriptions from the sections `Attributes:` of its bases and its own."""
     found: dict[str, str] = {}
-    name = ""
-    for line in cleandoc(owner.__doc__ or "").partition("Attributes:\n")[2].splitlines():
-        match = re.match(r" {4}(\w+): (.*)", line)
-        if match:
-            name = match[1]
-            found[name] = match[2]
-        elif name and line.strip():
-            found[name] += " " + line.strip()
+    for one in reversed(owner.__mro__):
+        name = ""
+        for line in cleandoc(one.__doc__ or "").partition("Attributes:\n")[2].splitlines():
+            match = re.match(r" {4}(\w+): (.*)", line)
+            if match:
+                name = match[1]
+                found[name] = match[2]
+            elif name and line.strip():
+                found[name] += " " + line.strip()
     return found
 
 

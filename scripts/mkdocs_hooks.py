@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:README|CONTRIBUTING|CHANGELOG|LICENSE)[^)]*)\)")
+_OUTSIDE = re.compile(r"\]\((?:\.\./)+((?:README|CONTRIBUTING|CHANGELOG|LICENSE|tests/)[^)]*)\)")
 
 
 def on_page_markdown(markdown: str, *, config: Any, **_: Any) -> str:

@@ -330,9 +330,9 @@ resil_wait_for_previous() {
       resil_say "gave up after $((SECONDS - began)) s: attempt$waiting is not known to be over ($reason); the training was not launched"
       resil_finish 75 stopped "attempt$waiting is not known to be over"
     elif ((SECONDS - began >= said + 30)); then
+      ((said >= 0)) || resil_journal waiting for "\"${waiting# }\""
       said=$((SECONDS - began))
       resil_say "waiting for attempt$waiting to end: $reason; $said s so far, at most $resil_previous_wait_s s"
-      ((said > 0)) || resil_journal waiting for "\"${waiting# }\""
     fi
     resil_pause "$resil_poll_s"
   done
@@ -1031,10 +1031,14 @@ resil_end() { # the launch has ended: decide the reason and the exit code
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job
   case $REPLY in GONE | COMPLETING) taken=yes ;; esac
+  # A lost node, which sends no SIGTERM: the training has neither succeeded nor failed.
+  if [ "$taken$resil_term$resil_forced${resil_guard_failed:-}" = yes ] && ((resil_code < 2)); then
+    resil_say "the launch ended with $resil_code, but SLURM has revoked the job: this is not a success, nor a failure of the training"
+    resil_finish $((resil_code == 0 ? 75 : 1)) lost "SLURM revoked the job under the launch, as for a lost node"
+  fi
   if [ "$resil_code" = 0 ]; then
     case $REPLY in
       GONE | COMPLETING)
-        resil_say "srun ended with 0, but SLURM has revoked the job: this is not a success"
         resil_finish 75 terminated "SLURM ended the job under the launch"
         ;;
       UNKNOWN)

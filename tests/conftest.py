@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.lab import hints
 from tests.lab.canary import (  # noqa: F401 - a secret is planted in the whole run, and looked for at its end
     canary,
     canary_file,
@@ -79,6 +80,17 @@ def nothing_is_left_by_a_module(mark: int) -> Iterator[None]:
     look = Look(mark)
     yield
     fail_if_left("the module", look)
+
+
+hints.listen()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_hint_of_a_module_can_be_pasted() -> Iterator[None]:
+    """Fail a module whose tests provoked a hint with a command that resil does not have."""
+    yield
+    if wrong := hints.wrong_ones():
+        pytest.fail("\n  ".join(["hints with commands that do not work as they stand:", *wrong]), pytrace=False)
 
 
 @pytest.fixture(autouse=True)

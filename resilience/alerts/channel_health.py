@@ -20,7 +20,7 @@ from resilience.alerts.incident import hex_digest
 from resilience.alerts.message import SELF_CHECK
 from resilience.errors import StateDirectoryError
 from resilience.finding import Verdict
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
@@ -148,11 +148,6 @@ def should_give_up(tries: int, queued: float, shared: SharedState, now: float) -
 # ---- alerts about a channel: pure
 
 
-def incident_id_of(channel: str, now: float) -> str:
-    """Return the id of a channel's incident; nodes that detect the failure on the same day use the same id."""
-    return hex_digest(8, f"{channel} {int(now // NOTIFY_EVERY_S)}")
-
-
 def failure_alert(
     channel: str, state: NodeState, *, incident_id: str, now: float, waiting: int, **origin: Any
 ) -> Alert:
@@ -165,7 +160,7 @@ def failure_alert(
         now,
         since=state.since,
         summary=f"delivery has failed{lasting}: {state.error}{queued}",
-        advice="; ".join(filter(None, (state.hint, f"resil alert test {channel}"))),
+        advice="; ".join(filter(None, (state.hint, f"resil alert test {quoted(channel)}"))),
         **origin,
     )
 

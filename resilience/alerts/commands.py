@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from resilience.alerts.notify import Notes
     from resilience.runs.project import Project
 
+_STATES = ("resolved", "recovered", "faulty")
+
+MESSAGE_PREFIX = 8
+"""Minimum length of a message's id, so that a mistyped incident's id does not name a message."""
+
 NO_CHANNEL = """\
 no channel is configured, so no notification is sent; for example, in resil.toml:
   [alert]
@@ -39,12 +44,14 @@ class IncidentStatus:
 
     Attributes:
         silence: the silence that matches the incident, or None.
+        accepted: channels that accepted a message about the incident in the last days.
         waiting: channels with a queued message about the incident.
         dead: channels with a dead letter about the incident.
     """
 
     incident: Incident
     silence: Silence | None = None
+    accepted: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     dead: tuple[str, ...] = ()
 
@@ -73,24 +80,31 @@ class Listing:
     is_partial: bool
 
 
+def _open(project: Project) -> AlertState:
+    """Open the alert state. Raise StateDirectoryError if other users may write it."""
+    state = open_alert_state(project)
+    if state.refusal is not None:
+        raise state.refusal
+    return state
+
+
 def listing(project: Project, *, everything: bool = False) -> Listing:
     """Return the open incidents; with `everything` the recently resolved ones as well."""
-    state = open_alert_state(project)
+    state = _open(project)
     now = project.system.clock.now()
     silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
-    waiting_for, refused_by = _channels_by_incident(pending), _channels_by_incident(dead)
+    of = [_ChannelsByIncident.of(entries) for entries in (state.outbox.sent(), pending, dead)]
     known = [
         IncidentStatus(
             incident,
             matching_silence(silences, incident, now) if incident.is_open else None,
-            waiting_for.get(incident.episode, ()),
-            refused_by.get(incident.episode, ()),
+            *(channels.get(incident) for channels in of),
         )
         for incident in state.ledger.incidents(now)
         if everything or incident.is_open
     ]
-    known.sort(key=lambda k: (k.incident.is_open, k.incident.verdict, k.incident.opened), reverse=True)
+    known.sort(key=lambda k: (_STATES.index(k.incident.state), k.incident.verdict, k.incident.opened), reverse=True)
     waiting = Counter(entry.channel for entry in pending)
     states = {name: state.outbox.channels.node_state(name, project.system.host.name) for name in waiting}
     return Listing(
@@ -105,12 +119,28 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     )
 
 
-def _channels_by_incident(entries: Sequence[Entry]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for entry in entries:
-        for line in entry.incidents():
-            found[line.episode] = tuple(dict.fromkeys((*found.get(line.episode, ()), entry.channel)))
-    return found
+class _ChannelsByIncident(dict[str, dict[str, None]]):
+    """The channels of some messages, by the ids of their incidents and by their own ids.
+
+    A message about a thousand incidents names few of them; the ledger has its id with each.
+    """
+
+    @classmethod
+    def of(cls, entries: Sequence[Entry]) -> _ChannelsByIncident:
+        """Return the channels of these messages. A digest stands for the messages that it replaces."""
+        found = cls()
+        for entry in entries:
+            replaced = (name.rpartition(".")[0] for name in entry.covers)
+            for id in (entry.alert.id, *replaced, *(line.episode for line in entry.incidents())):
+                found.setdefault(id, {})[entry.channel] = None
+        return found
+
+    def get(self, incident: Incident) -> tuple[str, ...]:  # type: ignore[override]
+        """Return the channels that have a message about an incident."""
+        return tuple(dict.fromkeys(name for id in (incident.episode, *incident.messages) for name in self[id]))
+
+    def __missing__(self, id: str) -> dict[str, None]:
+        return {}
 
 
 def _errors(state: AlertState) -> tuple[str, ...]:
@@ -137,26 +167,44 @@ class Details:
 
 def details(project: Project, incident_id: str) -> Details:
     """Return one incident and its messages, by id or id prefix. Raise UsageError unless exactly one matches."""
-    state = open_alert_state(project)
+    state = _open(project)
     now = project.system.clock.now()
     incident = state.ledger.find(incident_id, now)
     silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
-        tuple(e for e in entries if any(line.episode == incident.episode for line in e.incidents()))
+        tuple(entry for entry in entries if _ChannelsByIncident.of([entry]).get(incident))
         for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
     )
-    known = IncidentStatus(incident, silence, tuple(e.channel for e in waiting), tuple(e.channel for e in dead))
+    channels = (tuple(dict.fromkeys(e.channel for e in entries)) for entries in (sent, waiting, dead))
+    known = IncidentStatus(incident, silence, *channels)
     return Details(known, sent, waiting, dead, _errors(state))
 
 
-def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool = False) -> tuple[Incident, ...]:
-    """Acknowledge incidents, or with `undo` remove the acknowledgement; all of them or none.
+def acknowledge(
+    project: Project,
+    ids: Sequence[str] = (),
+    note: str = "",
+    *,
+    check: str = "",
+    everything: bool = False,
+    undo: bool = False,
+) -> tuple[Incident, ...]:
+    """Acknowledge incidents, or with `undo` remove the acknowledgements; all of them or none.
 
-    Raise UsageError if an incident is unknown or resolved, StateDirectoryError if the acknowledgement cannot be written
-    where the watchdogs read it.
+    `ids`: of incidents, or of messages, which stand for their open incidents. `check`: a pattern: the open incidents of
+    these watchdogs. `everything`: all open incidents.
+
+    Raise UsageError if an incident or message is unknown, or an incident is resolved; StateDirectoryError if the
+    acknowledgement cannot be written where the watchdogs read it.
     """
-    state, now = open_alert_state(project), project.system.clock.now()
-    found = {incident.episode: incident for incident in (state.ledger.find(id, now) for id in ids)}
+    state, now = _open(project), project.system.clock.now()
+    if everything or check:
+        pattern = Silence(id="", until=1.0, check=check or "*")
+        chosen = [i for i in state.ledger.incidents(now) if i.is_open and pattern.matches(i)]
+        chosen = [incident for incident in chosen if bool(incident.acknowledged_by) is undo]
+    else:
+        chosen = [incident for id in ids for incident in _incidents_of(state, id, now)]
+    found = {incident.episode: incident for incident in chosen}
     if undo:
         return tuple(map(state.ledger.unacknowledge, found))
     for incident in found.values():
@@ -166,6 +214,28 @@ def acknowledge(project: Project, ids: Sequence[str], note: str, *, undo: bool =
                 hint="list open incidents: resil alert list",
             )
     return tuple(state.ledger.acknowledge(id, project.system.host.user, note, now) for id in found)
+
+
+def _incidents_of(state: AlertState, text: str, now: float) -> tuple[Incident, ...]:
+    """Return the incident with an id, or the open incidents in the message with that id. Raise UsageError if none."""
+    try:
+        return (state.ledger.find(text, now),)
+    except UsageError as unknown:
+        prefix = text.strip().lower()
+        if len(prefix) < MESSAGE_PREFIX:
+            raise
+        known = state.ledger.incidents(now)
+        digests = (e for e in (*state.outbox.pending(), *state.outbox.sent()) if e.alert.id.startswith(prefix))
+        episodes = {line.episode for entry in digests for line in entry.incidents()}
+        inside = [i for i in known if i.episode in episodes or any(id.startswith(prefix) for id in i.messages)]
+        if not inside:
+            raise
+        still_open = tuple(incident for incident in inside if incident.is_open)
+        if not still_open:
+            raise UsageError(
+                f"every incident in message {text} is resolved", hint="list open incidents: resil alert list"
+            ) from unknown
+        return still_open
 
 
 def silence(
@@ -184,7 +254,7 @@ def silence(
     Raise UsageError without a pattern or with an end in the past, StateDirectoryError if the silence cannot be written
     where the watchdogs read it.
     """
-    state = open_alert_state(project)
+    state = _open(project)
     now, user = project.system.clock.now(), project.system.host.user
     if until <= now:
         raise UsageError("a silence cannot end in the past", hint="say for how long: --for 2h")
@@ -200,7 +270,7 @@ def silence(
 
 def unsilence(project: Project, ids: Sequence[str]) -> tuple[Silence, ...]:
     """Expire silences. Raise UsageError if one does not exist."""
-    state = open_alert_state(project)
+    state = _open(project)
     return tuple(state.silences.remove(id) for id in ids)
 
 
@@ -224,7 +294,7 @@ def deliver(
     A channel that failed is skipped afterwards; the last value has the number of messages still queued. `patient`
     respects a channel's back-off. The caller may stop at any time: undelivered messages stay queued.
     """
-    state, routes, system = open_alert_state(project), routes_of(project), project.system
+    state, routes, system = _open(project), routes_of(project), project.system
     state.flush_fallback()
     if not state.error and notes is not None and notes.is_noted(project):
         from resilience.alerts.notify import notify
@@ -252,7 +322,7 @@ def deliver(
 
 def requeue(project: Project) -> tuple[Entry, ...]:
     """Queue every dead letter again, and return them."""
-    outbox = open_alert_state(project).outbox
+    outbox = _open(project).outbox
     dead = outbox.dead()
     for entry in dead:
         outbox.requeue(entry)
@@ -261,7 +331,7 @@ def requeue(project: Project) -> tuple[Entry, ...]:
 
 def discard(project: Project) -> tuple[Entry, ...]:
     """Remove every dead letter for good, and return them."""
-    outbox = open_alert_state(project).outbox
+    outbox = _open(project).outbox
     dead = outbox.dead()
     for entry in dead:
         outbox.discard(entry)
@@ -270,7 +340,7 @@ def discard(project: Project) -> tuple[Entry, ...]:
 
 def preview(project: Project) -> tuple[tuple[Entry, str | None], ...]:
     """Return the queued messages in sending order, each with its text; None if its thread has an earlier one."""
-    state, routes = open_alert_state(project), routes_of(project)
+    state, routes = _open(project), routes_of(project)
     pending = state.outbox.pending()
     found: list[tuple[Entry, str | None]] = []
     for channel in dict.fromkeys(entry.channel for entry in pending):

@@ -13,7 +13,10 @@ from resilience.finding import Verdict
 from resilience.records import from_record
 
 STALE_AFTER_S = 86400.0
-"""An open incident whose subject was not checked for this long is stale: its watchdog may no longer run."""
+"""An open incident whose subject was not checked for this long, and for MAX_MISSED of its intervals, is stale."""
+
+MAX_MISSED = 3
+"""After this many checks in a row that did not include its subject, an incident is closed."""
 
 
 def fingerprint_of(check: str, subject: str, fault: str) -> str:
@@ -21,13 +24,14 @@ def fingerprint_of(check: str, subject: str, fault: str) -> str:
     return hex_digest(16, check, subject, fault)
 
 
-def incident_id_of(fingerprint: str, number: int, opened: float) -> str:
-    """Return the id of the `number`th incident of a fault: 8 hex digits, short enough to type.
+def next_incident_id(previous: str, number: int) -> str:
+    """Return the id of the incident that follows `previous` of the same fault: 8 hex digits, short enough to type.
 
-    Watchdogs on two nodes that find the same fault at the same time derive the same id, so that one notification is
-    sent. The hour is part of the id in case the number was lost with a damaged file.
+    Watchdogs on two nodes that read the same previous incident derive the same id, so that one notification is sent.
+    The first incident of a fault has a random id (Ledger.open): ids that are derived from it are never used again,
+    whatever becomes of the files.
     """
-    return hex_digest(8, fingerprint, str(number), str(int(opened // 3600)))
+    return hex_digest(8, previous, str(number))
 
 
 def hex_digest(length: int, *parts: str) -> str:
@@ -56,6 +60,7 @@ class Incident:
         gone: when a check first no longer found the fault; None while the fault is present.
         resolved: when the incident was resolved; None while it is open.
         told: time of the last notification; None before the first.
+        told_before: time of the last notification of an earlier incident of this fault.
         first_told: time of the first notification.
         told_verdict: verdict of the last notification.
         count: number of notifications.
@@ -65,9 +70,15 @@ class Incident:
         flapping: when flapping was notified; None if the fault does not flap.
         thread: the thread of its alerts.
         intended: start of a notification that is not known to have completed: it may have been sent.
+        intended_as: reason and verdict of that notification.
         held: since when quiet hours have delayed the notification.
         silenced: since when a silence has muted the incident.
         earlier: ids of previous incidents of this fault, for users who type an id from an old message.
+        source: node, project and typed arguments of the watch that last found the fault; empty if unknown, or if that
+            watch checks only a part of its subjects.
+        missed: number of checks in a row by the same source that did not include the subject.
+        every_s: seconds between the last two checks of the subject; 0 before the second.
+        messages: ids of the last messages about the incident, for users who type the id of a message.
     """
 
     episode: str
@@ -90,6 +101,7 @@ class Incident:
     gone: float | None = None
     resolved: float | None = None
     told: float | None = None
+    told_before: float | None = None
     first_told: float | None = None
     told_verdict: Verdict | None = None
     count: int = 0
@@ -101,18 +113,32 @@ class Incident:
     flapping: float | None = None
     thread: str = ""
     intended: float | None = None
+    intended_as: str = ""
     held: float | None = None
     silenced: float | None = None
     earlier: tuple[str, ...] = ()
+    source: str = ""
+    missed: int = 0
+    every_s: float = 0.0
+    messages: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
         """Return True if the incident is not resolved."""
         return self.resolved is None
 
+    @property
+    def state(self) -> str:
+        """`faulty`, `recovered` (the last check no longer found the fault; not notified yet) or `resolved`."""
+        return "resolved" if self.resolved is not None else "recovered" if self.gone is not None else "faulty"
+
     def is_stale(self, now: float) -> bool:
-        """Return True if the incident is open and its subject was not checked for a day."""
-        return self.is_open and now - max(self.looked, self.seen) > STALE_AFTER_S
+        """Return True if the incident is open and its subject was not checked for a day, and for three intervals."""
+        return self.is_open and now - max(self.looked, self.seen) > max(STALE_AFTER_S, MAX_MISSED * self.every_s)
+
+    def is_expired(self, now: float) -> bool:
+        """Return True if the incident is open and its subject is no longer checked."""
+        return self.is_open and (self.missed >= MAX_MISSED or self.is_stale(now))
 
 
 def read_incident(record: Mapping[str, Any]) -> Incident:

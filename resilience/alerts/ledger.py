@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resilience.alerts.incident import Incident, Silence, hex_digest, read_incident
+from resilience.base.switches import name_of_user
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
 from resilience.system.fallback_directory import FallbackDirectory
@@ -83,9 +84,13 @@ class _Store:
 
     def _read(self, name: str, what: str, parse: Callable[[bytes], ContentT]) -> ContentT | None:
         """Return the parsed content of a file; None if missing, unreadable, or damaged (then it is quarantined)."""
+        return self._read_owned(name, what, lambda content, _: parse(content))
+
+    def _read_owned(self, name: str, what: str, parse: Callable[[bytes, int], ContentT]) -> ContentT | None:
+        """As `_read`; `parse` also gets the uid of the file's owner."""
         try:
-            content = self.directory.read(name)
-            return None if content is None else parse(content)
+            found = self.directory.read_owned(name)
+            return None if found is None else parse(*found)
         except _DAMAGED as error:
             aside = self.directory.quarantine(name)
             self._report(f"the {what} {name} is damaged ({_explain(error)}); moved to {aside}")
@@ -192,6 +197,26 @@ class Ledger(_Store):
         hint = f"did you mean {' or '.join(near)}?" if near else "list them all: resil alert list"
         raise UsageError(f"there is no incident {text!r}", hint=hint)
 
+    def open(self, incident: Incident) -> Incident:
+        """Save the first incident of a fault under a new random id, and return it.
+
+        If a watchdog on another node has just opened the same fault, return the incident with that id: both then queue
+        the same message, and the outbox keeps one. If no directory accepts the file, the id is the same for an hour,
+        so that the next tick does not send the message again.
+        """
+        opened = replace(incident, episode=os.urandom(4).hex())
+        name, content = opened.fingerprint + _JSON, _encode(opened)
+        try:
+            if not self.directory.create(name, content) and (other := self._load(name)) is not None:
+                return replace(incident, episode=other.episode, number=other.number, earlier=other.earlier)
+        except StateDirectoryError as error:
+            self._report(f"cannot write the alert state: {error.message}")
+            place = str(self.directory.primary)
+            return replace(incident, episode=hex_digest(8, place, name, str(int(incident.opened // 3600))))
+        self._written[name] = content
+        self._track_open(name, opened, content)
+        return opened
+
     def save(self, incident: Incident, *, durable: bool = False) -> None:
         """Save an incident. Raise StateDirectoryError if no directory accepts the file.
 
@@ -262,12 +287,13 @@ class Ledger(_Store):
         return self._read(name, "incident file", parse)
 
     def _with_acknowledgement(self, incident: Incident) -> Incident:
-        def parse(content: bytes) -> Incident:
+        def parse(content: bytes, owner: int) -> Incident:
             acknowledged = from_record(_Acknowledgement, json.loads(content), strict=True)
+            acknowledged = replace(acknowledged, acknowledged_by=_author(acknowledged.acknowledged_by, owner))
             self._acknowledged[incident.fingerprint + _JSON] = incident.episode
             return replace(incident, **to_record(acknowledged, complete=True))
 
-        return self._read(incident.episode + _ACKNOWLEDGED, "acknowledgement", parse) or incident
+        return self._read_owned(incident.episode + _ACKNOWLEDGED, "acknowledgement", parse) or incident
 
 
 class Silences(_Store):
@@ -307,16 +333,22 @@ class Silences(_Store):
         return self.directory.primary.parent  # the silence directory itself may belong to another user
 
     def _all(self) -> list[Silence]:
-        def parse(content: bytes) -> Silence:
-            return from_record(Silence, json.loads(content), strict=True)
+        def parse(content: bytes, owner: int) -> Silence:
+            silence = from_record(Silence, json.loads(content), strict=True)
+            return replace(silence, by=_author(silence.by, owner))
 
         names = [name for name in self.directory.names() if name.endswith(_JSON)]
-        return [silence for name in names if (silence := self._read(name, "silence", parse)) is not None]
+        return [silence for name in names if (silence := self._read_owned(name, "silence", parse)) is not None]
 
 
 def silence_id(silence_of: str, by: str, now: float) -> str:
     """Return the id of a new silence: 8 hex digits, derived from its patterns, user and time."""
     return hex_digest(8, silence_of, by, repr(now))
+
+
+def _author(written: str, owner: int) -> str:
+    """Return the author of a file: its owner. The name in a file of this user's own was written by this user."""
+    return written if owner == os.getuid() else name_of_user(owner)
 
 
 def _encode(incident: Incident) -> bytes:

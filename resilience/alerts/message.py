@@ -122,14 +122,14 @@ def state_word(alert: Alert) -> str:
 
 
 def headline(alert: Alert, limit: int = 180) -> str:
-    """Return the alert as one line. For example, `CRITICAL: /scratch: 98% used (3f9a1c)`."""
+    """Return the alert as one line with the id to acknowledge it: `CRITICAL: /scratch: 98% used (3f9a1c)`."""
     if alert.title:
         return clean_line(alert.title, limit)
     word = state_word(alert)
     if not alert.notices:
         return clean_line(f"{word}: {alert.total} incidents", limit)
     first = alert.notices[0]
-    mark = f" ({clean_line(first.episode, 24)})"
+    mark = f" ({typed_id(alert)})"
     many = f"{alert.total} incidents, first " if alert.total > 1 else ""
     line = f"{word}: {many}{clean_line(first.subject, 80)}: {clean_line(first.summary, 300)}"
     return cut(line, limit - len(mark)) + mark
@@ -190,10 +190,23 @@ def alert_record(alert: Alert, shorten: Callable[[str], str], *, text: str) -> d
 
 
 def footer(alert: Alert) -> str:
-    """Return the last line of a message: its origin and time."""
+    """Return the last line of a message: its origin, time and id."""
     test = "This is a test of the channel; nothing is wrong. " if alert.is_test else ""
     late = "These notifications could not be delivered in time. " if alert.is_digest else ""
-    return f"{test}{late}resil on {clean_line(alert.host, 100)}, {moment(alert.time)}"
+    is_many = alert.total > 1 and not alert.is_resolved
+    all_of_it = f"; acknowledge all: {acknowledge_command(alert)}" if is_many else ""
+    origin = f"resil on {clean_line(alert.host, 100)}, {moment(alert.time)}"
+    return f"{test}{late}{origin}, message {clean_line(alert.id, 60)}{all_of_it}"
+
+
+def typed_id(alert: Alert) -> str:
+    """Return the id to acknowledge an alert: of the only incident, or of the message about several."""
+    return clean_line(alert.notices[0].episode if alert.total == 1 and alert.notices else alert.id, 24)
+
+
+def acknowledge_command(alert: Alert) -> str:
+    """Return the command that acknowledges every incident in an alert."""
+    return in_project(alert, f"resil alert ack {shlex.quote(typed_id(alert))}")
 
 
 def moment(seconds: float) -> str:

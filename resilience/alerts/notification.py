@@ -5,7 +5,7 @@ Notifications are grouped by check: those of one tick become one message, and so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resilience.alerts.alert import URGENCY, Alert, Notice, Reason
@@ -20,6 +20,9 @@ MAX_NOTICES = 24
 
 FULL_EVIDENCE_NOTICES = 3
 """With more notices than this in a message, each shows only the beginning of its evidence."""
+
+MAX_MESSAGES = 12
+"""Maximum number of ids of messages kept with an incident."""
 
 _LONG, _SHORT = 40, 4
 _LINE = 500
@@ -62,13 +65,29 @@ class Notification:
         return Verdict.OK if self.reason is Reason.RESOLVED else self.incident.verdict
 
     @property
+    def kind(self) -> str:
+        """Reason and verdict, which `Incident.intended_as` records."""
+        return f"{self.reason} {self.verdict.value}"
+
+    def intended(self, now: float) -> Notification:
+        """Return the notification with the intention to send it recorded in its incident.
+
+        An earlier notification of another kind that a process may have sent before it crashed counts as sent:
+        otherwise a later one could get the id of an older message, and the outbox would drop it as a duplicate.
+        """
+        incident = self.incident
+        may_have_sent = incident.intended is not None and incident.intended_as not in ("", self.kind)
+        count = incident.count + may_have_sent
+        return replace(self, incident=replace(incident, count=count, intended=now, intended_as=self.kind))
+
+    @property
     def key(self) -> str:
         """Identifies the notification, the same on every node: incident, number of notifications, reason, verdict."""
         incident = self.incident
         return f"{incident.fingerprint} {incident.episode} {incident.count + 1} {self.reason} {self.verdict.value}"
 
-    def sent(self, thread: str, now: float) -> Incident:
-        """Return the incident after this notification was sent in a thread."""
+    def sent(self, thread: str, messages: Sequence[str], now: float) -> Incident:
+        """Return the incident after this notification was queued in a thread, in messages with these ids."""
         incident = self.incident
         is_over = self.reason is Reason.RESOLVED
         return replace(
@@ -78,9 +97,11 @@ class Notification:
             told_verdict=incident.told_verdict if is_over else incident.verdict,
             count=incident.count + 1,
             thread=incident.thread or thread,
+            messages=(*incident.messages, *messages)[-MAX_MESSAGES:],
             escalated=max(incident.escalated, self.steps),
             flapping=(incident.flapping or now) if self.is_flapping else None,
             intended=None,
+            intended_as="",
             held=None,
             silenced=None,
             resolved=now if is_over else None,
@@ -96,15 +117,28 @@ class NotificationGroup:
     notifications: tuple[Notification, ...]
 
 
-def should_send(
-    notifications: Sequence[Notification], last_sent: float | None, now: float, policy: AlertPolicy
-) -> bool:
-    """Return True if a group is due: `group_s` have passed since its last message, or a CRITICAL is new."""
-    if not notifications:
-        return False
-    if last_sent is None or not 0 <= now - last_sent < policy.group_s:
-        return True
-    return any(n.verdict is Verdict.CRITICAL and n.reason in (Reason.FIRST, Reason.WORSE) for n in notifications)
+def sendable(
+    notifications: Sequence[Notification],
+    channels_of: Callable[[Notification], Sequence[str]],
+    last_sent: Mapping[str, float],
+    now: float,
+    policy: AlertPolicy,
+) -> tuple[Notification, ...]:
+    """Return the notifications of one check that may be sent now: a channel gets one message per `group_s`.
+
+    A new CRITICAL is sent at once, with all others for its channels. A notification waits until each of its channels
+    may get a message. `last_sent`: time of the last message to each channel.
+    """
+
+    def is_new_critical(one: Notification) -> bool:
+        return one.verdict is Verdict.CRITICAL and one.reason in (Reason.FIRST, Reason.WORSE)
+
+    open_now = {channel for one in notifications if is_new_critical(one) for channel in channels_of(one)}
+
+    def is_ready(channel: str) -> bool:
+        return channel in open_now or not 0 <= now - last_sent.get(channel, float("-inf")) < policy.group_s
+
+    return tuple(one for one in notifications if all(map(is_ready, channels_of(one))))
 
 
 def compose(
@@ -225,7 +259,7 @@ def _describe_end(incident: Incident, now: float, expired: bool) -> str:
     was = f"was {incident.worst.value}" + (f": {incident.summary}" if incident.summary else "")
     if expired:
         unchecked = format_duration(max(0.0, now - max(incident.looked, incident.seen)))
-        return f"closed after {unchecked} without a check; the problem may persist; {was}"
+        return f"no longer checked for {unchecked}; the problem may persist; {was}"
     until = incident.gone if incident.gone is not None else now
     lasted = format_duration(max(0.0, until - incident.opened))
     if incident.told is None and incident.held is not None:

@@ -16,8 +16,8 @@ from typing import Protocol
 from resilience.alerts.alert import Alert, Reason
 from resilience.alerts.incident import Incident, fingerprint_of, matching_silence
 from resilience.alerts.ledger import Ledger, Silences
-from resilience.alerts.notification import Notification, NotificationGroup, compose, should_send
-from resilience.alerts.policy import EXPIRES_AFTER_S, RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
+from resilience.alerts.notification import Notification, NotificationGroup, compose, sendable
+from resilience.alerts.policy import RESOLVED_RETENTION_S, advance, assess, cap_times, open_incident
 from resilience.errors import StateDirectoryError
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy, parse_escalation
@@ -83,14 +83,17 @@ class Notifier:
     zone: tzinfo | None = None
     _errors: list[str] = field(default_factory=list)
 
-    def notify(self, reports: Sequence[Report], now: float) -> Notified:
+    def notify(self, reports: Sequence[Report], now: float, *, source: str = "") -> Notified:
         """Queue the notifications for these reports and update the ledger.
+
+        `source`: identifies the watch whose reports have all its subjects: an incident that the same source found, and
+        whose subject is missing from MAX_MISSED of its reports, is closed. Empty for reports of some subjects.
 
         Disk errors are part of the result and do not prevent the other notifications.
         """
         self._errors = []
         known = self.ledger.incidents(now)
-        cases = self._cases(reports, known, now)
+        cases = self._cases(reports, known, now, source)
         silences = self.silences.active(now)
         incidents: dict[str, Incident] = {}
         notifications = []
@@ -101,14 +104,17 @@ class Notifier:
             )
             if reason is not Reason.QUIET:
                 notifications.append(Notification.of(case.incident, reason, now, self.policy, expired=case.expired))
-        due = self._due(notifications, known, now)
+        due = tuple(one.intended(now) for one in self._due(notifications, known, now))
+        due = tuple(one if one.incident.episode else self._open(one) for one in due)
         groups = compose(due, self._channels_of, now=now, host=self.host, project=self.project)
         notified, queued = self._send(groups, now)
         incidents |= notified
         refresh_s = 0.0 if len(cases) <= MANY else REFRESH_S
         for case in cases:
             incident = incidents[case.incident.fingerprint]
-            if case.before is None or _has_changed(case.before, incident, refresh_s):
+            if not incident.episode:
+                self.ledger.open(incident)
+            elif case.before is None or _has_changed(case.before, incident, refresh_s):
                 self._try(partial(self.ledger.save, incident))
         for incident in known:
             if incident.resolved is not None and now - incident.resolved > RESOLVED_RETENTION_S:
@@ -117,15 +123,21 @@ class Notifier:
         self.ledger.save_copy(now)
         return Notified(queued, (*self.ledger.errors, *self.silences.errors, *self._errors))
 
-    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float) -> list[_Case]:
-        """Return every incident that has a verdict in this tick."""
+    def _cases(self, reports: Iterable[Report], known: Sequence[Incident], now: float, source: str) -> list[_Case]:
+        """Return every incident that has a verdict in this tick, or whose subject is no longer checked.
+
+        A check that failed for one subject may not have found the others, and counts as missed for none.
+        """
         before = {incident.fingerprint: incident for incident in known}
         cases: dict[str, _Case] = {}
+        missed: dict[str, Incident] = {}
         for report in reports:
             for finding in _worst_findings(report):
                 fingerprint = fingerprint_of(report.check, finding.subject, finding.fault)
                 previous = before.get(fingerprint)
-                cases[fingerprint] = _Case(previous, self._found(previous, finding, report.check, now), finding.verdict)
+                cases[fingerprint] = _Case(
+                    previous, self._found(previous, finding, report.check, now, source), finding.verdict
+                )
             checked = {finding.subject for finding in report.findings}
             unknown = {finding.subject for finding in report.findings if finding.verdict is Verdict.UNKNOWN}
             for incident in known:
@@ -139,15 +151,20 @@ class Notifier:
                 elif incident.subject in checked or (checked and incident.fault in ENGINE_FAULTS):
                     case = _Case(incident, advance(incident, Verdict.OK, now, self.policy), Verdict.OK)
                     cases[incident.fingerprint] = case
-        for incident in known:
-            unchecked_s = now - max(incident.looked, incident.seen)
-            if incident.is_open and incident.fingerprint not in cases and unchecked_s > EXPIRES_AFTER_S:
-                cases[incident.fingerprint] = _Case(incident, incident, Verdict.OK, expired=True)
+                elif source and incident.source == source and checked and not unknown:
+                    missed[incident.fingerprint] = replace(incident, missed=incident.missed + 1)
+        for saved in known:
+            if saved.fingerprint not in cases:
+                incident = missed.get(saved.fingerprint, saved)
+                if incident.is_expired(now):
+                    cases[incident.fingerprint] = _Case(saved, incident, Verdict.OK, expired=True)
+                elif incident is not saved:
+                    self._try(partial(self.ledger.save, incident))
         return list(cases.values())
 
-    def _found(self, previous: Incident | None, finding: Finding, check: str, now: float) -> Incident:
+    def _found(self, previous: Incident | None, finding: Finding, check: str, now: float, source: str) -> Incident:
         if previous is None or not previous.is_open:
-            return open_incident(previous, finding, check, now, self.policy, self.host)
+            return replace(open_incident(previous, finding, check, now, self.policy, self.host), source=source)
         return replace(
             advance(previous, finding.verdict, now, self.policy),
             summary=finding.summary,
@@ -155,36 +172,47 @@ class Notifier:
             evidence=finding.evidence,
             run=finding.run,
             host=self.host,
+            source=source,
         )
 
     def _due(
         self, notifications: Iterable[Notification], known: Iterable[Incident], now: float
     ) -> tuple[Notification, ...]:
-        """Return the notifications of the groups that are due (`should_send`)."""
+        """Return the notifications that may be sent now (`sendable`)."""
         checks: dict[str, list[Notification]] = {}
         for one in notifications:
             checks.setdefault(one.incident.check, []).append(one)
-        last: dict[str, float] = {}
+        last: dict[str, dict[str, float]] = {check: {} for check in checks}
+        every_step = len(parse_escalation(self.policy.escalation))
         for incident in known:
-            if incident.told is not None:
-                last[incident.check] = max(incident.told, last.get(incident.check, incident.told))
+            sent = last.get(incident.check, {})
+            for told, steps in ((incident.told, incident.escalated), (incident.told_before, every_step)):
+                if told is not None:
+                    sent |= {channel: max(told, sent.get(channel, told)) for channel in self._channels(steps)}
         return tuple(
             one
             for check, group in checks.items()
-            if should_send(group, last.get(check), now, self.policy)
-            for one in group
+            for one in sendable(group, self._channels_of, last[check], now, self.policy)
         )
+
+    def _open(self, notification: Notification) -> Notification:
+        """Return the notification of a new incident with the incident's id, which the ledger records first."""
+        return replace(notification, incident=self.ledger.open(notification.incident))
 
     def _channels_of(self, notification: Notification) -> tuple[str, ...]:
         """Return the channels of a notification: the default ones and those of the escalation steps so far.
 
         An ESCALATED notification only goes to the channels of the new steps.
         """
-        steps = parse_escalation(self.policy.escalation)
-        is_escalated = notification.reason is Reason.ESCALATED
-        first = () if is_escalated else self.policy.channels
-        steps = steps[notification.incident.escalated if is_escalated else 0 : notification.steps]
-        return tuple(dict.fromkeys((*first, *(channel for step in steps for channel in step.channels))))
+        if notification.reason is Reason.ESCALATED:
+            return self._channels(notification.steps, since=notification.incident.escalated)
+        return self._channels(notification.steps)
+
+    def _channels(self, steps: int, *, since: int | None = None) -> tuple[str, ...]:
+        """Return the default channels and those of the first `steps` escalation steps; or of the steps from `since`."""
+        escalation = parse_escalation(self.policy.escalation)[since or 0 : steps]
+        first = self.policy.channels if since is None else ()
+        return tuple(dict.fromkeys((*first, *(channel for step in escalation for channel in step.channels))))
 
     def _send(
         self, groups: Sequence[NotificationGroup], now: float
@@ -194,9 +222,10 @@ class Notifier:
         for one in unique.values():
             # With very many notifications, duplicates after a crash cost less than a write to the file server for each.
             if one.reason is Reason.FIRST or len(unique) <= MANY:
-                self._try(partial(self.ledger.save, replace(one.incident, intended=now)))
+                self._try(partial(self.ledger.save, one.incident))
         failed: set[str] = set()
         threads: dict[str, str] = {}
+        messages: dict[str, list[str]] = {}
         sent = []
         for group in groups:
             queued = []
@@ -209,12 +238,13 @@ class Notifier:
                     failed |= {one.incident.fingerprint for one in group.notifications}
             for one in group.notifications:
                 threads.setdefault(one.incident.fingerprint, group.alert.thread)
+                messages.setdefault(one.incident.fingerprint, []).append(group.alert.id)
             if queued:
                 sent.append(replace(group, channels=tuple(queued)))
         notified = {
-            fingerprint: replace(one.incident, intended=now)
+            fingerprint: one.incident
             if fingerprint in failed
-            else one.sent(threads[fingerprint], now)
+            else one.sent(threads[fingerprint], messages[fingerprint], now)
             for fingerprint, one in unique.items()
         }
         return notified, tuple(sent)
@@ -244,5 +274,6 @@ def _has_changed(before: Incident, incident: Incident, refresh_s: float) -> bool
     """Return True if an incident changed by more than a recent check with the same verdict."""
     if incident.seen - before.seen > refresh_s or incident.looked - before.looked > refresh_s:
         return True
-    same = {name: getattr(before, name) for name in ("summary", "advice", "evidence", "host", "seen", "looked")}
+    names = ("summary", "advice", "evidence", "host", "source", "seen", "looked", "every_s")
+    same = {name: getattr(before, name) for name in names}
     return replace(incident, **same) != before

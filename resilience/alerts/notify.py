@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from resilience.alerts.notification import NotificationGroup
 from resilience.alerts.notifier import Notifier
+from resilience.alerts.outbox import entry_name
 from resilience.alerts.policy import check_policy, usable
 from resilience.alerts.state import AlertState, open_alert_state
 from resilience.errors import SettingsError
@@ -43,9 +44,17 @@ class Notes(Protocol):
 
 
 def notify(
-    project: Project, reports: Sequence[Report], *, notes: Notes | None = None, deliver_s: float = DELIVERY_S
+    project: Project,
+    reports: Sequence[Report],
+    *,
+    notes: Notes | None = None,
+    typed: str | None = None,
+    deliver_s: float = DELIVERY_S,
 ) -> tuple[str, ...]:
     """Send the notifications of one tick and of `notes`; return a line for each message and each error.
+
+    `typed`: the targets and options of the command line that override the settings, empty if there are none: the
+    reports then have all subjects of that command. None: the reports have some subjects only.
 
     A mistake in [alert] is reported and skipped: a misspelled channel must not disable the others.
     """
@@ -68,11 +77,13 @@ def notify(
         project=str(project.loaded.project),
     )
     noted = () if state.error or notes is None else notes.noted(project, reports)
-    notified = notifier.notify((*reports, *noted), system.clock.now())
+    source = "" if typed is None or noted else f"{system.host.name}:{project.loaded.project} {typed}".rstrip()
+    notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
     if not state.error and notes is not None:
         notes.forget(project)
     flushed = _deliver(project, state.outbox, deliver_s)
-    lines = [*map(_line, notified.groups), *(_failures(flushed) if flushed is not None else ())]
+    lines = [line for group in notified.groups for line in _lines(group, flushed)]
+    lines += _failures(flushed) if flushed is not None else ()
     if moved:
         lines.append(f"{plural(moved, 'alert file')} moved back from the fallback directory of this node")
     outbox_error = state.outbox.error if flushed is None else flushed.error
@@ -98,11 +109,18 @@ def _known_channels(project: Project) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*project.loaded.settings.channels, *channels().names())))
 
 
-def _line(group: NotificationGroup) -> str:
-    """Return a line such as `notified email: 2 incidents (3f9a1c04, 77e0d2b1)`; the message is in the outbox."""
+def _lines(group: NotificationGroup, flushed: Flushed | None) -> list[str]:
+    """Return lines such as `notified email: 2 incidents (3f9a1c04, 77e0d2b1)`: a channel is notified once it accepted
+    the message. Until then the message is queued for it."""
+    sent = flushed.sent if flushed is not None else ()
+    accepted = {name for delivery in sent for name in (delivery.entry.name, *delivery.entry.covers)}
     ids = [one.incident.episode for one in group.notifications]
     named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
-    return f"notified {', '.join(group.channels)}: {plural(len(ids), 'incident')} ({named})"
+    channels: dict[str, list[str]] = {}
+    for channel in group.channels:
+        word = "notified" if entry_name(group.alert.id, channel) in accepted else "queued for"
+        channels.setdefault(word, []).append(channel)
+    return [f"{word} {', '.join(names)}: {plural(len(ids), 'incident')} ({named})" for word, names in channels.items()]
 
 
 def _failures(flushed: Flushed) -> list[str]:
@@ -111,7 +129,7 @@ def _failures(flushed: Flushed) -> list[str]:
         hint = f"; {delivery.outcome.hint}" if delivery.outcome.hint else ""
         lines.append(f"{delivery.channel} failed to deliver a message: {delivery.outcome.error}{hint}")
     if flushed.waiting:
-        lines.append(f"{plural(flushed.waiting, 'message')} still queued: see resil alert list")
+        lines.append(f"{plural(flushed.waiting, 'message')} still queued: resil alert list")
     return lines
 
 

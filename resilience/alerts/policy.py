@@ -12,14 +12,11 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from resilience.alerts.alert import Reason
-from resilience.alerts.incident import Incident, fingerprint_of, incident_id_of
+from resilience.alerts.incident import Incident, fingerprint_of, next_incident_id
 from resilience.errors import SettingsError
 from resilience.finding import Finding, Verdict
 from resilience.messages import suggest
 from resilience.settings.alert_policy import AlertPolicy, EscalationStep, parse_escalation, parse_quiet_hours
-
-EXPIRES_AFTER_S = 14 * 86400.0
-"""An open incident whose subject was not checked for this long is closed, with a notification."""
 
 RESOLVED_RETENTION_S = 30 * 86400.0
 """A resolved incident is removed after this long."""
@@ -27,7 +24,19 @@ RESOLVED_RETENTION_S = 30 * 86400.0
 MAX_EARLIER = 20
 """Maximum number of ids of earlier incidents."""
 
-_TIMES = ("opened", "changed", "seen", "looked", "gone", "told", "first_told", "flapping", "held", "silenced")
+_TIMES = (
+    "opened",
+    "changed",
+    "seen",
+    "looked",
+    "gone",
+    "told",
+    "told_before",
+    "first_told",
+    "flapping",
+    "held",
+    "silenced",
+)
 
 
 def decide(
@@ -78,13 +87,14 @@ def assess(
 ) -> tuple[Reason, Incident]:
     """Return the reason to notify and the incident to save if no notification is sent.
 
-    `incident`: as returned by `advance`. `expired`: close the incident because its subject was not checked for
-    EXPIRES_AFTER_S. The other arguments are those of `decide`.
+    `incident`: as returned by `advance`. `expired`: close the incident because its subject is no longer checked. The
+    other arguments are those of `decide`.
     """
     if expired:
         if incident.told is None and incident.intended is None:
             return Reason.QUIET, replace(incident, resolved=now)
-        return Reason.QUIET if silenced else Reason.RESOLVED, incident
+        waits = in_quiet_hours(policy, now, zone) and incident.told_verdict is not Verdict.CRITICAL
+        return Reason.QUIET if silenced or waits else Reason.RESOLVED, incident
     reason = decide(incident, verdict, now, policy, silenced=silenced, zone=zone)
     if verdict is Verdict.OK and resolves_silently(incident, now, policy, silenced=silenced):
         return reason, replace(incident, resolved=now)
@@ -103,12 +113,15 @@ def assess(
 def open_incident(
     previous: Incident | None, finding: Finding, check: str, now: float, policy: AlertPolicy, host: str = ""
 ) -> Incident:
-    """Return a new incident for a finding. `previous`: the last incident of the same fault, or None."""
+    """Return a new incident for a finding. `previous`: the last incident of the same fault, or None.
+
+    Without a previous incident the id is empty until the ledger opens the incident.
+    """
     fingerprint = fingerprint_of(check, finding.subject, finding.fault)
     number = previous.number + 1 if previous is not None else 1
     flaps = (*previous.flaps, now) if previous is not None else ()
     return Incident(
-        episode=incident_id_of(fingerprint, number, now),
+        episode=next_incident_id(previous.episode, number) if previous is not None else "",
         fingerprint=fingerprint,
         number=number,
         check=check,
@@ -126,6 +139,7 @@ def open_incident(
         seen=now,
         looked=now,
         flaps=_recent(flaps, now, policy),
+        told_before=max(filter(None, (previous.told, previous.told_before)), default=None) if previous else None,
         earlier=(*previous.earlier, previous.episode)[-MAX_EARLIER:] if previous is not None else (),
     )
 
@@ -137,6 +151,7 @@ def advance(incident: Incident, verdict: Verdict, now: float, policy: AlertPolic
     trigger a notification nor postpone one indefinitely.
     """
     incident = cap_times(incident, now)
+    incident = replace(incident, missed=0, every_s=now - incident.looked if incident.looked < now else incident.every_s)
     flaps = _recent(incident.flaps, now, policy)
     if verdict is Verdict.OK:
         return replace(incident, gone=now if incident.gone is None else incident.gone, looked=now, flaps=flaps)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import grp
 import os
+import shlex
+import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
 from resilience.alerts.outbox import Outbox
+from resilience.base.switches import name_of_user
+from resilience.errors import StateDirectoryError
 from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
-from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 
 DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
+
+_PARTS = ("incidents", "silences", "outbox", "sent", "dead", "threads", "channels", "claims")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +30,8 @@ class AlertState:
 
     Attributes:
         path: the directory; may not exist yet.
-        error: why its disk is considered unavailable, or empty.
+        error: why the directory is not used, because its disk does not respond or other users may write it; or empty.
+        refusal: the error for commands, if other users may write the directory; else None.
     """
 
     path: Path
@@ -31,6 +39,7 @@ class AlertState:
     silences: Silences
     outbox: Outbox
     error: str = ""
+    refusal: StateDirectoryError | None = None
 
     def flush_fallback(self) -> int:
         """Move the files of the fallback directory back; return how many were moved."""
@@ -41,12 +50,15 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     """Open the alert state of a project, in this node's fallback directory if its disk does not respond.
 
     A child process with a deadline (`[watch] state_deadline_s`) probes the disk first: a watchdog must not hang on the
-    file system that it reports on. `touch=False` skips the probe, for commands that a user can interrupt.
+    file system that it reports on. If the fallback directory hangs too ($XDG_STATE_HOME on a network file system), it
+    is one in /tmp. `touch=False` skips the probes, for commands that a user can interrupt.
     """
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    away = _error_of(project, path) if touch else ""
+    away, refusal, is_fallback_away = _examine(project, path, fallback) if touch else ("", None, False)
+    if is_fallback_away:
+        fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
         fallback / "incidents",
@@ -61,22 +73,78 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
         Silences(incidents.sibling("silences")),
         Outbox(incidents.sibling("outbox")),
         away,
+        refusal,
     )
 
 
-def _error_of(project: Project, path: Path) -> str:
-    """Return why the disk of the alert state does not respond, or an empty text."""
-    system = project.system
+def distrust(path: Path, group: str = "") -> StateDirectoryError | None:
+    """Return the error, with the command that mends it, if other users may write the alert state at `path`; else None.
 
-    def touch() -> bool:
+    They could silence incidents, acknowledge them and queue messages. Write permission for `group`, the [run] group, is
+    intended. The state directory above may be a shared one: its sticky bit or its group keeps others from replacing
+    what is in it.
+    """
+    trusted, gid = {0, os.getuid()}, _gid(group)
+    with suppress(OSError):
+        above = path.parent.stat()
+        trusted.add(above.st_uid)
+        if above.st_mode & stat.S_IWOTH and not above.st_mode & stat.S_ISVTX:
+            return _refusal(path.parent, f"chmod o-w {shlex.quote(str(path.parent))}")
+    for place in (path, *(path / name for name in _PARTS)):
+        with suppress(OSError):
+            info = place.lstat()
+            is_of_group = bool(group) and info.st_gid == gid
+            if info.st_uid not in trusted and not is_of_group:
+                owner, aside = name_of_user(info.st_uid), shlex.quote(f"{place}.foreign")
+                return StateDirectoryError(
+                    f"{place} belongs to {owner}, who could silence and acknowledge incidents, and queue messages",
+                    hint=f"mv {shlex.quote(str(place))} {aside}",
+                )
+            is_open_to_group = info.st_mode & stat.S_IWGRP and not is_of_group and (gid is not None or not group)
+            if info.st_mode & stat.S_IWOTH or is_open_to_group:
+                return _refusal(place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(path))}")
+    return None
+
+
+def _refusal(place: Path, command: str) -> StateDirectoryError:
+    return StateDirectoryError(
+        f"other users may write {place}: they could silence and acknowledge incidents, and queue messages", hint=command
+    )
+
+
+def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDirectoryError | None, bool]:
+    """Examine the alert state and its fallback within a deadline.
+
+    Return why the state is not used, or an empty text; the error for commands, if other users may write the state; and
+    whether the fallback does not respond.
+    """
+    system, shared = project.system, project.loaded.settings.watch
+    deadline_s = min(shared.state_deadline_s, shared.deadline_s)
+
+    def list_files(directory: Path) -> None:
         # Listing the directory contacts the file server; the directory may not exist yet.
-        return os.path.isdir(path / "incidents") and bool(os.listdir(path / "incidents") or True)  # noqa: PTH112, PTH208
+        if os.path.isdir(directory):  # noqa: PTH112
+            os.listdir(directory)  # noqa: PTH208
 
-    look = ChildProbe(f"alerts {path}", touch, project.loaded.settings.watch.state_deadline_s)
-    for _, answer in probe_in_child({"state": look}, StuckMemory.of(system), system.clock):
-        if answer.is_overdue and answer.error is not None:
-            return f"{path} does not respond: {answer.error.message}"
-    return ""
+    def examine() -> tuple[str, str]:
+        list_files(path / "incidents")
+        found = distrust(path, project.loaded.settings.run.group)
+        return (found.message, found.hint) if found is not None else ("", "")
+
+    probes = {
+        path: state_probe(project.loaded.state_dir, examine, deadline_s),
+        fallback: ChildProbe(f"fallback {fallback}", lambda: list_files(fallback), deadline_s, str(fallback)),
+    }
+    error, refusal, is_fallback_away = "", None, False
+    for place, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
+        if place == fallback:
+            is_fallback_away = answer.is_overdue
+        elif answer.is_overdue and answer.error is not None:
+            error = f"{path} does not respond: {answer.error.message}"
+        elif answer.error is None and answer.value[0]:
+            message, hint = answer.value
+            error, refusal = f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
+    return error, refusal, is_fallback_away
 
 
 def _gid(group: str) -> int | None:

@@ -3,7 +3,7 @@
 Also the environment variables that sites set for their storage.
 """
 # pathlib costs milliseconds at the import of every rank.
-# ruff: noqa: PTH100
+# ruff: noqa: PTH100, PTH115
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+_LINKS_MOST = 40
+"""The kernel's limit (path_resolution(7))."""
 _OCTAL = r"\\([0-7]{3})"
 
 NODE_LOCAL_TYPES = frozenset(
@@ -113,6 +115,39 @@ def mount_of(path: str | Path, mounts: Iterable[Mount]) -> Mount | None:
         if (requested + "/").startswith(prefix) and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
+
+
+def resolve_local_links(path: str, mounts: Iterable[Mount]) -> str:
+    """Return a path with symbolic links resolved as far as they are on the root file system or in memory."""
+    rest = [part for part in path.split("/") if part]
+    done, links = "", 0
+    while rest:
+        part = rest.pop(0)
+        if part == ".":
+            continue
+        if part == "..":
+            done = done.rpartition("/")[0]
+            continue
+        here = mount_of(done or "/", mounts)
+        there = f"{done}/{part}"
+        mounted = mount_of(there, mounts)
+        if here is None or mounted is not here or not (here.point == "/" or here.type in MEMORY_TYPES):
+            done = there
+            if here is not None and here.point != "/" and here.type not in MEMORY_TYPES:
+                return "/".join([done, *rest])  # reading a link there may hang
+            continue
+        try:
+            target = os.readlink(there)
+        except OSError:
+            done = there
+            continue
+        links += 1
+        if links > _LINKS_MOST:
+            return "/".join([there, *rest])
+        if target.startswith("/"):
+            done = ""
+        rest = [item for item in target.split("/") if item] + rest
+    return done or "/"
 
 
 def current_mounts() -> tuple[Mount, ...]:

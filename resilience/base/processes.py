@@ -14,8 +14,8 @@ import re
 from functools import cache
 
 _SWITCHES = rb"ctxt_switches:\s*(\d+)"
-_PARENT, _START = 1, 19
-"""Fields of /proc/PID/stat from the state on: 4 and 22 in the manual's count."""
+_PARENT, _CPU_TIMES, _START = 1, slice(11, 15), 19
+"""Fields of /proc/PID/stat from the state on: 4, 14 to 17, and 22 in the manual's count."""
 
 
 def is_alive(pid: int) -> bool:
@@ -48,6 +48,15 @@ def start_ticks(pid: int) -> int | None:
     return int(found[_START]) if found is not None and len(found) > _START else None
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and of its children that it has waited for; 0 if there is no such process.
+
+    Source: proc_pid_stat(5), fields utime, stime, cutime and cstime.
+    """
+    found = _stat(pid) or []
+    return sum(map(int, found[_CPU_TIMES])) / os.sysconf("SC_CLK_TCK")
+
+
 def is_same(pid: int, ticks: int) -> bool:
     """Return whether the process with this pid and start time is alive, in this boot."""
     return pid > 0 and ticks > 0 and start_ticks(pid) == ticks and is_alive(pid)
@@ -57,6 +66,32 @@ def switches(pid: int) -> int | None:
     """Return the number of context switches of a process, unchanged during one wait; None if unknown."""
     raw = _read(f"/proc/{pid}/status")
     return sum(map(int, re.findall(_SWITCHES, raw))) if raw else None
+
+
+def blocked_at(pid: int) -> str:
+    """Return the path at which a child of this process waits in the kernel: of the file that its system call names.
+
+    Empty if the child does not wait, if the kernel does not tell (/proc/PID/syscall, proc(5), needs the permission to
+    trace), or if the system call names no file. Accesses no file system but /proc: the link of a descriptor is not
+    followed.
+    """
+    if not is_waiting_in_kernel(pid):
+        return ""
+    words = _read(f"/proc/{pid}/syscall").split()
+    for word in words[1:3]:  # path or descriptor is the first or, after the directory of openat(2), the second argument
+        argument = int(word, 16)
+        try:
+            if 2 < argument < 2**16:
+                path = os.readlink(f"/proc/{pid}/fd/{argument}")
+            else:
+                with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                    memory.seek(argument)
+                    path = os.fsdecode(memory.read(4096).partition(b"\0")[0])
+        except (OSError, OverflowError):  # not a pointer
+            continue
+        if path.startswith("/") and path.isprintable():
+            return path
+    return ""
 
 
 def descendants(pid: int, *, spare: int = 0) -> tuple[int, ...]:

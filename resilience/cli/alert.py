@@ -86,7 +86,7 @@ def list_incidents(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the incidents: verdict, subject, age, notifications, and acknowledgement.
+    """Show the incidents, and the channels that were notified.
 
     Exits with 75 when the alert state could not be read, and there may be more.
     """
@@ -102,7 +102,7 @@ def list_incidents(
 
 @app.command(epilog="Examples: resil alert show 3f9a1c04; resil alert show 3f9 --json")
 def show(incident: IncidentArgument, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show the history of one incident: its evidence, and every notification."""
+    """Show the history of one incident, with its evidence."""
     project = open_project(config, banner=False)
     found = alerts.details(project, incident)
     if as_json:
@@ -111,23 +111,42 @@ def show(incident: IncidentArgument, as_json: JsonOption = False, config: Config
         show_details(found, project.system.clock.now())
 
 
-@app.command(epilog='Examples: resil alert ack 3f9a1c04; resil alert ack 3f9 77e -m "deleting old checkpoints"')
+@app.command(
+    epilog='Examples: resil alert ack 3f9a1c04; resil alert ack 3f9 77e -m "deleting old checkpoints"; '
+    "resil alert ack --check fs"
+)
 def ack(
-    incidents: Annotated[
-        list[str],
-        typer.Argument(metavar="ID...", help="Incidents, or beginnings of ids.", autocompletion=complete_incidents),
-    ],
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ID...",
+            help="Incidents or messages, or the beginnings of their ids.",
+            autocompletion=complete_incidents,
+            show_default=False,
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All open incidents.")] = False,
+    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="The open ones of a watchdog: fs.")] = "",
     note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="Note for other users.")] = "",
     undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders resume.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Acknowledge incidents: reminders and escalation stop. The resolution is still notified.
+    """Acknowledge incidents: reminders and escalation stop.
 
-    Anyone with write access to the state directory can acknowledge.
+    The resolution is still notified. The id of a message stands for all incidents in the message. Anyone with write
+    access to the state directory can acknowledge.
     """
-    for incident in alerts.acknowledge(open_project(config, banner=False), incidents, note, undo=undo):
+    if sum(map(bool, (ids, everything, check))) != 1:
+        raise UsageError(
+            "name incidents, or give one of --all and --check", hint="resil alert ack --all; their ids: resil alert"
+        )
+    project = open_project(config, banner=False)
+    changed = alerts.acknowledge(project, ids or (), note, check=check, everything=everything, undo=undo)
+    for incident in changed:
         state = "acknowledgement removed" if undo else f"acknowledged by {incident.acknowledged_by}"
         print(f"{incident.episode} {clean(incident_text(incident))}: {clean(state)}")
+    if not changed:
+        print(f"no {'acknowledged' if undo else 'unacknowledged'} incident{f' of {clean(check)}' if check else ''}")
 
 
 @app.command(
@@ -221,10 +240,10 @@ def flush(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Show the queue without sending.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Deliver the queued messages now, from any node that reaches the channels.
+    """Deliver the queued messages now.
 
-    Exits with 0 when the queue is empty, 75 when messages are still queued, 1 when a channel rejected a message for
-    good.
+    Any node that reaches the channels can do that. Exits with 0 when the queue is empty, 75 when messages are still
+    queued, 1 when a channel rejected a message for good.
     """
     project = open_project(config, banner=False)
     if retry_dead and discard_dead:
@@ -284,9 +303,9 @@ def test(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Send a test message through each channel and print the responses.
+    """Send a test message through each channel.
 
-    Exits with 1 when a channel did not deliver it.
+    Prints the responses. Exits with 1 when a channel did not deliver it.
     """
     project = open_project(config, banner=False)
     routes = alerts.routes_to_test(project, channel)
@@ -316,7 +335,7 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
     for sentence in found.errors:
         print(paint(f"  {clean(sentence)}", "yellow"))
     if found.known:
-        colours = [verdict_colour(k.incident.verdict) if k.incident.is_open else "dim" for k in found.known]
+        colours = [verdict_colour(k.incident.verdict) if k.incident.gone is None else "dim" for k in found.known]
         print_table(_HEADERS, [_row(known, now) for known in found.known], colours)
     elif found.is_partial:
         print("no incident is known: the alert state could not be read")
@@ -341,10 +360,12 @@ def show_listing(found: Listing, now: float, *, everything: bool) -> None:
 
 def _row(known: IncidentStatus, now: float) -> tuple[str, ...]:
     incident = known.incident
-    verdict = incident.verdict.value if incident.is_open else f"was {incident.worst.value}"
+    verdict = _state_text(incident)
     since = f"{_age(now - incident.opened)} ago"
     if incident.resolved is not None:
         since = f"resolved {_age(now - incident.resolved)} ago"
+    elif incident.gone is not None:
+        since = f"recovered {_age(now - incident.gone)} ago"
     elif incident.is_stale(now):
         since += ", not checked recently"
     summary = cut(clean(incident.summary), _SUMMARY_CHARACTERS)
@@ -359,20 +380,29 @@ def _row(known: IncidentStatus, now: float) -> tuple[str, ...]:
     )
 
 
+def _state_text(incident: Incident) -> str:
+    """Return the verdict of a fault that is present, else `recovered, was CRITICAL` or `was CRITICAL`."""
+    if incident.state == "faulty":
+        return incident.verdict.value
+    return f"{'recovered, ' if incident.is_open else ''}was {incident.worst.value}"
+
+
 def incident_text(incident: Incident) -> str:
     """Return check, subject and fault: `fs /scratch space`."""
     return " ".join(filter(None, (incident.check, incident.subject, incident.fault)))
 
 
 def _notified(known: IncidentStatus) -> str:
-    parts = [f"{known.incident.count}x" if known.incident.count else "no"]
+    parts = [", ".join(known.accepted)] if known.accepted else []
     if known.silence is not None:
         parts.append("silenced")
     if known.waiting:
         parts.append(f"queued for {', '.join(known.waiting)}")
     if known.dead:
-        parts.append(f"{', '.join(known.dead)} rejected")
-    return ", ".join(parts)
+        parts.append(f"rejected by {', '.join(known.dead)}")
+    if not parts and known.incident.told is not None:
+        parts.append("long ago")  # delivered messages are kept for a week
+    return "; ".join(parts) or "no"
 
 
 def show_silences(silences: Sequence[Silence], now: float) -> None:
@@ -403,7 +433,9 @@ def _known_to_json(known: IncidentStatus) -> dict[str, Any]:
     record: dict[str, Any] = plain(known.incident)
     return record | {
         "open": known.incident.is_open,
+        "state": known.incident.state,
         "silenced_by": known.silence.id if known.silence is not None else None,
+        "accepted_by": known.accepted,
         "waiting_for": known.waiting,
         "refused_by": known.dead,
     }
@@ -422,8 +454,8 @@ def entry_to_json(entry: Entry) -> dict[str, Any]:
 def show_details(found: Details, now: float) -> None:
     """Print the history of one incident."""
     incident, silence = found.known.incident, found.known.silence
-    verdict = incident.verdict.value if incident.is_open else f"resolved, was {incident.worst.value}"
-    painted = paint(verdict, verdict_colour(incident.verdict))
+    verdict = f"{'' if incident.is_open else 'resolved, '}{_state_text(incident)}"
+    painted = paint(verdict, verdict_colour(incident.verdict) if incident.state == "faulty" else "dim")
     print(f"{paint(incident.episode, 'bold')}  {painted}  {clean(incident_text(incident))}")
     print(f"  {clean(incident.summary)}")
     if incident.advice and incident.is_open:
@@ -441,6 +473,8 @@ def show_details(found: Details, now: float) -> None:
         lines.append((entry.ended, f"{entry.channel} delivered {_entry_text(entry)} from {entry.host}{answer}"))
     for entry in found.dead:
         lines.append((entry.ended, f"{entry.channel} rejected {_entry_text(entry)}: {entry.error}"))
+    if incident.gone is not None:
+        lines.append((incident.gone, "recovered: the check no longer found the fault"))
     if incident.resolved is not None:
         lines.append((incident.resolved, "resolved"))
     lines.append((incident.seen, "last seen"))

@@ -30,7 +30,7 @@ def open_cron_project(
 
     system = System()
     if in_child:
-        from resilience.watch.watchdogs import open_in_child
+        from resilience.runs.open_project import open_in_child
 
         return open_cron(open_in_child(system, path=config, overrides=overrides))
     return open_cron(Project(system, load(system, named=config, overrides=overrides)))

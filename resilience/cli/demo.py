@@ -39,7 +39,8 @@ def command(
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the directory afterwards.")] = False,
     svg: Annotated[
-        Path | None, typer.Option("--svg", metavar="FILE", help="Also write the output as an SVG picture.")
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Also write the output's main lines as an SVG."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +51,8 @@ def command(
     still alerts. Needs only this installation and takes about a minute.
     """
     system = System()  # the demo ignores the settings of the current directory
-    project = Project(system, Loaded(Settings(scheduler=SchedulerSettings(name=scheduler)), None, system.cwd))
+    settings = Settings(scheduler=SchedulerSettings(name=scheduler))
+    project = Project(system, Loaded(settings, None, system.cwd, {"scheduler.name": "command line"}))
     screen = _Screen(quiet=as_json)
     screen.say(f"$ resil demo{'' if scheduler == 'local' else f' --scheduler {scheduler}'}", "bold")
     result = run_demo(
@@ -58,10 +60,13 @@ def command(
         directory=directory.resolve() if directory else None,
         keep=keep,
         report=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", _colour(sentence)),
+        detail=lambda seconds, sentence: screen.say(f"{seconds:6.1f} s  {sentence}", drawn=False),
         show=screen.show,
     )
-    for line in _summary(result):
-        screen.say(line)
+    attempts, total = _summary(result)
+    for line in attempts:
+        screen.say(line, drawn=False)
+    screen.say(total)
     verdict = "exactly the same" if result.is_exact else "NOT the same"
     screen.say(
         f"final loss {result.loss!r}; uninterrupted {result.reference!r}: {verdict}",
@@ -94,15 +99,17 @@ def command(
 
 
 class _Screen:
-    """Prints sentences, keeps them for the picture, and shows one changing line at a terminal."""
+    """Prints sentences, keeps those for the picture, and shows one changing line at a terminal."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.lines: list[tuple[str, str]] = []
         self._quiet = quiet
         self._live = sys.stdout.isatty() and not quiet
 
-    def say(self, text: str, colour: str = "") -> None:
-        self.lines.append((text, colour))
+    def say(self, text: str, colour: str = "", *, drawn: bool = True) -> None:
+        """Print a line. `drawn`: the picture, which has to fit on a page, shows the line too."""
+        if drawn:
+            self.lines.append((text, colour))
         if self._quiet:
             return
         if self._live:
@@ -122,7 +129,8 @@ def _colour(sentence: str) -> str:
     return ""
 
 
-def _summary(result: DemoResult) -> Sequence[str]:
+def _summary(result: DemoResult) -> tuple[Sequence[str], str]:
+    """Return the table of attempts, and the sentence below it."""
     headers = ("ATTEMPT", "JOB", "STEPS", "REDONE", "LASTED", "CODE", "WHY IT ENDED")
     rows = [
         (
@@ -138,12 +146,11 @@ def _summary(result: DemoResult) -> Sequence[str]:
     ]
     redone = sum(attempt.redone for attempt in result.attempts)
     rejected = f"{result.turned_away} rejected by the kill switch, " if result.turned_away else ""
-    return [
-        "",
-        *table(headers, rows),
+    return (
+        ["", *table(headers, rows)],
         f"{len(result.attempts)} attempts, {redone} steps redone, {rejected}"
         f"{result.burned} of {JOBS} jobs not needed, {result.seconds:.0f} s in all",
-    ]
+    )
 
 
 def _night(result: DemoResult) -> Sequence[str]:

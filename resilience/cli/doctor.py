@@ -7,23 +7,40 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, open_project, single_command
-from resilience.cli.output import plain, print_json, print_table, verdict_colour
+from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
+from resilience.cli.output import plain, print_json, print_table, verdict_colour, warn_of_dead_letters
 
 if TYPE_CHECKING:
     from resilience.doctor.diagnosis import Diagnosis
 
 
-@single_command("Examples: resil doctor; resil doctor --scheduler slurm --json")
-def doctor(as_json: JsonOption = False, config: ConfigOption = None, scheduler: SchedulerOption = "") -> None:
+@single_command("Examples: resil doctor; resil doctor --on-node; resil doctor --scheduler slurm --json")
+def doctor(
+    on_node: Annotated[
+        bool, typer.Option("--on-node", help="Also ask from inside a job: training's Python, state directory, mail.")
+    ] = False,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="With --on-node: how long to wait for the job.")
+    ] = "10m",
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    scheduler: SchedulerOption = "",
+) -> None:
     """Check this cluster and report likely problems: one line each, with a verdict and advice.
 
     Exits with 1 when something is CRITICAL, else 0.
     """
-    from resilience.doctor.doctor import examine
+    from resilience.doctor.doctor import Examination, examine
     from resilience.finding import Verdict
 
-    found = examine(open_project(config, scheduler))
+    wait_s = duration_s("--wait", wait)
+    project = open_project(config, scheduler)
+    found = examine(project)
+    if on_node:
+        from resilience.cli.output import say
+        from resilience.doctor.on_node import examine_on_node
+
+        found = Examination((*found.diagnoses, *examine_on_node(project, wait_s, say)))
     if as_json:
         print_json("doctor", {"verdict": found.worst} | plain(found))
     else:
@@ -56,13 +73,22 @@ def config_group() -> None:
 
 @config.command(epilog="Examples: resil config check; resil config check -c other.toml")
 def check(config: ConfigOption = None) -> None:
-    """Check the settings. Exits with 2 and the reason when they are invalid."""
-    project = open_project(config)
-    from resilience.doctor.doctor import check_settings
+    """Check the settings, and print every error. Exits with 2 when there is one."""
+    from resilience.cli.entry import print_error
+    from resilience.doctor.settings import find_errors
+    from resilience.messages import plural
+    from resilience.system.ports import System
 
-    check_settings(project)
+    project, errors = find_errors(System(), config)
+    warn_of_dead_letters(project)
     path = project.loaded.path
-    print(f"{path}: valid" if path is not None else "there is no resil.toml; the defaults are valid")
+    for error in errors:
+        print_error(error)
+    where = str(path) if path is not None else "the environment"
+    if errors:
+        print(f"{where}: {plural(len(errors), 'error')}")
+        raise typer.Exit(2)
+    print(f"{where}: valid" if path is not None else "there is no resil.toml; the defaults are valid")
 
 
 @config.command(epilog="Examples: resil config show; resil config show --origin; resil config show --json")

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from resilience.errors import ResilError, UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EXIT_INTERRUPTED = 130
+MESSAGE_LIMIT = 2000
 EXIT_UNKNOWN = 3
 """The exit code of a `resil watch` that could not check, for any reason: 1 and 2 are verdicts."""
 
@@ -50,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit code."""
     _make_streams_writable()
     try:
+        if PathFinder.find_spec("cronsim") is None:  # a tenth of a millisecond
+            _check_packages()
         quick = quick_path(arguments)
         code = quick() if quick is not None else _run_typer(arguments)
         sys.stdout.flush()  # a broken pipe can still be handled here
@@ -74,6 +78,8 @@ def run(arguments: Sequence[str]) -> int:
                                hint="the command may have succeeded: resil status"))  # fmt: skip
         close_stdout()
         return _failed(arguments, 1)
+    except ModuleNotFoundError as error:
+        return _failed(arguments, _missing_module(error))
     except Exception as error:
         return _failed(arguments, _internal_error(error))
 
@@ -81,6 +87,21 @@ def run(arguments: Sequence[str]) -> int:
 def _failed(arguments: Sequence[str], code: int) -> int:
     """Return the exit code of a failed command. For `resil watch`, 1 and 2 are verdicts."""
     return EXIT_UNKNOWN if next((word for word in arguments if not word.startswith("-")), "") == "watch" else code
+
+
+def _check_packages() -> None:
+    from resilience.cli.missing import check_packages
+
+    check_packages()
+
+
+def _missing_module(error: ModuleNotFoundError) -> int:
+    from resilience.cli.missing import PACKAGES, missing_packages
+
+    if (error.name or "").partition(".")[0] not in PACKAGES:
+        return _internal_error(error)
+    print_error(missing_packages())
+    return 1
 
 
 def _internal_error(error: Exception) -> int:
@@ -104,8 +125,10 @@ def _make_streams_writable() -> None:
 def print_error(error: ResilError) -> None:
     """Print an error and its hint on standard error."""
     from resilience.cli.output import say
+    from resilience.messages import cut
 
-    say(f"error: {error.message}" + (f"\n  try: {error.hint}" if error.hint else ""))
+    # A value may be a hundred thousand characters long, and every message quotes it.
+    say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
@@ -151,8 +174,11 @@ def _open_project(config: str = "") -> Project:
 def _run_status(run: str = "") -> int:
     from resilience.cli.output import warn_of_dead_letters
     from resilience.cli.show_status import show_status
+    from resilience.runs.open_project import check_responding, open_in_child
+    from resilience.system.ports import System
 
-    project = _open_project()
+    project = open_in_child(System())
+    check_responding(project)
     warn_of_dead_letters(project, in_child=False)
     return show_status(project, run)
 
@@ -199,7 +225,7 @@ def _print_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
-    else:
-        path = context.command_path if context is not None else "resil"
-        print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+        return 0
+    path = context.command_path if context is not None else "resil"
+    print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
     return int(error.exit_code)

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from resilience.errors import QuantityError, UsageError
-from resilience.quantities import parse_duration_s
+from resilience.quantities import LONGEST_S, format_duration, parse_duration_s, parse_in_unit
 from resilience.runs.project import Project
-from resilience.settings.load import load
 from resilience.system.ports import System
 
 Completion = Callable[[str], list[str]]
@@ -46,6 +45,14 @@ def complete_runs() -> Iterable[str]:
     return [directory.run for directory in open_project().runs()]
 
 
+@completion
+def complete_templates() -> Iterable[str]:
+    """Return the names of templates."""
+    from resilience.runs.templates.script import template_library
+
+    return [info.name for info in template_library(open_project()).list()]
+
+
 ConfigOption = Annotated[
     Path | None,
     # Not Typer's parser: it checks the file, which may be on a disk that hangs.
@@ -76,19 +83,35 @@ def scheduler_override(scheduler: str) -> Mapping[str, str]:
 
 
 def open_project(config: Path | None = None, scheduler: str = "", *, banner: bool = True) -> Project:
-    """Read the settings and open the project. `banner` warns of dead letters."""
-    system = System()
-    project = Project(system, load(system, named=config, overrides=scheduler_override(scheduler)))
+    """Read the settings and open the project. Raise StateDirectoryError if the state directory does not respond.
+
+    `banner` warns of dead letters; without it, the state directory may hang: `resil alert` uses the fallback directory.
+    """
+    from resilience.runs.open_project import check_responding, open_in_child
+
+    project = open_in_child(System(), path=config, overrides=scheduler_override(scheduler))
     if banner:
         from resilience.cli.output import warn_of_dead_letters
 
-        warn_of_dead_letters(project)
+        check_responding(project)
+        warn_of_dead_letters(project, in_child=False)
     return project
 
 
-def duration_s(option: str, text: str) -> float:
-    """Return the value of an option in seconds. Raise UsageError, which names the option, if it is not a duration."""
+def duration_s(
+    option: str, text: str, *, least_s: float = 0.0, most_s: float = LONGEST_S, is_plain: bool = False
+) -> float:
+    """Return the value of an option in seconds; with `is_plain`, a bare number is seconds.
+
+    Raise UsageError, which names the option, if the text is no duration or not within the bounds.
+    """
     try:
-        return parse_duration_s(text)
+        seconds = parse_in_unit("_s", text.strip()) if is_plain else parse_duration_s(text)
     except QuantityError as error:
         raise UsageError(f"{option} {text}: {error.message}", hint=error.hint) from None
+    if not least_s <= seconds <= most_s:
+        raise UsageError(
+            f"{option} {text} must be at least {least_s:g} s and at most {format_duration(most_s)}",
+            hint=f"{option} {max(10, round(least_s))}s",
+        )
+    return seconds

@@ -3,12 +3,13 @@ that end a command. Does not import Typer: frequent commands run without it."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from resilience.messages import plural
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
+
+NARROW = 12
+"""Columns are not clipped below this width, unless all of them are as narrow."""
 
 DEADLINE_S = 0.5
 """Time limit for counting dead letters, for commands that do not read the state directory otherwise."""
@@ -52,18 +56,83 @@ def verdict_colour(verdict: Verdict) -> str:
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str] = (), indent: int = 0
 ) -> list[str]:
-    """Return the lines of a table. Empty columns are left out; `colours` paint whole rows."""
+    """Return the lines of a table. Empty columns are left out; `colours` paint whole rows.
+
+    On a terminal, cells are clipped until the lines fit: those of the widest column first, and of the last column if
+    all are narrow.
+    """
     cells = [[clean(cell) for cell in row] for row in rows]
-    widths = [max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)]
     shown = [i for i, header in enumerate(headers) if not header or any(row[i] for row in cells)]
+    widths = {i: max([len(headers[i]), *(width_of(row[i]) for row in cells)]) for i in shown}
+    excess = indent + sum(widths.values()) + 2 * (len(shown) - 1) - columns() if columns() else 0
+    while excess > 0:
+        widest = max(shown, key=lambda i: (widths[i] > max(NARROW, len(headers[i])), widths[i], i))
+        if widths[widest] <= max(NARROW, len(headers[widest])):
+            widest = next((i for i in reversed(shown) if widths[i] > 1), shown[0])
+            if widths[widest] <= 1:
+                break
+        widths[widest] -= 1
+        excess -= 1
 
     def line(values: Sequence[str]) -> str:
-        return " " * indent + "  ".join(values[i].ljust(widths[i]) for i in shown).rstrip()
+        parts = [clipped(values[i], widths[i]) for i in shown]
+        padded = [part + " " * (widths[i] - width_of(part)) for i, part in zip(shown, parts, strict=True)]
+        return " " * indent + "  ".join(padded).rstrip()
 
     lines = [paint(line(headers), "bold")] if any(headers) else []
     return lines + [
         paint(line(row), colours[number] if number < len(colours) else "") for number, row in enumerate(cells)
     ]
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a text takes: East Asian characters take two."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import combining, east_asian_width
+
+    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def clipped(text: str, width: int) -> str:
+    """Return a text that fits into so many columns, with an ellipsis where something is left out.
+
+    Of a path the middle is left out, of other texts the end. Pure.
+    """
+    if width_of(text) <= width:
+        return text
+    is_path = "/" in text and " " not in text and width > 8
+    tail = text[-(width // 2) :] if is_path else ""
+    while tail and width_of(tail) > width // 2:
+        tail = tail[1:]
+    head = text[: max(0, width - 1)]
+    while head and width_of(head) + 1 + width_of(tail) > width:
+        head = head[:-1]
+    return f"{head.rstrip()}…{tail}"
+
+
+def columns() -> int:
+    """Return the width of the terminal; 0 if standard output is none, or its width is unknown."""
+    return _size()[0]
+
+
+def _size() -> tuple[int, int]:
+    try:
+        return tuple(os.get_terminal_size(sys.stdout.fileno())) if sys.stdout.isatty() else (0, 0)  # type: ignore[return-value]
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def folded(text: str, indent: int = 0) -> list[str]:
+    """Return a sentence as lines that fit the terminal, broken between words; one line if there is no terminal."""
+    if not columns() or indent + width_of(text) <= columns():
+        return [" " * indent + text]
+    from textwrap import wrap
+
+    room = max(20, columns())
+    margin = " " * indent
+    return wrap(text, room, initial_indent=margin, subsequent_indent=margin + "  ", break_long_words=False,
+                break_on_hyphens=False)  # fmt: skip
 
 
 def print_table(
@@ -201,3 +270,82 @@ def handled(handler: Callable[[int, FrameType | None], None], *numbers: signal.S
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier if earlier is not None else signal.SIG_DFL)
+
+
+# ---- live views -----------------------------------------------------------------------------------------------
+
+
+class _Screen(io.StringIO):
+    """Collects a view; for colours and widths it is the terminal."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        super().__init__()
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._terminal.fileno()
+
+
+class LiveView:
+    """A view that stays on the terminal: `show` replaces it, and it is drawn again when the terminal is resized.
+
+    It fits the terminal: rows that are too many are counted, and lines that are too long are clipped. Without a
+    terminal, each `show` prints.
+    """
+
+    def __init__(self) -> None:
+        import signal
+
+        self._print: Callable[[], object] | None = None
+        self._is_drawing = self._is_stale = False
+        self._handlers = ExitStack()
+        if sys.stdout.isatty():
+            self._handlers.enter_context(handled(self._resized, signal.SIGWINCH))
+
+    def close(self) -> None:
+        """End the redrawing. The last view stays."""
+        self._handlers.close()
+
+    def show(self, show: Callable[[], object]) -> None:
+        """Replace the view by what `show` prints. `show` is called again after a resize."""
+        self._print = show
+        if not sys.stdout.isatty() or not columns():
+            show()
+            return
+        self._is_drawing = True
+        try:
+            self._is_stale = True
+            while self._is_stale:
+                self._is_stale = False
+                self._draw(show)
+        finally:
+            self._is_drawing = False
+
+    def _draw(self, show: Callable[[], object]) -> None:
+        screen = _Screen(sys.stdout)
+        with redirect_stdout(screen):
+            show()
+        width, height = _size()
+        lines = screen.getvalue().splitlines()
+        if len(lines) > max(2, height - 1):
+            left = len(lines) - max(1, height - 2)
+            lines = [*lines[:-left], f"and {plural(left, 'line')} more: enlarge the terminal"]
+        sys.stdout.write("\x1b[H" + "".join(f"{_clipped_line(line, width)}\x1b[K\n" for line in lines) + "\x1b[J")
+        sys.stdout.flush()
+
+    def _resized(self, number: int, frame: FrameType | None) -> None:
+        if self._is_drawing:
+            self._is_stale = True
+        elif self._print is not None:
+            self.show(self._print)
+
+
+def _clipped_line(line: str, width: int) -> str:
+    """Return a line that fits; one that does not loses its colours."""
+    import re
+
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    return line if width_of(bare) <= width else clipped(bare, width)

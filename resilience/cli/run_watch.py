@@ -11,21 +11,37 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cli.output import chosen, clean, close_stdout, handled, paint, print_json, say, table, verdict_colour
+from resilience.cli.output import (
+    LiveView,
+    chosen,
+    clean,
+    close_stdout,
+    folded,
+    handled,
+    paint,
+    print_json,
+    say,
+    table,
+    verdict_colour,
+)
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
+from resilience.quantities import format_duration
+from resilience.runs.open_project import open_in_child, read_source
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.ports import System
-from resilience.watch.watch import OnReadings, send_alerts, watch, watchdogs_of
-from resilience.watch.watchdogs import Watchdog, load_watchdog, open_in_child, read_source, watchdog_names
+from resilience.system.stuck import StuckMemory
+from resilience.watch.watch import ALERTING_S, SETTINGS_FAULT, OnReadings, Tick, send_alerts, watchdogs_of
+from resilience.watch.watchdogs import Watchdog, load_watchdog, watchdog_names
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -153,6 +169,8 @@ def terminal_lines(reports: Sequence[Report], *, explain: bool = False) -> list[
     for (_, finding), row in zip(found, rows, strict=True):
         word = finding.verdict.value
         shown.append(paint(word, verdict_colour(finding.verdict)) + row.removeprefix(word))
+        if (finding.verdict is not Verdict.OK or explain) and not row.endswith(clean(finding.summary)):  # clipped
+            shown += folded(_subject_and_summary(finding), len(indent))
         shown += [paint(f"{indent}{text}", "dim") for text in _details(finding, explain=explain)]
     if hidden:
         shown.append(paint(f"and {hidden} more OK (all: --explain, --json)", "dim"))
@@ -170,12 +188,20 @@ def _worst(reports: Sequence[Report]) -> Verdict:
     return max((report.verdict for report in reports), default=Verdict.UNKNOWN)
 
 
+CRON_ENTRY = "RESIL_CRON_ENTRY"
+"""Set for every entry of the cron table, which belongs to the project as the settings do."""
+
 EXIT_UNKNOWN = 3
-EXIT_TERMINATED = 128 + signal.SIGTERM
+
+ENDING_S = 10.0
+"""The deadline for notifications after a signal: SIGKILL usually follows after 30 s or more."""
+
+PROMPT_S = 1.0
+"""On a terminal, findings are printed this long after the start, although others are awaited."""
 
 
 class Ended(BaseException):
-    """Raised by a terminating signal. Not an Exception, so that no handler on the way swallows it."""
+    """Raised by a terminating signal, which it names. Not an Exception, so that no handler on the way swallows it."""
 
 
 class WatchRequest(NamedTuple):
@@ -187,9 +213,10 @@ class WatchRequest(NamedTuple):
         settings: dotted settings of the command line: `watch.deadline_s`.
         config: the settings file of the command line, or None.
         explain, as_json: how to print.
-        alerts: whether to send alerts.
+        alerts: whether to notify; None: unless targets or options that change the check are typed.
         every_s: interval in seconds, until a signal; None runs once.
         times: number of repetitions; 0 for no limit.
+        retry: whether to probe at once what is known to hang.
     """
 
     name: str | None = None
@@ -198,20 +225,36 @@ class WatchRequest(NamedTuple):
     config: Path | None = None
     explain: bool = False
     as_json: bool = False
-    alerts: bool = True
+    alerts: bool | None = None
     every_s: float | None = None
     times: int = 0
+    retry: bool = False
+
+    @property
+    def typed(self) -> str:
+        """What the command line overrides, for instance `fs paths=['/scratch']`; empty: the settings alone decide."""
+        given = {**self.overrides, **self.settings}
+        return " ".join([self.name or "--all", *(f"{key}={given[key]}" for key in sorted(given))]) if given else ""
+
+    def notifies(self, environ: Mapping[str, str]) -> bool:
+        """Return whether this watch notifies: as asked, else if it is what the settings name or an entry of cron."""
+        return self.alerts if self.alerts is not None else not self.typed or CRON_ENTRY in environ
 
 
 def run_watch(request: WatchRequest) -> int:
     """Run the watchdogs. Return the exit code of the last verdict; 0 if a signal ended a repeated watch."""
+    if request.retry:
+        StuckMemory.of(System()).release()
     with _ended_by_signals():
         try:
             if request.every_s is None:
                 return _once(request, open_in_child(System(), path=request.config, overrides=request.settings))
             return _repeatedly(request, request.every_s)
-        except Ended:
-            return EXIT_TERMINATED if request.every_s is None else 0
+        except Ended as ended:
+            if request.every_s is not None:
+                return 0
+            say(f"ended by {ended}: nothing was checked")
+            return EXIT_UNKNOWN
         except KeyboardInterrupt:
             if request.every_s is None:
                 raise
@@ -219,20 +262,78 @@ def run_watch(request: WatchRequest) -> int:
 
 
 def _once(
-    request: WatchRequest, project: Project, only: Collection[str] | None = None, on_readings: OnReadings | None = None
+    request: WatchRequest,
+    project: Project,
+    only: Collection[str] | None = None,
+    on_readings: OnReadings | None = None,
+    view: _View | None = None,
 ) -> int:
-    """Run all requested watchdogs once, or `only` some of them."""
+    """Run all requested watchdogs once, or `only` some of them.
+
+    A signal that ends a single run is no reason to lose what is known: the findings are printed and sent, those of
+    targets that have not answered are UNKNOWN. A second signal ends the process at once.
+    """
     watchdogs, reports = _watchdogs(request, project)
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
-    reports += watch(project, watchdogs, on_readings)
-    code = _show(reports, request)
-    if request.alerts:
+    tick, deadline_s = Tick(project, watchdogs, on_readings), ALERTING_S
+    with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
+        try:
+            for report in tick:
+                reports.append(report)
+        except Ended as ended:
+            if request.every_s is not None:
+                raise
+            reports += tick.unfinished(str(ended))
+            deadline_s = ENDING_S
+    order = [watchdog.name for watchdog in watchdogs]
+    reports.sort(key=lambda report: order.index(report.check) if report.check in order else -1)
+    code = _show(reports, request, view, shown)
+    if request.notifies(project.system.environ):
         from resilience.cron import notes
 
-        for text in send_alerts(project, reports, notes):
-            say(text)
+        if request.typed:  # a mistyped option or target is no incident
+            reports = [r for r in reports if all(finding.fault != SETTINGS_FAULT for finding in r.findings)]
+        try:
+            for text in send_alerts(project, reports, notes, typed=request.typed, deadline_s=deadline_s):
+                say(text)
+        except Ended as ended:
+            say(f"ended by {ended}: alerts may not have been sent; the next tick sends them")
+    elif code and request.every_s is None:
+        _say_look(request, project)
     return code
+
+
+@contextmanager
+def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_live: bool) -> Iterator[list[Report]]:
+    """Print reports on a terminal while others are still awaited, from PROMPT_S on; yield those that were printed.
+
+    Programs get one text at the end, whose first line is the worst finding.
+    """
+    shown: list[Report] = []
+    if is_live or request.as_json or not sys.stdout.isatty():
+        yield shown
+        return
+
+    def show(number: int, frame: FrameType | None) -> None:
+        new = [report for report in reports if report not in shown]
+        if new:
+            _show(new, request)
+            shown.extend(new)
+
+    with handled(show, signal.SIGALRM):
+        signal.setitimer(signal.ITIMER_REAL, PROMPT_S, PROMPT_S)
+        try:
+            yield shown
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _say_look(request: WatchRequest, project: Project) -> None:
+    """Say that typed targets or options are not notified, if they would be without them."""
+    channels = project.loaded.settings.alert.channels
+    if channels and request.alerts is None:
+        say(f"{', '.join(channels)} not notified: typed targets and options are a look; --alert notifies")
 
 
 def _watchdogs(request: WatchRequest, project: Project) -> tuple[list[Watchdog], list[Report]]:
@@ -250,7 +351,10 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
         project = open_in_child(system, path=request.config, overrides=request.settings, source=source)
     except ProbeError:  # the home directory hangs; its settings are read as soon as it responds
         source, project = Source(), open_in_child(system, path=request.config, overrides=request.settings)
+    if not request.notifies(system.environ):
+        _say_look(request, project)
     code, due, follower = 0, DueLogs(system.clock), LogFollower()
+    view = _View(request, system)
     try:
         for overdue in ticks(system.clock, every_s, request.times, due.logs, follower):
             try:
@@ -264,7 +368,7 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
                 say(f"{error.message}; the previous settings stay in use")
             try:
                 only = due.owners(overdue) if overdue else None
-                code = _once(request, project, only, due.note)
+                code = _once(request, project, only, due.note, view)
             except ResilError as error:
                 say(error.message)
                 code = EXIT_UNKNOWN
@@ -275,14 +379,50 @@ def _repeatedly(request: WatchRequest, every_s: float) -> int:
                 code = EXIT_UNKNOWN
             reap(GRACE_S)
     finally:
+        view.live.close()
         follower.stop()
     return code
 
 
-def _show(reports: Sequence[Report], request: WatchRequest) -> int:
-    """Print the reports. A full disk or a closed pipe does not raise: alerts must still be sent."""
+class _View:
+    """The newest report of each watchdog, drawn again on a terminal; elsewhere reports are printed as they come."""
+
+    def __init__(self, request: WatchRequest, system: System) -> None:
+        self.request, self.system, self.live = request, system, LiveView()
+        self.newest: dict[str, Report] = {}
+
+    def show(self, reports: Sequence[Report]) -> None:
+        """Show new reports."""
+        if self.request.as_json or not sys.stdout.isatty():
+            _print(reports, self.request)
+            return
+        self.newest |= {report.check: report for report in reports}
+        at = time.strftime("%H:%M:%S", time.localtime(self.system.clock.now()))
+        title = f"resil watch, every {format_duration(self.request.every_s or 0)}; last at {at}; Ctrl-C ends it"
+        found = [*self.newest.values()]
+
+        def show() -> None:
+            print(paint(title, "dim"))
+            _print(found, self.request)
+
+        self.live.show(show)
+
+
+def _print(reports: Sequence[Report], request: WatchRequest) -> None:
+    show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
+
+
+def _show(
+    reports: Sequence[Report], request: WatchRequest, view: _View | None = None, shown: Collection[Report] = ()
+) -> int:
+    """Print the reports that are not `shown` yet. A full disk or a closed pipe does not raise: alerts must still be
+    sent."""
     try:
-        show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
+        new = [report for report in reports if report not in shown]
+        if view is not None:
+            view.show(new)
+        elif new or not reports:
+            _print(new, request)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
@@ -294,10 +434,10 @@ def _show(reports: Sequence[Report], request: WatchRequest) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise Ended on SIGTERM and SIGHUP, so that running checks and their children are ended too."""
+    """Raise Ended on the first SIGTERM or SIGHUP, so that running checks and their children are ended too."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Ended
+        raise Ended(signal.Signals(number).name)
 
     with handled(end, signal.SIGTERM, signal.SIGHUP):
         yield

@@ -1,4 +1,4 @@
-"""The commands about runs: submit, status, logs, kill, save, clear, cancel; init and templates.
+"""The commands about runs: status, logs, kill, save, clear, cancel; init and templates. See also submit.py.
 
 Each command imports its modules when it runs: `resil logs` does not load the templates of `resil submit`.
 """
@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from resilience import layout
 from resilience.cli.options import (
@@ -19,248 +18,16 @@ from resilience.cli.options import (
     RunArgument,
     RunOrAllArgument,
     SchedulerOption,
-    completion,
+    complete_templates,
+    duration_s,
     open_project,
     single_command,
 )
-from resilience.cli.output import chosen, clean, patience, print_json, print_table, say
-from resilience.errors import ResilError, UsageError
-from resilience.messages import plural
+from resilience.cli.output import chosen, clean, patience, print_json, print_table
+from resilience.errors import ResilError
 from resilience.switch import Scope
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from resilience.runs.project import Project
-    from resilience.runs.submit import Prepared, SubmitResult
-
 STATUS_EVERY_S = 10.0
-
-
-@completion
-def complete_templates() -> Iterable[str]:
-    """Return the names of templates."""
-    from resilience.runs.templates.script import template_library
-
-    return [info.name for info in template_library(open_project()).list()]
-
-
-# ---- submit ---------------------------------------------------------------------------------------------------
-
-_SUBMIT_EPILOG = """Examples:
-
-resil submit --array 10: ten jobs of this project's run, one after another.
-
-resil submit train.sbatch --array 10 -- --qos=high: your own script, unchanged, with another sbatch flag.
-
-resil submit train.sbatch -- -- --lr 0.1: arguments of your script that look like options.
-
-resil submit --array 5 --after auto: five more behind the queued ones.
-
-resil submit --array 10 -n: show the script and the command, and do nothing."""
-
-_SBATCH_ARGS = "resil.sbatch_args"
-_SCRIPT_ARGS = "resil.script_args"
-
-
-class _SubmitCommand(TyperCommand):
-    """Collects the arguments after `--` for sbatch, and those after a second `--` for the script."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        position = args.index("--") if "--" in args else len(args)
-        _reject_empty(args[:position])
-        rest = args[position + 1 :]
-        second = rest.index("--") if "--" in rest else len(rest)
-        ctx.meta[_SBATCH_ARGS] = tuple(rest[:second])
-        ctx.meta[_SCRIPT_ARGS] = tuple(rest[second + 1 :])
-        return super().parse_args(ctx, args[:position])
-
-
-@single_command(_SUBMIT_EPILOG, cls=_SubmitCommand)
-def submit(
-    context: typer.Context,
-    script: Annotated[
-        str,
-        typer.Argument(
-            metavar="[SCRIPT]", help="Your own batch script. Default: the run's template.", show_default=False
-        ),
-    ] = "",
-    script_args: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Arguments of your script.", show_default=False)
-    ] = None,
-    array: Annotated[
-        str, typer.Option("--array", "-a", metavar="N|EXPR", help="10: ten jobs, one after another. Or 1-10%2, 0-20:5.")
-    ] = "",
-    chain: Annotated[
-        int | None, typer.Option("--chain", metavar="N", help="N single jobs, each behind the previous one.")
-    ] = None,
-    after: Annotated[
-        str, typer.Option("--after", metavar="JOB|auto", help="Queue behind a live job; auto: the run's newest.")
-    ] = "",
-    dependency: Annotated[
-        str, typer.Option("--dependency", "-d", metavar="EXPR", help="As sbatch; a bare id is written afterany:ID.")
-    ] = "",
-    exclude: Annotated[str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes never to use.")] = "",
-    signal: Annotated[
-        str, typer.Option("--signal", metavar="B:SIG@SEC", help="Signal before the time limit, as sbatch.")
-    ] = "",
-    time: Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="Time limit of each job, as sbatch.")] = "",
-    begin: Annotated[str, typer.Option("--begin", "-b", metavar="TIME", help="Not before this, as sbatch.")] = "",
-    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A variable of the template. Repeatable.")
-    ] = None,
-    template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="See: resil templates.", autocompletion=complete_templates)
-    ] = "",
-    run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")] = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show the script and the exact command; do nothing.")
-    ] = False,
-    test_only: Annotated[
-        bool, typer.Option("--test-only", help="Ask the scheduler when it would start; queue nothing.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Queue although the run is alive, killed or finished.")
-    ] = False,
-    parsable: Annotated[bool, typer.Option("--parsable", help="Write only the job ids.")] = False,
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-    scheduler: SchedulerOption = "",
-) -> None:
-    """Queue the run as a chain of jobs.
-
-    Flags for sbatch go after --, arguments of your own script that look like options after a second --.
-    """
-    from resilience.cron.late import late_notice
-    from resilience.runs.run_jobs import resolve_after
-    from resilience.runs.submit import perform, prepare
-    from resilience.runs.submit import test_only as start_estimate
-    from resilience.runs.submit_plan import SubmitRequest
-
-    if parsable and as_json:
-        raise UsageError("--parsable and --json cannot be given together", hint="use one of them")
-    project = open_project(config, scheduler)
-    own = Path(script) if script else None
-    name = run or project.default_run(own)
-    request = SubmitRequest(
-        run=name,
-        script=own,
-        script_args=(*(script_args or ()), *context.meta.get(_SCRIPT_ARGS, ())),
-        array=array,
-        chain=_chain(chain),
-        after=None,
-        dependency=dependency,
-        exclude=exclude,
-        signal=signal,
-        time=time,
-        begin=begin,
-        hold=hold,
-        template=template,
-        variables=_variables(set_ or []),
-        extra_args=context.meta.get(_SBATCH_ARGS, ()),
-        force=force,
-    )
-    if after:
-        from dataclasses import replace
-
-        request = replace(request, after=resolve_after(project, name, after))
-    prepared = prepare(project, request)
-    for finding in prepared.findings:
-        say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
-    if late := late_notice(project):
-        say(f"warning: {late}")
-    if dry_run:
-        _show_plan(project, prepared, as_json=as_json)
-        return
-    if test_only:
-        print(start_estimate(project, prepared))
-        return
-    with patience("the scheduler is slow to respond; still trying. Nothing is queued twice"):
-        result = perform(project, prepared, progress=say)
-    if parsable:
-        print("\n".join(map(str, result.ids)))
-    elif as_json:
-        ids = [str(job_id) for job_id in result.ids]
-        more = {"run_dir": result.directory, "scheduler": project.scheduler_name(), "job_ids": ids}
-        print_json("submit", chosen(result, "run", "notes", "recovered") | more)
-    else:
-        _show_queued(prepared, result)
-
-
-_VALUE_OPTIONS = frozenset(
-    ("--array", "--after", "--dependency", "--exclude", "--signal", "--time", "--begin", "--run", "--template")
-) | {"-a", "-d", "-x", "-t", "-b"}
-"""Options that need a value."""
-
-
-def _reject_empty(args: list[str]) -> None:
-    """Reject empty values: `--after "$JOB"` with an unset variable must not drop the dependency."""
-    for before, word in zip(["", *args], args, strict=False):
-        name, equals, value = word.partition("=")
-        option = before if word == "" else name if equals and not value else ""
-        if option in _VALUE_OPTIONS:
-            raise UsageError(
-                f"{option} has an empty value", hint="is a shell variable unset? To use the default, omit the option"
-            )
-
-
-def _chain(chain: int | None) -> int:
-    if chain is not None and chain < 1:
-        raise UsageError(f"--chain {chain} would queue nothing", hint="--chain 5 queues five jobs")
-    return chain or 0
-
-
-def _variables(pairs: list[str]) -> dict[str, str]:
-    variables = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key.strip().isidentifier():
-            raise UsageError(f"--set {pair!r} is not KEY=VALUE", hint="for instance --set lr=1e-4")
-        variables[key.strip()] = value
-    return variables
-
-
-def _show_plan(project: Project, prepared: Prepared, *, as_json: bool) -> None:
-    from resilience.runs.submit import command_lines
-
-    if as_json:
-        argv = [list(project.scheduler().command_line(submission)) for submission in prepared.submissions]
-        content = {"run": prepared.directory.run, "script": prepared.script, "argv": argv}
-        print_json("submit-plan", content)
-        return
-    print(prepared.script.rstrip("\n"))
-    print()
-    for line in command_lines(project, prepared):
-        print(f"# would run: {line}")
-
-
-def _show_queued(prepared: Prepared, result: SubmitResult) -> None:
-    """Print the queued jobs, their directory, and the next commands."""
-    from resilience.runs.submissions import own_script
-
-    array = prepared.plan.options.get("array")
-    ids = ", ".join(map(str, result.ids))
-    if array:
-        from resilience.submission import ArrayExpression
-
-        expression = ArrayExpression.parse(array)
-        how = ", one after another" if expression.throttle == 1 and expression.count > 1 else ""
-        print(f"queued run {result.run}: array {ids} of {plural(expression.count, 'job')}{how}")
-    elif len(result.ids) > 1:
-        print(f"queued run {result.run}: {len(result.ids)} jobs, each behind the previous one: {ids}")
-    else:
-        print(f"queued run {result.run}: job {ids}")
-    if result.recovered:
-        print("  the scheduler did not respond at first; the job was found by its token and is queued once")
-    for note in result.notes:
-        print(f"  note: {clean(note)}")
-    if "dependency" in prepared.plan.options:
-        print(f"  starts  {prepared.plan.options['dependency']}")
-    print(f"  state   {result.directory}")
-    print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    save_first = "" if own_script(prepared.directory) else f"resil kill {result.run} (saves first); "
-    print(f"  stop    {save_first}resil cancel {result.run} (at once)")
 
 
 # ---- status and logs ------------------------------------------------------------------------------------------
@@ -284,7 +51,8 @@ def status(
     """Show every run, or one: state, reason, time left, last step, next job."""
     from resilience.cli.show_status import show_status
 
-    project, watch_s = open_project(config, scheduler), interval if watch else None
+    every_s = duration_s("--interval", str(interval), least_s=1.0, most_s=86400, is_plain=True)  # NaN has no minimum
+    project, watch_s = open_project(config, scheduler), every_s if watch else None
     code = show_status(project, run, watch_s=watch_s, fresh=fresh, everything=everything, as_json=as_json)
     raise typer.Exit(code)
 
@@ -380,6 +148,13 @@ def save(
     print(f"save switch set: {switch.path}")
     if switch.warning:
         print(f"  warning: {switch.warning}")
+    from resilience.runs.submissions import newest_intent, read_intents
+
+    last = newest_intent(read_intents(directory))
+    if last is not None and last.adopted:
+        print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
+        print(f"  to remove the switch: resil clear {run or directory.run}")
+        return
     print("  a training that checks its switches saves, continues, and removes the switch")
 
 
@@ -394,7 +169,7 @@ def clear(
 
     project = open_project(config)
     directory = project.existing(run)
-    removed = switches.clear(directory, finished=finished)
+    removed = switches.clear(project, directory, finished=finished)
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
@@ -428,23 +203,29 @@ def init(
         str, typer.Argument(metavar="[DIRECTORY]", help="Default: the current directory.", show_default=False)
     ] = "",
     source: Annotated[
-        str, typer.Option("--from", metavar="SCRIPT", help="Import the #SBATCH lines of a batch script.")
+        str, typer.Option("--from", metavar="SCRIPT", help="Import a batch script: its header and launch.")
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing resil.toml.")] = False,
 ) -> None:
-    """Write a commented resil.toml and the cron directory. Keeps existing files."""
+    """Write a commented resil.toml and the cron directory. Keeps existing files.
+
+    --from takes over the #SBATCH lines, and guesses template and command from the line that starts the training.
+    """
+    from resilience.messages import plural
     from resilience.runs import init as runs_init
+    from resilience.settings.load import FILE_NAME
     from resilience.system.ports import System
 
     here = System().cwd  # existing settings are not read: they may be broken
     script = (here / source).resolve() if source else None
-    done = runs_init.init(directory=(here / directory).resolve(), source=script, force=force)
-    for path in done.written:
-        print(f"wrote {path}")
-    for path in done.kept:
-        print(f"kept  {path}")
+    target = (here / directory).resolve()
+    done = runs_init.init(directory=target, source=script, force=force)
+    in_cron = [path for path in done.written if path.name != FILE_NAME]
+    settings = f"{'wrote' if len(in_cron) < len(done.written) else 'kept'} {target / FILE_NAME}"
+    cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
+    print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:
-        print(f"note: {note}")
+        print(f"note: {clean(note)}")
     print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
     print("and:  resil cron install  # runs the watchdogs in cron/, which notify the channels of [alert]")
 

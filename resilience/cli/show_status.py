@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import chosen, clean, paint, plain, print_json, print_table
+from resilience.cli.output import LiveView, chosen, clean, paint, plain, print_json, print_table
 from resilience.cron.late import late_notice
 from resilience.errors import EX_TEMPFAIL
 from resilience.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
 from resilience.runs.attempts import Attempt, AttemptEnd, describe, describe_save
 from resilience.runs.status import JobRow, RunStatus, run_statuses
+from resilience.runs.submissions import describe_intervention
 from resilience.switch import describe_age
 
 if TYPE_CHECKING:
@@ -33,19 +35,19 @@ def show_status(
     as_json: bool = False,
 ) -> int:
     """Print the status once, or every `watch_s` seconds. Return the exit code: 75 if the scheduler did not respond."""
+    view = LiveView() if watch_s is not None else None
     while True:
         statuses = _statuses(project, run, fresh=fresh)
         late = late_notice(project)
+        show = partial(_show_all, project, statuses, late, everything=everything)
         if as_json:
             notice = {"cron": late} if late else {}
             now = project.system.clock.now()
             print_json("status", {"runs": [_to_json(status, now) for status in statuses], **notice})
+        elif view is not None:
+            view.show(show)
         else:
-            if watch_s is not None and sys.stdout.isatty():
-                print("\x1b[H\x1b[2J", end="")
-            _show(project, statuses, everything=everything)
-            if late:
-                print(f"{paint('cron', 'red')}  {clean(late)}")
+            show()
         if watch_s is None:
             break
         sys.stdout.flush()
@@ -56,6 +58,12 @@ def show_status(
 def _statuses(project: Project, run: str, *, fresh: bool) -> tuple[RunStatus, ...]:
     directories = (project.existing(run),) if run else project.runs()
     return run_statuses(project, directories, fresh=fresh)
+
+
+def _show_all(project: Project, statuses: Sequence[RunStatus], late: str, *, everything: bool) -> None:
+    _show(project, statuses, everything=everything)
+    if late:
+        print(f"{paint('cron', 'red')}  {clean(late)}")
 
 
 def _show(project: Project, statuses: Sequence[RunStatus], *, everything: bool) -> None:
@@ -95,6 +103,10 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(f"  saved: {clean(describe_save(status.save, now, is_running=is_running))}")
     if status.attempts and not status.finished:
         _show_end(status.attempts[-1], now)
+    if status.waits:
+        print(f"  {clean(status.waits)}")
+    if status.intervention is not None and not any(row.is_alive for row in status.rows):
+        print(f"  {clean(describe_intervention(status.intervention, now))}")
     for sentence in status.lost:
         print(f"  lost: {clean(sentence)}")
     for switch in status.switches:
@@ -149,5 +161,5 @@ def _colour(state: JobState) -> str:
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
     kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
-    more = chosen(status, "lost", "trouble", "age_s", "unreadable")
+    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention")
     return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

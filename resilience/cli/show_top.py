@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.cli.output import chosen, clean, paint, print_json, table
+from resilience.cli.output import chosen, clean, folded, paint, print_json, table
 from resilience.messages import plural
 from resilience.quantities import format_bytes, format_duration
 from resilience.watch.scan.top import (
@@ -23,10 +23,11 @@ from resilience.watch.scan.top import (
     scan_directory,
     scanned_directories,
 )
+from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Record
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.watch.scan.scan import Progress
+    from resilience.watch.scan.scan import Progress, Scan
 
 NAMED = 5
 SURE_AFTER_S = 3600.0
@@ -44,8 +45,9 @@ def show_top(
     deadline_s: float | None,
     as_json: bool,
     by: str,
+    fresh: bool = False,
 ) -> int:
-    """Scan the directories (default: the project's) and print the largest and the fastest-growing.
+    """Scan the directories (default: the project's) and print the largest and the fastest-growing. `fresh` reads all.
 
     Return 0, 3 if a directory could not be scanned, or 130 after Ctrl-C.
     """
@@ -56,7 +58,7 @@ def show_top(
     for number, root in enumerate(roots):
         left_s = None if until is None else max(0.5, (until - system.clock.monotonic()) / (len(roots) - number))
         progress = _Bar(root) if sys.stderr.isatty() else None
-        found = scan_directory(system, root, left_s, progress.update if progress else lambda _: None)
+        found = scan_directory(system, root, left_s, progress.update if progress else lambda _: None, fresh=fresh)
         if progress:
             progress.clear()
         reports.append(compose(found, limit=limit, by=by, login_name=cache(login_name)))
@@ -127,18 +129,20 @@ def lines(report: TopReport, *, by: str, now: float) -> list[str]:
     root = clean(str(found.root))
     if found.error:
         return [f"{root}: could not be scanned: {found.error}"]
-    totals = found.totals
+    tree = found.tree
     at_least = "at least " if not found.is_complete else ""
-    shown = [
-        f"{paint(root, 'bold')}: {at_least}{format_bytes(totals.blocks[0] * 512)} in {plural(totals.files[0], 'file')} "
-        f"and {plural(totals.directories[0], 'directory')}, scanned in {_seconds(found.took_s)}"
-    ]
-    shown += [f"  ! {sentence}" for sentence in warnings(report)]
+    headline = (
+        f"{root}: {at_least}{format_bytes(tree.blocks[0] * 512)} in {plural(tree.files[0], 'file')} "
+        f"and {plural(tree.directories[0], 'directory')}, scanned in {_seconds(found.took_s)}"
+    )
+    shown = folded(headline)
+    shown[0] = shown[0].replace(root, paint(root, "bold"))
+    shown += [line for sentence in warnings(report) for line in folded(f"! {sentence}", 2)]
     if report.largest:
         shown += ["", f"LARGEST by {by}", *_table(report, report.largest, by, now)]
     if report.growing:
         shown += ["", f"FASTEST GROWING by {by}", *_table(report, report.growing, by, now, growing=True)]
-    return [*shown, "", *(f"  {sentence}" for sentence in remarks(report))]
+    return [*shown, "", *(line for sentence in remarks(report) for line in folded(sentence, 2))]
 
 
 def _seconds(took_s: float) -> str:
@@ -150,21 +154,20 @@ def warnings(report: TopReport) -> list[str]:
     found = report.scan
     shown = []
     why = "interrupted" if found.interrupted else "the deadline" if found.out_of_time else "no response"
-    if report.unread:
+    if unread := found.tree.in_state(UNREAD, PARTIAL):
         shown.append(
-            f"{len(report.unread):,} of {plural(len(found.tree), 'directory')} unfinished ({why}): the figures are "
-            f"lower bounds; run the command again to continue: {_names(report.unread)}"
+            f"{len(unread):,} of {plural(len(found.tree), 'directory')} unfinished ({why}): the figures are "
+            f"lower bounds; run the command again to continue: {_names(unread)}"
         )
-    if report.stuck:
-        shown.append(f"{plural(len(report.stuck), 'directory')} did not respond: {_names(report.stuck)}")
+    if stuck := found.tree.in_state(STUCK):
+        shown.append(f"{plural(len(stuck), 'directory')} did not respond: {_names(stuck)}")
     if found.unverified:
         known = f"{found.unverified:,} of {plural(len(found.tree), 'known directory')}"
         shown.append(f"{known} could not be checked again ({why}): the figures there are from earlier scans")
-    if report.unreadable:
-        reasons = ", ".join(sorted({os.strerror(number) for _, number in report.unreadable}))
-        paths = [path for path, _ in report.unreadable]
-        count = plural(len(paths), "directory")
-        shown.append(f"{count} could not be read ({reasons}), their contents are not counted: {_names(paths)}")
+    if unreadable := found.tree.in_state(UNREADABLE):
+        reasons = ", ".join(sorted({os.strerror(record.trouble) for record in unreadable}))
+        count = plural(len(unreadable), "directory")
+        shown.append(f"{count} could not be read ({reasons}), their contents are not counted: {_names(unreadable)}")
     return shown + [clean(note) for note in found.notes]
 
 
@@ -179,18 +182,19 @@ def remarks(report: TopReport) -> list[str]:
         shown.append("growth: unknown until the next scan, for lack of an earlier one")
     else:
         guess = "; the interval is too short for a reliable rate per day" if report.since_s < SURE_AFTER_S else ""
-        grows = "" if report.growing else "nothing grew "
+        grows = "" if report.growing else "nothing grew " if not found.unseen else "none found "
         shown.append(f"growth: {grows}since the scan of {format_duration(round(report.since_s))} ago{guess}")
-    if report.elsewhere:
-        count = plural(len(report.elsewhere), "mount point")
-        shown.append(f"not entered: {count} of other file systems: {_names(report.elsewhere)}")
-    if found.verified:
+    if elsewhere := found.tree.in_state(ELSEWHERE):
+        shown.append(f"not entered: {plural(len(elsewhere), 'mount point')} of other file systems: {_names(elsewhere)}")
+    if found.unseen:
         oldest = format_duration(round(max(0.0, found.time - found.oldest)))
         shown.append(
-            f"{found.verified:,} of {plural(len(found.tree), 'directory')} were unchanged and not read again (figures "
-            f"up to {oldest} old): file counts are exact, but growth of existing files shows at once only if "
-            "they were written recently; each directory is read in full once a day"
+            f"not looked at: {found.unseen:,} of {plural(found.tree.files[0], 'file')}, in directories where no file "
+            f"was added or removed: their growth is not in the figures, which are up to {oldest} old. New files and "
+            "the largest and newest ones were looked at. Every directory is read once a day; --fresh reads all now"
         )
+    elif found.verified:
+        shown.append(f"all files were looked at, but {plural(found.verified, 'unchanged directory')} not listed again")
     return shown
 
 
@@ -257,9 +261,13 @@ def _owner(row: TopDirectory) -> str:
     )
 
 
-def _names(paths: Sequence[bytes]) -> str:
-    shown = ", ".join(clean(shortened(os.fsdecode(path))) or "." for path in paths[:NAMED])
-    return shown + (f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else "")
+def _names(records: Sequence[Record]) -> str:
+    shown = ", ".join(clean(shortened(os.fsdecode(record.path))) or "." for record in records[:NAMED])
+    return shown + (f" and {len(records) - NAMED:,} more" if len(records) > NAMED else "")
+
+
+def _paths(found: Scan, *states: int) -> list[str]:
+    return [os.fsdecode(record.path) for record in found.tree.in_state(*states)]
 
 
 def to_json(report: TopReport) -> dict[str, Any]:
@@ -272,21 +280,25 @@ def to_json(report: TopReport) -> dict[str, Any]:
         "took_s": round(found.took_s, 4),
         "complete": found.is_complete,
         **chosen(found, "interrupted", "out_of_time"),
-        "bytes": found.totals.blocks[0] * 512,
-        "files": found.totals.files[0],
-        "folders": found.totals.directories[0],
+        "bytes": found.tree.blocks[0] * 512,
+        "files": found.tree.files[0],
+        "folders": found.tree.directories[0],
         "checkpoints": {"bytes": report.checkpoint_bytes, "folders": report.checkpoint_directories},
         "compared_with_s": report.since_s,
         "largest": [_row_json(report, row) for row in report.largest],
         "growing": [_row_json(report, row) for row in report.growing],
-        "unfinished": [os.fsdecode(path) for path in report.unread],
-        "stuck": [os.fsdecode(path) for path in report.stuck],
-        "unreadable": [{"path": os.fsdecode(p), "reason": os.strerror(number)} for p, number in report.unreadable],
-        "other_file_systems": [os.fsdecode(path) for path in report.elsewhere],
+        "unfinished": _paths(found, UNREAD, PARTIAL),
+        "stuck": _paths(found, STUCK),
+        "unreadable": [
+            {"path": os.fsdecode(record.path), "reason": os.strerror(record.trouble)}
+            for record in found.tree.in_state(UNREADABLE)
+        ],
+        "other_file_systems": _paths(found, ELSEWHERE),
         "scan": {
             "folders_read": found.read,
             "folders_unchanged": found.verified,
             "folders_not_verified": found.unverified,
+            "files_not_looked_at": found.unseen,
             "oldest_figure": found.oldest,
             **chosen(found, "looks", "pace", "notes"),
         },

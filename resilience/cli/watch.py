@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -14,15 +15,23 @@ from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, du
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.runs.open_project import open_in_child
 from resilience.system.ports import System
 from resilience.watch.options import Option, absolute_paths, flag_of, options_of, parse_pairs, without_unit
-from resilience.watch.watchdogs import checks, every_name, kind_of, listed, open_in_child
+from resilience.watch.watchdogs import checks, every_name, kind_of, listed
 
 EPILOG = "Examples: resil watch fs; resil watch --all; resil watch --all --every 1m; resil watch fs --help"
 TOP_LIMIT = 20
 
 _Explain = Annotated[bool, typer.Option("--explain", help="Explain each verdict: what was checked, and how.")]
-_NoAlert = Annotated[bool, typer.Option("--no-alert", help="Only check: send no alerts, whatever [alert] configures.")]
+_Alert = Annotated[
+    bool | None,
+    typer.Option(
+        "--alert/--no-alert",
+        help="Notify, or not. Default: unless targets or options are typed that change the check.",
+        show_default=False,
+    ),
+]
 _Every = Annotated[str, typer.Option("--every", metavar="DURATION", help="Repeat at this interval, until SIGTERM.")]
 _Count = Annotated[
     int, typer.Option("--count", metavar="N", min=0, help="With --every: repeat this many times.", show_default=False)
@@ -30,18 +39,20 @@ _Count = Annotated[
 _Deadline = Annotated[
     str, typer.Option("--deadline", metavar="DURATION", help="Time limit for the check of one target.")
 ]
+_Retry = Annotated[bool, typer.Option("--retry", help="Probe again at once what is known to hang, after a repair.")]
 _SHARED: dict[str, tuple[Any, Any]] = {
     "explain": (_Explain, False),
     "as_json": (JsonOption, False),
-    "no_alert": (_NoAlert, False),
+    "alert": (_Alert, None),
     "every": (_Every, ""),
     "count": (_Count, 0),
     "deadline": (_Deadline, ""),
+    "retry": (_Retry, False),
     "config": (ConfigOption, None),
     "scheduler": (SchedulerOption, ""),
 }
-RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--config", "--scheduler",
-                      "--help", "--top", "--limit", "--all", "--list"})  # fmt: skip
+RESERVED = frozenset({"--explain", "--json", "--no-alert", "--alert", "--every", "--count", "--retry", "--config",
+                      "--scheduler", "--help", "--top", "--limit", "--fresh", "--all", "--list", "--new"})  # fmt: skip
 """Options of every watchdog: no settings field may have such a name. A field `deadline_s` replaces --deadline."""
 
 
@@ -85,12 +96,16 @@ def watch_group(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Run every watchdog.")] = False,
     list_only: Annotated[bool, typer.Option("--list", "-l", help="List the watchdogs.")] = False,
+    new: Annotated[
+        str, typer.Option("--new", metavar="NAME", help="Write a watchdog of your own, and its test, to start from.")
+    ] = "",
     explain: _Explain = False,
     as_json: JsonOption = False,
-    no_alert: _NoAlert = False,
+    alert: _Alert = None,
     every: _Every = "",
     count: _Count = 0,
     deadline: _Deadline = "",
+    retry: _Retry = False,
     config: ConfigOption = None,
     scheduler: SchedulerOption = "",
 ) -> None:
@@ -99,14 +114,15 @@ def watch_group(
     Exits as a Nagios plugin does: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
     """
     if ctx.invoked_subcommand is not None:
-        if everything or list_only:
-            raise UsageError(
-                f"--{'all' if everything else 'list'} and {ctx.invoked_subcommand} cannot be given together",
-                hint="omit one of them",
-            )
+        if everything or list_only or new:
+            option = "--all" if everything else "--list" if list_only else "--new"
+            raise UsageError(f"{option} and {ctx.invoked_subcommand} cannot be given together", hint="omit one of them")
         return
     if list_only:
         _show_list(config, scheduler, as_json=as_json)
+        return
+    if new:
+        _write_new(new, config)
         return
     if not everything:
         raise UsageError("no watchdog was named", hint="resil watch --all, or a name from: resil watch --list")
@@ -126,6 +142,23 @@ def _show_list(config: Path | None, scheduler: str, *, as_json: bool) -> None:
         for row in rows
     ]  # fmt: skip
     print_table(("NAME", "KIND", "CHECKS", "SETTINGS", "--ALL"), cells)
+
+
+def _write_new(name: str, config: Path | None) -> None:
+    import sys
+
+    from resilience.plugins import PLUGIN_PATH
+    from resilience.watch.new_watchdog import DIRECTORY, write_watchdog
+
+    system = System()
+    project = open_in_child(system, path=config)
+    listed_directories = checks().directories
+    directory = listed_directories[0] if listed_directories else project.loaded.project / DIRECTORY
+    made = write_watchdog(name, system.cwd / directory, every_name(project))
+    print(f"wrote {made.watchdog}\n      {made.test}\n\nnext:")
+    if not listed_directories:
+        print(f"  export {PLUGIN_PATH}={quote(str(made.directory))}")
+    print(f"  {quote(sys.executable)} {quote(str(made.test))}\n  resil watch {name}")
 
 
 def _project(ctx: Any) -> Any:
@@ -159,22 +192,27 @@ def _command_of(name: str, check: Any) -> Any:
         limit = typer.Option("--limit", metavar="N", min=1, help="With --top: number of directories.")
         parameters.append(_parameter("top", Annotated[bool, top], False))
         parameters.append(_parameter("limit", Annotated[int, limit], TOP_LIMIT))
+        fresh = typer.Option("--fresh", help="With --top: read all directories again, also unchanged ones.")
+        parameters.append(_parameter("fresh", Annotated[bool, fresh], False))
     shares = {key: given for key, given in _SHARED.items() if flag_of(key) not in {option.flag for option in options}}
     parameters += [_parameter(key, annotation, default) for key, (annotation, default) in shares.items()]
 
     def command(**given: Any) -> None:
         context = given.pop("ctx")
-        shared = {
-            key: given.get(key, default) or (context.parent.params.get(key) or default)
-            for key, (_, default) in _SHARED.items()
-        }
+        shared = {}
+        for key, (_, default) in _SHARED.items():
+            typed = (words.get(key) for words in (given, context.parent.params))
+            shared[key] = next((value for value in typed if value not in (None, default)), default)
+        shared["deadline"] = shared["deadline"] or given.get("field_deadline_s") or ""
         overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )
         if given.get("top"):
             if shared["every"]:
                 raise UsageError("--top and --every cannot be given together", hint="omit one of them")
-            raise typer.Exit(_show_top(name, overrides, given["limit"], shared))
+            raise typer.Exit(_show_top(name, overrides, given["limit"], shared, fresh=given["fresh"]))
+        if given.get("fresh"):
+            raise UsageError("--fresh needs --top", hint=f"resil watch {name} --top --fresh")
         if given.get("limit", TOP_LIMIT) != TOP_LIMIT:
             raise UsageError("--limit needs --top", hint=f"resil watch {name} --top --limit 10")
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
@@ -242,21 +280,19 @@ def _request(name: str | None, overrides: dict[str, object], shared: dict[str, A
         config=shared["config"],
         explain=shared["explain"],
         as_json=shared["as_json"],
-        alerts=not shared["no_alert"],
+        alerts=shared["alert"],
         every_s=every_s,
         times=shared["count"],
+        retry=shared["retry"],
     )
 
 
 def _duration(option: str, text: str) -> float:
     """Return the value of an option in seconds; a bare number is seconds. Raise UsageError if it is not a duration."""
-    seconds = float(text) if text.replace(".", "", 1).isdigit() else duration_s(option, text)
-    if not 0 < seconds <= 366 * 86400:
-        raise UsageError(f"{option} {text} must be positive, and at most a year", hint=f"{option} 1m")
-    return seconds
+    return duration_s(option, text, least_s=0.01, most_s=366 * 86400, is_plain=True)
 
 
-def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any]) -> int:
+def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[str, Any], *, fresh: bool) -> int:
     from resilience.cli.show_top import show_top
     from resilience.watch.watchdogs import load_watchdog
 
@@ -268,4 +304,6 @@ def _show_top(name: str, overrides: dict[str, object], limit: int, shared: dict[
         raise SettingsError(f"the watchdog {name} has no paths")
     deadline_s = _duration("--deadline", shared["deadline"]) if shared["deadline"] else None
     by = "inodes" if watchdog.kind == "inodes" else "bytes"
-    return int(show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by))
+    return int(
+        show_top(project, paths, limit=limit, deadline_s=deadline_s, as_json=request.as_json, by=by, fresh=fresh)
+    )

@@ -59,6 +59,15 @@ def driver_of(name: str) -> Driver:
     return found
 
 
+def check_backend(wanted: str) -> None:
+    """Raise UsageError unless `wanted` is `auto` or the name of a driver."""
+    if wanted != AUTO and wanted not in drivers().names():
+        from resilience.messages import suggest
+
+        hint = suggest(wanted, (AUTO, *drivers().names()), cutoff=0.6)
+        raise UsageError(f"unknown cron backend {wanted!r}", hint=hint)
+
+
 def choose(project: Project, wanted: str = AUTO) -> Choice:
     """Return the driver that `wanted` names, or the best available one. Checks with deadlines; changes nothing.
 
@@ -66,11 +75,7 @@ def choose(project: Project, wanted: str = AUTO) -> Choice:
     """
     from resilience.watch.watchdogs import context_of
 
-    if wanted != AUTO and wanted not in drivers().names():
-        from resilience.messages import suggest
-
-        hint = suggest(wanted, (AUTO, *drivers().names()), cutoff=0.6)
-        raise UsageError(f"unknown cron backend {wanted!r}", hint=hint)
+    check_backend(wanted)
     context = context_of(project)
     names = drivers().names() if wanted == AUTO else (wanted,)
     offers = tuple(sorted((check_driver(name, context) for name in names), key=lambda offer: (offer.rank, offer.name)))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from resilience.cron.entries import find_name, next_runs
 from resilience.cron.records import Entry, Kind
 from resilience.errors import ResilError, UsageError
+from resilience.messages import quoted
 from resilience.quantities import parse_duration_s
 from resilience.system.files import explain_os_error, make_directory, read_regular, write_atomic
 
@@ -168,18 +169,33 @@ def check(requested: NewEntry) -> None:
         parse_schedule(requested.schedule)
 
 
+def _as_typed(text: str) -> str:
+    """Return a message about options of a comment in the words of the command line: `--timeout 5x` for `timeout=5x`."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')} {shlex.quote(found[2])}"
+
+    return re.sub(r"\b(timeout|catch_up|overlap|jitter|ok)=([^\s:]+?)(?=,? |:|,?$)", option, text)
+
+
 def _options_text(cron: CronProject, requested: NewEntry) -> str:
     """Return the options as text (`timeout=10m rerun`). Raise UsageError if the option parser rejects them."""
-    from resilience.cron.table.options import default_options, parse_options
+    from resilience.cron.table.options import OptionError, default_options, parse_options
 
     # The timeout of a job is its time limit.
     said = {key: value for key, value in requested.options.items() if not (requested.submit and key == "timeout")}
     text = " ".join(f"{key}={value}" if value else key for key, value in said.items())
     for key, value in requested.options.items():
         if value.split() != ([value] if value else []):
-            raise UsageError(f"--{key.replace('_', '-')} {value!r} contains a blank", hint=f"for instance {key}=10m")
+            raise UsageError(
+                f"--{key.replace('_', '-')} {value!r} contains a blank", hint="write the value without blanks"
+            )
     everything = " ".join(f"{key}={value}" if value else key for key, value in requested.options.items())
-    parse_options(everything, default_options(cron.settings, is_drop_in=bool(requested.directories)))
+    default = default_options(cron.settings, is_drop_in=bool(requested.directories))
+    try:
+        parse_options(everything, default)
+    except OptionError as error:
+        raise UsageError(_as_typed(error.message), hint=_as_typed(error.hint)) from None
     return text
 
 
@@ -221,7 +237,9 @@ def _add_drop_in(
     path = directory / (f"{requested.name}.slurm" if requested.submit else requested.name)
     for other in (requested.name, f"{requested.name}.slurm", f"{requested.name}.sbatch"):
         if os.path.lexists(directory / other):
-            raise UsageError(f"{directory / other} already exists", hint=f"resil cron remove {directory.name}/{other}")
+            raise UsageError(
+                f"{directory / other} already exists", hint=f"resil cron remove {quoted(f'{directory.name}/{other}')}"
+            )
     text = _script(cron, requested, words, options)
     draft = Entry(name=f"{directory.name}/{path.name}", place="", schedule=PERIOD_SCHEDULES[period],
                   kind=Kind.SUBMIT if requested.submit else Kind.RUN, argv=(str(path),), path=str(path))  # fmt: skip
@@ -256,7 +274,9 @@ def _write_new(path: Path, text: str) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise UsageError(f"{path} already exists", hint=f"resil cron remove {path.parent.name}/{path.name}") from None
+        raise UsageError(
+            f"{path} already exists", hint=f"resil cron remove {quoted(f'{path.parent.name}/{path.name}')}"
+        ) from None
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
     finally:
@@ -301,7 +321,7 @@ def _add_line(
     name = f"{CRONTAB}/{requested.name}"
     table = parse(cron, before)
     if taken := next((entry for entry in table.entries if entry.name == name), None):
-        raise UsageError(f"{name} already exists: {taken.place}", hint=f"resil cron remove {name}")
+        raise UsageError(f"{name} already exists: {taken.place}", hint=f"resil cron remove {quoted(name)}")
     # `%` ends a command in crontab(5).
     command = shlex.join(words).replace("%", "\\%")
     line = f"{' '.join(requested.schedule.split())}  {command}  # resil: name={requested.name}"
@@ -315,7 +335,7 @@ def _add_line(
     if entry is None:
         raise UsageError(
             "a crontab line cannot express this command",
-            hint=f"use a drop-in: resil cron add {requested.name} --hourly -- ...; or put the command into a script",
+            hint=f"use a drop-in: resil cron add {requested.name} --hourly -- COMMAND; or write a script",
         )
     text = "\n".join(lines) + "\n"
     inherited = sorted({*entry.environment, *(["MAILTO"] if entry.mail_to else [])})
@@ -385,7 +405,8 @@ def _find(table: Table, wanted: str) -> Entry:
     except UsageError:
         if (ignored := _ignored(table, wanted)) is not None:
             raise UsageError(
-                f"{ignored.place} is not an entry: {ignored.reason}", hint=f"remove the file: rm {ignored.place}"
+                f"{ignored.place} is not an entry: {ignored.reason}",
+                hint=f"remove the file: rm {quoted(ignored.place)}",
             ) from None
         raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -78,10 +79,10 @@ def who(installation: Installation, project: Project) -> str:
 def already(installation: Installation, project: Project, wanted: str) -> AlreadyInstalled:
     """Return the error for a request that conflicts with the existing installation."""
     if installation.by == project.system.host.user:
-        backend = f" --backend {wanted}" if wanted != AUTO else ""
-        hint = f"one is enough, see resil cron status; to switch to {wanted}: resil cron install{backend} --replace"
+        switch = ["--replace"] if wanted == AUTO else ["--backend", wanted, "--replace"]
+        hint = f"one is enough: resil cron status; to switch to {wanted}: resil cron install {shlex.join(switch)}"
     else:
-        hint = f"one is enough, see resil cron status; only {installation.by} can remove it: resil cron uninstall"
+        hint = f"one is enough: resil cron status; only {installation.by} can remove it: resil cron uninstall"
     return AlreadyInstalled(
         f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
     )

@@ -305,7 +305,8 @@ def _watch(cron: CronProject) -> None:
     project = cron.project
     _write_last_watch(cron, 0.0, 1)  # in case this process is killed: an incident may be open
     watchdogs, broken = watchdogs_of(project, [WATCHDOG])
-    notify(project, [*broken, *(with_own_finding(report) for report in watch(project, watchdogs))], notes=notes)
+    reports = [*broken, *(with_own_finding(report) for report in watch(project, watchdogs))]
+    notify(project, reports, notes=notes, typed="")
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
     waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
     _write_last_watch(cron, REPEAT_S - SOON_S if waits else 0.0, len(ours))

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.slots import AHEAD_S, Slots, link_once
 from resilience.errors import StateDirectoryError
+from resilience.messages import quoted
 from resilience.system.files import (
     append_line,
     explain_os_error,
@@ -65,14 +66,16 @@ class CronDirectory:
         except OSError as error:
             raise explain_os_error(error, "check", self.path) from error
         if not stat.S_ISDIR(info.st_mode):
-            raise StateDirectoryError(f"{self.path} is not a directory", hint=f"move it away: mv {self.path} /tmp")
+            raise StateDirectoryError(
+                f"{self.path} is not a directory", hint=f"move it away: mv {quoted(self.path)} /tmp"
+            )
         if info.st_uid != os.geteuid() and not self.group:
             raise StateDirectoryError(
                 f"{self.path} belongs to another user (uid {info.st_uid}): no entries run",
                 hint="set state_dir in resil.toml to your own directory, or [run] group if a group operates it",
             )
         if info.st_mode & (0o002 if self.group else 0o022):
-            fix = f"chmod {'o' if self.group else 'go'}-w {self.path}"
+            fix = f"chmod {'o' if self.group else 'go'}-w {quoted(self.path)}"
             raise StateDirectoryError(f"other users can write to {self.path}: no entries run", hint=fix)
 
     # ---- slots ------------------------------------------------------------------------------------------------
@@ -237,7 +240,7 @@ class CronDirectory:
             found = read_regular(path, limit_bytes=2**22)
         except StateDirectoryError as error:
             if error.__cause__ is None or not path.is_file():  # a FIFO, a directory, a link
-                raise Damaged(error.message, hint=f"remove it: rm -r {path}") from error
+                raise Damaged(error.message, hint=f"remove it: rm -r {quoted(path)}") from error
             raise
         if found is None:
             return None
@@ -246,7 +249,7 @@ class CronDirectory:
             if not isinstance(record, dict):
                 raise ValueError("not a JSON object")
         except (ValueError, RecursionError) as error:
-            raise Damaged(f"{path} is damaged: {error}", hint=f"remove it: rm {path}") from error
+            raise Damaged(f"{path} is damaged: {error}", hint=f"remove it: rm {quoted(path)}") from error
         return record
 
     def quarantine(self, name: str) -> None:

@@ -277,7 +277,7 @@ def _judge_ticks(heartbeat: Heartbeat | None, last_tick: str, now: float, settin
     if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
         advice = "start it: resil cron install"
         if not heartbeat.is_last and not cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
-            advice += f"; if ticks continue, a crontab line is left over: resil cron uninstall on {heartbeat.host}"
+            advice += f"; if ticks continue, a crontab line is left over on {heartbeat.host}: resil cron uninstall"
         return Judgement(Health.ABSENT, f"nothing is installed; {last_tick}", advice)
     advice = f"on {heartbeat.host}: resil cron run; or install a scheduler: resil cron install"
     if cron_late.is_dead(heartbeat.time, heartbeat.expected, now, settings.late_s):

@@ -302,7 +302,7 @@ def _kill(stage: Stage, attempt: DemoAttempt) -> None:
 
 
 def _clear(stage: Stage, attempt: DemoAttempt) -> None:
-    switches.clear(stage.run)
+    switches.clear(stage.project, stage.run)
 
 
 def _save(stage: Stage, attempt: DemoAttempt) -> None:
@@ -346,13 +346,14 @@ def run_demo(
     directory: Path | None,
     keep: bool,
     report: Callable[[float, str], None],
+    detail: Callable[[float, str], None],
     show: Callable[[str], None],
 ) -> DemoResult:
     """Run the demo and return its result.
 
-    `report(seconds, sentence)` is called for each event, `show(line)` with a progress line that replaces the
-    previous one. Raise UsageError if the directory is not empty, DemoFailed if the demo does not end in time or not as
-    expected; then the directory is kept.
+    `report(seconds, sentence)` is called for each event of the training, `detail` for each reason and for the events
+    of the later acts, `show(line)` with a progress line that replaces the previous one. Raise UsageError if the
+    directory is not empty, DemoFailed if the demo does not end in time or not as expected; then the directory is kept.
     """
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} already exists and is not empty", hint="use a new directory: --folder NEW")
@@ -364,11 +365,11 @@ def run_demo(
     make_directory(path, mode=0o755)
     stage = _set_up(project, path, TIMINGS.get(scheduler, TIMINGS["slurm"]))
     try:
-        result = _play(stage, began, report, show)
+        result = _play(stage, began, report, detail, show)
         if scheduler == "local":  # acts two and three play on one machine: on a cluster they would wait for the queue
 
             def say(sentence: str) -> None:
-                report(clock.monotonic() - began, sentence)
+                detail(clock.monotonic() - began, sentence)
 
             night = play_night(project.system, path / "night", say=say)
             cron = play_cron(project.system, path / "cron", say=say)
@@ -424,11 +425,17 @@ def _training(checkpoints: Path, pace_s: float) -> list[str]:
     return [*words, "--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--pace", str(pace_s)]
 
 
-def _play(stage: Stage, began: float, report: Callable[[float, str], None], show: Callable[[str], None]) -> DemoResult:
+def _play(
+    stage: Stage,
+    began: float,
+    report: Callable[[float, str], None],
+    detail: Callable[[float, str], None],
+    show: Callable[[str], None],
+) -> DemoResult:
     clock = stage.project.system.clock
 
     def say(sentence: str) -> None:
-        report(clock.monotonic() - began, sentence)
+        (detail if sentence.startswith(" ") else report)(clock.monotonic() - began, sentence)
 
     reference = _uninterrupted(stage)
     say(f"an uninterrupted training reaches loss {reference!r} after {STEPS} steps; now the same with faults")

@@ -38,9 +38,12 @@ class DemoFailed(ResilError):
 
 
 def shorten(text: str) -> str:
-    """Return a text as one short line; its end, with the incident's id, is kept. Pure."""
+    """Return a text as one short line of whole words; the last word, the incident's id, is kept. Pure."""
     line = " ".join(text.split())
-    return line if len(line) <= LINE else f"{line[: LINE - 15]} ... {line[-10:]}"
+    if len(line) <= LINE:
+        return line
+    start = line[: LINE - 15]
+    return f"{start.rpartition(' ')[0] or start} ... {line.rpartition(' ')[2][-10:]}"
 
 
 @dataclass(slots=True)
@@ -87,7 +90,7 @@ class Operator:
         try:
             return list(json.loads(done.stdout)["incidents"])
         except (ValueError, LookupError):
-            raise DemoFailed(f"resil alert list says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
+            raise DemoFailed(f"`resil alert list` says: {done.stdout[:200]} {done.stderr.strip()[:200]}") from None
 
     def until(self, found: Callable[[], ValueT], patience_s: float, pause_s: float) -> ValueT | None:
         """Call a function until its result is true, and return the result; None after `patience_s`."""

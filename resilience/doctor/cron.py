@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from resilience.cron.entries import runs_of
 from resilience.cron.records import Entry, Ignored, Kind, Overlap
 from resilience.cron.status import READ_S, CronStatus, Health, cron_status
 from resilience.cron.words import span_text
-from resilience.doctor.diagnosis import Diagnosis, guarded, nearest_existing, try_to_write
+from resilience.doctor.diagnosis import Diagnosis, guarded, try_state_directory
 from resilience.errors import ProbeError, ResilError
 from resilience.finding import Verdict
 from resilience.job import Liveness
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
             "driver",
             Verdict.CRITICAL,
             f"its interpreter {installation.python} no longer exists",
-            "resil cron uninstall, then resil cron install with the current installation of resil",
+            "install it again with this resil: resil cron uninstall; resil cron install",
         )
 
 
@@ -227,17 +227,13 @@ def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
         cron.state.check()
     except ResilError as error:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
-    directory = path
-    try:
-        directory = nearest_existing(path)
-        try_to_write(directory)
-        yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
-    except OSError as error:
-        yield Diagnosis(
-            "state directory",
-            Verdict.CRITICAL,
-            f"cannot write in {directory}: {error.strerror or error}: no tick can record a slot, so no entry runs",
-            "free some space (and inodes), or set state_dir under [run] in resil.toml",
+    written = try_state_directory(path)
+    if written.verdict is Verdict.OK:
+        yield written
+    else:
+        text = f"{written.text}: no tick can record a slot, so no entry runs"
+        yield replace(
+            written, text=text, advice="free some space (and inodes), or set state_dir under [run] in resil.toml"
         )
 
 
@@ -251,7 +247,7 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
             'call it by its interpreter: "$RESIL_PYTHON" -P -m resilience; or install resil as a package',
         )  # fmt: skip
     else:
-        yield Diagnosis("resil", Verdict.OK, f"entries use {found}")
+        yield Diagnosis("resil", Verdict.OK, f"on the PATH of entries: {found}")
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------
@@ -347,7 +343,7 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     if not file.is_file():
         yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
     elif not os.access(file, os.X_OK):
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {file}")
+        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {quoted(file)}")
     else:
         yield from _interpreter(entry, file, path)
 
@@ -361,7 +357,7 @@ def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
     if first.endswith(b"\r"):
         yield Diagnosis(
             entry.name, Verdict.CRITICAL, f"{file} has Windows line ends: its interpreter is not found",
-            f"sed -i 's/\\r$//' {file}",
+            f"sed -i 's/\\r$//' {quoted(file)}",
         )  # fmt: skip
         return
     words = os.fsdecode(first[2:]).split()
@@ -385,7 +381,7 @@ def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
         text = f"last result: {runs[-1].outcome.value}"
         if runs[-1].summary:
             text += f": {runs[-1].summary}"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {entry.name}")
+        yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {quoted(entry.name)}")
 
 
 def environment_of(cron: CronProject, entry: Entry | None = None) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""`resil doctor` and `resil config check`: checks of scheduler, state directory, runs and settings."""
+"""`resil doctor`: checks of scheduler, state directory, runs and settings."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from resilience import layout
 from resilience.base.mounts import MEMORY_TYPES, current_mounts, mount_of
 from resilience.cluster import ClusterConfig
-from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, guarded, nearest_existing, try_to_write
-from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.doctor.diagnosis import (
+    Diagnosis,
+    diagnose_cluster,
+    diagnose_nodes,
+    guarded,
+    try_state_directory,
+)
+from resilience.doctor.settings import check_settings
+from resilience.doctor.training import TOPIC, diagnose_training
+from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
+from resilience.job import JobId
+from resilience.messages import quoted
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
+
+if TYPE_CHECKING:
+    from resilience.schedulers import Scheduler
 
 CLIENTS = ("sbatch", "squeue", "scontrol", "scancel", "srun")
 
@@ -40,6 +54,8 @@ def examine(project: Project) -> Examination:
         ("settings", _settings),
         ("scheduler", _scheduler),
         ("state directory", _state_directory),
+        ("alerts", _alert_state),
+        (TOPIC, diagnose_training),
         ("templates", _templates),
         ("runs", _runs),
         ("cron", _cron),
@@ -50,12 +66,18 @@ def examine(project: Project) -> Examination:
 
 def _settings(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.path
+    try:
+        check_settings(project)
+    except ResilError as error:
+        where = f"{path}: " if path is not None else ""
+        yield Diagnosis("settings", Verdict.CRITICAL, f"{where}{error.message}", error.hint)
+        return
     if path is None:
         yield Diagnosis(
             "settings", Verdict.OK, "no resil.toml; using the defaults", "write a commented one: resil init"
         )
     else:
-        yield Diagnosis("settings", Verdict.OK, str(path))
+        yield Diagnosis("settings", Verdict.OK, f"{path} was read, and each setting is valid")
 
 
 def _scheduler(project: Project) -> Iterator[Diagnosis]:
@@ -82,6 +104,10 @@ def _scheduler(project: Project) -> Iterator[Diagnosis]:
         yield Diagnosis("scheduler", Verdict.UNKNOWN, f"{name}: {error.message}", error.hint)
         return
     yield from _describe(config)
+    if config.scheduler == "slurm":
+        yield from guarded("accounting", lambda: _accounting(scheduler, config))
+        yield from guarded("scrontab", lambda: _scrontab(project, config))
+        yield from guarded("nodes", lambda: (diagnose_nodes(scheduler.nodes()),))
     yield from diagnose_cluster(config)
     variables = sorted(key for key in project.system.environ if key.startswith("SBATCH_"))
     if variables:
@@ -100,21 +126,51 @@ def _describe(config: ClusterConfig) -> Iterator[Diagnosis]:
         )
     else:
         cluster = f" on cluster {config.cluster}" if config.cluster else ""
-        yield Diagnosis("scheduler", Verdict.OK, f"SLURM {config.version}{cluster} responds")
+        text = f"SLURM {config.version}{cluster} answered `scontrol show config`"
+        yield Diagnosis("scheduler", Verdict.OK, text)
+
+
+def _accounting(scheduler: Scheduler, config: ClusterConfig) -> Iterator[Diagnosis]:
+    """Query sacct: slurm.conf may name a slurmdbd that is dead."""
+    if config.accounting is None:
+        yield Diagnosis("accounting", Verdict.UNKNOWN, "`scontrol show config` does not name AccountingStorageType")
+    elif not config.accounting:
+        text = "off in slurm.conf: SLURM forgets how a job ended after MinJobAge (300 s)"
+        yield Diagnosis("accounting", Verdict.OK, text)
+    else:
+        try:
+            scheduler.history([JobId(1)])
+        except ResilError as error:
+            yield Diagnosis("accounting", Verdict.UNKNOWN, f"`sacct -j 1` failed: {error.message}", error.hint)
+        else:
+            yield Diagnosis("accounting", Verdict.OK, "`sacct -j 1` answered")
+
+
+def _scrontab(project: Project, config: ClusterConfig) -> Iterator[Diagnosis]:
+    """Run `scrontab -l`: slurm.conf may enable what has no program here."""
+    from resilience.cron.drivers._ticks.programs import ProgramUnavailable
+    from resilience.cron.drivers.scrontab import Scrontab
+    from resilience.watch.watchdogs import context_of
+
+    try:
+        Scrontab().read(context_of(project))
+    except ProgramUnavailable as error:
+        if config.scrontab:
+            text = f"slurm.conf enables it, but `scrontab -l` failed: {error.message}"
+            yield Diagnosis("scrontab", Verdict.WARNING, text, "log in to a node that has it, or use another backend")
+        else:
+            yield Diagnosis("scrontab", Verdict.OK, f"not usable here: {error.message}")
+    except ResilError as error:
+        yield Diagnosis("scrontab", Verdict.UNKNOWN, error.message, error.hint)
+    else:
+        yield Diagnosis("scrontab", Verdict.OK, "`scrontab -l` answered")
 
 
 def _state_directory(project: Project) -> Iterator[Diagnosis]:
     path = project.loaded.state_dir
-    try:
-        try_to_write(nearest_existing(path))
-        yield Diagnosis("state directory", Verdict.OK, f"{path} can be written")
-    except OSError as error:
-        yield Diagnosis(
-            "state directory",
-            Verdict.CRITICAL,
-            f"cannot write in {path}: {error.strerror or error}",
-            "set state_dir under [run] in resil.toml to a directory of yours on the shared file system",
-        )
+    written = try_state_directory(path)
+    yield written
+    if written.verdict is not Verdict.OK:
         return
     mount = mount_of(path, current_mounts())
     if mount is None:
@@ -131,7 +187,21 @@ def _state_directory(project: Project) -> Iterator[Diagnosis]:
             "jobs on other nodes would not see switches and journals; choose a shared directory as state_dir",
         )
     else:
-        yield Diagnosis("file system", Verdict.OK, f"{mount.type} at {mount.point}, shared")
+        yield Diagnosis(
+            "file system",
+            Verdict.OK,
+            f"{mount.type} at {mount.point}: such file systems are shared",
+            "ask a node: resil doctor --on-node",
+        )
+
+
+def _alert_state(project: Project) -> Iterator[Diagnosis]:
+    """Yield an error if other users may write the alert state, which is then not used."""
+    from resilience.alerts.state import DIRECTORY, distrust
+
+    refusal = distrust(project.loaded.state_dir / DIRECTORY, project.loaded.settings.run.group)
+    if refusal is not None:
+        yield Diagnosis("alerts", Verdict.CRITICAL, refusal.message, refusal.hint)
 
 
 def _templates(project: Project) -> Iterator[Diagnosis]:
@@ -152,7 +222,7 @@ def _runs(project: Project) -> Iterator[Diagnosis]:
                     continue
                 text = f"{kind} switch of {switch.who}" + ("" if switch.honoured else f", rejected: {switch.refusal}")
                 yield Diagnosis(
-                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {directory.run}"
+                    f"run {directory.run}", Verdict.WARNING, text, f"to clear it: resil clear {quoted(directory.run)}"
                 )
         except ResilError as error:
             yield Diagnosis(f"run {directory.run}", Verdict.UNKNOWN, error.message, error.hint)
@@ -164,66 +234,3 @@ def _cron(project: Project) -> Iterator[Diagnosis]:
     from resilience.doctor.cron import outlook
 
     yield outlook(open_cron(project))
-
-
-# ---- resil config check ---------------------------------------------------------------------------------------
-
-
-def check_settings(project: Project) -> None:
-    """Raise SettingsError or UsageError for the first setting that makes a submit fail."""
-    from resilience.runs.project import schedulers
-    from resilience.runs.submit_plan import SubmitRequest, plan_submit, split_signal
-    from resilience.submission import MAX_LEAD_S, check_run_name
-    from resilience.switch import OwnerPolicy
-
-    settings = project.loaded.settings
-    if settings.run.name:
-        check_run_name(settings.run.name)
-    template_library(project).source(settings.run.template)
-    if settings.scheduler.name != "auto" and settings.scheduler.name not in schedulers().names():
-        schedulers().load(settings.scheduler.name)
-    if settings.run.switch_owners and settings.run.switch_owners not in set(OwnerPolicy):
-        raise SettingsError(
-            f"switch_owners = {settings.run.switch_owners!r} is not an owner policy",
-            hint="there are: owner, group, any",
-        )
-    if settings.submit.signal_lead_s > MAX_LEAD_S:
-        raise SettingsError(
-            f"signal_lead_s is above {MAX_LEAD_S} s, which sbatch refuses", hint="for instance signal_lead_s = 300"
-        )
-    try:
-        split_signal(f"B:{settings.submit.signal}@{int(settings.submit.signal_lead_s)}")
-        plan_submit(SubmitRequest(run=settings.run.name or "run"), settings, "logs")
-    except UsageError as error:
-        raise SettingsError(error.message, hint=error.hint) from error
-    _check_watchdogs(project)
-    _check_alerts(project)
-    _check_cron(project)
-
-
-def _check_watchdogs(project: Project) -> None:
-    from resilience.watch.watchdogs import context_of, load_watchdog
-
-    context = context_of(project)
-    for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
-        found = load_watchdog(project, name)
-        found.check.targets(found.settings, context)
-
-
-def _check_cron(project: Project) -> None:
-    """Check settings that only a tick uses."""
-    from resilience.cron.report import check_reporting
-
-    check_reporting(project.loaded.settings.cron_settings)
-
-
-def _check_alerts(project: Project) -> None:
-    """Check the policy and every channel. Nothing is sent, and no secret is read."""
-    from resilience.alerts.policy import check_policy
-    from resilience.alerts.routes import channels, routes_of
-
-    settings = project.loaded.settings
-    check_policy(settings.alert, {*channels().names(), *settings.channels})
-    for route in routes_of(project).values():
-        channel, channel_settings = route.load()
-        channel.check(channel_settings)

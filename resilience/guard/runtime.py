@@ -505,6 +505,8 @@ class GuardRuntime:
         self._timer.sample(time.monotonic(), self._gate.position(), time.process_time())
         if not self._watches.has_files:
             self._writer.work()
+        elif self._writer.hurry():
+            self._watches.wake_files()
         self._writer.check_responsive()
         self._keep_learned()
         timer = self._timer

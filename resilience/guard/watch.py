@@ -241,8 +241,9 @@ class Watches:
         self._all = [self._node]
         if own:
             self._all.append(watch("triggers", own, every_s=settings.poll_s))
+        self._files = watch("files", shared, every_s=settings.poll_s, first=first, also=at_files)
         if self.has_files:
-            self._all.append(watch("files", shared, every_s=settings.poll_s, first=first, also=at_files))
+            self._all.append(self._files)
 
     def start(self) -> None:
         """Start all threads."""
@@ -281,6 +282,10 @@ class Watches:
         """Poll all triggers, and run the background tasks, now."""
         for watch in self._all:
             watch.wake()
+
+    def wake_files(self) -> None:
+        """Poll the shared files, and run their background tasks, now."""
+        self._files.wake()
 
     def stop(self, wait_s: float) -> None:
         """Deliver the last outcomes, then end all threads; abandon a thread that hangs after `wait_s`."""

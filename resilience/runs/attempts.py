@@ -25,7 +25,7 @@ class AttemptEnd(StrEnum):
     """SIGTERM came from the scheduler (time limit, cancel, requeue, preemption) or from the batch shell (a kill switch,
     `stop_after`), and the training ended after it."""
     LOST = "lost"
-    """No end was recorded: SIGKILL, a dead node."""
+    """No end was recorded (SIGKILL, a dead node), or SLURM revoked the job under its launch (a dead node)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,16 @@ class KillStage:
     since: float | None
     until: float | None
     why: str
+
+
+def waits_for(events: Iterable[Mapping[str, Any]], attempt: int) -> tuple[int, ...]:
+    """Return the numbers of the attempts whose end an attempt waits for, from the batch shell's journal."""
+    found: tuple[int, ...] = ()
+    for event in events:
+        if event.get("attempt") == attempt and event.get("event") in ("waiting", "attempt_start", "attempt_end"):
+            numbers = str(event.get("for", "")).split() if event.get("event") == "waiting" else []
+            found = tuple(int(number) for number in numbers if number.isdecimal() and len(number) < 19)
+    return found
 
 
 def kill_stage(events: Iterable[Mapping[str, Any]], attempt: int) -> KillStage | None:

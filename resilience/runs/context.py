@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # `resil watch fs` does not need them
     from resilience.runs.run_directory import RunDirectory
@@ -25,6 +25,7 @@ class Context(NamedTuple):
             `cluster=` selects one of several SLURM clusters. Raises UsageError for an unknown scheduler.
         scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
         has_settings: whether a resil.toml was found.
+        shared: results that the probes in one child share (`together` of a check); None outside of such a child.
     """
 
     system: System
@@ -35,6 +36,7 @@ class Context(NamedTuple):
     scheduler: Callable[..., Scheduler]
     scheduler_deadline_s: float = 60.0
     has_settings: bool = False
+    shared: dict[Any, Any] | None = None
 
     def runs(self) -> tuple[RunDirectory, ...]:
         """Return every run of the state directory. Raise StateDirectoryError if it cannot be read."""

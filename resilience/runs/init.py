@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.errors import UsageError
+from resilience.messages import cut
 from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.runs.project import run_name_from
 from resilience.runs.submit_plan import read_own_script, split_signal
 from resilience.runs.templates.directives import parse_directives
+from resilience.runs.templates.launches import Launch, training_of
 from resilience.settings.load import FILE_NAME
 from resilience.submission import ArrayExpression, serial_array
 from resilience.system.files import make_directory, shipped_directory, write_atomic
@@ -30,7 +32,7 @@ _PROGRAM = re.compile(r"[A-Za-z0-9_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Initialized:
-    """The files written and kept, and notes about directives that were left out."""
+    """The files written and kept, and notes about what was guessed or left out."""
 
     written: tuple[Path, ...]
     kept: tuple[Path, ...]
@@ -38,17 +40,19 @@ class Initialized:
 
 
 def init(*, directory: Path, source: Path | None, force: bool) -> Initialized:
-    """Write resil.toml and cron/ into a directory. Existing files are kept, unless forced.
+    """Write resil.toml and cron/ into a directory. Existing files are kept; `force` overwrites resil.toml.
 
-    Raise UsageError if there is a resil.toml and `force` is not given, or if the source is not a batch script.
+    Raise UsageError if a source is given for a resil.toml that is kept, or if the source is not a batch script.
     """
     target = directory / FILE_NAME
-    if os.path.lexists(target) and not force:
+    is_kept = os.path.lexists(target) and not force
+    if is_kept and source is not None:
         raise UsageError(f"{target} already exists", hint="show it: resil config show; overwrite it: --force")
     text, notes = compose_settings(directory.name, read_own_script(source) if source is not None else "")
     make_directory(directory, mode=0o755)
-    write_atomic(target, text, mode=0o644)
-    written, kept = [target], []
+    if not is_kept:
+        write_atomic(target, text, mode=0o644)
+    written, kept = ([], [target]) if is_kept else ([target], [])
     shipped = shipped_directory("cron")
     for path in sorted(shipped.rglob("*")):
         destination = directory / "cron" / path.relative_to(shipped)
@@ -77,12 +81,12 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
     """Return the text of a commented resil.toml, and notes about directives that were left out. Pure."""
     options = dict(parse_directives(script).options)
     notes: list[str] = []
+    launch = training_of(script)
     if script:
         left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
-        notes = [f"--{key} was left out: resil or each submit sets it" for key in left]
-        notes.append(
-            "command is still the example: set it to the command of the script, and put its modules into setup"
-        )
+        if left:
+            notes.append(f"left out, because resil or each submit sets them: {', '.join(f'--{key}' for key in left)}")
+        notes += _launch_notes(launch, options.get("nodes") or "1")
     run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
     sbatch = []
@@ -95,10 +99,29 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
                 sbatch.append(f"{key} = {'true' if value is None else quote_toml(value)}")
     return _TEMPLATE.format(
         run=quote_toml(run),
+        command=quote_toml((launch.command if launch is not None else "") or _COMMAND_EXAMPLE),
+        template=quote_toml(launch.template if launch is not None else "python"),
         array=quote_toml(_array(options.get("array") or "")),
         lead=quote_toml(lead),
         sbatch="\n".join(sbatch) if sbatch else _SBATCH_EXAMPLE,
     ), tuple(notes)
+
+
+def _launch_notes(launch: Launch | None, nodes: str) -> list[str]:
+    """Return notes about the command and the template that were guessed from a script."""
+    if launch is None:
+        return ["no line of the script starts Python or a launcher: set command, template and setup"]
+    line = cut(" ".join(launch.line.split()), 100)
+    notes = [f"template {launch.template} was taken from: {line}"]
+    if not launch.command:
+        notes.append("command is still the example: set it to the command of the script, and its modules as setup")
+    elif "$" in launch.command:
+        notes.append("command uses shell variables: set them in setup, with the modules of the script")
+    else:
+        notes.append("check the command, and put the modules of the script into setup")
+    if launch.template == "python" and not nodes.startswith("1"):
+        notes.append(f"{nodes} nodes and one process: the other nodes would be idle; set template or nodes")
+    return notes
 
 
 def _array(directive: str) -> str:
@@ -133,6 +156,8 @@ def _refusal(key: str, value: str | None) -> str:
     return ""
 
 
+_COMMAND_EXAMPLE = "python train.py"
+
 _SBATCH_EXAMPLE = """\
 # partition = "gpu"
 # account = "project-123"
@@ -150,9 +175,9 @@ _TEMPLATE = """\
 name = {run}
 # The training, as you would type it in a shell. It resumes from its last checkpoint by itself, and calls the guard once
 # per step (from resilience.guard import TrainingGuard).
-command = "python train.py"
+command = {command}
 # How it is launched: python, srun, torchrun, accelerate, deepspeed, container. See: resil templates
-template = "python"
+template = {template}
 # Shell lines before the launch.
 # setup = ["module load cuda", "source .venv/bin/activate"]
 # Where the run keeps its state: must be on a file system that all nodes share.

@@ -23,7 +23,7 @@ from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_events
 from resilience.runs.status import RunStatus, run_statuses
-from resilience.runs.submissions import own_script, read_intents
+from resilience.runs.submissions import adopted_ids, own_script, read_intents
 from resilience.switch import Scope
 from resilience.system.files import open_without_waiting, read_regular
 
@@ -57,6 +57,7 @@ class KillOutlook:
         script: the user's own script that the run was queued with, or empty.
         is_old: whether the batch script was written by a resil version that never ends a training by force.
         owner: the user who can cancel the jobs; empty for the present user.
+        adopted: the live jobs that were queued without resil.
     """
 
     headline: str
@@ -71,6 +72,7 @@ class KillOutlook:
     script: str = ""
     is_old: bool = False
     owner: str = ""
+    adopted: tuple[str, ...] = ()
 
 
 def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
@@ -81,6 +83,8 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
     step_s, save_s = _number(learned.get("slowest_step_s")), _number(learned.get("slowest_save_s"))
     intents = read_intents(directory)
     script = _content(intents[-1].script) if intents else b""
+    adopted = adopted_ids(intents)
+    rows = [row for row in status.rows if int(row.job.split("_")[0]) not in adopted]
     owner = (intents[-1].by if intents else "") or directory.owner()
     me = project.system.host.user
     return KillOutlook(
@@ -88,14 +92,15 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
         attempt=attempt,
         is_in_setup=attempt is not None and _LAUNCH in script and not _journalled(directory, attempt, "launch"),
         is_guarded=_saw_guard(directory, attempt) if attempt is not None else False,
-        ever_guarded=_ever_saw_guard(directory),
+        ever_guarded=ever_saw_guard(directory),
         within_s=None if step_s is None or save_s is None else step_s + save_s + NOTICE_S,
         bound_s=_bound_s(directory, learned),
         stage=status.kill,
-        queued=sum(n for row in status.rows for state, n in row.counts.items() if JobState(state).is_waiting),
+        queued=sum(n for row in rows for state, n in row.counts.items() if JobState(state).is_waiting),
         script=own_script(directory),
         is_old=bool(script) and _STAGES not in script,
         owner="" if me in (owner, "root") else owner,
+        adopted=tuple(row.job for row in status.rows if row not in rows and row.is_alive),
     )
 
 
@@ -103,10 +108,15 @@ def describe_outlook(outlook: KillOutlook, run: str, scope: Scope, now: float) -
     """Return lines about the effect, and about the remaining options. Pure."""
     is_finished = outlook.headline == "finished"
     lines = ["the run is finished"] if is_finished else []
-    if outlook.script:
+    if outlook.adopted:
+        jobs = f"job{'s' if len(outlook.adopted) > 1 else ''} {', '.join(outlook.adopted)}"
+        lines.append(f"adopted {jobs}: queued without resil, does not see the switch, saves nothing and runs on")
+    if outlook.script and not outlook.adopted:
         lines += _of_own_script(outlook)
     elif outlook.attempt is not None:
         lines += _of_attempt(outlook, outlook.attempt, now)
+    elif outlook.adopted:
+        pass
     elif outlook.headline == "running":
         lines.append("a job runs that has not launched the training, and will not")
     elif outlook.headline != "unknown" and not is_finished:
@@ -202,7 +212,8 @@ def _saw_guard(directory: RunDirectory, attempt: Attempt) -> bool | None:
         return None
 
 
-def _ever_saw_guard(directory: RunDirectory) -> bool | None:
+def ever_saw_guard(directory: RunDirectory) -> bool | None:
+    """Return whether a guard was ever seen in the run; None if its directory cannot be read."""
     try:
         journal = os.listdir(directory.path / layout.JOURNAL)  # noqa: PTH208
         beats = os.listdir(directory.path / layout.BEATS)  # noqa: PTH208

@@ -35,6 +35,8 @@ def schedulers() -> Family:
 class Project:
     """One project directory with its settings.
 
+    Raises SettingsError if the settings name a scheduler that is not installed.
+
     Attributes:
         unread: why the user's own settings were ignored; None when they were read, or there are none.
     """
@@ -43,6 +45,17 @@ class Project:
     loaded: Loaded
     _clients: dict[str, Scheduler] = field(default_factory=dict, compare=False, repr=False)
     unread: ResilError | None = None
+
+    def __post_init__(self) -> None:
+        name = self.loaded.settings.scheduler.name
+        if name not in ("auto", "local", "slurm", *self._clients) and name not in schedulers().names():
+            from resilience.errors import SettingsError
+            from resilience.messages import suggest
+
+            origin = self.loaded.origins.get("scheduler.name", "[scheduler]")
+            raise SettingsError(
+                f"there is no scheduler {name!r} ({origin})", hint=suggest(name, ("auto", *schedulers().names()))
+            )
 
     def scheduler_name(self) -> str:
         """Return the scheduler for new jobs: the configured one, else SLURM if sbatch is installed, else the embedded
@@ -125,8 +138,9 @@ class Project:
         return tuple(find_runs(self.loaded.state_dir, self.loaded.settings.run.group))
 
     def _no_such_run(self, run: str) -> UsageError:
-        from resilience.messages import nearest
+        from resilience.messages import cut, nearest
 
+        run = cut(run, 100)
         near = nearest(run, [directory.run for directory in self.runs()], cutoff=0.6)
         hint = f"did you mean {near}?" if near else "see them all: resil status"
         return UsageError(f"there is no run {run!r} in {self.loaded.state_dir}", hint=hint)

@@ -10,35 +10,35 @@ from pathlib import Path
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import logs_by_age, newest_log
 from resilience.runs.run_jobs import jobs_of_run, newest, scheduler_of
+from resilience.runs.run_logs import logs_by_age, newest_log, stdout_of
 from resilience.runs.submissions import read_intents
 from resilience.system.files import explain_os_error, open_without_waiting
 
 POLL_S = 0.5
 QUERY_S = 30.0
-"""Interval for querying the scheduler for a newer job, if only the scheduler knows the log."""
+"""Interval for looking up newer submissions, and for querying the scheduler if only the scheduler knows the log."""
 TAIL_LIMIT_BYTES = 2**20
 """Limit of the output shown: a progress bar may write one line of gigabytes."""
 _BLOCK_BYTES = 65536
 
 
 def find_log(project: Project, directory: RunDirectory) -> Path:
-    """Return the newest log: of the rendered scripts, else the output of the newest job according to the scheduler.
+    """Return the newest log that is known from the run's own files, else the newest job's according to the scheduler.
 
     Raise ResilError if there is none yet, SchedulerUnavailable if only the scheduler knows the log, and does not
     answer.
     """
-    own = newest_log(directory)
+    intents = read_intents(directory)
+    own = newest_log(directory, intents)
     if own is not None:
         return own
-    intents = read_intents(directory)
     try:
         scheduler = project.scheduler(scheduler_of(intents))
         jobs = jobs_of_run(scheduler.jobs(finished=True), directory.run, intents)
         job = newest([job for job in jobs if not job.state.is_waiting])
-        path = Path(scheduler.job(job.id).stdout) if job is not None else None
-        if path is not None and os.path.lexists(path) and not path.is_dir():
+        path = stdout_of(scheduler, job) if job is not None else None
+        if path is not None:
             return path
     except SchedulerUnavailable as error:
         raise SchedulerUnavailable(
@@ -49,8 +49,6 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
         raise ResilError(
             f"run {directory.run} has no log in {directory.path}; {error.message}", hint=error.hint
         ) from error
-    except OSError as error:
-        raise explain_os_error(error, "access", Path(str(error.filename))) from error
     raise ResilError(
         f"run {directory.run} has written no log yet", hint=f"see why it waits: resil status {directory.run}"
     )
@@ -97,17 +95,19 @@ def follow(project: Project, directory: RunDirectory, path: Path, position: int)
     again. Raise StateDirectoryError if a log cannot be read.
     """
     clock = project.system.clock
-    positions = {log: _size(log) for log in logs_by_age(directory)} | {path: position}
+    intents = read_intents(directory)
+    positions = {log: _size(log) for log in logs_by_age(directory, intents)} | {path: position}
     queried_at = clock.monotonic()
     while True:
         chunk, positions[path] = _read_on(path, positions[path])
         if chunk:
             yield path, chunk
             continue
-        newer = newest_log(directory)
-        if newer is None and clock.monotonic() - queried_at >= QUERY_S:
+        newer = newest_log(directory, intents)
+        if clock.monotonic() - queried_at >= QUERY_S:
             queried_at = clock.monotonic()
             with suppress(ResilError):  # without an answer, keep following the known log
+                intents = read_intents(directory)
                 newer = find_log(project, directory)
         if newer is not None and newer != path:
             path = newer

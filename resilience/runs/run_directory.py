@@ -5,11 +5,13 @@ Several login nodes and jobs may use it at once over NFS, Lustre or GPFS; correc
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +111,19 @@ class RunDirectory:
         try:
             return (self.path / name).exists()
         except OSError as error:
-            raise explain_os_error(error, "access", self.path) from error
+            if error.errno == errno.ENAMETOOLONG:
+                return False
+            raise self._explain_access(error) from error
+
+    def _explain_access(self, error: OSError) -> StateDirectoryError:
+        explained = explain_os_error(error, "access", self.path)
+        with suppress(OSError):  # the state directory may be private as well
+            uid = self.path.stat().st_uid
+            if isinstance(error, PermissionError) and uid != os.geteuid():
+                owner = user_name(uid)
+                explained.message = f"run {self.run} belongs to {owner} and is private: {self.path}"
+                explained.hint = f'use another run: --run NAME; or ask {owner} to set group = "GROUP" under [run]'
+        return explained
 
     def settings(self) -> dict[str, object]:
         """Return the content of `run.toml`; empty if it is missing or damaged."""

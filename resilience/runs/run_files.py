@@ -1,11 +1,11 @@
-"""Reads the files of a run: its attempts, journals, logs and heartbeats. Format: docs/reference/run-directory.md."""
+"""Reads the files of a run: its attempts and journals. Format: docs/reference/run-directory.md."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +25,8 @@ FAR_BYTES = 1048576
 """Bytes read from a journal whose tail has no durable save."""
 ATTEMPTS_WITHOUT_SAVE = 20
 """The newest save is looked up in the journals of this many attempts."""
-LOGS_READ = 8
-BEATS_READ = 64
-"""Newest heartbeats that are read; a run of a thousand nodes has as many."""
 SIGN_OF_LIFE_S = 30.0
 """A heartbeat younger than this contradicts an empty queue. Heartbeats come every 10 s by default."""
-# At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
-_BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
-_LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*([0-9]{1,18})(?![0-9])", re.IGNORECASE)
 
 
 # ---- attempts -------------------------------------------------------------------------------------------------------
@@ -162,55 +156,7 @@ def _journal_tail(
     return tuple(parse_lines(line for line in lines if any(word in line for word in words))), is_whole
 
 
-# ---- logs and heartbeats --------------------------------------------------------------------------------------------
-
-
-def last_step(directory: RunDirectory) -> int | None:
-    """Return the last step in a heartbeat, else in the newest log that names one; None if unknown."""
-    beats = reversed(_by_age(directory.path / layout.BEATS)[-BEATS_READ:])
-    step = next(_steps(beats, _BEAT_STEP, 0), None)  # the steps of single ranks come later in the file
-    if step is not None:
-        return step
-    # A job that has just started has written nothing yet; the previous one has.
-    newest = newest_log(directory)
-    older = [path for path in reversed(logs_by_age(directory)[-LOGS_READ:]) if path != newest]
-    return next(_steps(older if newest is None else (newest, *older), _LOG_STEP, -1), None)
-
-
-def _steps(paths: Iterable[Path], pattern: re.Pattern[bytes], which: int) -> Iterator[int]:
-    """Yield the first or last step in the tail of each file that names one."""
-    for path in paths:
-        with suppress(OSError):
-            if found := pattern.findall(read_tail(path, TAIL_BYTES)[0]):
-                yield int(found[which])
-
-
-def newest_log(directory: RunDirectory) -> Path | None:
-    """Return the log of the last attempt, else the newest log, or None.
-
-    A job that found the run finished or killed writes a log as well, which would hide the log of the training.
-    """
-    logs = own = logs_by_age(directory)
-    with suppress(StateDirectoryError):
-        for attempt in read_attempts(directory, newest=1):
-            own = [path for path in logs if path.stem.endswith(f"-{attempt.label}")] or logs
-    return own[-1] if own else None
-
-
-def logs_by_age(directory: RunDirectory) -> list[Path]:
-    """Return the run's logs, oldest first."""
-    return _by_age(directory.path / layout.LOGS)
-
-
-def _by_age(directory: Path) -> list[Path]:
-    found = []
-    with suppress(OSError), os.scandir(directory) as entries:
-        for entry in entries:
-            # Files are often renamed here: one that vanished must not hide the others.
-            with suppress(OSError):
-                if not entry.name.startswith(".") and entry.is_file():
-                    found.append((entry.stat().st_mtime, entry.path))
-    return [Path(path) for _, path in sorted(found)]
+# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 def read_tail(path: Path | str, limit: int) -> tuple[bytes, bool]:

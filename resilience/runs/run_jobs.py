@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from resilience.errors import NoSuchJob, RunAlive, SchedulerError, SchedulerUnavailable
+from resilience.errors import (
+    NoSuchJob,
+    ResilError,
+    RunAlive,
+    SchedulerError,
+    SchedulerUnavailable,
+    StateDirectoryError,
+    UsageError,
+)
 from resilience.job import Job, JobId, Liveness
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.submissions import Intent, Outcome, read_intents, submitted_ids
+from resilience.runs.run_logs import stdout_of
+from resilience.runs.submissions import (
+    Deed,
+    Intent,
+    Intervention,
+    Outcome,
+    adopted_ids,
+    newest_intent,
+    read_intents,
+    record_intervention,
+    submitted_ids,
+)
 from resilience.submission import split_comment
-from resilience.system.ports import is_account
+from resilience.system.ports import System, is_account
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.schedulers import Scheduler
+
+
+T = TypeVar("T")
 
 
 def newest(jobs: Collection[Job]) -> Job | None:
@@ -24,14 +48,17 @@ def newest(jobs: Collection[Job]) -> Job | None:
     return max(jobs, key=lambda job: (job.submit_time or 0.0, job.id.array), default=None)
 
 
-def refuse_if_live(run: str, live: Collection[Job]) -> None:
-    """Raise RunAlive, with the jobs and a hint, if there are any."""
+def refuse_if_live(run: str, live: Collection[Job], me: str) -> None:
+    """Raise RunAlive, with the jobs, their owners if they are not all `me`, and a hint, if there are any."""
     if not live:
         return
     ids = ", ".join(sorted({str(job.id.whole) for job in live}))
+    others = sorted({job.user for job in live} - {"", me})
+    whose = " and ".join(others)
+    stop = f"stop it: resil kill {run}" if others else f"cancel it: resil cancel {run}"
     raise RunAlive(
-        f"run {run} is already live: job {ids}",
-        hint=f"queue behind it: --after auto; run both, at your own risk: --force; cancel it: resil cancel {run}",
+        f"run {run} is already live: job {ids}{f' of {whose}' if others else ''}",
+        hint=f"queue behind it: --after auto; run both, at your own risk: --force; {stop}",
     )
 
 
@@ -51,7 +78,8 @@ class Owners:
         self._by_id: dict[int, list[str]] = {}
         for run, intents in journals.items():
             for job_id in submitted_ids(intents):
-                self._by_id.setdefault(job_id.array, []).append(run)
+                if run not in (runs := self._by_id.setdefault(job_id.array, [])):
+                    runs.append(run)
 
     def runs_of(self, array: int, comment: str) -> Sequence[str]:
         """Return the runs of a job with this id (of its array) and comment: one or none, except for shared ids."""
@@ -80,7 +108,78 @@ def submitters(
 
 def scheduler_of(intents: Sequence[Intent]) -> str:
     """Return the scheduler of the newest intent that was not refused; empty if there is none."""
-    return next((i.scheduler for i in reversed(intents) if i.outcome is not Outcome.REFUSED), "")
+    newest = newest_intent(intents)
+    return newest.scheduler if newest is not None else ""
+
+
+class Queues:
+    """The queues with the jobs of many runs: each is queried once, or not at all while its answer is recent.
+
+    Args:
+        client: returns the client of a scheduler, by name.
+        default: the scheduler of runs without a job.
+        patience_s: how long a query may take; None: as long as the client's deadline.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        client: Callable[[str], Scheduler],
+        default: str,
+        *,
+        fresh: bool = False,
+        patience_s: float | None = None,
+    ) -> None:
+        self._system, self._client, self._default = system, client, default
+        self._fresh, self._patience_s = fresh, patience_s
+        self._answers: dict[tuple[str, tuple[str, ...]], queue_cache.QueueAnswer] = {}
+
+    def jobs_of(
+        self, directory: RunDirectory, intents: Sequence[Intent]
+    ) -> tuple[str, tuple[Job, ...], queue_cache.QueueAnswer]:
+        """Return the scheduler of a run, the run's jobs, and the whole answer.
+
+        Raise UsageError if the default scheduler is unknown, StateDirectoryError if the run cannot be read.
+        """
+        name = scheduler_of(intents) or self._default
+        query = name, submitters(directory, intents, self._system.host.user)
+        if query not in self._answers:
+            self._answers[query] = self._query(*query)
+        return name, jobs_of_run(self._answers[query].jobs, directory.run, intents), self._answers[query]
+
+    def _query(self, scheduler: str, users: tuple[str, ...]) -> queue_cache.QueueAnswer:
+        """Return the queue of the users who submitted a run."""
+        is_own = users == (self._system.host.user,)
+
+        def fetch() -> tuple[Job, ...]:
+            return self._client(scheduler).jobs(users=None if is_own else users, finished=True)
+
+        owner = "" if is_own else ",".join(users)
+        try:
+            return queue_cache.query_queue(
+                self._system, scheduler, lambda: self._in_time(fetch), owner=owner, fresh=self._fresh
+            )
+        except UsageError as error:
+            if scheduler == self._default:
+                raise
+            # one run's scheduler must not hide the others
+            return queue_cache.QueueAnswer((), trouble=error.message, is_known=False)
+
+    def stdout_of(self, scheduler: str, job: Job) -> Path | None:
+        """Return the output file of a started job; None if there is none, or if the scheduler does not answer."""
+        with suppress(ResilError):
+            return self._in_time(lambda: stdout_of(self._client(scheduler), job))
+        return None
+
+    def _in_time(self, ask: Callable[[], T]) -> T:
+        if self._patience_s is None:
+            return ask()
+        from resilience.base.background import BackgroundCall
+
+        try:
+            return BackgroundCall(ask, "queue").result(self._patience_s)
+        except TimeoutError as error:
+            raise SchedulerUnavailable(str(error)) from error
 
 
 def live_jobs(scheduler: Scheduler, directory: RunDirectory, me: str) -> tuple[Job, ...]:
@@ -149,6 +248,19 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
     return job.id.whole
 
 
+def adopted_to_follow(project: Project, run: str) -> JobId | None:
+    """Return the live job that the next submit of the run continues: its newest job, if that was adopted; else None.
+
+    Raise SchedulerUnavailable if the scheduler does not answer.
+    """
+    directory, scheduler = project.directory(run), project.scheduler()
+    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    if last is None or not last.adopted or last.scheduler != scheduler.name:
+        return None
+    job = newest(live_jobs(scheduler, directory, project.system.host.user))
+    return None if job is None else job.id.whole
+
+
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     """The result of a cancel.
@@ -180,13 +292,21 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
     requested = tuple(sorted({job.id.whole for job in before}))
     names = ", ".join(map(str, requested))
+    deed = Deed.CANCELLED_PENDING if pending_only else Deed.CANCELLED
+    done = Intervention(deed, me, project.system.clock.now(), tuple(job_id.array for job_id in requested))
+    with suppress(StateDirectoryError):  # on a full disk as well
+        record_intervention(directory, done)  # before, so that no watchdog sees the effect alone
     try:
         scheduler.cancel(requested, pending_only=pending_only)
     except SchedulerUnavailable:
         raise
     except SchedulerError as error:
+        with suppress(StateDirectoryError):
+            record_intervention(directory, replace(done, deed=Deed.NOT_CANCELLED))
         others = sorted({job.user for job in before} - {"", me})
-        if others:
+        if others and {job.id.array for job in before if job.user in others} <= adopted_ids(intents):
+            error.hint = f"only {' and '.join(others)} can end it: scancel {' '.join(map(str, requested))}"
+        elif others:
             whose = f"some of its jobs belong to {', '.join(others)}, and only the owner can cancel them"
             error.hint = f"{whose}; stop the run by its switch instead: resil kill {directory.run}"
         raise

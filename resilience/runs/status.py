@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from resilience import layout
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError, UsageError
 from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.pending_reason import explain_reason
-from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage
+from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage, waits_for
 from resilience.runs.project import Project
-from resilience.runs.queue_cache import QueueAnswer, query_queue
+from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, last_step, newest_save, read_attempts
-from resilience.runs.run_jobs import jobs_of_run, scheduler_of, submitters
-from resilience.runs.submissions import read_intents
+from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, newest_save, read_attempts
+from resilience.runs.run_jobs import Queues, newest
+from resilience.runs.run_logs import last_step, logs_for_step
+from resilience.runs.settle import can_settle, settle, unsettled
+from resilience.runs.submissions import Intent, Intervention, Journal, own_script_of, read_journal
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
@@ -92,6 +96,8 @@ def _explain(job: Job) -> tuple[str, str]:
         return reason.words, reason.advice
     if job.state is JobState.COMPLETING:
         return "its processes are ending", ""
+    if job.state is JobState.NODE_FAIL:  # since 24.11 with srun's exit code 1, which is no failure of the training
+        return "lost with its node", ""
     if job.state.is_final and job.exit_code is not None and (job.exit_code.status or job.exit_code.signal):
         if job.exit_code.signal == CANNOT_OPEN_OUTPUT:
             return "SLURM could not open its output file, or could not start it", "check --output and sinfo -R"
@@ -127,6 +133,8 @@ class RunStatus:
         save: the saves that the guard journalled, or None.
         kill: the stage of a running attempt that is being ended by its kill switch or by stop_after, or None.
         lost: messages about jobs lost to a dead node or a reboot.
+        waits: a sentence while the newest attempt waits for the end of an earlier one, or empty.
+        intervention: what a person did to the run since the last submission, or None.
         headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
@@ -148,6 +156,8 @@ class RunStatus:
     trouble: str = ""
     age_s: float = 0.0
     unreadable: str = ""
+    waits: str = ""
+    intervention: Intervention | None = None
 
 
 def run_statuses(
@@ -159,17 +169,17 @@ def run_statuses(
     A run whose files cannot be read is shown as `unreadable` beside the others. Raise StateDirectoryError if it is the
     only one requested.
     """
-    answers: dict[tuple[str, tuple[str, ...]], QueueAnswer] = {}
+    queues = Queues(project.system, project.scheduler, project.scheduler_name(), fresh=fresh)
     statuses = []
     for directory in directories:
         try:
-            intents = read_intents(directory)
-            name = scheduler_of(intents) or project.scheduler_name()
-            query = name, submitters(directory, intents, project.system.host.user)
-            if query not in answers:
-                answers[query] = _query(project, *query, fresh)
-            jobs = jobs_of_run(answers[query].jobs, directory.run, intents)
-            statuses.append(_status(project, directory, name, jobs, answers[query]))
+            journal = _settled_journal(project, directory)
+            scheduler, jobs, answer = queues.jobs_of(directory, journal.intents)
+            if not answer.trouble and not any(job.state.is_alive for job in jobs):
+                answer = answer._replace(trouble=unsettled(journal.intents, project.system.clock.now()))
+            logs = _logs(queues, directory, journal.intents, scheduler, jobs)
+            status = _status(project, directory, scheduler, jobs, answer, logs)
+            statuses.append(replace(status, intervention=journal.done))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
@@ -178,23 +188,13 @@ def run_statuses(
     return tuple(statuses)
 
 
-def _query(project: Project, scheduler: str, users: tuple[str, ...], fresh: bool) -> QueueAnswer:
-    """Return the queue of the users who submitted a run."""
-    is_own = users == (project.system.host.user,)
-
-    def fetch() -> tuple[Job, ...]:
-        return project.scheduler(scheduler).jobs(users=None if is_own else users, finished=True)
-
-    try:
-        return query_queue(project.system, scheduler, fetch, owner="" if is_own else ",".join(users), fresh=fresh)
-    except UsageError as error:
-        if scheduler == project.scheduler_name():
-            raise
-        return QueueAnswer((), trouble=error.message, is_known=False)  # one run's scheduler must not hide the others
-
-
 def _status(
-    project: Project, directory: RunDirectory, scheduler: str, jobs: tuple[Job, ...], answer: QueueAnswer
+    project: Project,
+    directory: RunDirectory,
+    scheduler: str,
+    jobs: tuple[Job, ...],
+    answer: QueueAnswer,
+    logs: Sequence[Path],
 ) -> RunStatus:
     now = project.system.clock.now()
     rows, finished = fold(jobs, now), directory.is_finished()
@@ -210,17 +210,41 @@ def _status(
         scheduler=scheduler,
         rows=rows,
         next_in_line=_next_in_line(jobs),
-        step=_newest_step(last_step(directory), save, attempts),
+        step=_newest_step(last_step(directory, logs), save, attempts),
         attempts=attempts,
         finished=finished,
         switches=_switches(directory),
         lost=_lost(jobs, attempts),
+        waits=_waits(directory, attempts),
         headline=_headline(rows, finished, answer),
         save=save,
         kill=kill_under_way(directory, attempts),
         trouble=answer.trouble,
         age_s=answer.age_s,
     )
+
+
+def _settled_journal(project: Project, directory: RunDirectory) -> Journal:
+    """Return the journal of a run, after looking up a newest submission whose outcome is unknown."""
+    journal, clock = read_journal(directory), project.system.clock
+    if not journal.intents or not can_settle(journal.intents[-1], clock.now()):
+        return journal
+    with suppress(UsageError):  # an unknown scheduler
+        client = project.scheduler(journal.intents[-1].scheduler)
+        return read_journal(directory) if settle(directory, journal.intents, client, clock) else journal
+    return journal
+
+
+def _logs(
+    queues: Queues, directory: RunDirectory, intents: Sequence[Intent], scheduler: str, jobs: Sequence[Job]
+) -> list[Path]:
+    """Return the logs of a run, the newest first; of a user's own script also where only the scheduler knows them."""
+    found = logs_for_step(directory, intents)
+    running = newest([job for job in jobs if job.state.may_have_processes])
+    if not found and running is not None and own_script_of(directory, intents):
+        log = queues.stdout_of(scheduler, running)
+        return [] if log is None else [log]
+    return found
 
 
 def _shows_life(directory: RunDirectory, attempts: Sequence[Attempt], jobs: Sequence[Job], now: float) -> bool:
@@ -278,8 +302,20 @@ def _lost(jobs: Sequence[Job], attempts: Sequence[Attempt]) -> tuple[str, ...]:
     for attempt in attempts[-LOST_ATTEMPTS_SHOWN:]:
         if attempt.end is AttemptEnd.LOST:
             host = f" on {attempt.host}" if attempt.host else ""
-            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) wrote no end")
+            how = f"was lost: {attempt.why}" if attempt.why else "wrote no end"
+            sentences.append(f"attempt {attempt.number} (job {attempt.label}{host}) {how}")
     return tuple(sentences)
+
+
+def _waits(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
+    if not attempts or attempts[-1].end is not None:
+        return ""
+    newest = attempts[-1]
+    before = [one for one in attempts if one.number in waits_for(last_events(directory, newest.job_id), newest.number)]
+    if not before:
+        return ""
+    names = " and ".join(f"{one.number} (job {one.label}{f' on {one.host}' if one.host else ''})" for one in before)
+    return f"attempt {newest.number} waits for the end of attempt {names}"
 
 
 def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:

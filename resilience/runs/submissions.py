@@ -1,21 +1,25 @@
-"""The journal of submissions: an intent before, and a result after each sbatch."""
+"""The journal of submissions: an intent before and a result after each sbatch, and what people did to the run."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from resilience import layout
 from resilience.errors import UsageError
 from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
+from resilience.switch import describe_age, printable
 from resilience.system.files import append_line, read_lines
 from resilience.system.ports import iso_time
 
 TOKEN_BYTES = 8
+ADOPTED = "adopted"
+"""The event of a job that was queued without resil: intent and result in one line."""
 
 
 class Outcome(StrEnum):
@@ -42,6 +46,10 @@ class Intent:
         outcome: as journalled.
         job_id: the job, or None.
         by: login name of the submitter; empty when unknown.
+        adopted: whether `resil adopt` recorded a job that was queued without resil. Its script and environment do not
+            know the run directory; its id identifies the job, because the job has no token.
+        output: where the job's output goes: an absolute path with the fields of sbatch(1), "filename pattern"; empty
+            when unknown.
     """
 
     token: str
@@ -52,6 +60,49 @@ class Intent:
     outcome: Outcome = Outcome.OPEN
     job_id: JobId | None = None
     by: str = ""
+    adopted: bool = False
+    output: str = ""
+
+
+class Deed(StrEnum):
+    """A person's deed that explains why a run has no job."""
+
+    CANCELLED = "cancelled"
+    """`resil cancel`."""
+    CANCELLED_PENDING = "cancelled-pending"
+    """`resil cancel --pending`: the running job was to be the last one."""
+    NOT_CANCELLED = "not-cancelled"
+    """The scheduler refused the cancel before it."""
+    CLEARED = "cleared"
+    """`resil clear`: a new submit is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """The newest deed of a person, if nothing was submitted since.
+
+    Attributes:
+        by: login name.
+        time: seconds since the epoch.
+        jobs: the jobs and arrays that were cancelled.
+    """
+
+    deed: Deed
+    by: str
+    time: float
+    jobs: tuple[int, ...] = ()
+
+
+def describe_intervention(done: Intervention, now: float) -> str:
+    """Return the deed as words: `cancelled on purpose by ada 5 min ago`. Pure."""
+    who, ago = done.by or "a user", describe_age(now - done.time) or " just now"
+    match done.deed:
+        case Deed.CANCELLED_PENDING:
+            return f"ended on purpose: {who} cancelled its queued jobs{ago}"
+        case Deed.CLEARED:
+            return f"stopped on purpose: {who} cleared its switch{ago}, and nothing was submitted since"
+        case _:
+            return f"cancelled on purpose by {who}{ago}"
 
 
 def new_token() -> str:
@@ -61,8 +112,18 @@ def new_token() -> str:
 
 def record_intent(directory: RunDirectory, intent: Intent) -> None:
     """Journal that a submission is about to be sent. Raise StateDirectoryError on failure: then do not send."""
-    record = {
-        "event": "intent",
+    append_line(directory.path / layout.SUBMISSIONS, _to_record("intent", intent), mode=directory.file_mode)
+
+
+def record_adoption(directory: RunDirectory, intent: Intent, adopter: str) -> None:
+    """Journal a job that was queued without resil, in one line. Raise StateDirectoryError on failure."""
+    record = _to_record(ADOPTED, intent) | {"job_id": str(intent.job_id), "adopter": adopter}
+    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
+
+
+def _to_record(event: str, intent: Intent) -> dict[str, object]:
+    return {
+        "event": event,
         "token": intent.token,
         "at": iso_time(intent.time),
         "time": intent.time,
@@ -70,8 +131,8 @@ def record_intent(directory: RunDirectory, intent: Intent) -> None:
         "scheduler": intent.scheduler,
         "script": intent.script,
         "argv": list(intent.argv),
+        "output": intent.output,
     }
-    append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
 
 def record_result(
@@ -87,16 +148,54 @@ def record_result(
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode, sync=False)
 
 
+def record_intervention(directory: RunDirectory, done: Intervention) -> None:
+    """Journal a person's deed, so that watchdogs do not report its effect. Raise StateDirectoryError on failure."""
+    record = {"event": done.deed.value, "at": iso_time(done.time), "time": done.time, "by": done.by}
+    append_line(directory.path / layout.SUBMISSIONS, record | {"jobs": list(done.jobs)}, mode=directory.file_mode)
+
+
 def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
     """Return the intents of a run, oldest first, each with its outcome."""
+    return read_journal(directory).intents
+
+
+class Journal(NamedTuple):
+    """The journal of a run.
+
+    Attributes:
+        intents: oldest first, each with its outcome.
+        done: the newest intervention after the last intent that was not refused, or None. The order of the lines
+            counts, not their times: clocks of login nodes differ.
+        cancelled: the jobs and arrays that people ever cancelled.
+        stopped: how many intents are older than the newest intervention.
+    """
+
+    intents: tuple[Intent, ...]
+    done: Intervention | None
+    cancelled: frozenset[int]
+    stopped: int
+
+
+def read_journal(directory: RunDirectory) -> Journal:
+    """Return the journal of a run. Raise StateDirectoryError if it cannot be read."""
     intents: dict[str, Intent] = {}
+    cancelled: set[int] = set()
+    stopped = 0
+    done: Intervention | None = None
+    before: dict[str, Intervention | None] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
         if not token:
+            if record.get("event") in set(Deed):
+                done = _intervention(record)
+                stopped = len(intents)
+                cancelled |= set(done.jobs if done.deed is Deed.CANCELLED else ())
             continue
-        if record.get("event") == "intent":
+        event = record.get("event")
+        if event in ("intent", ADOPTED):
             if token in intents:
                 continue
+            before[token], done = done, None
             argv = record.get("argv")
             intents[token] = Intent(
                 token=token,
@@ -105,10 +204,17 @@ def read_intents(directory: RunDirectory) -> tuple[Intent, ...]:
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
                 time=_seconds(record.get("time")),
                 by=str(record.get("by", "")),
+                adopted=event == ADOPTED,
+                output=str(record.get("output", "")),
             )
+            if event == ADOPTED:
+                intents[token] = _with_result(intents[token], Outcome.SUBMITTED, record.get("job_id"))
         elif token in intents:
-            intents[token] = _with_result(intents[token], str(record.get("event", "")), record.get("job_id"))
-    return tuple(intents.values())
+            intents[token] = _with_result(intents[token], str(event), record.get("job_id"))
+            if intents[token].outcome is Outcome.REFUSED and token == next(reversed(intents)):
+                done = done or before[token]  # nothing was submitted
+    is_undone = done is not None and done.deed is Deed.NOT_CANCELLED
+    return Journal(tuple(intents.values()), None if is_undone else done, frozenset(cancelled), stopped)
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
@@ -116,14 +222,40 @@ def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:
     return tuple(intent.job_id for intent in intents if intent.job_id is not None)
 
 
+def adopted_ids(intents: Sequence[Intent]) -> frozenset[int]:
+    """Return the ids of the adopted jobs and arrays of a run."""
+    return frozenset(one.job_id.array for one in intents if one.adopted and one.job_id is not None)
+
+
+def newest_intent(intents: Sequence[Intent]) -> Intent | None:
+    """Return the newest intent that was not refused, or None."""
+    return next((intent for intent in reversed(intents) if intent.outcome is not Outcome.REFUSED), None)
+
+
 def own_script(directory: RunDirectory) -> str:
     """Return the user's own script that the run was last queued with; empty for a rendered template.
 
     Only a rendered script reads the switches itself.
     """
-    scripts = directory.path / layout.SCRIPTS
-    intents = read_intents(directory)
-    return intents[-1].script if intents and Path(intents[-1].script).parent != scripts else ""
+    return own_script_of(directory, read_intents(directory))
+
+
+def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
+    """Return the same from the run's intents. The script of an adopted job may be unknown."""
+    last = newest_intent(intents)
+    return (last.script or "(unknown)") if last is not None and has_own_script(directory, last) else ""
+
+
+def has_own_script(directory: RunDirectory, intent: Intent) -> bool:
+    """Return whether an intent is of a user's own script, known or not, and not of a rendered template. Pure."""
+    is_rendered = not intent.script or Path(intent.script).parent == directory.path / layout.SCRIPTS
+    return intent.adopted or not is_rendered
+
+
+def arguments_of(intent: Intent) -> tuple[str, ...]:
+    """Return the arguments of an intent's script. Pure."""
+    argv = intent.argv
+    return argv[argv.index(intent.script) + 1 :] if intent.script in argv else ()
 
 
 def _with_result(intent: Intent, event: str, job_id: object) -> Intent:
@@ -138,6 +270,13 @@ def _with_result(intent: Intent, event: str, job_id: object) -> Intent:
     if event == Outcome.SUBMITTED and parsed is None:
         return intent
     return replace(intent, outcome=Outcome(event), job_id=parsed)
+
+
+def _intervention(record: Mapping[str, object]) -> Intervention:
+    jobs = record.get("jobs")
+    numbers = tuple(job for job in jobs if isinstance(job, int)) if isinstance(jobs, list) else ()
+    by = printable(str(record.get("by", "")))
+    return Intervention(Deed(str(record["event"])), by, _seconds(record.get("time")), numbers)
 
 
 def _seconds(value: object) -> float:

@@ -20,10 +20,11 @@ from resilience.errors import (
 )
 from resilience.job import JobId
 from resilience.quantities import format_duration
-from resilience.runs import queue_cache
+from resilience.runs import queue_cache, settle
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import live_jobs, refuse_if_live
+from resilience.runs.settle import IN_FLIGHT_S
 from resilience.runs.submissions import (
     Intent,
     Outcome,
@@ -37,6 +38,7 @@ from resilience.runs.submit_plan import (
     SubmitRequest,
     guard_variables,
     lint_facts,
+    output_pattern,
     owner_policy,
     passed_options,
     plan_submit,
@@ -50,7 +52,6 @@ from resilience.settings.show import to_toml
 from resilience.submission import Submission, Submitted, check_run_name
 from resilience.switch import describe_age
 from resilience.system.files import read_regular, write_atomic
-from resilience.system.ports import is_account
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,6 @@ def rollback(directory: RunDirectory, snapshot: Snapshot, tokens: Collection[str
             parent.rmdir()
 
 
-IN_FLIGHT_S = 120.0
-"""An open intent younger than this may belong to another `resil submit` that is still running."""
-
-SECOND_QUERY_S = 3.0
-"""A restarted controller processes an old request a moment after it answers a new query."""
-
-
 def refuse_if_another_was_first(directory: RunDirectory, token: str, known: Collection[str], now: float) -> None:
     """Yield to another submit of the run that journalled its intent before ours and that we did not know of.
 
@@ -131,34 +125,29 @@ def reconcile_intents(
 
     Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may still be sending it.
     """
-    now = project.system.clock.now()
+    clock = project.system.clock
+    now = clock.now()
     for intent in read_intents(directory):
         if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
-        by = intent.by if is_account(intent.by) else ""
-        found = scheduler.find(intent.token, user=by)
         age_s = now - intent.time
-        in_flight = intent.outcome is Outcome.OPEN
-        if not found and not (in_flight and abs(age_s) < IN_FLIGHT_S):
-            project.system.clock.sleep(SECOND_QUERY_S)
-            found = scheduler.find(intent.token, user=by)
-        if found:
-            job_id = found[0].id.whole
-            record_result(directory, intent.token, Outcome.SUBMITTED, now, job_id=job_id, why="found by its token")
+        job_id = settle.look_up(intent, scheduler, clock)
+        if job_id is not None:
+            settle.record(directory, intent, job_id, now)
             progress(f"an earlier submit without a recorded result did queue job {job_id}")
             yield job_id
-        elif in_flight and age_s < -IN_FLIGHT_S:
+        elif intent.outcome is Outcome.OPEN and age_s < -IN_FLIGHT_S:
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run} is dated {format_duration(-age_s)} in the future",
                 hint="compare `date` on your login nodes; it may still be running",
             )
-        elif in_flight and age_s < IN_FLIGHT_S:
+        elif intent.outcome is Outcome.OPEN and age_s < IN_FLIGHT_S:
             raise SchedulerUnavailable(
                 f"another submit of run {directory.run} began {max(0.0, age_s):.0f} s ago and has not ended",
                 hint=f"wait for it; if it was interrupted, try again in {IN_FLIGHT_S - age_s:.0f} s",
             )
         else:
-            record_result(directory, intent.token, Outcome.REFUSED, now, why="not found in the queue by two queries")
+            settle.record(directory, intent, None, now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +192,7 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
     """
     check_run_name(request.run)
     directory = project.directory(request.run)
+    directory.exists()  # raises for a private run of another user, before any of its files is read
     settings = project.loaded.settings
     plan = plan_submit(request, settings, str(directory.path / layout.LOGS))
     tokens = [new_token() for _ in range(plan.jobs)]
@@ -293,7 +283,8 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
     except ResilError as error:
         if ids:
             queued = ", ".join(map(str, ids))
-            error.hint = f"already queued: {queued} (resil cancel {request.run} removes them). {error.hint}".strip()
+            hint = f"already queued: {queued}; to remove them: resil cancel {request.run}; {error.hint}"
+            error.hint = hint.rstrip("; ")
         elif not isinstance(error, SubmissionUncertain):
             rollback(directory, snapshot, known)
         raise
@@ -309,6 +300,9 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
     found = [job_id for client in clients for job_id in reconcile_intents(project, directory, client, progress)]
     _check_kill_switch(project, request, directory, progress)
+    owner, user = directory.owner(), project.system.host.user
+    if owner != user:
+        progress(f"run {request.run} belongs to {owner}; its new jobs belong to {user}, and {owner} cannot cancel them")
     if request.force:
         return
     if directory.is_finished():
@@ -321,7 +315,7 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
         live = [job for client in clients for job in live_jobs(client, directory, me)]
         if found and not live:
             progress("that job has already ended; queueing a new one")
-        refuse_if_live(request.run, live)
+        refuse_if_live(request.run, live, me)
 
 
 def _check_kill_switch(
@@ -371,8 +365,16 @@ def _submit_one(
             # SLURM keeps a copy: only the intent must survive a power cut.
             write_atomic(written, prepared.script, mode=directory.directory_mode & 0o777, durable=False)
         argv = scheduler.command_line(submission)
-        by = project.system.host.user
-        record_intent(directory, Intent(submission.token, scheduler.name, submission.script, argv, clock.now(), by=by))
+        intent = Intent(
+            token=submission.token,
+            scheduler=scheduler.name,
+            script=submission.script,
+            argv=argv,
+            time=clock.now(),
+            by=project.system.host.user,
+            output=_recorded_output(project, prepared, submission),
+        )
+        record_intent(directory, intent)
         if known is not None:
             refuse_if_another_was_first(directory, submission.token, known, clock.now())
     except ResilError:  # not journalled, so not sent
@@ -395,6 +397,20 @@ def _submit_one(
         note = f"job {submitted.id} is queued, but {error.message}; the next submit finds it by its token"
         return submitted._replace(notes=(*submitted.notes, note))
     return submitted
+
+
+def output_of(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return where the output of a job goes: an absolute path with the fields of sbatch(1), "filename pattern"."""
+    options = {**submission.options, **passed_options(submission.extra_args)}
+    environ = {} if project.scheduler_name() == "local" else project.system.environ
+    return output_pattern(prepared.script, options, environ, submission.directory, Path(submission.script).name)
+
+
+def _recorded_output(project: Project, prepared: Prepared, submission: Submission) -> str:
+    """Return the same for the journal; empty for the directory of logs, where every command looks first."""
+    pattern = output_of(project, prepared, submission)
+    logs = str(prepared.directory.path / layout.LOGS)
+    return "" if Path(pattern.replace("%%", "%")).parent == Path(logs) else pattern
 
 
 def _drop(script: Path | None) -> None:

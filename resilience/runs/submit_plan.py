@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,15 @@ from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.templates.directives import parse_directives
+from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
+from resilience.runs.templates.directives import option_of, parse_directives
+from resilience.runs.templates.launches import parse_launch
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
-from resilience.runs.templates.script import ScriptSpec, render, template_library
+from resilience.runs.templates.script import SUFFIX, TEMPLATES, ScriptSpec, render, template_library
 from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings, Settings
 from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
-from resilience.system.files import read_lines, read_regular
+from resilience.system.files import read_lines, read_regular, shipped_directory
 
 _SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
 _LEAD = re.compile(r"[0-9]{1,18}")
@@ -140,6 +143,8 @@ def split_signal(text: str) -> tuple[str, int]:
     return name, int(lead) if at else 60
 
 
+MAX_CHAIN = 1000
+"""Each link is one sbatch, and one job of the 10,000 that slurmctld holds (MaxJobCount, slurm.conf(5))."""
 OWN_OPTIONS = {
     "array": "--array",
     "dependency": "--dependency or --after",
@@ -154,6 +159,11 @@ _OWN_SHORT = {"-a": "array", "-d": "dependency"}
 def _refuse_contradictions(request: SubmitRequest) -> None:
     if request.chain < 0:
         raise UsageError(f"--chain {request.chain} would queue nothing", hint="--chain 5 queues five")
+    if request.chain > MAX_CHAIN:
+        raise UsageError(
+            f"--chain {request.chain} would queue more than {MAX_CHAIN} jobs one by one",
+            hint=f"an array is one submit: --array {MAX_CHAIN}; or queue more behind these later: --after auto",
+        )
     if request.chain and request.array:
         raise UsageError("--array and --chain cannot be given together", hint="use one of them")
     if request.script is None and request.script_args:
@@ -238,7 +248,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
     if not settings.run.command.strip():
         raise UsageError(
             "there is no command to run",
-            hint='set command = "python train.py" under [run] in resil.toml (resil init writes one), or give a SCRIPT',
+            hint='set command = "python train.py" under [run] in resil.toml (write one: resil init), or give a SCRIPT',
         )
     spec = ScriptSpec(
         run=request.run,
@@ -287,6 +297,23 @@ def _as_variable(value: object) -> str:
 def owner_policy(settings: RunSettings) -> str:
     """Return the owner policy of switches for the jobs of a submit, from the settings alone. Pure."""
     return settings.switch_owners or ("group" if settings.group else "owner")
+
+
+def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | None:
+    """Return the user's own script that the run was last queued with, and its arguments; None for a template.
+
+    Raise UsageError if the script is unknown or gone.
+    """
+    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    if last is None or not has_own_script(directory, last):
+        return None
+    hint = f"name it: resil submit SCRIPT --run {directory.run}; or use the template: --template NAME"
+    if not last.script:
+        raise UsageError(f"the script of job {last.job_id} is not known to the scheduler", hint=hint)
+    path = Path(last.script)
+    if not os.path.lexists(path):
+        raise UsageError(f"the own script of run {directory.run} is gone: {path}", hint=hint)
+    return path, arguments_of(last)
 
 
 def read_own_script(path: Path) -> str:
@@ -339,6 +366,7 @@ def lint_facts(
         stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
+        has_one_process=request.script is None and _has_one_process(project, request),
         sbatch_environment=tuple(
             sorted(name for name in project.system.environ if name.startswith("SBATCH_") and not is_local)
         ),
@@ -348,6 +376,24 @@ def lint_facts(
 def passed_options(extra_args: Sequence[str]) -> dict[str, str | None]:
     """Return sbatch arguments that are passed through, by their long names, parsed as directives."""
     return dict(parse_directives(f"#!/bin/bash\n#SBATCH {shlex.join(extra_args)}\n").options) if extra_args else {}
+
+
+def output_pattern(
+    script: str, options: Mapping[str, str | None], environ: Mapping[str, str], directory: str, file_name: str
+) -> str:
+    """Return where sbatch sends the output of a job: an absolute path with the fields of sbatch(1). Pure.
+
+    `options` of the command line override `environ`, and that the directives of the script. `directory` is that of
+    sbatch, `file_name` that of the script, which is the default job name.
+    """
+    of_environ = {name: value for key, value in environ.items() if (name := option_of(key)) is not None}
+    known = {**dict(parse_directives(script).options), **of_environ, **options}
+    base = os.path.join(directory, known.get("chdir") or "").replace("%", "%%")  # noqa: PTH118
+    name = (known.get("job-name") or file_name).replace("%", "%%")
+    pattern = known.get("output") or ("slurm-%A_%a.out" if known.get("array") else "slurm-%j.out")
+    if "\\" not in pattern:
+        pattern = re.sub(r"(%%)|%[0-9]*x", lambda match: match[1] or name, pattern)
+    return os.path.normpath(os.path.join(base, pattern))  # noqa: PTH118
 
 
 def slowest_save_s(directory: RunDirectory) -> float | None:
@@ -360,6 +406,15 @@ def slowest_save_s(directory: RunDirectory) -> float | None:
                 if record.get("event") == "save" and isinstance(seconds, int | float):
                     slowest = max(slowest or 0.0, float(seconds))
     return slowest
+
+
+def _has_one_process(project: Project, request: SubmitRequest) -> bool:
+    """Return whether the shipped template `python` runs a command that is Python itself, and no launcher."""
+    run = project.loaded.settings.run
+    path = template_library(project).find(request.template or run.template)
+    launch = parse_launch(run.command)
+    is_python = launch is not None and launch.template == "python"
+    return is_python and path.name == f"python{SUFFIX}" and path.parent == shipped_directory(TEMPLATES)
 
 
 def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:

@@ -8,6 +8,7 @@ accepted, and never blocks.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,11 @@ from resilience import layout
 from resilience.base.files import open_directory
 from resilience.base.switches import find_switch, name_of_user, recorded_policy, refusal_of
 from resilience.errors import StateDirectoryError, UsageError
+from resilience.messages import quoted
 from resilience.quantities import quote_toml
 from resilience.runs import queue_cache
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Deed, Intervention, record_intervention
 from resilience.switch import LABEL, OwnerPolicy, Scope, Switch, parse_switch, policy_of_mode
 from resilience.system.files import FULL, explain_os_error, write_atomic
 from resilience.system.ports import iso_time
@@ -114,7 +117,9 @@ def write_switch(directory: RunDirectory, switch: Switch) -> Path:
         if getattr(error.__cause__, "errno", 0) in FULL and _make_empty(path, mode):
             return path
         if switch.kind == layout.KILL_SWITCH:
-            error.hint = f"the owner of the run can end it at once, without a save: resil cancel {directory.path}"
+            error.hint = (
+                f"the owner of the run can end it at once, without a save: resil cancel {quoted(directory.path)}"
+            )
         raise
     return path
 
@@ -160,7 +165,7 @@ def read_switch(directory: RunDirectory, kind: str, policy: OwnerPolicy) -> Swit
     return parse_switch(kind, found.content, who=who, written=found.info.st_mtime, run=directory.run, refusal=refusal)
 
 
-def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
+def clear(project: Project, directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]:
     """Remove the switches of users, and with `finished` the mark of a finished run; return the names removed.
 
     `stop.<jobid>` stays: the batch shell wrote it, and the time of that job is still nearly over. Raise
@@ -170,7 +175,12 @@ def clear(directory: RunDirectory, *, finished: bool = False) -> tuple[str, ...]
     paths = [switches / layout.KILL_SWITCH, switches / layout.SAVE_SWITCH]
     if finished:
         paths.append(directory.path / layout.FINISHED)
-    return tuple(path.name for path in paths if _remove(path))
+    removed = tuple(path.name for path in paths if _remove(path))
+    if set(removed) - {layout.SAVE_SWITCH}:
+        with suppress(StateDirectoryError):
+            done = Intervention(Deed.CLEARED, project.system.host.user, project.system.clock.now())
+            record_intervention(directory, done)
+    return removed
 
 
 def _remove(path: Path) -> bool:

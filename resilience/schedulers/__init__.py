@@ -45,6 +45,13 @@ class Scheduler(Protocol):
         """Return the jobs of a user (default: the current user) with this token, including ended jobs."""
         ...
 
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        """Return the jobs of a user with this token that accounting has, submitted after `since`.
+
+        Raise NotSupported if there is no accounting.
+        """
+        ...
+
     def jobs(
         self,
         *,
@@ -70,6 +77,13 @@ class Scheduler(Protocol):
 
     def history(self, job_ids: Collection[JobId]) -> tuple[Job, ...]:
         """Return the accounting records. Raise NotSupported if there is no accounting."""
+        ...
+
+    def cpu_seconds(self, job_id: JobId) -> float:
+        """Return the CPU time that the processes of the running steps of a job have used, in seconds.
+
+        The sum decreases when a step ends. Raise NotSupported if the scheduler does not measure the CPU time.
+        """
         ...
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience import __version__
+from resilience.base.processes import cpu_seconds, descendants
 from resilience.cluster import ClusterConfig, Node
 from resilience.errors import NoSuchJob, NotSupported, ProbeError, ResilError, SchedulerError, UsageError
 from resilience.job import Job, JobId, JobState, JobUpdate, Liveness, Presence
@@ -103,6 +104,10 @@ class LocalScheduler:
         entry = self._spool.find(token)
         return () if entry is None else self._queue.records_of(entry, self._clock.now())
 
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        """Return the jobs with this token: the spool has ended jobs for a week."""
+        return self.find(token, user=user)
+
     def jobs(
         self,
         *,
@@ -155,6 +160,13 @@ class LocalScheduler:
                 for raw in raws:
                     found[raw] = job_of(entry, self._spool.task(entry, raw), self._host)
         return tuple(found.values())
+
+    def cpu_seconds(self, job_id: JobId) -> float:
+        """Return the CPU seconds of the job's processes and of their ended children; 0 if no task is running."""
+        entry, raws = self._queue.locate(job_id)
+        running = [task for raw in raws if (task := self._spool.task(entry, raw)).is_running]
+        pids = [pid for task in running for pid in descendants(task.supervisor, spare=self._spool.daemon_pid())]
+        return sum(map(cpu_seconds, pids))
 
     def cancel(self, job_ids: Collection[JobId], *, pending_only: bool = False) -> None:
         """Cancel jobs: pending jobs at once, running jobs by SIGTERM, then SIGKILL. Others are ignored."""

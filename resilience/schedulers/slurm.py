@@ -19,7 +19,7 @@ from resilience.schedulers._slurm.accounting import loses_exit_codes, parse_hist
 from resilience.schedulers._slurm.errors import diagnose, quote, runner_error
 from resilience.schedulers._slurm.presence import SETTLED_AFTER_S, Evidence, judge
 from resilience.schedulers._slurm.query import Budget, Client
-from resilience.schedulers._slurm.queue import concerns, only
+from resilience.schedulers._slurm.queue import SEPARATOR, concerns, only
 from resilience.schedulers._slurm.submit import Submitter, carries
 from resilience.submission import Submission, Submitted
 from resilience.system.ports import Clock, Runner
@@ -116,6 +116,18 @@ class Slurm:
         """Return a user's jobs (default: the current user's) with this token, including ended jobs for MinJobAge."""
         return self._find(token, self._client.budget(), user)
 
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        """Return a user's accounting records with this token, by sbatch's command line (`SubmitLine`, since 21.08).
+
+        Raise NotSupported if accounting is off.
+        """
+        budget = self._client.budget()
+        text = self._client.answer(query.search_history_command(since - SETTLED_AFTER_S, user), budget)
+        ids = {row.partition(SEPARATOR)[0] for row in text.splitlines() if token in row}
+        found = [JobId(int(number)) for number in ids if number.isdecimal()]
+        past = parse_history(self._client.answer(query.history_command(found), budget)) if found else ()
+        return tuple(job for job in past if {job.raw_id, job.id.array} & {job_id.array for job_id in found})
+
     def _find(self, token: str, budget: Budget, user: str = "") -> tuple[Job, ...]:
         if not token:
             raise UsageError("the token is empty")
@@ -168,6 +180,13 @@ class Slurm:
         except SchedulerError:
             return past
         return tuple(_with_true_exit_code(job, remembered) for job in past)
+
+    def cpu_seconds(self, job_id: JobId) -> float:
+        """Return the CPU seconds of the running steps, by sstat(1), which only answers the job's owner and root.
+
+        Raise NotSupported without a JobAcctGatherType, SchedulerError if no step is running.
+        """
+        return records.parse_cpu_seconds(self._client.answer(query.usage_command(job_id), self._client.budget()))
 
     def presence(self, job_id: JobId, *, mine: bool = False) -> Presence:
         """Return whether a job exists. Never raises: a failure is UNKNOWN."""

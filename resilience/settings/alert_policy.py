@@ -23,7 +23,7 @@ class AlertPolicy:
             first notification: `["1h: list", "4h: oncall, slack"]`.
         reminder_s: interval of reminders for an open incident, until the incident is acknowledged. 0: no reminders.
         group_s: findings of the same check within this time are sent in one message; also the minimum interval
-            between two messages of one group. A new CRITICAL is sent at once.
+            between two messages of one check to one channel. A new CRITICAL is sent at once.
         unknown_for_s: an UNKNOWN must last this long before a notification is sent: a single failed check is not news.
         quiet_hours: `"22:00-07:00"`, local time: only CRITICAL notifications are sent; the others are held until the
             end of the quiet hours, and incidents that were resolved meanwhile are reported then, once.

@@ -8,17 +8,20 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import GuardError, QuantityError, SettingsError
 from resilience.messages import nearest
-from resilience.quantities import parse_bool, parse_in_unit
+from resilience.quantities import LARGEST_BYTES, LONGEST_S, parse_bool, parse_in_unit
 from resilience.settings.sections import PluginTable, tables_with
 
 if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 _WHOLE = r"\s*-?[0-9]{1,18}\s*"
+_POSITIVE = frozenset({"beat_s", "deadline_s"})
+"""Of no length, these would make every call fail, or a loop without a pause."""
 _UNITS = {
     "_s": 'a duration such as "10m", or a number of seconds',
     "_bytes": 'a size such as "40TiB", or a number of bytes',
@@ -42,9 +45,15 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
     return arguments
 
 
+_SYNONYMS = {"directory": "folder", "dir": "folder", "path": "folder"}
+"""Words that users write for a key whose spelling is not similar."""
+
+
 def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
     """Return the error for an unknown key. The hint names the table that has the key, or else the nearest name."""
-    near = nearest(key.replace("-", "_"), known)
+    written = key.replace("-", "_")
+    near = _SYNONYMS.get(written, "")
+    near = near if near in known else nearest(written, known)
     is_of_plugin = "." in where.partition("]")[0]  # [channel.pager], [watch.fs]
     homes = "" if is_of_plugin else " or ".join(f"[{table}]" for table in tables_with(key))
     if homes:
@@ -75,11 +84,11 @@ def convert_value(name: str, value: object, expected: Any, where: str) -> Any:
             return int(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
     if float in options:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-        with suppress(ValueError):
-            if isinstance(value, str):
-                return float(value)
+        with suppress(ValueError, OverflowError):
+            if isinstance(value, int | float | str) and not isinstance(value, bool):
+                number = float(value)
+                if isfinite(number):
+                    return number
         raise SettingsError(f"{name} = {value!r} in {where} must be a number")
     origins = {typing.get_origin(option) for option in options}
     if Mapping in origins:
@@ -106,8 +115,10 @@ def _quantity(name: str, value: object, example: str, where: str) -> float:
         number = parse_in_unit(name, str(value))
     except QuantityError as error:
         raise SettingsError(f"{name} = {value!r} in {where}: {error.message}", hint=error.hint) from None
-    if not 0 <= number < float("inf"):
+    if not 0 <= number <= (LONGEST_S if name.endswith("_s") else LARGEST_BYTES):
         raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
+    if number == 0 and name in _POSITIVE:
+        raise SettingsError(f"{name} = {value!r} in {where} must be more than zero")
     return number
 
 

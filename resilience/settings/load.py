@@ -117,19 +117,72 @@ def load(
     Raise SettingsError if the file cannot be read or is invalid.
     """
     source = source or find_source(system, named)
+    tables = _read_tables(system, source, overrides or {}, _refuse)
+    settings = _build(tables.values, tables.origins, source.path, system.host.home)
+    return Loaded(settings, source.path, _project_of(system, source.path), tables.origins)
+
+
+def check(system: System, *, named: Path | None = None) -> tuple[Loaded, tuple[SettingsError, ...]]:
+    """Return the settings without the invalid ones, and an error for each of these.
+
+    Raise SettingsError if the file cannot be read or is not TOML.
+    """
+    errors: list[SettingsError] = []
+    source = find_source(system, named)
+    tables = _read_tables(system, source, {}, errors.append)
+
+    def build(values: Mapping[str, dict[str, Any]]) -> Settings:
+        try:
+            return _build(values, tables.origins, source.path, system.host.home)
+        except SettingsError as error:
+            errors.append(error)
+            return Settings()
+
+    valid: dict[str, dict[str, Any]] = {}
+    for name, table in tables.values.items():
+        for part in [{key: value} for key, value in table.items()] or [{}]:
+            count = len(errors)
+            build({name: part})
+            if len(errors) == count:
+                valid.setdefault(name, {}).update(part)
+    settings = build(valid)  # keys that contradict each other
+    unique = {error.message: error for error in errors}
+    return Loaded(settings, source.path, _project_of(system, source.path), tables.origins), tuple(unique.values())
+
+
+def _project_of(system: System, path: Path | None) -> Path:
+    return path.parent if path is not None and path.name == FILE_NAME else system.cwd
+
+
+class _Tables(NamedTuple):
+    """The tables of the file, the environment and the command line, and the origin of each key."""
+
+    values: dict[str, dict[str, Any]]
+    origins: dict[str, str]
+
+
+def _refuse(error: SettingsError) -> None:
+    raise error
+
+
+def _read_tables(
+    system: System, source: Source, overrides: Mapping[str, str], report: Callable[[SettingsError], None]
+) -> _Tables:
+    """Return the unconverted tables. `report` gets each error; if it returns, the key is left out."""
     path = source.path
     tables: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     for name, table in (_parse(source.content, path) if path is not None else {}).items():
         if not isinstance(table, dict):
-            raise _stray(name, path)
+            report(_stray(name, path))
+            continue
         tables[name] = {}
         for key, value in table.items():
             written = key if isinstance(value, dict) else _written(name, key)
             if written in tables[name]:
-                raise SettingsError(
-                    f"{written!r} in [{name}] ({path}) is given twice", hint="once with - and once with _"
-                )
+                message = f"{written!r} in [{name}] ({path}) is given twice"
+                report(SettingsError(message, hint="once with - and once with _"))
+                continue
             tables[name][written] = value
             origins[f"{name}.{written}"] = str(path)
             if isinstance(value, dict) and name in _PLUGIN_TABLES:
@@ -144,17 +197,19 @@ def load(
             key = _written(section, key if section == "environment" else key.lower())
             inner, nested, inner_key = key.partition("__")
             if nested and section in _PLUGIN_TABLES:  # RESIL_WATCH__FS__WARN_PERCENT
-                _inner_table(tables.setdefault(section, {}), section, inner, variable)[inner_key] = value
+                try:
+                    _inner_table(tables.setdefault(section, {}), section, inner, variable)[inner_key] = value
+                except SettingsError as error:
+                    report(error)
                 origins[f"{section}.{inner}.{inner_key}"] = f"${variable}"
                 continue
             tables.setdefault(section, {})[key] = _plain(value) if section == "sbatch" else value
             origins[f"{section}.{key}"] = f"${variable}"
-    for dotted, value in (overrides or {}).items():
+    for dotted, value in overrides.items():
         section, _, key = dotted.partition(".")
         tables.setdefault(section, {})[key] = value
         origins[dotted] = "command line"
-    project = path.parent if path is not None and path.name == FILE_NAME else system.cwd
-    return Loaded(_build(tables, origins, path, system.host.home), path, project, origins)
+    return _Tables(tables, origins)
 
 
 def _is_there(path: Path) -> bool:

@@ -36,14 +36,16 @@ _GONE = ".gone-"
 """Prefix of a marker in the fallback directory: the file is removed, although its disk refused the removal."""
 
 
-def fallback_path(system: System, directory: Path) -> Path:
-    """Return the fallback of a directory on this node: `$XDG_STATE_HOME/resil/...` if set, else in /tmp.
+def fallback_path(system: System, directory: Path, *, in_tmp: bool = False) -> Path:
+    """Return the fallback of a directory on this node: `$XDG_STATE_HOME/resil/...` if set, else or `in_tmp` in /tmp.
 
     The default is not in the home directory, which is a network file system on clusters, and often the full one.
     """
     base = system.environ.get("XDG_STATE_HOME")
     # $XDG_STATE_HOME must be absolute, or is ignored: https://specifications.freedesktop.org/basedir-spec.
-    root = Path(base) / "resil" if base and base.startswith("/") else Path(f"/tmp/resil-{system.host.uid}")
+    root = (
+        Path(base) / "resil" if base and base.startswith("/") and not in_tmp else Path(f"/tmp/resil-{system.host.uid}")
+    )
     return root / f"{directory.name.lstrip('.')}-{short_digest(os.fsencode(directory))}"
 
 
@@ -113,11 +115,16 @@ class FallbackDirectory:
 
         Raise StateDirectoryError if the file cannot be read: NotRegularFile for a directory, a FIFO, a link.
         """
+        found = self.read_owned(name)
+        return found[0] if found is not None else None
+
+    def read_owned(self, name: str) -> tuple[bytes, int] | None:
+        """Return the content of a file and its owner's uid, or None if the file does not exist. Raise as `read`."""
         if self.fallback is not None:
             with suppress(StateDirectoryError):
                 found = read_regular(self.fallback / name, LIMIT_BYTES)
                 if found is not None and found[1].st_uid == os.getuid():
-                    return found[0]
+                    return found[0], found[1].st_uid
             if self._exists(self.fallback / (_GONE + name)):
                 return None
         if self._unavailable:
@@ -128,7 +135,26 @@ class FallbackDirectory:
             if isinstance(error.__cause__, NotADirectoryError):
                 return None
             raise
-        return found[0] if found is not None else None
+        return (found[0], found[1].st_uid) if found is not None else None
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file unless `primary` has it; return False if it has. Of several processes, one creates the file.
+
+        Where the disk has no hard links or refuses the file, write as `write` does. Raise StateDirectoryError as
+        `write` does.
+        """
+        aside = f".{name}.{os.urandom(6).hex()}.tmp"  # matches `remove_stale`
+        try:
+            self._write_primary(aside, content, durable=False)
+            os.link(self.primary / aside, self.primary / name)  # atomic even on NFS
+        except FileExistsError:
+            return False
+        except (StateDirectoryError, OSError):
+            self.write(name, content, durable=False)
+        finally:
+            if not self._unavailable:
+                _remove(self.primary / aside)
+        return True
 
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
         """Write a file atomically to `primary`, or to the fallback if that fails.

@@ -175,5 +175,5 @@ def shipped_directory(kind: str) -> Path:
             return directory
     raise ResilError(
         f"this installation of resil lacks its {kind} directory (searched next to and inside {_PACKAGE})",
-        hint="reinstall: pip install --force-reinstall resil",
+        hint="install resil again, from a clone or a wheel",
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from resilience.base.files import NOT_REGULAR, read_regular
 from resilience.errors import DeliveryError, ResilError, SettingsError
+from resilience.messages import quoted
 from resilience.system import redaction
 from resilience.system.ports import System
 from resilience.system.redaction import MIN_LENGTH, REDACTED
@@ -171,7 +172,7 @@ def _read(path: Path) -> str:
         raise _refused(path, f"belongs to another user (uid {info.st_uid})", "use a file of your own")
     if info.st_mode & 0o177:
         mode = stat.S_IMODE(info.st_mode)
-        raise _refused(path, f"has mode {mode:04o}, and a secret must have 0600", f"chmod 600 {path}")
+        raise _refused(path, f"has mode {mode:04o}, and a secret must have 0600", f"chmod 600 {quoted(path)}")
     if info.st_size > LIMIT_BYTES:
         raise _refused(path, f"has {info.st_size} bytes, too many for a secret", "is it the right file?")
     return content.decode("utf-8", "surrogateescape")
@@ -182,7 +183,7 @@ def _unreadable(path: Path, error: OSError) -> ResilError:
     said = f"cannot read the secret file {path}: {why}"
     if error.errno in _TRANSIENT:
         return DeliveryError(said, hint="the file system is faulty; the delivery will be retried")
-    return SettingsError(said, hint=f"ls -l {path}")
+    return SettingsError(said, hint=f"ls -l {quoted(path)}")
 
 
 def _refused(place: Path | str, why: str, hint: str) -> SettingsError:

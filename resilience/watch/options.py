@@ -47,7 +47,7 @@ def options_of(owner: type) -> tuple[Option, ...]:
         its_fields, types_of = fields(owner), typing.get_type_hints(owner)
     except TypeError as error:
         raise UsageError(f"{owner.__name__} is not a dataclass: {error}") from None
-    helps = parse_attributes(owner.__doc__ or "")
+    helps = attributes_of(owner)
     options = []
     for field in its_fields:
         if field.default is MISSING and field.default_factory is MISSING:
@@ -80,6 +80,11 @@ def without_unit(name: str) -> str:
         if name.endswith(unit) and len(name) > len(unit):
             return name.removesuffix(unit)
     return name
+
+
+def attributes_of(owner: type) -> dict[str, str]:
+    """Return the texts of the fields of a dataclass, from its docstring and those of its bases."""
+    return {name: text for one in reversed(owner.__mro__) for name, text in parse_attributes(one.__doc__ or "").items()}
 
 
 def parse_attributes(docstring: str) -> dict[str, str]:

@@ -13,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from resilience.base.mounts import MEMORY_TYPES, STORAGE_VARIABLES, Mount, mount_of
+from resilience.base.mounts import STORAGE_VARIABLES, Mount, mount_of, resolve_local_links
 from resilience.errors import UsageError
 
 CHECKPOINT_DIRECTORIES = ("checkpoints", "checkpoint", "ckpts", "ckpt")
 """Where a project's checkpoints are searched for if the settings name no directory."""
 
 _VARIABLE = r"\$(?:(\w+)|\{(\w+)\})"
-_LINKS_MOST = 40
-"""The kernel's limit (path_resolution(7))."""
 _PSEUDO = frozenset({"proc", "sysfs", "devpts", "cgroup", "cgroup2", "mqueue", "debugfs", "tracefs", "securityfs"})
 
 
@@ -91,39 +89,6 @@ def by_mount(places: Sequence[Place], mounts: Sequence[Mount]) -> dict[str, tupl
             key = (mount.type, mount.source if is_name else mount.point)
             groups.setdefault(points.setdefault(key, mount.point), []).append(place)
     return {point: tuple(group) for point, group in groups.items()}
-
-
-def resolve_local_links(path: str, mounts: Sequence[Mount]) -> str:
-    """Return a path with symbolic links resolved as far as they are on the root file system or in memory."""
-    rest = [part for part in path.split("/") if part]
-    done, links = "", 0
-    while rest:
-        part = rest.pop(0)
-        if part == ".":
-            continue
-        if part == "..":
-            done = done.rpartition("/")[0]
-            continue
-        here = mount_of(Path(done or "/"), mounts)
-        there = f"{done}/{part}"
-        mounted = mount_of(Path(there), mounts)
-        if here is None or mounted is not here or not (here.point == "/" or here.type in MEMORY_TYPES):
-            done = there
-            if here is not None and here.point != "/" and here.type not in MEMORY_TYPES:
-                return "/".join([done, *rest])  # reading a link there may hang
-            continue
-        try:
-            target = os.readlink(there)  # noqa: PTH115 - as text
-        except OSError:
-            done = there
-            continue
-        links += 1
-        if links > _LINKS_MOST:
-            return "/".join([there, *rest])
-        if target.startswith("/"):
-            done = ""
-        rest = [item for item in target.split("/") if item] + rest
-    return done or "/"
 
 
 def _absolute(text: str, base: Path, home: Path, environ: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.system.files import explain_os_error, make_directory, own_directory, write_atomic
-from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 from resilience.watch.reading import Memory, Timed, remember
 
 if TYPE_CHECKING:
@@ -181,10 +181,13 @@ class ReadingStore(NamedTuple):
     stuck: StuckMemory
     deadline_s: float
 
-    def load(self, requested: Mapping[str, Memory]) -> dict[str, Remembered]:
-        """Return the remembered readings by watchdog; empty, with the error, where they could not be read."""
+    def load(self, requested: Mapping[str, Memory]) -> tuple[dict[str, Remembered], bool]:
+        """Return the remembered readings by watchdog, and whether the state directory does not respond.
+
+        Empty, with the error, where they could not be read.
+        """
         if not requested:
-            return {}
+            return {}, False
 
         def from_all() -> dict[str, Any]:
             fallback = (self._fallback(),) if self._may_have_fallback() else ()
@@ -193,13 +196,13 @@ class ReadingStore(NamedTuple):
         def from_fallback() -> dict[str, Any]:
             return self._load((self._fallback(),), requested)
 
-        found, error = self._first_success("remembered readings", from_all, from_fallback)
+        found, error, hangs = self._first_success("remembered readings", from_all, from_fallback)
         return {
             name: Remembered(_timed(found[name][0]), "; ".join(filter(None, (error, found[name][1]))))
             if found is not None
             else Remembered({}, error)
             for name in requested
-        }
+        }, hangs
 
     def save(self, new: Mapping[str, tuple[Series, Memory]]) -> str:
         """Store the readings of this tick; return the errors of the state directory, or an empty text."""
@@ -213,20 +216,24 @@ class ReadingStore(NamedTuple):
         def to_fallback() -> list[str]:
             return self._save(self._fallback(), new)
 
-        notes, error = self._first_success("readings", to_primary, to_fallback)
+        notes, error, _ = self._first_success("readings", to_primary, to_fallback)
         return "; ".join(dict.fromkeys(filter(None, (error, *(notes or ())))))
 
-    def _first_success(self, what: str, *works: Callable[[], Any]) -> tuple[Any, str]:
-        """Return the result of the first work that succeeds, and the errors of those before it."""
+    def _first_success(
+        self, what: str, primary: Callable[[], Any], fallback: Callable[[], Any]
+    ) -> tuple[Any, str, bool]:
+        """Return the result of the first work that succeeds, the errors before it, and whether the first one hangs."""
+        state_dir = self.context.state_dir
+        place = ChildProbe(f"{what} of {state_dir} (fallback)", fallback, self.deadline_s)
         errors: list[str] = []
-        for number, work in enumerate(works):
-            place = f"{what} of {self.context.state_dir}{' (fallback)' if number else ''}"
-            look = ChildProbe(place, work, self.deadline_s)
+        hangs = False
+        for name, look in ((what, state_probe(state_dir, primary, self.deadline_s)), (f"{what} (fallback)", place)):
             for _, answer in probe_in_child({0: look}, self.stuck, self.context.system.clock):
                 if answer.error is None:
-                    return answer.value, "; ".join(errors)
-                errors.append(f"{place}: {answer.error.message}")
-        return None, "; ".join(errors)
+                    return answer.value, "; ".join(errors), hangs
+                hangs = hangs or answer.is_overdue
+                errors.append(f"{name} of {state_dir}: {answer.error.message}")
+        return None, "; ".join(errors), hangs
 
     def _primary(self) -> Path:
         """Return the primary directory. Accesses the disk, so call only in a child."""

@@ -1,7 +1,8 @@
 """`resil watch`: probe all targets of all watchdogs in parallel, judge the readings, and report the findings.
 
-A tick takes as long as its longest deadline, not their sum. A failure, timeout or bug in one watchdog or its remembered
-readings becomes a finding of that watchdog and does not affect the others.
+A tick takes as long as its longest deadline, not their sum, and reports each watchdog as soon as all its targets have
+answered. A signal that ends the process early loses no finding: Tick.unfinished. A failure, timeout or bug in one
+watchdog or its remembered readings becomes a finding of that watchdog and does not affect the others.
 
 Probe and judge both run in a child process. Judging is pure but can still fail: a regular expression that backtracks
 without end, or a bug, must not affect the other watchdogs.
@@ -11,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.errors import ProbeError, ResilError, SettingsError, UsageError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.records import from_record, to_record
 from resilience.runs.context import Context
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 STUCK = "stuck"
 """The fault of a probe that timed out. The same in every tick until the probe succeeds, so that it is one incident."""
+SETTINGS_FAULT = "settings"
+"""The fault of a watchdog whose settings or command line are invalid."""
 LONGEST_S = 366 * 86400.0
 ALERTING_S = 60.0
 """The deadline for routing and sending notifications. Messages not sent by then stay in the outbox."""
@@ -38,7 +40,7 @@ OnReadings = Callable[[Watchdog, Mapping[str, Timed[Any]]], None]
 """Callback for the newest readings of a watchdog, by subject."""
 
 
-class _Tick:
+class _Part:
     """The state of one watchdog during one tick."""
 
     def __init__(self, watchdog: Watchdog) -> None:
@@ -49,54 +51,128 @@ class _Tick:
         self.new: dict[str, tuple[Timed[Any], ...]] = {}
         self.remembered = Remembered({})
         self.took_s = 0.0
+        self.is_reported = False
 
     @property
     def remembers(self) -> bool:
         memory = self.watchdog.check.memory
         return isinstance(memory, Memory) and memory.count > 0
 
+    @property
+    def is_complete(self) -> bool:
+        return len(self.answers) == len(self.targets)
+
+
+class _Asked(NamedTuple):
+    """One target of a watchdog in a tick, with the earlier readings."""
+
+    part: _Part
+    index: int
+    target: Target
+    before: Mapping[str, Timed[Any]]
+
+
+class Tick:
+    """One tick of some watchdogs. Iterate over it for a report of each watchdog, as their targets answer.
+
+    Raises SettingsError from the iteration if the project's own settings are invalid; every other error is a finding.
+    """
+
+    def __init__(self, project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadings | None = None) -> None:
+        """`on_readings` receives the new readings; the daemon schedules the deadlines in them."""
+        self._project, self._on_readings = project, on_readings
+        self._context = context_of(project)
+        self._clock = project.system.clock
+        self._began, self._started = self._clock.now(), self._clock.monotonic()
+        self._parts = [_Part(watchdog) for watchdog in watchdogs]
+
+    def __iter__(self) -> Iterator[Report]:
+        shared, origins = self._project.loaded.settings.watch, self._project.loaded.origins
+        for key in ("deadline_s", "state_deadline_s"):
+            if not 0 < getattr(shared, key) <= LONGEST_S:
+                why = "must be more than 0" if getattr(shared, key) <= 0 else "is longer than a year"
+                raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
+        if self._project.unread is not None:
+            yield Report(check="settings", findings=(unknown("settings", self._project.unread),), time=self._began)
+        stuck = StuckMemory.of(self._project.system)
+        # Before the probes, so that both together take little more than the deadline.
+        store = ReadingStore(self._context, stuck, min(shared.state_deadline_s, shared.deadline_s / 2))
+        for one in self._parts:
+            _find_targets(one, self._context)
+        memories = {r.watchdog.name: r.watchdog.check.memory for r in self._parts if r.targets and r.remembers}
+        remembered, hangs = store.load(memories)
+        # A probe gets no longer deadline of its own if the user has set one, or if it would only wait for the state
+        # directory.
+        is_capped = origins.get("watch.deadline_s") == "command line" or hangs
+        groups: dict[tuple[object, ...], list[_Asked]] = {}
+        for number, one in enumerate(self._parts):
+            one.remembered = remembered.get(one.watchdog.name, one.remembered)
+            before = newest(one.watchdog, one.remembered.series)
+            for index, given in enumerate(one.targets):
+                deadline_s = given.deadline_s or shared.deadline_s
+                # The probe needs its deadline too: it divides the time among the programs that it runs.
+                target = given._replace(deadline_s=min(deadline_s, shared.deadline_s) if is_capped else deadline_s)
+                together = _together(one.watchdog)
+                key = (together, target.name, target.deadline_s) if together else (number, index)
+                groups.setdefault(key, []).append(_Asked(one, index, target, before))
+            if one.is_complete:
+                yield self._report(one, store)
+        probes = {key: self._probe_of(group) for key, group in groups.items()}
+        for key, answer in probe_in_child(probes, stuck, self._clock):
+            for number, (one, index, target, _) in enumerate(groups[key]):
+                own = answer._replace(value=answer.value[number]) if answer.error is None else answer
+                one.took_s = self._clock.monotonic() - self._started
+                one.answers[index] = findings_of(one.watchdog, target, own)
+                if own.error is None:
+                    one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in own.value.items()}
+                if one.is_complete:
+                    yield self._report(one, store)
+
+    def unfinished(self, why: str) -> list[Report]:
+        """Return the reports that the iteration has not yielded: what is known, and UNKNOWN for what is not.
+
+        `why` is the reason why the iteration was ended: `SIGTERM`.
+        """
+        after_s = self._clock.monotonic() - self._started
+        for one in self._parts:
+            if one.is_reported:
+                continue
+            for index, target in enumerate(one.targets or (Target(one.watchdog.name),)):
+                if index not in one.answers and not one.findings:
+                    error = ProbeError(f"no answer before {why}, after {after_s:.1f} s")
+                    one.answers[index] = [unknown(subject, error, STUCK) for subject in target.subjects or target[:1]]
+        return [self._report(one) for one in self._parts if not one.is_reported]
+
+    def _probe_of(self, group: Sequence[_Asked]) -> ChildProbe:
+        """Return the probe of equal targets, usually one."""
+        (one, _, target, _), context = group[0], self._context
+        assert target.deadline_s is not None
+
+        def work() -> list[dict[str, Any]]:
+            shared = context._replace(shared={}) if len(group) > 1 else context
+            return [
+                _probe_and_judge(part.watchdog, its_target, shared, before, part.remembered.series)
+                for part, _, its_target, before in group
+            ]
+
+        path = target.name[max(0, target.name.find("/")) :]
+        place = _place(one.watchdog, target, context)
+        return ChildProbe(place, work, target.deadline_s, path if path.startswith("/") else "")
+
+    def _report(self, one: _Part, store: ReadingStore | None = None) -> Report:
+        """Store the readings of a watchdog, if it is complete, and return its report."""
+        saved = ""
+        if store is not None and one.remembers:
+            saved = store.save({one.watchdog.name: (one.new, one.watchdog.check.memory)})
+        if self._on_readings is not None:
+            self._on_readings(one.watchdog, newest(one.watchdog, one.new))
+        one.is_reported = True
+        return _report(one, self._began, saved)
+
 
 def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadings | None = None) -> Iterator[Report]:
-    """Probe all targets of the watchdogs in parallel, and yield one report per watchdog, in the given order.
-
-    `on_readings` receives the new readings; the daemon schedules the deadlines in them. Raise UsageError if the
-    project's own settings are invalid; every other error is a finding.
-    """
-    system = project.system
-    context = context_of(project)
-    stuck = StuckMemory.of(system)
-    shared = project.loaded.settings.watch
-    for key in ("deadline_s", "state_deadline_s"):
-        if not 0 < getattr(shared, key) <= LONGEST_S:
-            why = "must be more than 0" if getattr(shared, key) <= 0 else "is longer than a year"
-            raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
-    store = ReadingStore(context, stuck, shared.state_deadline_s)
-    began, started = system.clock.now(), system.clock.monotonic()
-    ticks = [_start(watchdog, context) for watchdog in watchdogs]
-    remembered = store.load({r.watchdog.name: r.watchdog.check.memory for r in ticks if r.targets and r.remembers})
-    probes: dict[tuple[int, int], ChildProbe] = {}
-    for number, one in enumerate(ticks):
-        one.remembered = remembered.get(one.watchdog.name, one.remembered)
-        before = newest(one.watchdog, one.remembered.series)
-        for index, given in enumerate(one.targets):
-            # The probe needs its deadline too: it divides the time among the programs that it runs.
-            deadline_s = given.deadline_s or shared.deadline_s
-            target = given._replace(deadline_s=deadline_s)
-            work = partial(_probe_and_judge, one.watchdog, target, context, before, one.remembered.series)
-            probes[number, index] = ChildProbe(_place(one.watchdog, target, context), work, deadline_s)
-    for (number, index), answer in probe_in_child(probes, stuck, system.clock):
-        one = ticks[number]
-        one.took_s = system.clock.monotonic() - started
-        one.answers[index] = findings_of(one.watchdog, one.targets[index], answer)
-        if answer.error is None:
-            one.new |= {subject: (Timed(time, record),) for subject, (time, record, _) in answer.value.items()}
-    saved = store.save({r.watchdog.name: (r.new, r.watchdog.check.memory) for r in ticks if r.remembers})
-    if project.unread is not None:
-        yield Report(check="settings", findings=(unknown("settings", project.unread),), time=began)
-    for one in ticks:
-        if on_readings is not None:
-            on_readings(one.watchdog, newest(one.watchdog, one.new))
-        yield _report(one, began, saved)
+    """Probe all targets of the watchdogs in parallel, and yield one report per watchdog, as they answer. See Tick."""
+    yield from Tick(project, watchdogs, on_readings)
 
 
 def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog], list[Report]]:
@@ -110,10 +186,19 @@ def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog]
     return watchdogs, broken
 
 
-def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None = None) -> tuple[str, ...]:
+def send_alerts(
+    project: Project,
+    reports: Sequence[Report],
+    notes: Notes | None = None,
+    *,
+    typed: str = "",
+    deadline_s: float = ALERTING_S,
+) -> tuple[str, ...]:
     """Notify the channels of these reports, and return what to print about that on standard error.
 
-    In a child: a channel that hangs or crashes changes no verdict.
+    `typed`: the targets and options of the command line that override the settings, or empty.
+
+    In a child: a channel that hangs or crashes changes no verdict. Messages not sent by the deadline stay queued.
     """
     if not project.loaded.settings.alert.channels:
         return ()
@@ -121,9 +206,10 @@ def send_alerts(project: Project, reports: Sequence[Report], notes: Notes | None
     def alert() -> tuple[str, ...]:
         from resilience.alerts.notify import notify
 
-        return tuple(map(str, notify(project, [with_own_finding(report) for report in reports], notes=notes)))
+        lines = notify(project, [with_own_finding(report) for report in reports], notes=notes, typed=typed)
+        return tuple(map(str, lines))
 
-    look = ChildProbe(f"alerts of {project.loaded.state_dir}", alert, ALERTING_S)
+    look = ChildProbe(f"alerts of {project.loaded.state_dir}", alert, deadline_s)
     ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(project.system), project.system.clock)
     printed = tuple(answer.said.splitlines())
     if answer.error is None:
@@ -150,8 +236,8 @@ def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
     return found
 
 
-def _start(watchdog: Watchdog, context: Context) -> _Tick:
-    one = _Tick(watchdog)
+def _find_targets(one: _Part, context: Context) -> None:
+    watchdog = one.watchdog
     try:
         one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
     except ResilError as error:
@@ -159,13 +245,18 @@ def _start(watchdog: Watchdog, context: Context) -> _Tick:
     except Exception as error:  # a bug in the watchdog
         summary = f"the check failed: {type(error).__name__}: {error}"
         one.findings.append(_unknown(watchdog.name, "bug", summary, _bug(watchdog)))
-    return one
 
 
 def _place(watchdog: Watchdog, target: Target, context: Context) -> str:
     """Return the key under which a hang is recorded on this node: a path as such, other names with the project."""
     whose = "" if target.name.startswith("/") else f" {context.state_dir}"
-    return f"{watchdog.kind} {target.name}{whose}"
+    return f"{_together(watchdog) or watchdog.kind} {target.name}{whose}"
+
+
+def _together(watchdog: Watchdog) -> str:
+    """Return the name that watchdogs share whose equal targets are probed in one child; empty for most."""
+    together = getattr(watchdog.check, "together", None)
+    return str(together(watchdog.settings)) if together is not None else ""
 
 
 def _probe_and_judge(
@@ -231,7 +322,7 @@ def findings_of(watchdog: Watchdog, target: Target, answer: Answer) -> list[Find
 
 def unknown(subject: str, error: ResilError, fault: str = "") -> Finding:
     """Return the UNKNOWN finding for an error. `fault` is the same in every tick; figures belong in the summary."""
-    fault = fault or ("settings" if isinstance(error, UsageError) else "probe")
+    fault = fault or (SETTINGS_FAULT if isinstance(error, UsageError) else "probe")
     found = _unknown(subject, fault, error.message, error.hint)
     return replace(found, looked=("the probe failed, so the state is UNKNOWN: neither OK nor CRITICAL",))
 
@@ -255,7 +346,7 @@ def pack(finding: Finding) -> dict[str, Any]:
     return to_record(Finding(verdict=Verdict(finding.verdict), figures=tuple(figures), **texts, **lines))  # type: ignore[arg-type]
 
 
-def _report(one: _Tick, began: float, saved: str) -> Report:
+def _report(one: _Part, began: float, saved: str) -> Report:
     answers = [finding for index in sorted(one.answers) for finding in one.answers[index]]
     findings = [*one.findings, *answers] or [_no_targets(one.watchdog)]
     notes = [f"memory: {text}" for text in (one.remembered.error, saved if one.new and one.remembers else "")]

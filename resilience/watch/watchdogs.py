@@ -1,26 +1,18 @@
-"""The project of `resil watch` and its watchdogs: the plugins, and the [watch.NAME] tables that configure them.
-
-A child process with a deadline reads the settings, because resil.toml may be on the file system that hangs.
-"""
+"""The watchdogs of a project: the plugins, and the [watch.NAME] tables that configure them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.errors import ProbeError, UsageError
+from resilience.errors import UsageError
 from resilience.plugins import Family
 from resilience.runs.context import Context
+from resilience.runs.open_project import in_child
 from resilience.runs.project import Project
 from resilience.schedulers import Scheduler
 from resilience.settings.convert import plugin_settings
-from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
-from resilience.system.child import Answer
-from resilience.system.ports import System
-from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 from resilience.watch.checks import Check
 
 SEARCH_S = 5.0
@@ -97,7 +89,7 @@ def _scheduler_name(project: Project) -> str:
     if project.loaded.settings.scheduler.name != "auto":
         return project.scheduler_name()
     path = project.system.environ.get("PATH", "")
-    answer = _in_child(project.system, f"programs on PATH {path}", project.scheduler_name, SEARCH_S)
+    answer = in_child(project.system, f"programs on PATH {path}", project.scheduler_name, SEARCH_S)
     if answer.error is not None:
         raise type(answer.error)(
             f"cannot search PATH for sbatch: {answer.error.message}",
@@ -168,70 +160,3 @@ def _place(project: Project, name: str) -> str:
     origins = project.loaded.origins
     there = {origin for key, origin in origins.items() if key == f"watch.{name}" or key.startswith(f"watch.{name}.")}
     return f"[watch.{name}] {', '.join(sorted(there))}".rstrip() if name in project.loaded.settings.watches else ""
-
-
-START_S = 5.0
-"""The deadline for finding and reading resil.toml, which therefore cannot set it."""
-
-
-def read_source(system: System, path: Path | None = None) -> Source:
-    """Return the settings file, read in a child with a deadline.
-
-    Raise SettingsError if it cannot be read, ProbeError if the file system does not respond.
-    """
-
-    def read() -> tuple[bytes | None, bytes]:
-        source = find_source(system, path)
-        return (os.fsencode(source.path) if source.path is not None else None), source.content
-
-    answer = _in_child(system, f"settings of {path or system.cwd}", read, START_S)
-    if answer.error is not None:
-        raise type(answer.error)(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
-    path, content = answer.value
-    return Source(Path(os.fsdecode(path)) if path is not None else None, content)
-
-
-def open_in_child(
-    system: System,
-    *,
-    path: Path | None = None,
-    overrides: Mapping[str, str] | None = None,
-    source: Source | None = None,
-) -> Project:
-    """Open the project, reading its settings in a child, so that a hung file system cannot block this process.
-
-    If the home directory hangs, the user's own settings are skipped and `unread` of the project has the error.
-    Raise as `read_source`.
-    """
-    unread = None
-    if source is None:
-        try:
-            source = read_source(system, path)
-        except ProbeError as error:
-            source = _read_without_own(system, path, error)
-            own = system.config_home / "resil" / "config.toml"
-            unread = ProbeError(f"cannot read {own}, defaults apply: {error.message}", hint=error.hint)
-    return Project(system, load(system, named=path, overrides=overrides, source=source), unread=unread)
-
-
-def _read_without_own(system: System, path: Path | None, error: ProbeError) -> Source:
-    """Return an empty source if no directory from the current one upwards has a settings file.
-
-    Raise `error` if one has, if one of them hangs, or if the settings file was named explicitly.
-    """
-    if path or system.environ.get(CONFIG_VARIABLE):
-        raise error
-
-    def is_there() -> bool:
-        return any((directory / FILE_NAME).exists() for directory in (system.cwd, *system.cwd.parents))
-
-    answer = _in_child(system, f"settings above {system.cwd}", is_there, START_S)
-    if answer.error is not None or answer.value:
-        raise error
-    return Source()
-
-
-def _in_child(system: System, place: str, work: Callable[[], Any], deadline_s: float) -> Answer:
-    """Return the result of `work`, run in a child with a deadline; `place` is reported if the child hangs."""
-    ((_, answer),) = probe_in_child({0: ChildProbe(place, work, deadline_s)}, StuckMemory.of(system), system.clock)
-    return answer

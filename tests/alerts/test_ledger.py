@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.alerts.incident import Incident, Silence, fingerprint_of, incident_id_of, matching_silence
+from resilience.alerts.incident import Incident, Silence, fingerprint_of, hex_digest, matching_silence
 from resilience.alerts.ledger import COPY_MAX_AGE_S, SILENCE_RETENTION_S, Ledger, LedgerCopy, Silences, silence_id
 from resilience.alerts.policy import open_incident
 from resilience.errors import StateDirectoryError, UsageError
@@ -30,7 +30,7 @@ NOW = 1_800_000_000.0
 def incident(subject: str = "/scratch", **fields: Any) -> Incident:
     fingerprint = fingerprint_of("fs", subject, "space")
     given: dict[str, Any] = {
-        "episode": incident_id_of(fingerprint, 1, NOW),
+        "episode": hex_digest(8, fingerprint),
         "fingerprint": fingerprint,
         "check": "fs",
         "subject": subject,
@@ -200,7 +200,9 @@ def test_a_group_member_may_acknowledge_and_another_user_gets_a_hint(tmp_path: P
         with pytest.raises(StateDirectoryError) as refused:
             Ledger(FallbackDirectory(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
     assert "Permission denied" in refused.value.message
-    assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "colleague"
+    assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "12345", (
+        "the owner of the file"
+    )
 
 
 @needs_root

@@ -18,7 +18,7 @@ from resilience.alerts.notification import (
     Notification,
     compose,
     describe,
-    should_send,
+    sendable,
     thread_of,
 )
 from resilience.finding import Verdict
@@ -131,7 +131,7 @@ def test_two_incidents_with_the_same_id_are_both_notified() -> None:
 
 def after(one: Notification, alert: Alert) -> Notification:
     """What comes next of it."""
-    return replace(one, incident=one.sent(alert.thread, NOW), reason=Reason.WORSE)
+    return replace(one, incident=one.sent(alert.thread, [alert.id], NOW), reason=Reason.WORSE)
 
 
 def test_all_messages_of_one_incident_share_a_thread_named_by_its_id() -> None:
@@ -201,12 +201,26 @@ def test_a_notification_without_channels_makes_no_message() -> None:
 def test_a_group_waits_between_two_messages_and_a_new_critical_does_not(
     one: Notification, last_told: float | None, send: bool
 ) -> None:
-    assert should_send([one], last_told, NOW, POLICY) is send
+    last = {} if last_told is None else {"email": last_told}
+    assert bool(sendable([one], lambda _: ("email",), last, NOW, POLICY)) is send
 
 
-def test_a_critical_is_sent_with_the_rest_of_its_group() -> None:
-    assert should_send([note(), note("/b", verdict=Verdict.CRITICAL)], NOW - 1, NOW, POLICY)
-    assert not should_send([], None, NOW, POLICY)
+def test_a_critical_is_sent_with_the_others_for_its_channels() -> None:
+    critical, old, escalated = note("/a", verdict=Verdict.CRITICAL), note("/b"), note("/c", reason=Reason.ESCALATED)
+    channels: dict[str, tuple[str, ...]] = {"/a": ("email",), "/b": ("email",), "/c": ("list",)}
+    given = [critical, old, escalated]
+
+    def sent(**ago_s: float) -> list[str]:
+        last = {channel: NOW - ago for channel, ago in ago_s.items()}
+        found = sendable(given, lambda one: channels[one.incident.subject], last, NOW, POLICY)
+        return [one.incident.subject for one in found]
+
+    assert sent(email=1.0, list=1.0) == ["/a", "/b"]
+    assert sent(email=1.0, list=300.0) == ["/a", "/b", "/c"]
+    given.remove(critical)
+    assert sent(email=1.0) == ["/c"], "a message to email does not hold back the escalation to list"
+    channels["/b"] = ("email", "list")
+    assert sent(list=1.0) == [], "the end of an escalated incident waits for each of its channels"
 
 
 def test_a_thousand_are_composed_in_a_moment() -> None:
@@ -251,8 +265,8 @@ def test_a_flapping_fault_is_described_as_flapping() -> None:
 
 
 def test_an_expired_incident_may_persist() -> None:
-    said = describe(incident(told=NOW), Reason.RESOLVED, NOW + 14 * 86400, POLICY, expired=True)
-    assert said == "closed after 14 d without a check; the problem may persist; was WARNING: 91% used"
+    said = describe(incident(told=NOW), Reason.RESOLVED, NOW + 2 * 86400, POLICY, expired=True)
+    assert said == "no longer checked for 2 d; the problem may persist; was WARNING: 91% used"
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:

@@ -20,7 +20,7 @@ from resilience.alerts.incident import Incident, Silence
 from resilience.alerts.ledger import Ledger, Silences
 from resilience.alerts.notifier import MANY, REFRESH_S, Notified, Notifier
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.policy import EXPIRES_AFTER_S, RESOLVED_RETENTION_S
+from resilience.alerts.policy import RESOLVED_RETENTION_S
 from resilience.finding import Finding, Report, Verdict
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.system.fallback_directory import FallbackDirectory
@@ -53,6 +53,7 @@ class Scenario:
     post: MemoryOutbox = field(default_factory=MemoryOutbox)
     fallback: Path | None = None
     host: str = "login1"
+    source: str = ""
     last: Notified = field(default_factory=Notified)
 
     @property
@@ -74,7 +75,7 @@ class Scenario:
             ledger=self.ledger, silences=self.silences, outbox=self.post, policy=self.policy,
             host=self.host, project="/p", zone=UTC,
         )  # fmt: skip
-        self.last = notifier.notify(reports, self.now)
+        self.last = notifier.notify(reports, self.now, source=self.source)
         return [notice for alert in self.post.alerts[before:] for notice in alert.notices]
 
     def killed_tick(self, *findings: Finding) -> None:
@@ -395,14 +396,79 @@ def test_a_clock_that_steps_sends_nothing_twice(scenario: Scenario) -> None:
     assert Reason.REMINDER in reasons([n for _ in range(3) for n in scenario.tick(finding(WARNING), after_s=HOUR)])
 
 
-def test_an_incident_without_checks_is_closed_with_a_notification(scenario: Scenario) -> None:
+def test_an_incident_that_no_watch_checks_for_a_day_is_closed_with_a_notification(scenario: Scenario) -> None:
     scenario.tick(finding(WARNING))
-    assert scenario.tick(finding(OK, "/home"), after_s=2 * DAY) == []
-    assert scenario.only().is_stale(scenario.now)
-    (end,) = scenario.tick(finding(OK, "/home"), after_s=EXPIRES_AFTER_S - DAY)
+    assert scenario.tick(finding(OK, "/home"), after_s=DAY) == []
+    (end,) = scenario.tick(finding(OK, "/home"), after_s=MINUTE)
     assert end.reason is Reason.RESOLVED
-    assert end.summary.startswith("closed after 15 d without a check")
+    assert end.summary.startswith("no longer checked for 1 d; the problem may persist; was WARNING")
     assert not scenario.only().is_open
+
+
+def test_an_incident_of_a_weekly_check_stays_open_from_week_to_week(scenario: Scenario) -> None:
+    scenario.tick(finding(WARNING))
+    scenario.tick(finding(WARNING), after_s=DAY)
+    scenario.tick(finding(WARNING), after_s=7 * DAY)
+    for _ in range(20):
+        assert scenario.tick(finding(OK, "/home"), after_s=DAY) == []
+    assert scenario.only().is_open
+
+
+def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario: Scenario) -> None:
+    scenario.source = "login1:/p"
+    scenario.tick(finding(WARNING))
+    assert scenario.tick(finding(OK, "/home"), after_s=MINUTE) == []
+    assert scenario.tick(finding(OK, "/home"), after_s=MINUTE) == []
+    assert scenario.only().is_open
+    (end,) = scenario.tick(finding(OK, "/home"), after_s=MINUTE)
+    assert end.reason is Reason.RESOLVED
+    assert end.summary.startswith("no longer checked for 3 min; the problem may persist; was WARNING")
+    assert not scenario.only().is_open
+    (again,) = scenario.tick(finding(WARNING), after_s=MINUTE)
+    assert again.reason is Reason.FIRST and again.episode != end.episode
+
+
+@pytest.mark.parametrize(
+    ("source", "others"),
+    [
+        ("login2:/p", (finding(OK, "/home"),)),  # another node may have other file systems
+        ("login1:/q", (finding(OK, "/home"),)),  # another project of the same state directory
+        ("login1:/p fs paths=['/home']", (finding(OK, "/home"),)),  # another line of the crontab
+        ("", (finding(OK, "/home"),)),
+        ("login1:/p", (finding(OK, "/home"), finding(UNKNOWN, "/data", "stuck"))),  # could not look at all of them
+    ],
+)
+def test_checks_that_may_not_include_the_subject_close_nothing(
+    scenario: Scenario, source: str, others: tuple[Finding, ...]
+) -> None:
+    scenario.source = "login1:/p"
+    scenario.tick(finding(WARNING))
+    scenario.source = source
+    for _ in range(10):
+        scenario.tick(*others, after_s=MINUTE)
+    assert next(i for i in scenario.ledger.incidents() if i.subject == "/scratch").is_open
+
+
+def test_a_subject_that_comes_back_in_time_stays_the_same_incident(scenario: Scenario) -> None:
+    scenario.source = "login1:/p"
+    scenario.tick(finding(WARNING))
+    for _ in range(5):
+        scenario.tick(finding(OK, "/home"), after_s=MINUTE)
+        scenario.tick(finding(OK, "/home"), after_s=MINUTE)
+        scenario.tick(finding(WARNING), after_s=MINUTE)
+    assert reasons(scenario.post.notices()) == [Reason.FIRST]
+
+
+def test_the_end_of_the_checks_waits_for_the_end_of_the_quiet_hours(scenario: Scenario) -> None:
+    scenario.policy = replace(POLICY, quiet_hours="22:00-07:00")
+    scenario.source = "login1:/p"
+    scenario.now = NIGHT - 2 * HOUR
+    scenario.tick(finding(WARNING))
+    scenario.now = NIGHT
+    for _ in range(4):
+        assert scenario.tick(finding(OK, "/home"), after_s=MINUTE) == []
+    (end,) = scenario.tick(finding(OK, "/home"), after_s=9 * HOUR)
+    assert end.summary.startswith("no longer checked for")
 
 
 def test_an_incident_resolved_long_ago_is_removed(scenario: Scenario) -> None:

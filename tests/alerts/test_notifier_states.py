@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from datetime import UTC
+from pathlib import Path
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -44,6 +46,7 @@ class MemoryDirectory:
     fuse: Fuse
     files: dict[str, bytes] = field(default_factory=dict)
     error: str = ""
+    primary: Path = Path("/incidents")
 
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self.files))
@@ -51,9 +54,19 @@ class MemoryDirectory:
     def read(self, name: str) -> bytes | None:
         return self.files.get(name)
 
+    def read_owned(self, name: str) -> tuple[bytes, int] | None:
+        content = self.read(name)
+        return None if content is None else (content, os.getuid())
+
     def write(self, name: str, content: bytes, *, durable: bool = True) -> None:
         self.fuse.step()
         self.files[name] = content
+
+    def create(self, name: str, content: bytes) -> bool:
+        if name in self.files:
+            return False
+        self.write(name, content)
+        return True
 
     def remove(self, name: str) -> None:
         self.fuse.step()
@@ -177,6 +190,8 @@ class Nights(RuleBasedStateMachine):
                 # A full disk or a crash must not make anything up.
                 if notice.reason is Reason.RESOLVED:
                     assert notice.verdict is OK
+                    if "no longer checked" in notice.summary:
+                        continue
                     assert self.looked[notice.subject] is not UNKNOWN
                     assert notice.fault == "probe" or self.looked[notice.subject] is OK
                 else:
@@ -187,9 +202,22 @@ class Nights(RuleBasedStateMachine):
                 assert time >= self.until.get(notice.subject, 0.0) or self.disturbed
                 assert (channel == "list") or notice.reason is not Reason.ESCALATED
             if not self.disturbed and not is_new_critical(alert):
-                others = [t for t, _, a in self.post.order if a.id != alert.id and t <= time]
+                others = [t for t, to, a in self.post.order if to == channel and a.id != alert.id and t <= time]
                 assert all(not 0 < time - t < self.policy.group_s for t in others)
         self.checked = len(self.post.order)
+
+    @invariant()
+    def escalations_are_in_time(self) -> None:
+        """In the tick in which a step is due, unless a silence or the limit of its channel holds it back."""
+        if not hasattr(self, "post") or self.disturbed or not self.policy.escalation or self.policy.quiet_hours:
+            return
+        recent = [t for t, to, _ in self.post.order if to == "list" and 0 <= self.now - t <= self.policy.group_s]
+        for incident in () if recent else self.ledger().incidents():
+            is_due = incident.first_told is not None and incident.looked - incident.first_told >= HOUR
+            is_present = incident.is_open and incident.gone is None and incident.flapping is None
+            if is_due and is_present and incident.verdict is not UNKNOWN and incident.silenced is None:
+                has_other_news = incident.told == incident.looked  # WORSE and BETTER come first
+                assert incident.escalated or incident.acknowledged_by or has_other_news, incident
 
     def is_night(self, time: float) -> bool:
         hour = time % DAY / HOUR

@@ -234,3 +234,71 @@ def test_a_damaged_copy_is_ignored(tmp_path: Path, content: bytes) -> None:
     disk.write_text("what lies in its place")
     desk.tick(OK, after_s=60)
     assert desk.reasons == ["FIRST"]
+
+
+def incident_files(desk: Desk) -> list[Path]:
+    return sorted((desk.project.loaded.state_dir / ".alerts/incidents").glob("*.json"))
+
+
+@pytest.mark.parametrize("lost", ["deleted", "damaged", "emptied"])
+def test_a_fault_after_a_lost_incident_file_is_a_new_incident_and_is_notified(tmp_path: Path, lost: str) -> None:
+    desk = Desk(tmp_path)
+    desk.tick(WARNING)
+    (file,) = incident_files(desk)
+    if lost == "deleted":
+        file.unlink()
+    else:
+        file.write_text("" if lost == "emptied" else '{"episode": ')
+    desk.tick(OK, after_s=60)
+    desk.tick(WARNING, after_s=60)
+    first, second = desk.alerts()
+    assert first["reason"] == second["reason"] == "FIRST"
+    assert first["notices"][0]["episode"] != second["notices"][0]["episode"]
+
+
+def test_two_projects_have_different_ids_for_the_same_fault(tmp_path: Path) -> None:
+    ids = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        desk = Desk(tmp_path / name)
+        desk.tick(WARNING)
+        desk.tick(OK, after_s=600)
+        desk.tick(WARNING, after_s=600)
+        ids |= {alert["notices"][0]["episode"] for alert in desk.alerts()}
+    assert len(ids) == 4
+
+
+def test_two_watchdogs_that_find_a_fault_at_the_same_moment_send_one_notification(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    children = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                desk.tick(WARNING)
+                code = 0
+            finally:
+                os._exit(code)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    desk.tick(WARNING, after_s=60)
+    assert desk.reasons == ["FIRST"]
+
+
+def test_an_incident_that_no_disk_can_record_is_notified_once_an_hour(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.tick(OK)
+    desk.clock.time -= desk.clock.time % 3600
+    incidents = desk.project.loaded.state_dir / ".alerts/incidents"
+    incidents.parent.mkdir(parents=True, exist_ok=True)
+    incidents.touch()
+    place = open_alert_state(desk.project).ledger.directory.fallback
+    assert place is not None
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.touch()
+    for _ in range(3):
+        desk.tick(WARNING, after_s=60)
+    assert desk.reasons == ["FIRST"]
+    desk.tick(WARNING, after_s=3600)
+    assert desk.reasons == ["FIRST", "FIRST"]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.alerts.message import plain_text
 from resilience.alerts.routes import channels
 from resilience.cli import alert as alert_command
 from resilience.cli import entry
@@ -39,7 +40,7 @@ def test_an_incident_is_one_line_with_who_was_told_and_who_is_at_it(office: Offi
     said = office.resil("list")
     head, first, second = said.out.splitlines()
     assert head.split() == ["ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "SUMMARY"]
-    assert "CRITICAL" in first and "fs /scratch space" in first and "1x" in first and "99% used" in first
+    assert "CRITICAL" in first and "fs /scratch space" in first and "list, pager" in first and "99% used" in first
     assert "WARNING" in second, "the worst first"
     ages = re.compile(r"\d+ s ago")
     assert ages.sub("", office.resil().out) == ages.sub("", said.out), "`resil alert` alone lists"
@@ -51,6 +52,77 @@ def test_what_ended_is_shown_when_asked_for(office: Office) -> None:
     assert "no open incident" in office.resil("list").out
     everything = office.resil("list", "--all").out
     assert "was CRITICAL" in everything and re.search(r"resolved \d+ s ago", everything)
+
+
+def test_a_channel_is_notified_once_it_has_accepted_the_message(office: Office) -> None:
+    office.order("list", "down")
+    said = office.tick(full())
+    assert re.fullmatch(r"notified pager: 1 incident \([0-9a-f]{8}\)", said[0])
+    assert re.fullmatch(r"queued for list: 1 incident \([0-9a-f]{8}\)", said[1])
+    (line,) = [line for line in office.resil("list").out.splitlines() if "/scratch" in line]
+    assert "pager; queued for list" in line
+    (incident,) = office.resil("list", "--json").json["incidents"]
+    assert (incident["accepted_by"], incident["waiting_for"]) == (["pager"], ["list"])
+    office.order("list")
+    office.resil("flush")
+    (incident,) = office.resil("list", "--json").json["incidents"]
+    assert (sorted(incident["accepted_by"]), incident["waiting_for"]) == (["list", "pager"], [])
+
+
+def test_an_incident_of_a_message_about_very_many_has_the_channels_of_that_message(office: Office) -> None:
+    office.tick(*(full(f"job {number}") for number in range(60)))
+    incidents = office.resil("list", "--json").json["incidents"]
+    assert len(incidents) == 60 and all(sorted(i["accepted_by"]) == ["list", "pager"] for i in incidents)
+
+
+def test_a_recovered_incident_is_not_shown_as_critical(office: Office) -> None:
+    office.shell.settings(ALERTING.replace("[alert]", "[alert]\nresolve_after_s = 3600"))
+    office.tick(full(), full("/home", Verdict.WARNING))
+    office.tick(well(), full("/home", Verdict.WARNING))
+    faulty, recovered = office.resil("list").out.splitlines()[1:3]
+    assert "WARNING" in faulty, "the faulty one first"
+    assert "recovered, was CRITICAL" in recovered and re.search(r"recovered \d+ s ago", recovered)
+    said = office.resil("show", office.episode()).out
+    assert "recovered, was CRITICAL" in said.splitlines()[0] and "no longer found the fault" in said
+    document = office.resil("list", "--json").json
+    assert [incident["state"] for incident in document["incidents"]] == ["faulty", "recovered"]
+
+
+def test_many_incidents_are_acknowledged_at_once(office: Office) -> None:
+    office.tick(full(), full("/home"))
+    office.tick(full("gpt"), check="job")
+    said = office.resil("ack", "--check", "fs", "-m", "on it")
+    assert said.code == 0 and len(said.out.splitlines()) == 2 and "fs /home space" in said.out
+    said = office.resil("ack", "--all")
+    assert len(said.out.splitlines()) == 1 and "job gpt space" in said.out
+    assert office.resil("ack", "--all").out == "no unacknowledged incident\n"
+    assert office.resil("ack", "--check", "inodes").out == "no unacknowledged incident of inodes\n"
+    assert len(office.resil("ack", "--all", "--undo").out.splitlines()) == 3
+    for words in ((), ("--all", "--check", "fs"), ("3f9a1c04", "--all")):
+        said = office.resil("ack", *words)
+        assert said.code == 2 and "resil alert ack --all" in said.err
+
+
+def test_the_id_of_a_message_stands_for_all_its_incidents(office: Office) -> None:
+    office.tick(*(full(f"job {number}") for number in range(30)))
+    (entry,) = {entry.alert.id: entry for entry in office.state.outbox.sent()}.values()
+    assert entry.alert.id in plain_text(entry.alert)
+    assert len(office.resil("ack", entry.alert.id[:8]).out.splitlines()) == 30
+    assert all(incident.acknowledged_by for incident in office.state.ledger.incidents())
+    office.tick(*(well(f"job {number}") for number in range(30)))
+    said = office.resil("ack", entry.alert.id)
+    assert said.code == 2 and "every incident in message" in said.err
+
+
+def test_the_id_of_a_digest_stands_for_all_its_incidents(office: Office) -> None:
+    office.order("pager", "down")
+    office.order("list", "down")
+    for number in range(30):
+        office.tick(full(f"job {number}"), check=f"check{number}")
+    office.order("pager")
+    office.resil("flush")
+    (digest,) = {e.alert.id for e in office.state.outbox.sent() if e.is_digest}
+    assert len(office.resil("ack", digest).out.splitlines()) == 30
 
 
 def test_the_list_is_json_for_programs(office: Office) -> None:
@@ -316,7 +388,7 @@ def test_a_channel_that_hangs_changes_no_verdict(office: Office, monkeypatch: py
     missing = str(office.directory / "missing")
     plain = office.shell.resil("watch", "fs", missing, "--no-alert")
     office.order("pager", "hang")
-    alerted = office.shell.resil("watch", "fs", missing)
+    alerted = office.shell.resil("watch", "fs", missing, "--alert")
     assert plain.code != 0 and (alerted.code, alerted.out) == (plain.code, plain.out)
     assert "pager failed to deliver a message: no answer within 0.5 s" in alerted.err
     assert len(office.taken("list")) == 1 and "queued for pager" in office.resil("list").out

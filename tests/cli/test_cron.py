@@ -518,3 +518,24 @@ def test_only_ctrl_c_is_meant(
     _print_consequence(cron, [number])
     assert bool(late_notice(cron.project)) is is_missed
     assert ("resil cron stop" in capsys.readouterr().out) is is_missed
+
+
+@pytest.mark.parametrize(
+    ("typed", "message", "hint"),
+    [
+        (
+            ("--timeout", "5x"),
+            "--timeout 5x: '5x' is not a duration",
+            "write for instance --timeout 10m, or --timeout none",
+        ),
+        (("--jitter", "later"), "--jitter later: 'later' is not a duration", "write for instance --jitter 30s"),
+        (("--catch-up", "twice"), "--catch-up twice is unknown", "write none, once or all<=12"),
+        (("--overlap", "never"), "--overlap never is not one of skip, allow, replace", "write --overlap skip"),
+        (("--ok", "x"), "--ok x is not a list of exit codes", "write for instance --ok 0-3 or --ok 0,75"),
+    ],
+)
+def test_a_mistyped_option_of_a_new_entry_is_advised_as_an_option(
+    shell: Shell, typed: tuple[str, ...], message: str, hint: str
+) -> None:
+    said = shell.resil("cron", "add", "probe", "--hourly", *typed, "--", "true")
+    assert (said.code, said.err) == (2, f"resil: error: {message}\n  try: {hint}\n")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.fakes import DOWN
-from tests.lab.shell import Shell
+from tests.lab.shell import SETTINGS, Shell
 
 
 def test_each_finding_is_a_line_with_its_advice_below(shell: Shell) -> None:
     said = shell.resil("doctor")
     assert said.code == 0
     assert said.out.splitlines()[0].split() == ["VERDICT", "TOPIC", "FINDING"]
-    assert "SLURM 24.11 responds" in said.out and "-> " in said.out
+    assert "SLURM 24.11 answered" in said.out and "-> " in said.out
 
 
 def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:
@@ -25,9 +25,29 @@ def test_not_knowing_is_no_failure_and_critical_is_one(shell: Shell) -> None:
     assert set(said.json["diagnoses"][0]) == {"topic", "verdict", "text", "advice"}
 
 
-def test_a_scheduler_that_is_not_there_is_critical(shell: Shell) -> None:
-    said = shell.resil("doctor", "--scheduler", "slrum")
-    assert said.code == 1 and "did you mean slurm?" in said.out
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor",), ("status",), ("submit",), ("logs",), ("cancel", "gpt"), ("demo",), ("watch", "job"),
+        ("watch", "--all"), ("watch", "--list"),
+    ],
+)  # fmt: skip
+def test_an_unknown_scheduler_is_refused_by_every_command(shell: Shell, words: tuple[str, ...]) -> None:
+    said = shell.resil(*words, "--scheduler", "slrum")
+    assert (said.code, said.out) == (3 if words[0] == "watch" else 2, "")
+    assert "there is no scheduler 'slrum' (command line)" in said.err and "did you mean slurm?" in said.err
+
+
+@pytest.mark.parametrize("words", [("status",), ("watch", "fs"), ("cron", "status"), ("alert",)])
+def test_an_unknown_scheduler_in_the_environment_or_the_settings_is_refused(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("RESIL_SCHEDULER__NAME", raising=False)
+    shell.settings(SETTINGS + '[scheduler]\nname = "lcoal"\n')
+    said = shell.resil(*words)
+    assert said.code in (2, 3) and "no scheduler 'lcoal'" in said.err and "did you mean local?" in said.err
+    monkeypatch.setenv("RESIL_SCHEDULER__NAME", "slrm")
+    assert "no scheduler 'slrm' ($RESIL_SCHEDULER__NAME)" in shell.resil(*words).err
 
 
 def test_good_settings_are_called_good(shell: Shell) -> None:
@@ -66,4 +86,4 @@ def test_programs_get_json(shell: Shell) -> None:
 
 def test_without_a_word_the_help_is_shown(shell: Shell) -> None:
     said = shell.resil("config")
-    assert said.code == 2 and "check" in said.out
+    assert said.code == 0 and "check" in said.out

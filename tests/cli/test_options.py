@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cli import options, runs
-from resilience.cli.options import complete_runs, open_project
-from resilience.cli.runs import complete_templates
+from resilience.cli.options import complete_runs, complete_templates, open_project
 from tests.lab.shell import Shell
 
 

@@ -25,7 +25,10 @@ def test_people_are_told_what_was_queued_and_how_to_stop_it(shell: Shell) -> Non
     lines = said.out.splitlines()
     assert lines[0] == "queued run gpt: array 101 of 10 jobs, one after another"
     assert lines[1] == f"  state   {shell.run_dir}"
-    assert "resil status gpt; resil logs gpt -f" in said.out and "resil kill gpt (saves first)" in said.out
+    assert (
+        "resil status gpt; resil logs gpt -f" in said.out
+        and "resil kill gpt (saves first if there is a guard)" in said.out
+    )
 
 
 QUEUED = [
@@ -51,8 +54,8 @@ def test_programs_get_ids_alone_or_json(shell: Shell) -> None:
 
 
 def test_a_dry_run_shows_the_script_and_the_command_and_does_nothing(shell: Shell) -> None:
-    said = shell.resil("submit", "--array", "3", "-n")
-    assert said.out.startswith("#!/bin/bash") and "python train.py" in said.out
+    said = shell.resil("submit", "--array", "3", "-n", "--full")
+    assert said.out.startswith("#!/bin/bash") and "python train.py" in said.out and "resil_begin()" in said.out
     assert "# would run: fake-sbatch --array=1-3%1 " in said.out
     document = shell.resil("submit", "-n", "--json").json
     assert (document["kind"], document["argv"][0][0]) == ("submit-plan", "fake-sbatch")
@@ -296,15 +299,27 @@ def test_only_what_waits_can_be_cancelled(shell: Shell) -> None:
 def test_what_was_written_is_named_and_passes_the_check(shell: Shell) -> None:
     said = shell.resil("init", "new")
     assert said.code == 0
-    assert f"wrote {shell.directory / 'new' / 'resil.toml'}" in said.out and "next: set `command`" in said.out
+    assert f"wrote {shell.directory / 'new' / 'resil.toml'}; wrote" in said.out and "next: set `command`" in said.out
+    assert len(said.out.splitlines()) == 3
     assert shell.resil("config", "check", "-c", "new/resil.toml").code == 0
 
 
 def test_a_script_is_taken_over(shell: Shell) -> None:
     Path("old.sh").write_text("#!/bin/bash\n#SBATCH -p gpu -J llama -o x.out\n")
     said = shell.resil("init", "new", "--from", "old.sh")
-    assert "note: --output" in said.out
+    assert "note: left out, because resil or each submit sets them: --output\n" in said.out
     assert 'partition = "gpu"' in (shell.directory / "new" / "resil.toml").read_text()
+
+
+def test_existing_settings_are_kept_and_get_their_cron_directory(shell: Shell) -> None:
+    before = (shell.directory / "resil.toml").read_text()
+    said = shell.resil("init")
+    assert said.code == 0 and len(said.out.splitlines()) == 3
+    assert said.out.startswith(f"kept {shell.directory / 'resil.toml'}; wrote")
+    assert (shell.directory / "cron" / "crontab").is_file()
+    assert (shell.directory / "resil.toml").read_text() == before
+    again = shell.resil("init")
+    assert again.code == 0 and f"; kept {shell.directory / 'cron'}\n" in again.out
 
 
 def test_broken_settings_keep_nobody_from_writing_new_ones(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from resilience.cli.show_top import age, bar, shortened, show_top
+from resilience.watch.scan import scan
 from resilience.watch.scan.scan import Progress
+from resilience.watch.scan.tree import Record
+from resilience.watch.scan.worker import REMEMBERED, Worker
 from tests.lab.fakes import NOW, FakeClock, make_project
 from tests.lab.shell import Shell
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -53,8 +56,45 @@ def test_the_largest_and_the_fastest_growing_are_shown(tmp_path: Path, capsys: p
     assert ["1.0 MiB", "28%", "1", "0 B", "0 B", "2 d ago", "runs/gpt/checkpoint-100"] in lines
     assert "checkpoints: 3.0 MiB in 2 directories" in said.out
     assert "growth: since the scan of 12 h ago" in said.out
-    assert "5 of 7 directories were unchanged and not read again" in said.out
-    assert "read in full once a day" in said.out
+    assert "not looked at" not in said.out
+
+
+def test_an_old_file_that_grew_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = a_tree(tmp_path / "tree")
+    assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0
+    with open(root / "t2" / "s3" / "f1", "ab") as file:
+        file.write(bytes(3 * 2**20))
+    capsys.readouterr()
+    assert top(tmp_path, root) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"FASTEST GROWING by bytes\n.*\n.*\+3.0 MiB .* t2/s3\n", said)
+
+
+def test_growth_that_cannot_be_known_is_not_denied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "SMALL", -1)  # this tree stands for a large one
+    root = a_tree(tmp_path / "tree", tops=5, subs=20, files=30)
+    for number in range(REMEMBERED):
+        write(root / "other" / str(number % 20) / str(number), 20_000)
+    settle(root)
+    assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0
+    for path in root.glob("t*/s*/f*"):
+        with path.open("ab") as file:
+            file.write(bytes(10_000))
+    settle(root)
+    capsys.readouterr()
+    assert top(tmp_path, root) == 0
+    said = capsys.readouterr().out
+    if "FASTEST" not in said:
+        assert "growth: none found since" in said
+    assert "nothing grew" not in said
+    assert re.search(r"not looked at: [\d,]+ of 4,000 files, in directories where no file was added or removed", said)
+    assert "--fresh reads all now" in said
+    assert top(tmp_path, root, fresh=True) == 0
+    said = capsys.readouterr().out
+    assert "not looked at" not in said
+    assert re.search(r"FASTEST GROWING by bytes\n.*\n.*\+", said)
 
 
 def test_the_totals_are_those_of_du(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,21 +124,20 @@ def test_one_directory_that_cannot_be_looked_at_keeps_nobody_from_the_others(
     assert "60 files" in said
 
 
-def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = a_tree(tmp_path / "tree", tops=12, subs=2, files=1)
-    import resilience.watch.scan.worker as worker
+def test_a_deadline_that_was_too_short_is_said_plainly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = a_tree(tmp_path / "tree", tops=24, subs=2, files=1)
 
-    def crawl(*given: object, **named: object) -> object:
-        if given[1] and b"/" not in given[1]:  # type: ignore[operator]
-            time.sleep(0.15)
-        return read(*given, **named)
+    def crawl(worker: Worker, path: bytes) -> Record:
+        if path and b"/" not in path:
+            time.sleep(0.3)
+        return read(worker, path)
 
-    read = worker.__dict__["read_directory"]
-    worker.__dict__["read_directory"] = crawl
-    try:
+    read = Worker.read
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, "read", crawl)
         assert top(tmp_path, root, deadline_s=0.9) == 0
-    finally:
-        worker.__dict__["read_directory"] = read
     said = capsys.readouterr().out
     assert re.search(
         r"! \d+ of \d+ directories unfinished \(the deadline\): the figures are lower bounds; run the command again",
@@ -108,7 +147,7 @@ def test_a_deadline_that_was_too_short_is_said_plainly(tmp_path: Path, capsys: p
     assert top(tmp_path, root) == 0
     again = capsys.readouterr().out
     assert "unfinished" not in again
-    assert "24 files" in again
+    assert "48 files" in again
 
 
 @needs_root
@@ -173,11 +212,11 @@ PROGRAM = """
 import sys, time
 from pathlib import Path
 from resilience.watch.scan import worker
-read = worker.read_directory
-def slowly(*given, **named):
+read = worker.Worker.read
+def slowly(self, path):
     time.sleep(0.05)
-    return read(*given, **named)
-worker.read_directory = slowly
+    return read(self, path)
+worker.Worker.read = slowly
 from resilience.cli.entry import run
 sys.exit(run(["watch", "fs", "--top", sys.argv[1]]))
 """

@@ -105,7 +105,7 @@ def test_top_asks_for_the_largest_directories_of_the_paths(
     words = () if name == "scratch" else ("/tmp", "/var")
     assert watching.resil("watch", name, *words, "--top", "--limit", "7", "--deadline", "2m", "--json").code == 0
     paths = ("/dev/shm",) if name == "scratch" else ("/tmp", "/var")
-    assert asked == [(paths, {"limit": 7, "deadline_s": 120.0, "as_json": True, "by": by})]
+    assert asked == [(paths, {"limit": 7, "deadline_s": 120.0, "as_json": True, "by": by, "fresh": False})]
 
 
 def test_only_what_has_directories_offers_their_list(watching: Shell) -> None:
@@ -113,24 +113,95 @@ def test_only_what_has_directories_offers_their_list(watching: Shell) -> None:
     assert "--top" not in watching.resil("watch", "licence", "--help").out
 
 
-def test_alerting_happens_whenever_a_channel_is_set_unless_it_is_not_wanted(
-    watching: Shell, monkeypatch: pytest.MonkeyPatch
+LICENCE = SETTINGS + '[alert]\nchannels = ["console"]\n[watch.licence]\nservers = ["few"]\n'
+
+
+@pytest.fixture
+def notified(watching: Shell, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the reports that were handed to alerting."""
+    from resilience.alerts import notify as module
+
+    marker = watching.directory / "notified"
+
+    def notify(project: Any, reports: Any, notes: Any, typed: str) -> tuple[str, ...]:
+        marker.write_text(" ".join(f"{report.check}:{report.verdict.value}" for report in reports))
+        return ("notified a colleague",)
+
+    monkeypatch.setattr(module, "notify", notify)
+    watching.settings(LICENCE)
+    return marker
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("licence",),
+        ("licence", "--json", "--explain"),
+        ("licence", "--config", "resil.toml"),
+        ("--all",),
+        ("licence", "few", "--alert"),
+        ("--alert", "licence", "few"),
+        ("licence", "--warn-free", "5", "--alert"),
+    ],
+)
+def test_faults_of_what_the_settings_name_and_of_what_is_asked_for_are_notified(
+    watching: Shell, notified: Path, words: tuple[str, ...]
+) -> None:
+    assert watching.resil("watch", *words).err == "resil: notified a colleague\n"
+    assert "licence:WARNING" in notified.read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("licence", "few"),
+        ("licence", "--warn-free", "5"),
+        ("licence", "--deadline", "5s"),
+        ("licence", "--scheduler", "local"),
+        ("--all", "--deadline", "5s"),
+    ],
+)
+def test_typed_targets_and_options_are_a_look_and_say_so(
+    watching: Shell, notified: Path, words: tuple[str, ...]
+) -> None:
+    said = watching.resil("watch", *words)
+    assert (said.code, notified.exists()) == (1 if words[0] == "licence" else said.code, False)
+    assert said.err == "resil: console not notified: typed targets and options are a look; --alert notifies\n"
+
+
+@pytest.mark.parametrize("words", [("few", "--no-alert"), ("--no-alert",), ("many",)])
+def test_a_look_says_nothing_of_alerts_where_none_is_wanted_or_needed(
+    watching: Shell, notified: Path, words: tuple[str, ...]
+) -> None:
+    assert watching.resil("watch", "licence", *words).err == "" and not notified.exists()
+
+
+def test_an_entry_of_the_cron_table_notifies_whatever_its_line_has(
+    watching: Shell, notified: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RESIL_CRON_ENTRY", "crontab:3")
+    watching.resil("watch", "licence", "few")
+    assert notified.read_text() == "licence:WARNING"
+    notified.unlink()
+    assert watching.resil("watch", "licence", "few", "--no-alert").code == 1 and not notified.exists()
+
+
+@pytest.mark.parametrize("words", [("--paths", "$NO_SUCH_VARIABLE"), ("$NO_SUCH_VARIABLE",), ("--warn-percent", "5x")])
+def test_a_mistyped_option_is_no_incident_even_if_alerts_are_asked_for(
+    watching: Shell, notified: Path, words: tuple[str, ...]
+) -> None:
+    said = watching.resil("watch", "fs", *words, "--alert")
+    assert said.code == 3
+    assert not notified.exists() or notified.read_text() == ""
+
+
+def test_alerting_that_fails_does_not_change_the_verdict(
+    watching: Shell, notified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from resilience.alerts import notify as module
 
-    marker = watching.directory / "told"
-
-    def notify(project: Any, reports: Any, notes: Any) -> tuple[str, ...]:
-        marker.write_text(" ".join(f"{report.check}:{report.verdict.value}" for report in reports))
-        return ("told somebody",)
-
-    monkeypatch.setattr(module, "notify", notify)
-    watching.settings(SETTINGS + '[alert]\nchannels = ["console"]\n')
-    assert watching.resil("watch", "licence", "few", "--no-alert").code == 1 and not marker.exists()
-    said = watching.resil("watch", "licence", "few")
-    assert (said.code, said.err, marker.read_text()) == (1, "resil: told somebody\n", "licence:WARNING")
     monkeypatch.setattr(module, "notify", lambda *_, **__: 1 / 0)
-    said = watching.resil("watch", "licence", "many")
+    said = watching.resil("watch", "licence", "many", "--alert")
     assert said.code == 0 and "alerts may not have been sent" in said.err
 
 

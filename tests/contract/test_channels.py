@@ -136,7 +136,7 @@ def system(tmp_path: Path, canary: str) -> System:
 def case(request: pytest.FixtureRequest, tmp_path: Path, httpserver: HTTPServer, canary: str) -> Iterator[Case]:
     """Every channel, with a receiver that is really there."""
     if request.param == "apprise" and importlib.util.find_spec("apprise") is None:
-        pytest.skip("Apprise is not installed (pip install 'resil[apprise]')")
+        pytest.skip("Apprise is not installed (pip install apprise)")
     (tmp_path / "plugins" / "channels").mkdir(parents=True)
     (tmp_path / "plugins" / "channels" / "pager.py").write_text(PAGER)
     family = Family("channels", "CHANNEL", (tmp_path / "plugins",))
@@ -336,6 +336,12 @@ def test_the_watch_over_purity_sees_what_is_not_pure(tmp_path: Path) -> None:
 def test_a_message_can_be_handed_to_another_process(case: Case) -> None:
     message = case.channel.compose(an_alert(), case.settings(case.good), {})
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+def test_a_message_about_several_incidents_has_the_id_that_acknowledges_all(case: Case, system: System) -> None:
+    alert = replace(a_thousand(), id="5b1d0c9a44e2f7a0")
+    case.send(alert, system)
+    assert "5b1d0c9a44e2f7a0" in case.received()
 
 
 def test_an_alert_without_notices_is_told_too(case: Case, system: System) -> None:

@@ -21,7 +21,7 @@ from resilience.plugins import PLUGIN_PATH, Family
 from resilience.records import from_record, to_record
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watchdogs
-from resilience.watch.options import options_of, parse_attributes
+from resilience.watch.options import attributes_of, options_of
 from resilience.watch.reading import Memory, Target, Timed
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import Watchdog, context_of
@@ -73,7 +73,7 @@ def test_settings_are_frozen_documented_and_work_without_configuration(directory
     assert is_dataclass(settings) and fields(owner)
     with pytest.raises((FrozenInstanceError, AttributeError)):
         setattr(settings, fields(owner)[0].name, None)
-    helps = parse_attributes(owner.__doc__ or "")
+    helps = attributes_of(owner)
     assert {field.name for field in fields(owner)} == set(helps), "each field has its line below Attributes:"
     assert all(len(text) > 5 for text in helps.values())
 

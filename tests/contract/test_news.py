@@ -52,6 +52,13 @@ def test_every_channel_composes_it(name: str) -> None:
         assert "96 runs of 8 entries" in shown
 
 
+def test_two_projects_announcements_of_one_day_are_different_mails() -> None:
+    email = channels().load("email")
+    settings = email.Settings(to=("ada@example.org",))
+    mails = [email.compose(replace(ANNOUNCEMENT, project=where), settings, {}) for where in ("/home/ada/a", "/b", "/b")]
+    assert len({mail.headers["Message-ID"] for mail in mails}) == 2
+
+
 @pytest.mark.parametrize("preset", sorted(webhook.PRESETS))
 def test_every_service_gets_its_title(preset: str) -> None:
     payload = webhook.PRESETS[preset](ANNOUNCEMENT, {})

@@ -380,6 +380,28 @@ def test_a_job_knows_itself(place: Place) -> None:
     assert all(a != b for a, b in itertools.pairwise(job.raw_id for job in jobs))
 
 
+def test_the_cpu_time_of_a_job_grows_while_it_computes_and_not_while_it_sleeps(place: Place) -> None:
+    flag = place.directory / "sleeps"
+    busy = f"srun -n 1 bash -c 'while [ ! -e {flag} ]; do :; done; touch {flag}.seen; sleep 300'"
+    job = place.submit(busy)
+    place.running(job)
+
+    def seconds() -> float:
+        try:
+            return place.scheduler.cpu_seconds(job)
+        except SchedulerError:  # the step has not begun
+            return 0.0
+
+    place.until(lambda: seconds() >= 2, "two seconds of CPU time")
+    flag.touch()
+    place.until(Path(f"{flag}.seen").exists, "the job to sleep")
+    before = seconds()
+    time.sleep(3)
+    assert seconds() <= before + 1
+    place.scheduler.cancel([job])
+    place.ended(job)
+
+
 def test_nodes_and_configuration_are_told(place: Place) -> None:
     assert any(node.is_usable for node in place.scheduler.nodes())
     config = place.scheduler.config()

@@ -30,6 +30,7 @@ from resilience.cron.state_directory import Seen
 from resilience.job import JobState
 from resilience.runs.project import schedulers
 from tests.cli import test_demo
+from tests.lab.fakes import a_job
 from tests.lab.shell import ALERTING, SETTINGS, Desk, Office, Shell, full, make_shell
 from tests.system.people import NOBODY, acting_as, open_the_way
 
@@ -133,6 +134,8 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     (cron / "heartbeat").write_text(json.dumps({"time": 1.0, "expected": 61.0, "driver": "foreground"}))
     (run,) = person.ask("status", "--fresh")["runs"]
     assert run["save"] and run["kill"] and run["attempts"] and run["jobs"] and run["switches"]
+    shell.fake.records = [a_job(12, name="plain", user="bob")]
+    assert person.ask("adopt", "12")["notes"]
     for words in (("doctor",), ("config", "show"), ("templates",)):
         person.ask(*words)
 

@@ -16,7 +16,7 @@ from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, Ru
 from resilience.cron.report import TickReporter, send_failures, summary_of
 from resilience.cron.run import tick
 from resilience.cron.ticker import TickResult
-from resilience.doctor.doctor import check_settings
+from resilience.doctor.settings import check_settings
 from resilience.errors import SettingsError
 from resilience.runs.project import Project
 from resilience.settings.load import load

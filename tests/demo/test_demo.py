@@ -32,9 +32,10 @@ def a_project(tmp_path: Path, runner: object = None, **environ: str) -> Project:
 
 
 def play(project: Project, directory: Path | None, told: list[str], keep: bool = False) -> DemoResult:
-    return run_demo(
-        project, directory=directory, keep=keep, report=lambda _, sentence: told.append(sentence), show=lambda _: None
-    )
+    def tell(_: float, sentence: str) -> None:
+        told.append(sentence)
+
+    return run_demo(project, directory=directory, keep=keep, report=tell, detail=tell, show=lambda _: None)
 
 
 class FakeRunner:

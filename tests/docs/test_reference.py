@@ -15,10 +15,8 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-import typer
 
 from resilience import errors
-from resilience.cli.main import app
 from resilience.demo.demo import DemoAttempt
 from resilience.doctor.diagnosis import Diagnosis
 from resilience.layout import FOLDERS
@@ -32,10 +30,11 @@ from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
 from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
+from tests.lab.hints import check_command
+from tests.lab.hints import errors as refusals
 from tests.runs.templates.batch import until
 
 VARIABLE = re.compile(r"\bRESIL_[A-Z][A-Z_]*[A-Z]\b")
-CLI_ERRORS = (typer._click.exceptions.ClickException, errors.ResilError)
 
 
 def name_of(where: Page) -> str:
@@ -71,6 +70,18 @@ def test_the_picture_is_one_of_a_demo_that_went_well() -> None:
     shown = "".join(root.itertext()).replace("\xa0", " ")
     assert root.tag.endswith("svg")
     assert "exactly the same" in shown
+
+
+def test_the_picture_fits_on_a_page_and_cuts_no_word() -> None:
+    texts = [
+        "".join(text.itertext()).replace("\xa0", " ")
+        for text in ElementTree.parse(ROOT / make_docs.PICTURE).getroot().iter()
+        if text.tag.endswith("text") and text.get("class") != "resil-title"
+    ]
+    rows = "".join(texts).rstrip("\n").split("\n")
+    assert 20 < len(rows) <= 35, rows
+    assert max(map(len, rows)) <= 120
+    assert not [row for row in rows if "..." in row or "…" in row]
 
 
 # ---- exit codes, variables, JSON ------------------------------------------------------------------------------
@@ -139,22 +150,6 @@ def command_lines(text: str) -> Iterator[list[str]]:
             yield words[1 : min(ends, default=len(words))]
 
 
-def check_command(words: list[str]) -> None:
-    """Parse a command line as resil would, without running it. Raise what it would be refused with."""
-    command: Any = typer.main.get_command(app)
-    context = None
-    name = "resil"
-    while True:
-        try:
-            context = command.make_context(name, list(words), parent=context)
-        except (typer.Exit, SystemExit):  # --version, --help
-            return
-        rest = [*context._protected_args, *context.args]
-        if not hasattr(command, "resolve_command") or (command.invoke_without_command and not rest):
-            return
-        name, command, words = command.resolve_command(context, rest)
-
-
 @every_page
 def test_every_command_line_could_be_run(where: Page, capsys: pytest.CaptureFixture[str]) -> None:
     refused = []
@@ -162,7 +157,7 @@ def test_every_command_line_could_be_run(where: Page, capsys: pytest.CaptureFixt
         for words in command_lines(block):
             try:
                 check_command(words)
-            except CLI_ERRORS as error:
+            except refusals() as error:
                 refused.append(f"resil {shlex.join(words)}: {error}")
     assert not refused
 
@@ -172,15 +167,25 @@ def test_every_command_line_could_be_run(where: Page, capsys: pytest.CaptureFixt
 )
 def test_a_command_line_that_is_wrong_would_be_noticed(line: str) -> None:
     [words] = command_lines(f"$ {line} | head  # no")
-    with pytest.raises(CLI_ERRORS):
+    with pytest.raises(refusals()):
         check_command(words)
 
 
-def test_the_readme_shows_the_six_commands_of_a_first_night() -> None:
-    lines = [words for block in page("README.md").blocks("sh") for words in command_lines(block)]
-    assert [words[0] for words in lines if words[0] in ("init", "doctor", "submit", "status", "logs")] == [
-        *("init", "doctor", "submit", "submit", "status", "logs"),
-    ]
+def test_the_readme_shows_the_five_commands_and_those_that_set_up() -> None:
+    blocks = list(page("README.md").blocks("sh"))
+    five = next(block for block in blocks if "resil init" in block)
+    assert [words[0] for words in command_lines(five)] == ["init", "doctor", "submit", "status", "watch"]
+    named = {line.split("#")[0].strip() for block in blocks for line in block.splitlines()}
+    assert {"make demo", "make test"} <= named
+
+
+def test_no_page_installs_a_package_whose_name_somebody_else_may_register() -> None:
+    """resil is not on PyPI: `pip install resil` would fetch whatever has taken the name."""
+    installs = re.compile(r"pip install [^\n#;`]*(?<![\w/-])resil(?![\w/.-])[^\n]*")
+    found = [f"{name_of(where)}: {line}" for where in pages() for line in installs.findall(where.text)]
+    assert not [line for line in found if "--no-index" not in line and "CHANGELOG" not in line]
+    code = [path for path in (ROOT / "resilience").rglob("*.py") if "resil[" in path.read_text()]
+    assert not code
 
 
 # ---- what commands print --------------------------------------------------------------------------------------
@@ -203,7 +208,9 @@ def told_lines(text: str) -> Iterator[str]:
 def sentences() -> list[re.Pattern[str]]:
     """The texts that the command line prints; what is filled in matches anything."""
     found = []
-    told_elsewhere = [ROOT / "resilience" / "runs" / name for name in ("init.py", "kill_outlook.py")]
+    told_elsewhere = [
+        ROOT / "resilience" / "runs" / name for name in ("init.py", "kill_outlook.py", "submit_outlook.py")
+    ]
     for path in (*(ROOT / "resilience" / "cli").glob("*.py"), *told_elsewhere):
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
@@ -213,11 +220,16 @@ def sentences() -> list[re.Pattern[str]]:
     return found
 
 
+def forms(line: str) -> tuple[str, str, str]:
+    """A line, without its indent, and without a word such as `stop` in front."""
+    return line, line.strip(), line.strip().partition(" ")[2].strip()
+
+
 @every_page
 def test_what_commands_printed_is_what_they_print(where: Page) -> None:
     known = sentences()
     lines = [line for block in where.blocks("console") for line in told_lines(block)]
-    known_lines = {line for line in lines for text in (line, line.strip()) if any(s.fullmatch(text) for s in known)}
+    known_lines = {line for line in lines for text in forms(line) if any(s.fullmatch(text) for s in known)}
     assert not set(lines) - known_lines
 
 
@@ -239,11 +251,11 @@ gpt  running
 # ---- promises -------------------------------------------------------------------------------------------------
 
 
-def test_every_promise_of_the_readme_names_a_test_that_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page("README.md").text)
-    promises = [row for row in page("README.md").rows() if "::" in row[-1]]
-    assert len(named) == len(promises) > 10
-    missing = [f"{file}::{test}" for file, test in named if test not in functions_of(file)]
+def test_every_promise_names_a_test_that_exists() -> None:
+    promises = re.split(r"\n- ", page("docs/promises.md").text)[1:]
+    linked = [re.findall(r"\[(test_\w+)\]\(\.\./(tests/[\w/]+\.py)\)", promise) for promise in promises]
+    assert len(promises) > 50 and all(len(tests) == 1 for tests in linked)
+    missing = [test for (test, file), *_ in linked if test not in functions_of(file)]
     assert not missing
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from resilience.cluster import ClusterConfig
-from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster
+from resilience.cluster import ClusterConfig, Node
+from resilience.doctor.diagnosis import Diagnosis, diagnose_cluster, diagnose_nodes
 from resilience.finding import Verdict
 
 GOOD: dict[str, Any] = {
@@ -24,26 +24,22 @@ def diagnose(**settings: Any) -> dict[str, Diagnosis]:
 def test_a_good_cluster_is_good_in_every_line() -> None:
     found = diagnose()
     assert {diagnosis.verdict for diagnosis in found.values()} == {Verdict.OK}
-    assert list(found) == ["accounting", "scrontab", "JobRequeue", "KillWait", "proctrack", "MaxArraySize",
-                           "preemption", "partitions"]  # fmt: skip
+    assert list(found) == ["JobRequeue", "KillWait", "proctrack", "MaxArraySize", "preemption", "partitions"]
 
 
 CASES: list[tuple[dict[str, Any], str, Verdict, str]] = [
-    ({"accounting": False}, "accounting", Verdict.OK, "SLURM forgets how a job ended after MinJobAge"),
-    ({"accounting": None}, "accounting", Verdict.UNKNOWN, "unknown"),
-    ({"scrontab": False}, "scrontab", Verdict.OK, "not enabled"),
     ({"job_requeue": False}, "JobRequeue", Verdict.WARNING, "a node failure ends a job"),
-    ({"job_requeue": None}, "JobRequeue", Verdict.UNKNOWN, "unknown"),
+    ({"job_requeue": None}, "JobRequeue", Verdict.UNKNOWN, "does not name it"),
     ({"kill_wait_s": 5}, "KillWait", Verdict.OK, "5 s between"),
-    ({"kill_wait_s": None}, "KillWait", Verdict.UNKNOWN, "unknown"),
+    ({"kill_wait_s": None}, "KillWait", Verdict.UNKNOWN, "does not name it"),
     ({"proctrack": "linuxproc"}, "proctrack", Verdict.WARNING, "data-loader workers"),
-    ({"proctrack": ""}, "proctrack", Verdict.UNKNOWN, "unknown"),
+    ({"proctrack": ""}, "proctrack", Verdict.UNKNOWN, "does not name it"),
     ({"proctrack": "pgid"}, "proctrack", Verdict.OK, "srun's tasks only"),
     ({"max_array_size": 1}, "MaxArraySize", Verdict.WARNING, "disabled"),
-    ({"max_array_size": None}, "MaxArraySize", Verdict.UNKNOWN, "unknown"),
+    ({"max_array_size": None}, "MaxArraySize", Verdict.UNKNOWN, "does not name it"),
     ({"preempt_type": "qos", "preempt_mode": "REQUEUE"}, "preemption", Verdict.WARNING, "only SIGTERM"),
     ({"preempt_type": "qos", "send_user_signal": True}, "preemption", Verdict.OK, "is sent before it"),
-    ({"preempt_type": ""}, "preemption", Verdict.UNKNOWN, "unknown"),
+    ({"preempt_type": ""}, "preemption", Verdict.UNKNOWN, "does not name it"),
     ({"preempt_type": "(null)"}, "preemption", Verdict.OK, "none"),
     ({"over_time_limit_min": 5}, "OverTimeLimit", Verdict.OK, "5 min over"),
     ({"partitions": {"gpu": "UP", "b": "DOWN", "a": "DRAIN"}}, "partitions", Verdict.OK, "gpu; not up: a, b"),
@@ -63,3 +59,14 @@ def test_each_setting_is_judged(settings: dict[str, Any], topic: str, verdict: V
 def test_of_a_cluster_that_tells_nothing_nothing_is_claimed() -> None:
     found = list(diagnose_cluster(ClusterConfig("slurm")))
     assert {diagnosis.verdict for diagnosis in found} == {Verdict.UNKNOWN}
+
+
+def test_nodes_that_can_start_no_job_are_a_warning_although_their_partition_is_up() -> None:
+    idle, drained = Node("n1", "IDLE"), Node("n2", "IDLE", ("DRAIN",))
+    for nodes, verdict, said in (
+        ([idle, drained], Verdict.OK, "1 of 2 nodes"),
+        ([drained], Verdict.WARNING, "0 of 1 node "),
+        ([], Verdict.UNKNOWN, "0 of 0"),
+    ):
+        found = diagnose_nodes(nodes)
+        assert (found.verdict, said in found.text) == (verdict, True), found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.doctor.doctor import check_settings
+from resilience.doctor.settings import check_settings, find_errors
 from resilience.errors import ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
@@ -63,3 +63,63 @@ def test_a_setting_that_no_submit_could_use_is_refused_with_exit_code_2(tmp_path
         check(tmp_path, text)
     assert message in caught.value.message and hint in caught.value.hint
     assert caught.value.exit_code == 2
+
+
+EVERY_ERROR = """
+[run]
+name = "my run"
+template = "torchrnu"
+stat_dir = "/x"
+[sbach]
+time = 3
+[scheduler]
+name = "slrm"
+[watch.fs]
+warn_percnt = 3
+crit_percent = "140x"
+[watch.log]
+progress_regex = "step ("
+[alert]
+channels = ["slcak", "emial"]
+escalation = ["soon: console", "1h: consloe"]
+quiet_hours = "night"
+[channel.email]
+too = "a@b.example"
+[cron]
+directory = "cron"
+backend = "crontb"
+mode = "puls"
+catch_up = "twice"
+digest_at = "25:00"
+tick_s = "soon"
+"""
+
+
+def test_every_error_of_a_file_is_found_at_once(tmp_path: Path) -> None:
+    (tmp_path / "resil.toml").write_text(EVERY_ERROR)
+    _, errors = find_errors(make_system(tmp_path, environ={"RESIL_SUBMIT__SIGNAL_LEAD_S": "1d"}))
+    found = [f"{error.message}; {error.hint}" for error in errors]
+    for part in (
+        "cannot be a run's name", "no template 'torchrnu'", "'stat_dir'", "'sbach'", "no scheduler 'slrm'",
+        "did you mean slurm?", "'warn_percnt'", "crit_percent = '140x'", "progress_regex", "'slcak'", "'emial'",
+        "'soon'", "'consloe'", "'night'", "'too'", "'directory'", "did you mean folder?", "'crontb'",
+        "did you mean crontab?",
+        "'puls'", "did you mean pulse?", "'twice'", "digest_at", "tick_s", "above 65535 s",
+    ):  # fmt: skip
+        assert any(part in text for text in found), part
+    assert len(found) == len(set(found)) == 22
+    assert all(error.exit_code == 2 for error in errors)
+
+
+def test_values_outside_a_table_and_given_twice_are_found_with_the_others(tmp_path: Path) -> None:
+    (tmp_path / "resil.toml").write_text(
+        'name = "gpt"\n[run]\nstate_dir = "a"\nstate-dir = "b"\n[submit]\narray = []\n'
+    )
+    _, errors = find_errors(make_system(tmp_path))
+    assert len(errors) == 3
+
+
+def test_a_contradiction_of_two_tables_is_found(tmp_path: Path) -> None:
+    (tmp_path / "resil.toml").write_text('[run]\nswitch_owners = "group"\n[guard]\nswitch_owners = "owner"\n')
+    (error,) = find_errors(make_system(tmp_path))[1]
+    assert "switch_owners is 'group' in [run] and 'owner' in [guard]" in error.message

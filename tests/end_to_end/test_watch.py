@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +149,55 @@ def test_a_state_directory_that_hangs_costs_no_verdict(watching: Shell, hung: Pa
         assert words in said.stdout
 
 
+def test_every_command_ends_in_time_when_the_state_directory_hangs_and_names_it(
+    watching: Shell, hung: Path, tmp_path: Path
+) -> None:
+    watching.settings(f'[run]\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 1\n')
+    started = time.monotonic()
+    said = watching.resil("watch", "job", "--deadline", "2s", "--scheduler", "local")
+    assert time.monotonic() - started < 20  # of the 75 s that the queue may take
+    assert said.returncode == 3
+    assert f"JOB UNKNOWN - queue of local: {hung}/state does not respond: no answer within 2 s" in said.stdout
+    for words in (("status",), ("status", "--all"), ("logs",), ("kill",), ("watch", "--all", "--deadline", "2s")):
+        said = watching.resil(*words)
+        assert said.returncode == (3 if words[0] == "watch" else 75), words
+        assert f"{hung}/state" in said.stdout + said.stderr, words
+    assert time.monotonic() - started < 60
+    assert waiting_at(tmp_path) <= 6  # one for each target, and one for the state directory
+
+
+def test_a_fallback_directory_that_hangs_too_is_replaced_by_one_in_tmp(watching: Shell, hung: Path) -> None:
+    (watching.directory / "some").write_text("0")
+    watching.environment["XDG_STATE_HOME"] = f"{hung}/local"
+    watching.settings(
+        f'[run]\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 1\n[alert]\nchannels = ["console"]\n'
+        '[watch.licence]\nservers = ["some"]\n'
+    )
+    started = time.monotonic()
+    said = watching.resil("watch", "licence")
+    assert said.returncode == 2 and "notified console: 1 incident" in said.stderr
+    saved = re.search(rf"alerts are saved in (/tmp/resil-{os.getuid()}/alerts-[0-9a-f]+)/", said.stderr)
+    assert saved is not None, said.stderr
+    shutil.rmtree(saved[1])
+    assert time.monotonic() - started < 30
+
+
+def test_sigterm_prints_and_sends_what_is_known_and_the_rest_is_unknown(watching: Shell) -> None:
+    (watching.directory / "some").write_text("0")
+    watching.settings('[watch]\ndeadline_s = 1000\nchecks = ["licence", "slow"]\n[watch.licence]\nservers = ["some"]\n'
+                      '[watch.slow]\npaths = ["sleep", "/"]\n[alert]\nchannels = ["console"]\n')  # fmt: skip
+    process = start(watching, "watch", "--all")
+    sleeping = watching.directory / "sleeping"
+    watching.until(lambda: sleeping.exists() and sleeping.read_text().endswith("\n"))
+    time.sleep(1)  # the other targets answer meanwhile
+    process.terminate()
+    out, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2, out + errors  # CRITICAL, of the licences
+    assert "LICENCE CRITICAL - some: 0 licences left" in out and "SLOW OK - /: it answers" in out
+    assert "SLOW UNKNOWN - sleep: no answer before SIGTERM, after " in out
+    assert "notified console: 1 incident" in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_look_and_its_children_within_two_seconds(watching: Shell, number: int) -> None:
     process = start(watching, "watch", "slow", "sleep", "--deadline", "1000s")
@@ -153,7 +205,7 @@ def test_a_signal_ends_a_look_and_its_children_within_two_seconds(watching: Shel
     watching.until(lambda: sleeping.exists() and sleeping.read_text().endswith("\n"))
     process.send_signal(number)
     process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 128 + number
+    assert process.returncode == (3 if number == signal.SIGTERM else 130)
     pid = int(sleeping.read_text())
     watching.until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
 

@@ -43,23 +43,30 @@ def test_a_run_from_its_submit_to_the_kill_switch(shell: Shell) -> None:
     assert {figure["label"]: figure["value"] for figure in found["gpt"]["figures"]}["queued"] == 2
 
     shell.resil("cancel", "gpt")
-    shell.until(lambda: watch(shell)[1]["gpt"]["fault"] == "not-queued")
-    said = shell.resil("watch", "job")
-    assert said.returncode == 2
-    assert said.stdout.startswith("JOB CRITICAL - gpt: neither running nor queued")
-    assert "resil submit --run gpt" in said.stdout and "resil kill gpt" in said.stdout
+    shell.until(lambda: shell.resil("watch", "job").stdout.startswith("JOB OK - gpt: cancelled on purpose by "))
+    assert "cancelled on purpose by " in shell.resil("status", "gpt").stdout
 
     assert shell.resil("kill", "gpt", "--why", "enough").returncode == 0
     code, found = watch(shell)
     assert (code, found["gpt"]["verdict"]) == (0, "OK") and "enough" in found["gpt"]["summary"]
 
 
-def test_a_held_run_is_critical_with_what_to_do(shell: Shell) -> None:
+def test_a_run_that_ended_by_itself_is_critical_with_what_to_do(shell: Shell) -> None:
+    shell.settings(RUN.format(command="exit 7"))
+    assert shell.resil("submit").returncode == 0
+    shell.until(lambda: watch(shell)[1]["gpt"]["fault"] == "not-queued")
+    said = shell.resil("watch", "job")
+    assert said.returncode == 2
+    assert said.stdout.startswith("JOB CRITICAL - gpt: neither running nor queued")
+    assert "resil submit --run gpt" in said.stdout and "resil kill gpt" in said.stdout
+
+
+def test_a_run_that_was_submitted_held_waits_as_was_meant(shell: Shell) -> None:
     shell.settings(RUN.format(command="sleep 60"))
     assert shell.resil("submit", "--", "--hold").returncode == 0
     code, found = watch(shell)
-    assert (code, found["gpt"]["fault"]) == (2, "will-never-start"), found
-    assert "held by its owner" in found["gpt"]["summary"] and found["gpt"]["advice"]
+    assert (code, found["gpt"]["fault"]) == (0, ""), found
+    assert "held by its owner" in found["gpt"]["summary"]
 
 
 def test_a_crash_loop_is_churn(shell: Shell) -> None:
@@ -68,7 +75,7 @@ def test_a_crash_loop_is_churn(shell: Shell) -> None:
     shell.until(lambda: watch(shell)[1]["gpt"]["fault"] == "not-queued")
     assert shell.resil("submit", "--", "--hold").returncode == 0
     findings = json.loads(shell.resil("watch", "job", "--json").stdout)["reports"][0]["findings"]
-    assert {f["fault"] for f in findings} == {"", "requeue-churn", "will-never-start"}
+    assert {f["fault"] for f in findings} == {"", "requeue-churn"}
     churn = next(f for f in findings if f["fault"] == "requeue-churn")
     assert churn["verdict"] == "WARNING" and "5 attempts began" in churn["summary"]
     assert any("exited, exit code 7" in line for line in churn["evidence"])

@@ -61,7 +61,9 @@ class FakeScheduler:
         trouble: raised by everything that asks or tells, or None.
         refusals: by the number of the submit (from 1), what it raises; nothing is queued.
         uncertain: numbers of the submits that queue the job and do not hear the answer.
+        accounting: the jobs that only accounting has.
         calls: the names of the methods called, in order.
+        cpu: the CPU seconds of jobs; of others they are not measured.
         ignores_cancel: whether jobs stay where they are.
     """
 
@@ -76,7 +78,9 @@ class FakeScheduler:
     scripts: list[str] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     ignores_cancel: bool = False
+    accounting: list[Job] = field(default_factory=list)
     answers: ClusterConfig = field(default_factory=lambda: ClusterConfig("slurm", version="24.11"))
+    cpu: dict[JobId, float] = field(default_factory=dict)
     at_submit: Callable[[Submission], None] = lambda _: None
     next_id: int = 100
 
@@ -126,9 +130,19 @@ class FakeScheduler:
         options = [f"--{name}" if value is None else f"--{name}={value}" for name, value in submission.options.items()]
         return ("fake-sbatch", *options, *submission.extra_args, submission.script, *submission.script_args)
 
+    def cpu_seconds(self, job_id: JobId) -> float:
+        self._called("cpu_seconds")
+        if job_id not in self.cpu:
+            raise NotSupported("the CPU time of jobs is not measured")
+        return self.cpu[job_id]
+
     def find(self, token: str, *, user: str = "") -> tuple[Job, ...]:
         self._called("find")
         return tuple(job for job in self.records if job.comment.endswith(f":{token}"))
+
+    def find_past(self, token: str, *, since: float, user: str = "") -> tuple[Job, ...]:
+        self._called("find_past")
+        return tuple(job for job in self.accounting if token in job.comment)
 
     def jobs(
         self,

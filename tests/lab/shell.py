@@ -71,7 +71,7 @@ class Shell:
 
     @property
     def project(self) -> Project:
-        return open_project()
+        return open_project(banner=False)
 
     @property
     def run_dir(self) -> Path:
@@ -134,9 +134,9 @@ class Office:
     def state(self) -> AlertState:
         return open_alert_state(self.shell.project)
 
-    def tick(self, *findings: Finding, check: str = "fs") -> None:
-        """What a watchdog's tick does when it has found this."""
-        notify(self.shell.project, [Report(check=check, findings=findings, time=time.time())])
+    def tick(self, *findings: Finding, check: str = "fs") -> tuple[str, ...]:
+        """What a watchdog's tick does when it has found this, and what it says."""
+        return notify(self.shell.project, [Report(check=check, findings=findings, time=time.time())])
 
     def episode(self, subject: str = "/scratch") -> str:
         return next(i.episode for i in self.state.ledger.incidents() if i.subject == subject)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resilience.doctor.doctor import check_settings
+from resilience.doctor.settings import check_settings
 from resilience.errors import StateDirectoryError, UsageError
 from resilience.runs.init import compose_settings, init
 from resilience.runs.project import Project
@@ -50,10 +50,15 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     init(directory=tmp_path, source=None, force=False)
     (tmp_path / FILE_NAME).write_text("# mine\n")
     (tmp_path / "cron" / "crontab").write_text("# mine too\n")
+    gone = next((tmp_path / "cron").rglob("watch-fs"))
+    gone.unlink()
+    done = init(directory=tmp_path, source=None, force=False)
+    assert done.written == (gone,)
+    assert (tmp_path / FILE_NAME).read_text() == "# mine\n" and tmp_path / FILE_NAME in done.kept
+    (tmp_path / "old.sh").write_text("#!/bin/bash\n")
     with pytest.raises(UsageError, match="already exists") as caught:
-        init(directory=tmp_path, source=None, force=False)
-    assert "--force" in caught.value.hint
-    assert (tmp_path / FILE_NAME).read_text() == "# mine\n"
+        init(directory=tmp_path, source=tmp_path / "old.sh", force=False)
+    assert "--force" in caught.value.hint and (tmp_path / FILE_NAME).read_text() == "# mine\n"
     done = init(directory=tmp_path, source=None, force=True)
     assert (tmp_path / FILE_NAME).read_text() != "# mine\n"
     assert (tmp_path / "cron" / "crontab").read_text() == "# mine too\n" and tmp_path / "cron" / "crontab" in done.kept
@@ -61,8 +66,8 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 
 def test_a_link_that_leads_nowhere_is_something_that_is_there(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).symlink_to("gone")
-    with pytest.raises(UsageError, match="already exists"):
-        init(directory=tmp_path, source=None, force=False)
+    assert tmp_path / FILE_NAME in init(directory=tmp_path, source=None, force=False).kept
+    assert not (tmp_path / "gone").exists()
 
 
 def test_programs_of_the_cron_directory_stay_programs(tmp_path: Path) -> None:
@@ -137,6 +142,42 @@ def test_long_and_short_directives_are_taken_over(tmp_path: Path) -> None:
         "mail-user": "a b",
     }  # fmt: skip
     assert any("output" in note for note in notes)
+
+
+LAUNCHES = [
+    ("python train.py", "python", "python train.py"),
+    ("cd /x && srun python -u train.py --lr 1", "srun", "python -u train.py --lr 1"),
+    ("srun \\\n  --kill-on-bad-exit=1 \\\n  python train.py", "srun", "python train.py"),
+    ("torchrun --nproc_per_node=8 train.py --cfg a.yaml", "torchrun", "python train.py --cfg a.yaml"),
+    ("srun torchrun --nnodes=$SLURM_NNODES train.py", "torchrun", "python train.py"),
+    ("srun bash -c 'torchrun --nnodes=2 train.py'", "torchrun", ""),
+    (
+        "srun hostname\npython -m torch.distributed.run --nproc_per_node 8 -m pkg.train --x",
+        "torchrun",
+        "python -m pkg.train --x",
+    ),
+    ("python -m torch.distributed.launch --use_env main.py", "torchrun", "python main.py"),
+    ("accelerate launch --num_processes 8 train.py", "accelerate", "python train.py"),
+    ("deepspeed --num_gpus 8 train.py --deepspeed ds.json", "deepspeed", "python train.py --deepspeed ds.json"),
+    ("srun apptainer exec --nv a.sif python train.py", "container", "python train.py"),
+    ("mpirun -np 8 python train.py", "srun", "python train.py"),
+    ("srun ./train", "srun", ""),
+    ("bash run.sh", "python", ""),
+    ("# torchrun train.py\npython train.py  # not srun", "python", "python train.py"),
+    ("export P=$(python -c 'print(1)')\nsrun python train.py", "srun", "python train.py"),
+    ("python prepare.py\nsrun python train.py > out.txt &\nwait", "srun", "python train.py > out.txt"),
+    ("which python; python --version; nvidia-smi\ntorchrun train.py", "torchrun", "python train.py"),
+]
+
+
+@pytest.mark.parametrize(("body", "template", "command"), LAUNCHES)
+def test_template_and_command_are_guessed_from_the_launch(
+    tmp_path: Path, body: str, template: str, command: str
+) -> None:
+    text, notes = compose_settings("x", f"#!/bin/bash\n#SBATCH -t 60\n{body}\n")
+    run = settings_of(tmp_path, text).run
+    assert (run.template, run.command) == (template, command or "python train.py")
+    assert any("taken from" in note for note in notes) or body == "bash run.sh"
 
 
 TAKEN: list[tuple[str, str, Any]] = [

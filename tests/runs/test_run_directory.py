@@ -137,7 +137,7 @@ def test_somebody_elses_private_run_hides_no_other_run(tmp_path: Path) -> None:
         os.chown(tmp_path / name, NOBODY, NOBODY)
     with acting_as(NOBODY):
         assert [run.run for run in find_runs(tmp_path)] == ["a", "c"]
-        with pytest.raises(StateDirectoryError, match="Permission denied"):
+        with pytest.raises(StateDirectoryError, match="run b belongs to root and is private"):
             RunDirectory(tmp_path / "b").is_finished()
 
 

@@ -61,9 +61,9 @@ def test_the_newest_job_is_the_one_submitted_last_whatever_its_number() -> None:
 
 
 def test_a_living_run_is_refused_with_three_ways_out() -> None:
-    refuse_if_live("gpt", [])
+    refuse_if_live("gpt", [], ME)
     with pytest.raises(RunAlive, match=r"run gpt is already live: job 7$") as caught:
-        refuse_if_live("gpt", [a_job(7, task=1), a_job(7, task=2)])
+        refuse_if_live("gpt", [a_job(7, task=1), a_job(7, task=2)], ME)
     assert all(word in caught.value.hint for word in ("--after auto", "--force", "resil cancel gpt"))
 
 

@@ -110,18 +110,18 @@ def test_clear_takes_back_what_people_set_and_leaves_the_signal_of_a_job_whose_t
     for name in ("kill", "save", "stop.7"):
         (directory.path / "switches" / name).touch()
     (directory.path / layout.FINISHED).touch()
-    assert switches.clear(directory) == ("kill", "save")
+    assert switches.clear(project, directory) == ("kill", "save")
     assert [path.name for path in (directory.path / "switches").iterdir()] == ["stop.7"]
     assert directory.is_finished()
-    assert switches.clear(directory, finished=True) == ("finished",)
-    assert switches.clear(directory, finished=True) == ()
+    assert switches.clear(project, directory, finished=True) == ("finished",)
+    assert switches.clear(project, directory, finished=True) == ()
 
 
 def test_what_cannot_be_cleared_is_an_error(project: Project) -> None:
     directory = project.directory("gpt")
     (directory.path / layout.FINISHED).mkdir()
     with pytest.raises(StateDirectoryError, match="cannot remove"):
-        switches.clear(directory, finished=True)
+        switches.clear(project, directory, finished=True)
 
 
 # ---- cancel -------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import resolve_after
+from resilience.runs.settle import IN_FLIGHT_S
 from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent, record_result
-from resilience.runs.submit import IN_FLIGHT_S, reconcile_intents, rollback, take_snapshot
+from resilience.runs.submit import reconcile_intents, rollback, take_snapshot
 from resilience.runs.submit_plan import SubmitRequest
 from resilience.runs.switches import write_switch
 from resilience.submission import make_comment
@@ -130,7 +132,7 @@ def test_each_link_of_a_chain_waits_for_the_one_before(project: Project, fake: F
 def test_a_chain_that_breaks_in_the_middle_names_what_is_queued(project: Project, fake: FakeScheduler) -> None:
     fake.refusals[3] = REFUSED
     error = refused(SchedulerError, project, chain=5)
-    assert error.hint == "already queued: 101, 102 (resil cancel gpt removes them). see: sinfo"
+    assert error.hint == "already queued: 101, 102; to remove them: resil cancel gpt; see: sinfo"
     assert [outcome for outcome, _ in outcomes(project)] == [Outcome.SUBMITTED, Outcome.SUBMITTED, Outcome.REFUSED]
     assert len(scripts(project)) == 2
 
@@ -611,3 +613,38 @@ def test_a_run_file_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpt" / layout.RUN_FILE).mkdir(parents=True)
     with pytest.raises(StateDirectoryError, match="not a regular file"):
         take_snapshot(RunDirectory(tmp_path / "gpt"))
+
+
+# ---- another user's run -------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_who_submits_anothers_run_is_told_whose_it_is(project: Project, fake: FakeScheduler) -> None:
+    go(project)
+    fake.records.clear()
+    path = project.directory("gpt").path
+    for inside in (path, *path.rglob("*")):
+        os.chown(inside, NOBODY, -1)
+    said: list[str] = []
+    go(project, said)
+    assert said[0] == f"run gpt belongs to nobody; its new jobs belong to {ME}, and nobody cannot cancel them"
+
+
+def test_a_live_run_of_another_user_is_stopped_by_its_switch_not_by_cancel(
+    project: Project, fake: FakeScheduler
+) -> None:
+    go(project)
+    fake.records = [replace(job, user="bob") for job in fake.records]
+    fake.me = "bob"
+    error = refused(RunAlive, project)
+    assert error.message == "run gpt is already live: job 101 of bob" and "resil kill gpt" in error.hint
+
+
+@needs_root
+def test_a_private_run_of_another_user_is_named_with_its_owner(project: Project) -> None:
+    go(project)
+    open_the_way(project.directory("gpt").path)
+    project.loaded.state_dir.chmod(0o755)
+    with acting_as(NOBODY):
+        error = refused(StateDirectoryError, project)
+    assert error.message.startswith("run gpt belongs to root and is private") and "--run NAME" in error.hint

@@ -16,6 +16,7 @@ from resilience.errors import StateDirectoryError, UsageError
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import clear, policy_of, read_switch, write_switch
 from resilience.switch import TEXT_LIMIT, OwnerPolicy, Scope, Switch
+from tests.lab.fakes import make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 KILL = layout.KILL_SWITCH
@@ -79,15 +80,16 @@ def test_no_switch_is_none(run: RunDirectory) -> None:
 
 def test_clearing_says_whether_there_was_one(run: RunDirectory) -> None:
     write_switch(run, Switch(KILL, "anna", 1.0))
-    assert clear(run) == (KILL,)
-    assert clear(run) == ()
+    project = make_project(run.path.parent)
+    assert clear(project, run) == (KILL,)
+    assert clear(project, run) == ()
     assert read_switch(run, KILL, OwnerPolicy.OWNER) is None
 
 
 def test_a_switch_that_cannot_be_cleared_is_an_error(run: RunDirectory) -> None:
     place(run).mkdir()
     with pytest.raises(StateDirectoryError, match="cannot remove"):
-        clear(run)
+        clear(make_project(run.path.parent), run)
 
 
 # ---- what people put there

@@ -72,7 +72,7 @@ def test_what_sbatch_would_refuse_is_refused_with_an_example(text: str) -> None:
 
 
 def test_a_slip_of_millions_of_tasks_is_refused_at_once() -> None:
-    with pytest.raises(UsageError, match="tasks"):
+    with pytest.raises(UsageError, match="indices end"):
         ArrayExpression.parse(f"0-{MAX_TASKS}")
 
 

@@ -186,14 +186,14 @@ def test_the_twin_of_a_lost_job_waits_and_the_old_one_ends_without_saving(story:
     assert story.cluster.job_state(run.job) == "RUNNING"
 
 
-def test_srun_that_ends_with_0_because_its_node_is_lost_has_not_finished_the_run(story: Story) -> None:
+def test_srun_that_ends_because_its_node_is_lost_has_neither_finished_nor_failed_the_run(story: Story) -> None:
     """srun says "Node failure", exits with 0 (24.11: with 1), and leaves its task running."""
     run = requeued(story, "twin-srun")
     until(lambda: 2 in run.steps, "the twin to train")
     assert not run.overlaps()
     assert "Node failure" in run.log
     end = run.end(1)
-    assert end["end"] == "terminated" and end["exit_code"] == (75 if release() < (24, 0) else 1), end
+    assert end["end"] == "lost" and end["exit_code"] == (75 if release() < (24, 0) else 1), end
     assert not (run.directory / "finished").exists()
     assert not set(run.caught(1)) - {"SIGINT"}
 

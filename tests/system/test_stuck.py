@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -13,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from resilience.base.processes import is_alive, is_waiting_in_kernel, start_ticks
+from resilience.base.processes import blocked_at, is_alive, is_waiting_in_kernel, start_ticks
 from resilience.errors import UsageError
 from resilience.system import stuck
 from resilience.system.child import Answer
 from resilience.system.ports import SystemClock
 from resilience.system.stuck import ChildProbe, Stuck, StuckMemory, probe_in_child
-from tests.lab.fakes import FakeClock, make_system
+from tests.lab.fakes import NOW, FakeClock, make_system
 from tests.lab.hung import hung_directory
 
 REPOSITORY = Path(__file__).parents[2]
@@ -61,14 +62,16 @@ def test_a_thousand_ticks_at_a_hung_mount_leave_one_child_and_the_next_say_so_at
 
             first = look(memory, work)
             assert first.is_overdue and len(first.abandoned) == 1 and first.error is not None
-            assert first.error.message == "no answer within 0.5 s" and "kernel" in first.error.hint
+            assert first.error.message == f"{directory} does not respond: no answer within 0.5 s"
+            assert "kernel" in first.error.hint
             started = time.monotonic()
             for _ in range(1000):
                 answer = look(memory, work)
                 assert answer.abandoned == first.abandoned
             assert time.monotonic() - started < 10  # 10 ms each at the most; the deadline is 500
             assert answer.error is not None and answer.error.message.startswith("STUCK since ")
-            assert str(first.abandoned[0]) in answer.error.hint
+            assert f"process {first.abandoned[0]} still waits" in answer.error.message
+            assert answer.error.hint == "after a repair, probe at once: resil watch --all --retry"
             assert is_waiting_in_kernel(first.abandoned[0])
         until_it_is_dead(first.abandoned[0])  # the mount is gone: whoever waited there is told so
         assert look(memory, lambda: "here").value == "here"
@@ -76,6 +79,55 @@ def test_a_thousand_ticks_at_a_hung_mount_leave_one_child_and_the_next_say_so_at
         assert not list((tmp_path / "own" / "stuck").iterdir())
     except PermissionError as error:
         pytest.skip(f"mounting is not permitted: {error}")
+
+
+def test_a_mount_that_was_repaired_is_probed_although_a_child_still_waits_for_the_old_one(
+    memory: StuckMemory, hung: Path
+) -> None:
+    libc = ctypes.CDLL(None)
+
+    def work() -> int:
+        return len(list((hung / "checkpoints").iterdir()))
+
+    first = look(memory, work)
+    assert first.error is not None and first.error.message.startswith(f"{hung}/checkpoints does not respond")
+    assert look(memory, work).error is not None
+    libc.umount2(bytes(hung), 2)  # umount -l: the server still says nothing, and the child waits on
+    try:
+        assert libc.mount(b"none", bytes(hung), b"tmpfs", 0, b"size=64k") == 0
+        (hung / "checkpoints").mkdir()
+        assert is_alive(first.abandoned[0])
+        assert look(memory, work).value == 0
+        assert memory.find("fs /scratch", time.time()) is None
+    finally:
+        libc.umount2(bytes(hung), 2)
+
+
+def test_a_second_child_probes_after_a_while_and_the_third_after_twice_as_long(memory: StuckMemory, hung: Path) -> None:
+    clock = FakeClock()
+    children: list[int] = []
+    for minutes, expected in ((0, 1), (5, 1), (11, 2), (20, 2), (32, 3), (60, 3), (73, 4)):
+        clock.time = NOW + 60 * minutes
+        answer = look(memory, lambda: os.statvfs(hung).f_bsize, clock=clock, deadline_s=0.2)
+        children = list(dict.fromkeys((*children, *answer.abandoned)))
+        assert len(children) == expected, minutes
+    assert answer.error is not None and "STUCK since" in answer.error.message
+
+
+def test_a_user_who_repaired_the_server_has_it_probed_at_once(memory: StuckMemory, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as waiting:
+        memory.note("fs /scratch", Stuck(time.time() - 60, (waiting.pid,), tried=time.time()), time.time())
+        assert look(memory, lambda: 1).error is not None
+        StuckMemory(memory._directories).release()
+        assert look(memory, lambda: 1).value == 1
+        waiting.kill()
+
+
+def test_a_process_that_waits_elsewhere_or_is_gone_names_no_path(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "100"]) as waiting:
+        assert blocked_at(waiting.pid) == ""
+        waiting.kill()
+    assert blocked_at(waiting.pid) == ""
 
 
 def test_a_hung_mount_keeps_no_pipe_of_the_caller_open(hung: Path, tmp_path: Path) -> None:
@@ -122,7 +174,7 @@ def test_an_error_is_an_answer(memory: StuckMemory) -> None:
 
 def test_one_stuck_place_does_not_keep_others_from_being_looked_at(memory: StuckMemory) -> None:
     with subprocess.Popen(["sleep", "100"]) as waiting:
-        memory.note("bad", Stuck(time.time() - 60, (waiting.pid,)), time.time())
+        memory.note("bad", Stuck(time.time() - 60, (waiting.pid,), tried=time.time() - 60), time.time())
         looks = {"bad": ChildProbe("bad", lambda: 1, 5.0), "good": ChildProbe("good", lambda: 2, 5.0)}
         answers = dict(probe_in_child(looks, memory, SystemClock()))
         waiting.kill()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from resilience.base.mounts import Mount
+from resilience.base.mounts import Mount, resolve_local_links
 from resilience.errors import UsageError
-from resilience.watch.places import Place, by_mount, named_places, needed_places, resolve_local_links
+from resilience.watch.places import Place, by_mount, named_places, needed_places
 
 ROOT = Mount("/", "ext4", "/dev/sda1")
 SHM = Mount("/dev/shm", "tmpfs", "tmpfs")

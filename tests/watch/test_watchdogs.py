@@ -9,13 +9,14 @@ import pytest
 
 from resilience.errors import ProbeError
 from resilience.finding import Verdict
+from resilience.runs import open_project
+from resilience.runs.open_project import open_in_child
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.ports import System, SystemClock
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watchdogs
 from resilience.watch.watch import watch
-from resilience.watch.watchdogs import open_in_child
 from tests.lab.fakes import make_system
 from tests.watch.hung import hung_disk
 
@@ -23,7 +24,7 @@ from tests.watch.hung import hung_disk
 @pytest.fixture
 def hung_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node" / "stuck"])))
-    monkeypatch.setattr(watchdogs, "START_S", 0.3)
+    monkeypatch.setattr(open_project, "START_S", 0.3)
     with hung_disk(tmp_path / "home") as directory:
         yield directory
 
@@ -59,4 +60,5 @@ def test_a_hung_directory_on_path_blocks_no_watchdog(
     (report,) = watch(project, [watchdogs.load_watchdog(project, "job")])
     (found,) = report.findings
     assert found.verdict is Verdict.UNKNOWN
-    assert found.summary == "cannot search PATH for sbatch: no answer within 0.3 s"
+    assert found.summary.startswith(f"cannot search PATH for sbatch: {hung_home}/bin")
+    assert found.summary.endswith(" does not respond: no answer within 0.3 s")

@@ -97,9 +97,11 @@ def compose_mail(
     3.6.4, and https://www.jwz.org/doc/threading.html), so the order of arrival and lost mails do not matter.
     """
     domain = domain_of(sender) or domain_of(recipients[0] if recipients else "") or "resil.invalid"
-    root = f"<thread.{atom(alert.thread)}@{domain}>"
+    # The ids of announcements, such as cron's daily report, are those of another project's too.
+    scope = f" {alert.project}" if alert.title else ""
+    root = f"<thread.{atom(alert.thread + scope)}@{domain}>"
     first = thread.get("message_id", "")
-    own = f"<alert.{atom(alert.id)}@{domain}>"
+    own = f"<alert.{atom(alert.id + scope)}@{domain}>"
     parents = [root] if first in ("", own) or not _is_message_id(first) else [root, first]
     headers = {
         "Message-ID": own,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 TEXT_LIMIT = 8000
 """Apprise itself truncates texts silently."""
 
-MISSING_HINT = "pip install 'resil[apprise]'"
+MISSING_HINT = shlex.join([sys.executable, "-m", "pip", "install", "apprise"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class AppriseMessage:
 class AppriseChannel:
     """Sends each alert to all URLs."""
 
-    summary = "any service that Apprise supports (pip install 'resil[apprise]')"
+    summary = "any service that Apprise supports (pip install apprise)"
     Settings = AppriseSettings
 
     def check(self, settings: AppriseSettings) -> None:

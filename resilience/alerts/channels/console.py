@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.alerts.alert import Alert
-from resilience.alerts.message import clean_line, headline, in_project, moment
+from resilience.alerts.message import acknowledge_command, headline, moment
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.ports import System
 
@@ -47,7 +47,7 @@ class ConsoleChannel:
         """Return the line, with the time and the command to acknowledge."""
         line = f"{moment(alert.time)} [resil] {headline(alert, 300)}"
         if alert.notices and not alert.is_resolved and not alert.is_test:
-            line += f" - {in_project(alert, f'resil alert ack {clean_line(alert.notices[0].episode, 24)}')}"
+            line += f" - {acknowledge_command(alert)}"
         return line
 
     def send(self, message: str, settings: ConsoleSettings, system: System) -> Mapping[str, str]:

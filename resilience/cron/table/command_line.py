@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection
 
 from resilience.errors import UsageError
+from resilience.messages import quoted
 
 _SHELL_WORDS = frozenset(
     ". alias case cd eval exec export for if module set source ulimit umask unset until while".split()  # noqa: SIM905
@@ -76,7 +77,7 @@ def _split(text: str) -> tuple[str, ...]:
     if words[0].endswith((".slurm", ".sbatch")):
         raise CommandError(
             f"{words[0]} is a batch script, and would run here instead of in the queue",
-            hint=f"write `sbatch {words[0]}`, or put it into cron.daily/",
+            hint=f"write `sbatch {quoted(words[0])}`, or put it into cron.daily/",
         )
     return tuple(words)
 

@@ -19,6 +19,7 @@ from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, 
 from resilience.cron.table.links import BROKEN_LINK, explain, facts_of, follow
 from resilience.cron.table.options import default_options
 from resilience.cron.table.policy import Policy, Refusal
+from resilience.messages import quoted
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
 
@@ -121,7 +122,7 @@ class _Reader:
             names = list(self.names(self.directory))
         except FileNotFoundError:
             if self.directory.is_symlink():
-                ignored.append(Ignored(self.place, BROKEN_LINK, f"rm {self.directory}", True))
+                ignored.append(Ignored(self.place, BROKEN_LINK, f"rm {quoted(self.directory)}", True))
             return Table((), tuple(ignored))
         except OSError as error:
             raise explain_os_error(error, "read", self.directory) from error
@@ -185,7 +186,7 @@ class _Reader:
         try:
             if not path.is_dir():
                 reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
-                return Table(ignored=(Ignored(place, reason, f"mkdir {name}, and put drop-ins into it", True),))
+                return Table(ignored=(Ignored(place, reason, f"move it away, then: mkdir {quoted(path)}", True),))
             own = self.refusal_of(path)
             names = list(self.names(path))
         except OSError as error:
@@ -233,7 +234,7 @@ class _Reader:
                 refusal=refusal or own,
             )
         except OSError as error:
-            return blank._replace(problem=explain(error), hint=f"rm {path}" if path.is_symlink() else "")
+            return blank._replace(problem=explain(error), hint=f"rm {quoted(path)}" if path.is_symlink() else "")
 
     def crontab(self, path: Path, above: Refusal | None) -> Table:
         """Read the crontab."""

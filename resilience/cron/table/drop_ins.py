@@ -16,6 +16,7 @@ from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
 from resilience.cron.table.options import MARK, parse_options
 from resilience.cron.table.policy import Refusal
 from resilience.errors import UsageError
+from resilience.messages import quoted
 
 SCHEDULES = {
     "cron.minutely": "* * * * *",
@@ -139,7 +140,7 @@ def without_duplicates(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ign
             job_file = job.name.rpartition("/")[2]
             reason, hint = (
                 f"{job_file} in the same directory is submitted instead",
-                f"remove or rename one of them: rm {one.place}",
+                f"remove or rename one of them: rm {quoted(one.place)}",
             )
             yield Ignored(one.place, reason, hint, is_fault=True)
         else:
@@ -162,7 +163,7 @@ def _judge_name(found: Found) -> Ignored | None:
     if len(f"{found.directory}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         return Ignored(place, f"its name is longer than {LONGEST_NAME} characters", "rename it", True)
     if name in {f"*{suffix}" for suffix in SUBMITTED}:
-        return Ignored(place, "its name is an unexpanded shell pattern", f"rm {_quoted(found.path)}")
+        return Ignored(place, "its name is an unexpanded shell pattern", f"rm {quoted(found.path)}")
     if name.lower().endswith(SUBMITTED) and not name.endswith(SUBMITTED):
         return Ignored(place, "only `.slurm` and `.sbatch` are submitted", f"rename it: {name.lower()}", True)
     if name.endswith(SUBMITTED) and not re.fullmatch(_JOB_NAME, name):
@@ -176,25 +177,27 @@ def _not_executable(found: Found) -> Ignored:
         reason = "executing it is not permitted: its file system may be mounted noexec, or it belongs to another user"
         return Ignored(found.place, reason, "mount | grep noexec; or write `sh PATH` into the crontab", True)
     if found.head.startswith(b"#!") or re.fullmatch(_RUN_PARTS, found.name):
-        return Ignored(found.place, "it is not executable", f"to run it: chmod +x {_quoted(found.path)}")
+        return Ignored(found.place, "it is not executable", f"to run it: chmod +x {quoted(found.path)}")
     return Ignored(found.place, "it is not executable, and run-parts would skip its name")
 
 
 def _judge_content(found: Found, kind: Kind) -> tuple[str, str] | None:
     """Return why a file cannot run, from its first bytes: reason and hint."""
-    path = _quoted(found.path)
     if not found.size_bytes:
         return "it is empty", "add content, or remove it"
     head = found.head
     if head.startswith(b"\xef\xbb\xbf#!"):
-        return "it begins with a byte order mark, which hides its `#!`", f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}"
+        return (
+            "it begins with a byte order mark, which hides its `#!`",
+            f"sed -i '1s/^\\xef\\xbb\\xbf//' {quoted(found.path)}",
+        )
     first = head.partition(b"\n")[0]
     if first.startswith(b"#!") and first.endswith(b"\r"):
-        return "it has Windows line endings, so its interpreter is not found", f"sed -i 's/\\r$//' {path}"
+        return "it has Windows line endings, so its interpreter is not found", f"sed -i 's/\\r$//' {quoted(found.path)}"
     if kind is Kind.SUBMIT and not first.startswith(b"#!"):
         return "it does not begin with `#!`, so sbatch rejects it", "begin it with `#!/bin/bash`"
     if kind is Kind.SUBMIT and b"\r\n" in head:
-        return "it has Windows line endings, so sbatch rejects it", f"sed -i 's/\\r$//' {path}"
+        return "it has Windows line endings, so sbatch rejects it", f"sed -i 's/\\r$//' {quoted(found.path)}"
     if kind is Kind.RUN and not first.startswith(b"#!") and not head.startswith(b"\x7fELF"):
         # execve(2), ENOEXEC. A shell would run it as a shell script, but no shell is set.
         return "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
@@ -220,12 +223,6 @@ def shown(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _quoted(path: str) -> str:
-    import shlex
-
-    return shlex.quote(shown(path))
-
-
 _LINES = {"cron.d": "crontab", "crontabs": "crontab"}
 
 
@@ -248,7 +245,7 @@ def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
     if stat.S_ISDIR(mode):
         return Ignored(place, "it is not a drop-in directory")
     if stat.S_ISREG(mode) and (name.endswith(SUBMITTED) or mode & 0o100) and "*" not in name:
-        hint = f"move it, for instance: mv {place} {PurePath(place).parent}/cron.hourly/"
+        hint = f"move it, for instance: mv {quoted(place)} {quoted(PurePath(place).parent)}/cron.hourly/"
         return Ignored(place, "it is not in a drop-in directory", hint, True)
     return Ignored(place, "it is neither a crontab nor a drop-in")
 

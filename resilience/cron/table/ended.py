@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from resilience.cron.records import EntryOptions, Outcome
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 
 
@@ -90,7 +90,7 @@ def why_not_started(program: str, number: int, *, facts: Mapping[str, str], dire
     if number == errno.ENOENT and interpreter.endswith("\r"):
         return (
             f"cannot run {program}: it has Windows line endings, so its interpreter would be {interpreter!r}",
-            f"sed -i 's/\\r$//' {program}",
+            f"sed -i 's/\\r$//' {quoted(program)}",
         )
     if number == errno.ENOENT and interpreter:
         return (
@@ -111,7 +111,10 @@ def why_not_started(program: str, number: int, *, facts: Mapping[str, str], dire
             "call its interpreter in a crontab line, or move the project",
         )
     if number in (errno.EACCES, errno.EPERM):
-        return f"cannot run {program}: {_words(number)}", f"chmod u+x {program}; its interpreter must be executable too"
+        return (
+            f"cannot run {program}: {_words(number)}",
+            f"chmod u+x {quoted(program)}; its interpreter must be executable too",
+        )
     if number == errno.E2BIG:
         return f"cannot run {program}: arguments and environment are too large", "see `getconf ARG_MAX`"
     if number == errno.ETXTBSY:

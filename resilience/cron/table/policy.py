@@ -16,6 +16,8 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
+from resilience.messages import quoted
+
 ROOT_UID = ROOT_GID = 0
 
 
@@ -103,7 +105,7 @@ class Policy(NamedTuple):
         if is_open and not self.is_private(what.gid):
             return Refusal(
                 f"the {kind} {what.path} is group-writable, and no group operates this project",
-                f"chmod g-w {_quoted(what.path)}",
+                f"chmod g-w {quoted(what.path)}",
             )
         writers = [self.name_of(uid) for uid in what.users if uid not in {self.uid, ROOT_UID}]
         writers += [
@@ -112,7 +114,7 @@ class Policy(NamedTuple):
         if writers:
             return Refusal(
                 f"the {kind} {what.path} is writable for {', '.join(writers)} by its access list",
-                f"setfacl -b {_quoted(what.path)}",
+                f"setfacl -b {quoted(what.path)}",
             )
         return None
 
@@ -127,16 +129,11 @@ class Policy(NamedTuple):
             )
         else:
             reason = f"{owner}, and group {self.group} does not control it safely"
-            hint = f"chgrp {self.group} it, and its directory too: chmod g+s,o-w"
+            directory = quoted(what.path.rpartition("/")[0] or "/")
+            hint = f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {directory}"
         return Refusal(reason, hint)
 
 
 def _world_writable(what: Facts, kind: str) -> Refusal:
     """Return the refusal. The sticky bit does not help: it prevents renaming, not adding."""
-    return Refusal(f"the {kind} {what.path} is world-writable", f"chmod o-w {_quoted(what.path)}")
-
-
-def _quoted(path: str) -> str:
-    import shlex
-
-    return shlex.quote(path)
+    return Refusal(f"the {kind} {what.path} is world-writable", f"chmod o-w {quoted(what.path)}")

@@ -81,19 +81,30 @@ class Pulse:
         phase: phase at the last sample.
         advanced: when a step, a poll or a change of phase was last seen, in seconds since the epoch. Only the sampling
             process reads a clock, never the step itself.
+        stepped: when the first step was seen; None before.
     """
 
     def __init__(self, now: float) -> None:
         self.steps = 0
         self.phase = ""
         self.advanced = now
+        self.stepped: float | None = None
         self._sample: tuple[int, int, str] | None = None
 
     def update(self, sample: tuple[int, int, str], now: float) -> None:
         """Store a sample of the slot at time `now`."""
         if sample != self._sample:
+            if self._sample is not None and sample[0] != self.steps and self.stepped is None:
+                self.stepped = now
             self._sample, self.advanced = sample, now
             self.steps, _, self.phase = sample
+
+    def is_news(self, now: float, early_s: float) -> bool:
+        """Return whether the sample at `now` is new, within `early_s` of the first step.
+
+        Such news is written at once, so that a training that has just started does not look like one that hangs.
+        """
+        return self.stepped is not None and self.advanced == now and 0 <= now - self.stepped < early_s
 
 
 RUNNING, LEFT, GONE = "", "left", "gone"

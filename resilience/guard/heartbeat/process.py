@@ -262,6 +262,7 @@ class WriterProcess:
         self._listener = listener
         self._listener.setblocking(False)
         self._sample_ms = int(1000 * max(0.02, min(1.0, float(order["beat_s"]) / 2)))
+        self._early_s = float(order["beat_s"])
         self._files = Files(order)
         self._ranks: list[RankConnection] = []
         self._begun = time.monotonic()
@@ -276,6 +277,8 @@ class WriterProcess:
             now = time.time()
             for peer in self._ranks:
                 peer.sample(now)
+                if peer.beat.pulse.is_news(now, self._early_s):
+                    self._files.hurry()
             self._take_stacks()
             self._drop_silent()
             self._report_error()

@@ -85,7 +85,8 @@ class HeartbeatWriter:
         self._writes_routine = False
         self._learned = ""
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
-        self._pulse = Pulse(time.time())
+        self._pulse, self._first_steps = Pulse(time.time()), Pulse(time.time())
+        self._first_steps.update(slot.read(), time.time())
         self._beat_due = 0.0
         self._writer = RunDirectoryWriter(place.run_dir, place.job_id, place.attempt, place.host, most_lines=MAX_EVENTS)
         self._unsent: list[bytes] = []
@@ -116,6 +117,20 @@ class HeartbeatWriter:
             self._work(last=False)
         finally:
             self._one_at_a_time.release()
+
+    def hurry(self) -> bool:
+        """Return whether `work` should write this rank's heartbeat now: at most once a second after the first step.
+
+        Called from another thread than `work`.
+        """
+        if self._is_over or not self._writes_beat:
+            return False
+        now = time.time()
+        self._first_steps.update(self._slot.read(), now)
+        is_now = self._first_steps.is_news(now, self._settings.beat_s)
+        if is_now:
+            self._beat_due = 0.0
+        return is_now
 
     def check_responsive(self) -> None:
         """Warn if the thread that touches shared files has been blocked for long; called from another thread."""

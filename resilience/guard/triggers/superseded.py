@@ -78,7 +78,9 @@ class Superseded(BuiltInTrigger):
         read = self._read(layout.attempt_end_file(self._place.attempt), directory)
         if read is None or read.get("end") != LOST:
             return None
-        return self._stop(f"attempt {read.get('seen_by', 'of another job')} has started and declared this job lost")
+        if "seen_by" not in read:
+            return self._stop("its batch shell found that SLURM has revoked the job")
+        return self._stop(f"attempt {read['seen_by']} has started and declared this job lost")
 
     def _stop(self, why: str) -> Request:
         why = f"{why}: this attempt {self._place.attempt} stops without saving"

@@ -5,17 +5,23 @@ SLURM fails such jobs without a message, or days later.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience.errors import ResilError
+from resilience.messages import cut
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.templates.directives import Directives, option_of, parse_directives
 from resilience.submission import MAX_LEAD_S, ArrayExpression
 
 SIGNAL_SLACK_S = 60
 """SLURM checks time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
+
+
+MAX_NAME_BYTES = 1024
+"""The longest name that slurmctld accepts (_test_strlen in job_mgr.c, 22.05)."""
 
 
 class Severity(StrEnum):
@@ -49,6 +55,7 @@ class LintFacts:
         missing_directories: directories of output files that do not exist.
         signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
         sbatch_environment: names of the `SBATCH_*` variables that are set.
+        has_one_process: whether the template starts one process, on the first node, which starts no others.
     """
 
     run: str = ""
@@ -61,6 +68,7 @@ class LintFacts:
     missing_directories: tuple[str, ...] = ()
     signal_slack_s: int = SIGNAL_SLACK_S
     sbatch_environment: tuple[str, ...] = ()
+    has_one_process: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +221,31 @@ def _requeue(case: _Case) -> Iterator[LintFinding]:
         yield _warn("a requeue truncates the output file", "add --open-mode=append")
 
 
+def _nodes(case: _Case) -> Iterator[LintFinding]:
+    least = case.text("nodes").partition("-")[0].strip()
+    if case.facts.has_one_process and least.isdecimal() and int(least[:9]) > 1:
+        yield _refuse(
+            f"the template python starts one process, on the first of {cut(least, 9)} nodes: the others would be idle",
+            "resil submit --template torchrun (or srun: one process per GPU); a program that starts the other nodes by "
+            'itself goes into a shell script: command = "bash start.sh"',
+        )
+
+
 def _name(case: _Case) -> Iterator[LintFinding]:
     value = case.text("job-name")
     if any(ord(character) < 32 or ord(character) == 127 for character in value):
-        yield _refuse(f"--job-name {value!r} contains a line break or another control character", "use one word")
+        yield _refuse(
+            f"--job-name {cut(value, 100)!r} contains a line break or another control character", "use one word"
+        )
+    elif len(value.encode()) > MAX_NAME_BYTES:
+        yield _refuse(f"--job-name {cut(value, 40)!r} has {len(value.encode())} bytes: SLURM refuses more than "
+                      f"{MAX_NAME_BYTES}", "choose a shorter name")  # fmt: skip
 
 
 def _directories(case: _Case) -> Iterator[LintFinding]:
     for directory in case.facts.missing_directories:
         yield _refuse(f"the output directory {directory} does not exist: SLURM fails such a job without a message",
-                      f"mkdir -p {directory}")  # fmt: skip
+                      f"mkdir -p {shlex.quote(directory)}")  # fmt: skip
     if case.facts.state_dir_is_node_local:
         yield _warn(
             f"the state directory {case.facts.state_dir} is on a local disk of this machine: other nodes cannot see it",
@@ -261,6 +284,7 @@ RULES: tuple[Callable[[_Case], Iterator[LintFinding]], ...] = (
     _array,
     _dependency,
     _requeue,
+    _nodes,
     _name,
     _directories,
     _environment,

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import TemplateError
-from resilience.messages import nearest
+from resilience.messages import nearest, quoted
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
+from resilience.runs.templates.launches import launches_of
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
 from resilience.system.files import own_directory, shipped_directory
@@ -148,7 +149,7 @@ def read_template(path: Path) -> str:
     try:
         # The author of a template runs code as the user who submits it.
         if path.stat().st_mode & stat.S_IWOTH:
-            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {path}")
+            raise TemplateError(f"{path} is world-writable", hint=f"chmod o-w {quoted(path)}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TemplateError(f"cannot read the template {path}: {error.strerror}") from error
@@ -314,6 +315,32 @@ def _check(name: str, pattern: re.Pattern[str], role: str, example: str = "") ->
 
 def _number(value: float) -> str:
     return f"{value:g}"
+
+
+_LAUNCH_BEGINS, _LAUNCH_ENDS = "# ---- launch ---", "# ---- epilogue ---"
+_LINES_SHOWN = 20
+
+
+def outline(script: str) -> list[str]:
+    """Return the header of a batch script and the lines that launch the training, for a screen.
+
+    For a rendered script, that is its launch section; for a user's own, the lines that start Python or a launcher.
+    """
+    lines = script.splitlines()
+    body = next(
+        (number for number, line in enumerate(lines) if not line.startswith("#!") and not _is_option(line)), len(lines)
+    )
+    header = [*lines[:body], *(line for line in lines[body:] if _is_option(line))]
+    begins = next((number for number, line in enumerate(lines) if line.startswith(_LAUNCH_BEGINS)), None)
+    if begins is None:
+        return [*header, "", *(launch.line for launch in launches_of(script)[-_LINES_SHOWN:])]
+    ends = next((n for n, line in enumerate(lines) if line.startswith(_LAUNCH_ENDS)), len(lines))
+    command = [line for line in lines[:begins] if line.startswith("resil_command=")]
+    return [*header, "", *command, *(line for line in lines[begins + 1 : ends] if line.strip())]
+
+
+def _is_option(line: str) -> bool:
+    return line.startswith("#SBATCH")
 
 
 _UNDEFINED_HINT = "give it with --set {name}=VALUE, or under [template] in resil.toml"

@@ -231,7 +231,7 @@ def _sbatch(scheduler: LocalScheduler, arguments: list[str], environ: Mapping[st
     names = dict(given)
     submission = Submission(
         token=secrets.token_hex(8),
-        run="sbatch",
+        run="",
         script=str(Path(rest[0]).absolute()),
         script_args=tuple(rest[1:]),
         extra_args=tuple(arguments[: len(arguments) - len(rest)]),

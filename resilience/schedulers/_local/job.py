@@ -29,10 +29,10 @@ from resilience.schedulers._local.processes import (
     slurm_variables,
     start_ticks,
 )
-from resilience.schedulers._local.records import Entry, Task
+from resilience.schedulers._local.records import Entry, Task, default_output
 from resilience.schedulers._local.rules import Exit
 from resilience.schedulers._local.spool import Spool, read_pid
-from resilience.schedulers._local.submit import default_output, expand_pattern
+from resilience.schedulers._local.submit import expand_pattern
 from resilience.system.files import write_atomic
 from resilience.system.ports import SystemClock
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from resilience.errors import SchedulerError, UsageError
-from resilience.messages import nearest
+from resilience.messages import nearest, quoted
 
 Given = tuple[str, str | None]
 """A long option's name and its value; None for a flag."""
@@ -248,7 +248,7 @@ def check_script(content: bytes, path: str) -> None:
         (
             b"\r\n" in content,
             r"Batch script contains DOS line breaks (\r\n) instead of expected UNIX line breaks (\n).",
-            f"sed -i 's/\\r$//' {path}",
+            f"sed -i 's/\\r$//' {quoted(path)}",
         ),
         (b"\0" in content, r"The SLURM controller does not allow scripts that contain a NULL character '\0'.", ""),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
@@ -168,8 +169,13 @@ def from_json(kind: type[R], text: str) -> R:
         raise DamagedRecord(f"no record of a {kind.__name__.lower()}: {error}") from error
 
 
+def default_output(is_array: bool) -> str:
+    """Return the default of --output (sbatch(1))."""
+    return "slurm-%A_%a.out" if is_array else "slurm-%j.out"
+
+
 def job_of(entry: Entry, task: Task, host: str) -> Job:
-    """Return a task as `Job`."""
+    """Return a task as `Job`. Before its start, `stdout` has the fields of sbatch(1), "filename pattern"."""
     return Job(
         id=JobId(entry.id, task.index),
         raw_id=task.raw,
@@ -187,9 +193,11 @@ def job_of(entry: Entry, task: Task, host: str) -> Job:
         dependency=f"{task.dependency}(unfulfilled)" if task.dependency and task.start is None else "",
         comment=entry.comment,
         command=entry.command,
-        stdout=task.stdout or entry.output,
+        stdout=task.stdout
+        or posixpath.join(entry.directory, entry.output or default_output(entry.indices is not None)),
         restarts=task.restarts,
         exit_code=None if task.exit_status is None else ExitCode(task.exit_status, task.exit_signal),
+        cancelled_by=entry.user if task.state is JobState.CANCELLED and not task.reason else "",
     )
 
 

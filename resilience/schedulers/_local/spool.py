@@ -34,6 +34,7 @@ from typing import cast
 
 from resilience.errors import SchedulerUnavailable, StateDirectoryError
 from resilience.job import JobState
+from resilience.messages import quoted
 from resilience.schedulers._local.processes import machine_id, start_ticks
 from resilience.schedulers._local.records import DamagedRecord, Entry, R, Task, from_json, to_json
 from resilience.system.files import write_atomic
@@ -186,7 +187,7 @@ class Spool:
                 if not take_lock(descriptor, timeout_s):
                     raise SchedulerUnavailable(
                         f"the queue in {self.root} is locked by another process for more than {timeout_s:g} s",
-                        hint=f"find the process that holds the lock: fuser {lock}",
+                        hint=f"find the process that holds the lock: fuser {quoted(lock)}",
                     )
             # Before any change: the daemon then waits for the lock, and so for the change.
             if announce:

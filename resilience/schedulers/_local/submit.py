@@ -153,11 +153,6 @@ def expand_pattern(pattern: str, *, raw: int, array: int, index: int | None, nam
     return _PATTERN.sub(value, pattern)
 
 
-def default_output(is_array: bool) -> str:
-    """Return the default of --output."""
-    return "slurm-%A_%a.out" if is_array else "slurm-%j.out"
-
-
 def export_environment(export: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the job's environment for the value of --export, before SLURM's own variables.
 
@@ -240,7 +235,7 @@ def check(
         name=options.get("job-name") or posixpath.basename(submission.script),
         user=user,
         token=submission.token,
-        comment=f"{submission.comment} {comment}" if comment else submission.comment,
+        comment=" ".join(filter(None, (submission.comment, comment))),
         submit_time=now,
         command=submission.script,
         script_args=submission.script_args,

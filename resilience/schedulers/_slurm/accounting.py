@@ -74,6 +74,7 @@ def _job(row: str) -> Job:
             end_time=parse_time(end),
             time_limit_s=int(limit) * 60 if limit.isdigit() else None,
             exit_code=_exit_code(exit_code, state),
+            cancelled_by=state_words.partition(" by ")[2].strip(),
         )
     except (ValueError, QuantityError):
         raise unexpected("sacct", row) from None

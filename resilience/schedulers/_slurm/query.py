@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from resilience.errors import ProbeError, SchedulerError, SchedulerUnavailable
 from resilience.job import Job, JobId
@@ -97,6 +98,29 @@ def history_command(job_ids: Collection[JobId]) -> list[str]:
         "--allocations",
         f"--format={','.join(HISTORY_COLUMNS)}",
         f"--jobs={','.join(map(str, sorted(set(job_ids))))}",
+    ]
+
+
+def usage_command(job_id: JobId) -> list[str]:
+    """Return the command for the CPU time of all running steps of a job, including the batch step."""
+    return ["sstat", "--allsteps", "--noheader", "--parsable2", "--format=JobID,AveCPU,NTasks", f"--jobs={job_id}"]
+
+
+def search_history_command(since: float, user: str = "") -> list[str]:
+    """Return the command for the raw ids and the submit lines of a user's jobs since a time (default: the caller's).
+
+    Times are in UTC, the $TZ of the clients.
+    """
+    return [
+        "sacct",
+        "--noheader",
+        "--parsable",
+        f"--delimiter={SEPARATOR}",
+        "--allocations",
+        f"--starttime={datetime.fromtimestamp(since, tz=UTC):%Y-%m-%dT%H:%M:%S}",
+        "--endtime=now",
+        *([f"--user={user}"] if user else []),
+        "--format=JobIDRaw,SubmitLine",
     ]
 
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from resilience.cluster import ClusterConfig, Node
-from resilience.errors import QuantityError, SchedulerUnavailable
+from resilience.errors import NotSupported, QuantityError, SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm.queue import (
     ROW_END,
@@ -52,6 +52,7 @@ _OUTPUT = re.compile(
     re.DOTALL,
 )
 _COMMENT = re.compile(r" Comment=(?P<comment>.*?) {1,2}$", re.DOTALL)
+_CPU_TIME = re.compile(r"[^|]+\|(?:(\d+)-)?(\d+):(\d\d):(\d\d(?:\.\d+)?)\|(\d+)")
 _UNRESOLVED_TASK = "4294967294"
 """The value of %a in the path of a record that is not a single task: NO_VAL, 0xfffffffe."""
 
@@ -175,6 +176,25 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
         default_partition=default,
         raw=raw,
     )
+
+
+def parse_cpu_seconds(text: str) -> float:
+    """Return the CPU seconds in an answer of sstat: the average of a step's tasks times their number, over all steps.
+
+    Source: sstat(1), AveCPU as `[DD-]HH:MM:SS`. Without a JobAcctGatherType, sstat 22.05 writes
+    `213503982334-14:25:51` and 0 tasks. Raise NotSupported then, SchedulerUnavailable for an answer of another form.
+    """
+    total, measured = 0.0, False
+    for row in text.split():
+        match = _CPU_TIME.fullmatch(row)
+        if match is None:
+            raise unexpected("sstat", row)
+        days, hours, minutes, seconds, tasks = (float(part or 0) for part in match.groups())
+        measured = measured or tasks > 0
+        total += tasks * (days * 86400 + hours * 3600 + minutes * 60 + seconds)
+    if not measured:
+        raise NotSupported("SLURM does not measure the CPU time of jobs here (JobAcctGatherType in slurm.conf)")
+    return total
 
 
 def parse_raw_config(text: str) -> Mapping[str, str]:

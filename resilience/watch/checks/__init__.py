@@ -28,7 +28,8 @@ class Check(Protocol):
             `resil watch fs /scratch`. Empty: none.
         example: a command line for `--help`.
 
-    Optional: `on_nothing`, the advice if the watchdog was requested by name and has no target.
+    Optional: `on_nothing`, the advice if the watchdog was requested by name and has no target; `together(settings)`,
+    which returns a name or an empty text: equal targets of watchdogs with the same name are probed in one child.
     """
 
     summary: str

@@ -21,8 +21,12 @@ from resilience import layout
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
+from resilience.job import JobId
+from resilience.messages import plural
 from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_jobs import Queues, scheduler_of
+from resilience.runs.submissions import read_intents
 from resilience.watch.checks._log.judge import deadline_of, findings
 from resilience.watch.checks._log.paths import probe_paths
 from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
@@ -34,6 +38,8 @@ from resilience.watch.reading import Memory, Target, Timed
 
 REGEX_CPU_S = 1.0
 """The CPU limit of `progress_regex` for one log and probe."""
+QUERY_S = 4.0
+"""The time for each query of the scheduler, which is made only for runs with a user's own script and for quiet logs."""
 LEAST_READ_BYTES = 4096
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -97,23 +103,27 @@ def _learners(target: Target, settings: LogSettings, context: Context) -> Sequen
     return runs
 
 
-MOST_QUESTIONS, QUESTIONS_S = 20, 5.0
-"""The most jobs whose CPU time is asked for in one tick, and the time after which no other is."""
+QUESTIONS_S = 2 * QUERY_S
+"""The time in one tick after which the CPU time of no other job is asked for."""
 
 
-def _cpu_seconds(context: Context) -> Callable[[str], float | None]:
-    """Return a function that asks the scheduler for the CPU seconds of a job: None if it does not know them."""
-    left, until = MOST_QUESTIONS, context.system.clock.monotonic() + QUESTIONS_S
+def _cpu_seconds(context: Context) -> Callable[[RunDirectory, str], float | None]:
+    """Return a function that asks the scheduler for the CPU seconds of a run's job: None if it does not know them."""
+    clock = context.system.clock
+    until = clock.monotonic() + QUESTIONS_S
 
-    def ask(job_id: str) -> float | None:
-        nonlocal left
-        if left <= 0 or context.system.clock.monotonic() > until:
+    def ask(directory: RunDirectory, job: str) -> float | None:
+        from resilience.base.background import BackgroundCall
+
+        if clock.monotonic() > until:
             return None
-        left -= 1
+
+        def seconds() -> float:
+            return context.scheduler(scheduler_of(read_intents(directory))).cpu_seconds(JobId.parse(job))
+
         try:
-            of_scheduler = getattr(context.scheduler(), "cpu_seconds", None)
-            return None if of_scheduler is None else of_scheduler(job_id)
-        except Exception:  # a plugin: a second witness may be missing, but must not stop the watchdog
+            return BackgroundCall(seconds, "CPU time").result(QUERY_S)
+        except Exception:  # of a plugin: the second witness may be missing, but must not stop the watchdog
             return None
 
     return ask
@@ -196,6 +206,7 @@ def _probe(
     if not settings.paths:
         return _probe_all_runs(context, known, reader)
     readings: dict[str, LogReading] = {}
+    queues = _queues(context)
     for text in settings.paths:
         subject = _subject(text, context)
         if subject not in target.subjects:
@@ -204,15 +215,20 @@ def _probe(
         if _may_be_run(text) and not any(map(os.path.lexists, places)):
             directory = RunDirectory(context.state_dir / text, context.group)
             if os.path.exists(directory.path / layout.RUN_FILE):
-                readings |= probe_runs([directory], known, reader, named=True)
+                readings |= probe_runs([directory], known, reader, queues, named=True)
                 continue
         readings |= probe_paths(subject, places, known, reader)
     return readings
 
 
+def _queues(context: Context) -> Queues:
+    """Return the queues; a scheduler that does not answer must not take the deadline of all logs."""
+    return Queues(context.system, context.scheduler, "", patience_s=QUERY_S)
+
+
 def _probe_all_runs(context: Context, known: Mapping[str, LogReading], reader: LogReader) -> dict[str, LogReading]:
     directories = context.runs()
-    readings = probe_runs(directories, known, reader)
+    readings = probe_runs(directories, known, reader, _queues(context))
     there = {directory.run for directory in directories}
     for run, before in known.items():
         # A run that stopped because of its loss, or whose save failed, stays a fault, however long ago.
@@ -221,7 +237,8 @@ def _probe_all_runs(context: Context, known: Mapping[str, LogReading], reader: L
             over = "removed, or ended long ago"
             readings[run] = LogReading(run=run, over=over, clock=reader.moment, **lessons(before))
     active = sum(not reading.over and not reading.nothing for reading in readings.values())
-    summary = f"{active} of {len(readings)} runs active" if readings else f"no active run in {context.state_dir}"
+    rest = f"; {len(readings) - active} not" if active < len(readings) else ""
+    summary = f"{plural(active, 'active run')}{rest}" if active else f"no active run in {context.state_dir}"
     return readings | {str(context.state_dir): LogReading(nothing=summary, notes=("none",), clock=reader.moment)}
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.system.fallback_directory import fallback_path
-from resilience.watch.scan.cache import Snapshot
+from resilience.watch.scan.cache import HOLE, PARTLY, Snapshot
 from resilience.watch.scan.scan import Progress, Scan, scan
-from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, PARTIAL, STUCK, UNREAD, UNREADABLE, Tree
+from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, Tree
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
@@ -70,10 +70,6 @@ class TopReport:
         checkpoint_bytes, checkpoint_directories: bytes of checkpoints, and number of directories with checkpoints.
         since_s: age of the compared scan; None if there was none.
         owners: whether the tree has files of several users.
-        unread: directories not fully read.
-        stuck: directories that do not respond.
-        unreadable: (path, errno) of directories that could not be read.
-        elsewhere: mount points of other file systems.
     """
 
     scan: Scan
@@ -83,66 +79,57 @@ class TopReport:
     checkpoint_directories: int = 0
     since_s: float | None = None
     owners: bool = False
-    unread: tuple[bytes, ...] = ()
-    stuck: tuple[bytes, ...] = ()
-    unreadable: tuple[tuple[bytes, int], ...] = ()
-    elsewhere: tuple[bytes, ...] = ()
 
 
-def scan_directory(system: System, root: Path, deadline_s: float | None, report: Callable[[Progress], None]) -> Scan:
+def scan_directory(
+    system: System, root: Path, deadline_s: float | None, report: Callable[[Progress], None], *, fresh: bool = False
+) -> Scan:
     """Scan a directory; cache the result in the user's cache directory, or on this node if that fails."""
-    cache = system.cache_home / "resil" / "scan"
+    cache, now = system.cache_home / "resil" / "scan", system.clock.now()
     fallback = fallback_path(system, cache)
-    return scan(root, cache, fallback=fallback, now=system.clock.now(), deadline_s=deadline_s, report=report)
+    return scan(root, cache, fallback=fallback, now=now, deadline_s=deadline_s, fresh=fresh, report=report)
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:
     """Return the report. `by`: "bytes" or "inodes". Pure, except for `login_name`."""
     if found.error:
         return TopReport(found)
-    tree, totals = found.tree, found.totals
-    bytes_of = [count * BLOCK_BYTES for count in totals.blocks]
-    inodes_of = [files + directories for files, directories in zip(totals.files, totals.directories, strict=True)]
-    weights = bytes_of if by == "bytes" else inodes_of
-    children = tree.below()
-    before = found.before
-    grew = {"bytes": growth(tree, bytes_of, totals.missing, before, 0, BLOCK_BYTES)}
-    grew["inodes"] = growth(tree, inodes_of, totals.missing, before, 1, 1)
-    several = len({uid for uid in tree.uid if uid >= 0}) > 1
-    ends = tree.ends() if several else []
+    tree, children = found.tree, found.tree.below()
+    sums = {
+        "bytes": [count * BLOCK_BYTES for count in tree.blocks],
+        "inodes": [files + directories for files, directories in zip(tree.files, tree.directories, strict=True)],
+    }
+    grew = {key: growth(tree, sums[key], found.before, *how) for key, how in HOW.items()}
+    weights, changes = sums[by], grew[by]
+    several = len({record.uid for record in tree.records if record.uid >= 0}) > 1
 
     def line(row: int, rest: float) -> TopDirectory:
         whole = weights[0] or 1
         return TopDirectory(
-            path=tree.paths[row],
-            bytes=bytes_of[row],
-            files=totals.files[row],
-            directories=totals.directories[row],
+            path=tree.records[row].path,
+            bytes=sums["bytes"][row],
+            files=tree.files[row],
+            directories=tree.directories[row],
             share=weights[row] / whole,
             rest=rest / whole,
-            newest=totals.newest[row],
-            owners=_owners(tree, row, ends[row], login_name) if several else (),
+            newest=tree.newest[row],
+            owners=_owners(tree, row, login_name) if several else (),
             grew_bytes=grew["bytes"][row],
             grew_inodes=grew["inodes"][row],
-            is_lower_bound=totals.missing[row] > 0,
+            is_lower_bound=tree.missing[row] > 0,
         )
 
-    gains = gross(tree, grew[by], children)
-    growing = [row for row in choose(gains, children, limit) if (grew[by][row] or 0) > 0]
-    growing.sort(key=lambda row: -(grew[by][row] or 0))
-    checkpoint_bytes, checkpoint_directories = checkpoints(tree, totals.blocks)
+    growing = [row for row in choose(gross(changes, children), children, limit) if (changes[row] or 0) > 0]
+    growing.sort(key=lambda row: -(changes[row] or 0))
+    checkpoint_bytes, checkpoint_directories = checkpoints(tree)
     return TopReport(
         found,
         largest=tuple(line(row, rest) for row, rest in choose(weights, children, limit).items()),
         growing=tuple(line(row, 0.0) for row in growing),
         checkpoint_bytes=checkpoint_bytes,
         checkpoint_directories=checkpoint_directories,
-        since_s=None if before is None else found.time - before.time,
+        since_s=None if found.before is None else found.time - found.before.time,
         owners=several,
-        unread=_in_state(tree, UNREAD, PARTIAL),
-        stuck=_in_state(tree, STUCK),
-        unreadable=tuple((tree.paths[r], tree.trouble[r]) for r, s in enumerate(tree.state) if s == UNREADABLE),
-        elsewhere=_in_state(tree, ELSEWHERE),
     )
 
 
@@ -199,75 +186,61 @@ def choose(weights: Sequence[float], children: Sequence[Sequence[int]], limit: i
     return rest
 
 
-def growth(
-    tree: Tree, sums: Sequence[int], missing: Sequence[int], before: Snapshot | None, which: int, unit: int
-) -> list[int | None]:
+HOW = {"bytes": (0, BLOCK_BYTES), "inodes": (1, 1)}
+"""The position in a snapshot's totals, and the bytes or inodes per count."""
+
+
+def growth(tree: Tree, sums: Sequence[int], before: Snapshot | None, which: int, unit: int) -> list[int | None]:
     """Return the growth of each row since the snapshot; None where unknown. Pure.
 
-    `which`: 0 for blocks, 1 for inodes; `unit`: bytes or inodes per count. A new directory grew by everything in it;
-    the growth of one that the earlier scan had not fully read is unknown.
+    A new directory grew by everything in it; the growth of one that the earlier scan had not fully read is unknown.
     """
     if before is None:
         return [None] * len(tree)
-    holes = set(before.holes)
-    above_holes = {b"/".join(hole.split(b"/")[:depth]) for hole in holes for depth in range(hole.count(b"/") + 1)}
     known: list[int | None] = []
     in_hole: list[bool] = []
-    for row, path in enumerate(tree.paths):
-        parent = tree.parent[row]
-        in_hole.append(path in holes or (parent >= 0 and in_hole[parent]))
-        earlier = before.sums.get(path)
-        if missing[row] or tree.state[row] == ELSEWHERE:
+    for row, record in enumerate(tree.records):
+        earlier = before.sums.get(record.path)
+        in_hole.append(earlier == HOLE or (row > 0 and in_hole[tree.parent[row]]))
+        is_unknown = tree.missing[row] or record.state == ELSEWHERE or in_hole[row] or earlier == PARTLY
+        if is_unknown or (earlier is None and not before.whole):
             known.append(None)
-        elif earlier is not None:
-            known.append(sums[row] - earlier[which] * unit)
-        elif before.whole and not in_hole[row] and path not in above_holes:
-            known.append(sums[row])
         else:
-            known.append(None)
+            known.append(sums[row] - (earlier[which] * unit if earlier else 0))
     return known
 
 
-def gross(tree: Tree, grew: Sequence[int | None], children: Sequence[Sequence[int]]) -> list[float]:
+def gross(grew: Sequence[int | None], children: Sequence[Sequence[int]]) -> list[float]:
     """Return each row's additions in its subtree, regardless of deletions elsewhere: the weight to choose by. Pure."""
-    gains = [0.0] * len(tree)
-    for row in range(len(tree) - 1, -1, -1):
+    gains = [0.0] * len(grew)
+    for row in range(len(grew) - 1, -1, -1):
         gain = grew[row]
-        below = sum(gains[child] for child in children[row])
         own = 0.0 if gain is None else gain - sum(grew[child] or 0 for child in children[row])
-        gains[row] = below + max(0.0, own)
+        gains[row] = sum(gains[child] for child in children[row]) + max(0.0, own)
     return gains
 
 
-def checkpoints(tree: Tree, blocks: Sequence[int]) -> tuple[int, int]:
+def checkpoints(tree: Tree) -> tuple[int, int]:
     """Return the bytes and the number of directories of checkpoints, recognized by directory or file name. Pure."""
-    ends = tree.ends()
     total = directories = row = 0
     while row < len(tree):
-        if row and blocks[row] and CHECKPOINT_DIRECTORY.fullmatch(tree.names[row]):
-            total += blocks[row]
-            directories += 1
-            row = ends[row]
-            continue
-        if tree.checkpoint_blocks[row]:
-            total += tree.checkpoint_blocks[row]
-            directories += 1
-        row += 1
+        record, step = tree.records[row], 1
+        held = record.checkpoint_blocks
+        if row and tree.blocks[row] and CHECKPOINT_DIRECTORY.fullmatch(record.path.rpartition(b"/")[2]):
+            held, step = tree.blocks[row], tree.directories[row]
+        total += held
+        directories += held > 0
+        row += step
     return total * BLOCK_BYTES, directories
 
 
-def _owners(tree: Tree, row: int, end: int, login_name: Callable[[int], str]) -> tuple[tuple[str, float], ...]:
+def _owners(tree: Tree, row: int, login_name: Callable[[int], str]) -> tuple[tuple[str, float], ...]:
     held: dict[int, int] = {}
-    for number in range(row, end):
-        if tree.uid[number] >= 0:
-            held[tree.uid[number]] = held.get(tree.uid[number], 0) + tree.blocks[number]
+    for record in tree.records[row : row + tree.directories[row]]:
+        if record.uid >= 0:
+            held[record.uid] = held.get(record.uid, 0) + record.blocks
     whole = sum(held.values()) or 1
-    most = sorted(held, key=lambda uid: -held[uid])[:3]
-    return tuple((login_name(uid), held[uid] / whole) for uid in most)
-
-
-def _in_state(tree: Tree, *states: int) -> tuple[bytes, ...]:
-    return tuple(tree.paths[row] for row, state in enumerate(tree.state) if state in states)
+    return tuple((login_name(uid), held[uid] / whole) for uid in sorted(held, key=lambda uid: -held[uid])[:3])
 
 
 def scanned_directories(project: Project, paths: Sequence[str]) -> tuple[Path, ...]:

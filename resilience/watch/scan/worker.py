@@ -1,104 +1,86 @@
 """One worker of a scan: a forked child that reads directories, and can be abandoned when it hangs in the kernel.
 
-It reads jobs from one pipe and writes results to another, as length-prefixed marshal messages. A job is the path of a
-directory to read, with everything below it that is not cached yet, or a range of cached directories to verify. On a
-network file system each stat call waits for a server without holding the GIL, so one worker has many threads there.
-
-Workers publish their position in shared memory, the board, and read from it whether to stop or to share work. That
-takes neither a system call nor a lock, so it is cheap enough for every directory; and the parent can read it while the
-worker hangs in the kernel.
+It receives batches of jobs from one pipe and writes answers to another, in the same order: None for a known directory
+that is unchanged, with unchanged remembered files, and the record of the directory otherwise. The worker writes its
+position and a sign of life into shared memory, where the parent reads them while the worker hangs.
 """
 
 from __future__ import annotations
 
-import gc
+import errno
 import marshal
-import mmap
 import os
-import signal
 import stat
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from heapq import heappushpop, nlargest
+from itertools import chain, compress, islice
+from operator import attrgetter, itemgetter
+from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
-from resilience.watch.scan.directory import (
-    RECENT_S,
-    SEGMENT_BYTES,
-    Stats,
-    read_directory,
-    stat_entries,
-    stat_entry,
-    status_of,
-)
-from resilience.watch.scan.tree import ELSEWHERE, MOST_HOT, PARTIAL, STUCK, Hot, Record, joined
+from resilience.base.mounts import current_mounts
+from resilience.system.child import begin, fork
+from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record, joined
 
-_SLOT_BYTES = 4096
-_HEAD = struct.Struct("<QH")
-_IDLE, _NUMBERED = 0xFFFF, 0xFFFE
-LONGEST = _SLOT_BYTES - _HEAD.size
-
-
-class Board:
-    """One slot per thread of each worker. Byte 0: stop; byte 1: a worker is idle."""
-
-    def __init__(self, slots: int) -> None:
-        self._memory = mmap.mmap(-1, _SLOT_BYTES * (slots + 1))
-        for slot in range(slots):
-            self.set_idle(slot, 0)
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether all workers should stop."""
-        return self._memory[0] != 0
-
-    def stop(self) -> None:
-        """Ask all workers to stop."""
-        self._memory[0] = 1
-
-    @property
-    def wants_work(self) -> bool:
-        """Return whether a worker is idle and the queue is empty."""
-        return self._memory[1] != 0
-
-    @wants_work.setter
-    def wants_work(self, value: bool) -> None:
-        self._memory[1] = value
-
-    def enter(self, slot: int, path: bytes, count: int) -> None:
-        """Publish the path about to be read; `count` differs each time."""
-        shown = path[:LONGEST]
-        start = _SLOT_BYTES * (slot + 1)
-        self._memory[start + _HEAD.size : start + _HEAD.size + len(shown)] = shown
-        _HEAD.pack_into(self._memory, start, count, len(shown))
-
-    def verify(self, slot: int, number: int) -> None:
-        """Publish the index of the cached directory about to be verified: cheaper than its path."""
-        _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), number, _NUMBERED)
-
-    def tick(self, slot: int, count: int) -> None:
-        """Publish progress in the same directory."""
-        self._memory[_SLOT_BYTES * (slot + 1) : _SLOT_BYTES * (slot + 1) + 8] = count.to_bytes(8, "little")
-
-    def set_idle(self, slot: int, count: int) -> None:
-        """Publish that this slot is idle."""
-        _HEAD.pack_into(self._memory, _SLOT_BYTES * (slot + 1), count, _IDLE)
-
-    def where(self, slot: int) -> tuple[int, bytes | int | None]:
-        """Return the count and the position: a path (its first LONGEST bytes), the index of a cached directory, or None
-        if idle."""
-        start = _SLOT_BYTES * (slot + 1)
-        count, length = _HEAD.unpack_from(self._memory, start)
-        if length == _IDLE:
-            return count, None
-        if length == _NUMBERED:
-            return count, count
-        return count, self._memory[start + _HEAD.size : start + _HEAD.size + length]
-
+Job = int | bytes
+"""The number of a known directory, to be read only if it has changed; or the path of one to read in any case."""
 
 LENGTH = struct.Struct("<I")
+"""Precedes each message, which is in marshal's format."""
+
+CHUNK = 512
+"""Entries per batch: bounds the memory for a directory of a million entries, and the time between two signs of life."""
+
+RACY_NS = 3_000_000_000
+"""A directory that changed less than this before it was read may change again within the same clock tick and keep its
+mtime (git calls such entries racily clean; FAT has a resolution of 2 s)."""
+
+REMEMBERED, REMEMBERED_PER_DIRECTORY = 1000, 250
+"""The files that each scan looks at again: the newest and the largest, so many of each in all and of one directory."""
+
+WAITING = 0.5
+"""Stat calls wait for a server if each puts the process to sleep so often (voluntary context switches, getrusage(2)).
+Their duration would say the same only on an idle machine."""
+
+THREADS, PIECE = 8, 32
+"""Where stat calls wait, so many threads share those of a directory, in pieces of so many entries."""
+
+FLUSH_S = 0.05
+SEGMENT_BYTES = 2048
+"""Longer paths are opened in steps: the kernel accepts at most PATH_MAX (4096) bytes per call."""
+
+CHECKPOINT_ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", ".distcp")
+"""Checkpoint files of torch, Lightning, Hugging Face and torch.distributed.checkpoint."""
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # deleted, or replaced by something else
+_links, _uid, _mtime = (itemgetter(number) for number in (3, 4, 8))
+_blocks, _name = attrgetter("st_blocks"), attrgetter("name")
+_status = partial(os.stat, follow_symlinks=False)
+_open = partial(os.open, flags=_OPEN)
+
+
+def start_worker(
+    directory: bytes, known: Sequence[Record], board: memoryview, slot: int, now: int
+) -> tuple[int, int, int]:
+    """Fork a worker; return its pid, the pipe to write jobs to, and the pipe to read answers from."""
+    job_reader, job_writer = os.pipe2(os.O_CLOEXEC)
+    answer_reader, answer_writer = os.pipe2(os.O_CLOEXEC)
+    pid = fork()
+    if pid == 0:
+        try:
+            begin(job_reader, answer_writer)
+            Worker(directory, known, board, slot, now, answer_writer).run(job_reader)
+        except OSError:  # the parent was killed
+            pass
+        finally:
+            os._exit(0)
+    os.close(job_reader)
+    os.close(answer_writer)
+    return pid, job_writer, answer_reader
 
 
 def send(pipe: int, message: Any) -> None:
@@ -109,458 +91,264 @@ def send(pipe: int, message: Any) -> None:
         view = view[os.write(pipe, view) :]
 
 
-def receive(pipe: int) -> Any:
-    """Return the next message. Raise EOFError if the writer has closed the pipe."""
-    return marshal.loads(_exactly(pipe, LENGTH.unpack(_exactly(pipe, LENGTH.size))[0]))
-
-
-def _exactly(pipe: int, count: int) -> bytes:
-    parts = []
-    while count:
-        part = os.read(pipe, count)
-        if not part:
-            raise EOFError
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-SLOW_STAT_S = 60e-6
-"""Above this a stat call waits for a server or a spinning disk. A local one takes 1 to 10 us (ext4, from cache and from
-a fast disk), one over a network 100 us and more."""
-
-MOST_PROCESSES = 4
-MOST_THREADS = 16
-"""Measured with 200 us added to each stat call: 16 threads are 12.7 times as fast as one, 32 are slower than 16."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parallelism:
-    """How many workers a scan uses.
-
-    Attributes:
-        processes: number of workers.
-        threads: threads per worker.
-        reason: the measurement behind this choice, as text.
-    """
-
-    processes: int
-    threads: int
-    reason: str
-
-
-def choose_parallelism(stat_s: float, cores: int) -> Parallelism:
-    """Return the workers to use, given the duration of a stat call and the available cores. Pure.
-
-    On a local disk the CPU is the bottleneck: two processes per core, at most four, since some wait for the disk and
-    the cores are shared with other users. (On two idle cores four are as fast as two; on busy ones, or from the disk,
-    faster.) Where each stat call waits for a server, one process with many threads keeps many calls in flight.
-    """
-    took = f"{stat_s * 1e6:.0f} us per stat call"
-    if stat_s >= SLOW_STAT_S:
-        return Parallelism(1, MOST_THREADS, f"{took}: {MOST_THREADS} threads")
-    processes = max(1, min(2 * cores, MOST_PROCESSES))
-    return Parallelism(processes, 1, f"{took}: {processes} processes")
-
-
-FLUSH_S = 0.05
-"""Longest time before records are sent: a worker that hangs loses only those not sent yet."""
-
-FLUSH_RECORDS = 256
-SAMPLE, SAMPLED_AT_ONCE = 200, 20
-"""Stat calls that are timed before the number of workers is chosen."""
-
-
-Known = tuple[bytes, int, int, Sequence[tuple[bytes, int, int]]]
-"""A cached directory: its relative path, inode, mtime in ns, and (name, blocks, mtime in s) of its hot files. Plain
-tuples: there are many, and most are only compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """The input that all workers of a scan share.
-
-    Attributes:
-        directory: the root, as a path.
-        now: the time of the scan, seconds since the epoch.
-        known: the cached directories, for jobs that verify.
-        is_known: whether a directory is cached, so that it need not be read.
-        stuck: directories in which workers of this scan hang; workers forked later skip them.
-    """
-
-    directory: bytes
-    now: int
-    known: Sequence[Known] = ()
-    is_known: Callable[[bytes], bool] = lambda path: False
-    stuck: list[bytes] = field(default_factory=list)
-
-
 class Worker:
-    """The child process. `slot` is its first one on the board; it has one per thread."""
+    """The child process. `board[0]` asks it to stop; `board[slot]` is its position, the next one its sign of life."""
 
     def __init__(
-        self, assignment: Assignment, board: Board, slot: int, threads: int, job_pipe: int, result_pipe: int
+        self, directory: bytes, known: Sequence[Record], board: memoryview, slot: int, now: int, answers: int
     ) -> None:
-        self.assignment, self.board, self.slot, self.threads = assignment, board, slot, threads
-        self.job_pipe, self.result_pipe = job_pipe, result_pipe
-        self.jobs: list[Any] = []
-        self.records: list[tuple[object, ...]] = []
-        self.verified: list[tuple[int, int, list[int]]] = []
-        self.stat_calls: list[int] = []
-        self.count = 0
-        self.flushed_at = time.monotonic()
-        self.root = -1
-        self.device = 0
-        self.barriers: frozenset[bytes] = frozenset()
-        self.recent = assignment.now - RECENT_S
-        self.hot_times: list[int] = []
-        self.yielding = False  # stat calls are slow: a worker with many threads will take over
-        self.samples: list[float] = []
-        self.sample_left = SAMPLE if threads == 1 else 0  # several threads: timed already
+        self.directory, self.known, self.board, self.slot = directory, known, board, slot
+        self.now, self.pipe = now, answers
+        self.root = self.device = -1
+        self.mounts: dict[bytes, set[bytes]] = {}
+        self.answers: list[Any] = []
+        self.looks = self.slept = 0
+        self.map: Callable[..., Iterable[Any]] = map
+        self.newest, self.largest = [0] * REMEMBERED, [0] * REMEMBERED  # heaps: the first is the limit
 
-    def run(self) -> None:
-        """Do jobs until the job pipe is closed."""
-        self.board.enter(self.slot, b"", 0)
+    def run(self, jobs: int) -> None:
+        """Answer batches of jobs until their pipe is closed."""
         try:
-            self.root = os.open(self.assignment.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.root = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
             self.device = os.fstat(self.root).st_dev
         except OSError as error:
-            self._send(("closed", error.errno))
+            send(self.pipe, error.errno)
             return
-        try:
-            real = os.fsencode(os.readlink(f"/proc/self/fd/{self.root}"))  # noqa: PTH115 - bytes, whatever they are
-        except OSError:  # a container without /proc
-            real = os.path.realpath(self.assignment.directory)
-        self.barriers = mounts_below(real)
-        self._send(("opened", real))
-        self.board.set_idle(self.slot, 1)
-        pool = None
-        if self.threads > 1:
-            pool = Threads(self)
-        while True:
-            self._send(("idle",))
-            try:
-                jobs = receive(self.job_pipe)
-            except EOFError:
-                return
-            self.jobs += jobs
-            if pool is not None:
-                pool.work_off()
+        self.mounts = mounts_below(self.root, self.directory)
+        send(self.pipe, 0)
+        with open(jobs, "rb") as file:
+            while head := file.read(LENGTH.size):
+                self._answer(marshal.loads(file.read(*LENGTH.unpack(head))))
+
+    def _answer(self, jobs: Sequence[Job]) -> None:
+        flushed = time.monotonic()
+        for number, job in enumerate(jobs):
+            self.board[self.slot] = number
+            if self.board[0]:
+                break
+            if isinstance(job, bytes):
+                self.answers.append(tuple(self.read(job)))
+            elif self._is_unchanged(self.known[job]):
+                self.answers.append(None)
             else:
-                self.work_off()
-            self.flush()
-            self.board.set_idle(self.slot, self.next_count())
+                self.answers.append(tuple(self.read(self.known[job].path)))
+            if time.monotonic() - flushed > FLUSH_S:
+                self._flush()
+                flushed = time.monotonic()
+        self._flush()
 
-    def next_count(self) -> int:
-        """Return a new number: the parent takes a changed number on the board as a sign of life."""
-        self.count += 1
-        return self.count
+    def _flush(self) -> None:
+        self._stops(0)
+        send(self.pipe, (self.answers, self.looks, self.map is not map))
+        self.answers, self.looks, self.slept = [], 0, getrusage(RUSAGE_SELF).ru_nvcsw
 
-    def work_off(self) -> None:
-        """Do all jobs and those that result from them; share some when another worker is idle."""
-        jobs, board = self.jobs, self.board
-        while jobs and not board.stopped and not self.yielding:
-            self.do(jobs.pop(), self.slot, stat_entries)
-            if len(self.records) >= FLUSH_RECORDS or time.monotonic() - self.flushed_at > FLUSH_S:
-                self.flush()
-            if board.wants_work and len(jobs) > 1:
-                board.wants_work = False
-                self.share(len(jobs) // 2)
-        if self.yielding:
-            self.share(len(jobs))
+    def _stops(self, looks: int) -> bool:
+        """Give a sign of life after this many stat calls; return whether the parent asks to stop."""
+        self.board[self.slot + 1] += 1
+        self.looks += looks
+        if self.map is map and getrusage(RUSAGE_SELF).ru_nvcsw - self.slept > WAITING * self.looks > 20:
+            from concurrent.futures import ThreadPoolExecutor
 
-    def do(self, job: Any, slot: int, stats: Stats) -> None:
-        """Do one job."""
-        if isinstance(job, bytes):
-            self._read(job, slot, stats)
-        else:
-            begin, end = job
-            self._verify(begin, end, slot)
+            self.map = ThreadPoolExecutor(THREADS).map
+        return bool(self.board[0])
 
-    def _read(self, path: bytes, slot: int, stats: Stats) -> None:
-        if path in self.barriers:
-            self.records.append(Record(path, ELSEWHERE, read_at=self.assignment.now).plain())
-            return
-        if path in self.assignment.stuck:
-            self.records.append(Record(path, STUCK, read_at=self.assignment.now).plain())
-            return
-        self.board.enter(slot, path, self.next_count())
-
-        def alive(entries: int) -> bool:
-            self.board.tick(slot, self.next_count())
-            self.stat_calls.append(entries)
-            return not self.board.stopped and not self.yielding
-
-        if self.sample_left > 0:
-            stats = self._timed(stats)
-        record = read_directory(
-            self.root,
-            path,
-            device=self.device,
-            now=self.assignment.now,
-            recent=self.recent,
-            barriers=self.barriers,
-            stats=stats,
-            alive=alive,
-        )
-        if self.yielding and record.state == PARTIAL:
-            self.jobs.append(path)
-            return
-        is_known = self.assignment.is_known
-        below = (joined(path, name) for name in reversed(record.children))
-        self.jobs += [child for child in below if not is_known(child)]
-        self.records.append(record.plain())
-        if record.hot:
-            self._record_hot(record.hot)
-
-    def _record_hot(self, files: Sequence[Hot]) -> None:
-        """Only the MOST_HOT newest files are cached, so raise the limit below which files are not recorded."""
-        self.hot_times += [file.mtime for file in files]
-        if len(self.hot_times) > 2 * MOST_HOT:
-            self.hot_times = sorted(self.hot_times)[-MOST_HOT:]
-            self.recent = max(self.recent, self.hot_times[0] + 1)
-
-    def _timed(self, stats: Stats) -> Stats:
-        def timed(entries: Any) -> list[os.stat_result | None]:
-            statuses: list[os.stat_result | None] = []
-            while self.sample_left > 0 and len(statuses) < len(entries):
-                some = entries[len(statuses) : len(statuses) + SAMPLED_AT_ONCE]
-                began = time.perf_counter()
-                statuses += stats(some)
-                self.sampled(len(some), time.perf_counter() - began)
-            return statuses + stats(entries[len(statuses) :])
-
-        return timed
-
-    def sampled(self, count: int, took_s: float) -> None:
-        """Record how long some stat calls took; report the median once there are enough samples.
-
-        The median, since single calls may have waited for a busy CPU or for the disk.
-        """
-        if self.sample_left <= 0 or not count:
-            return
-        self.sample_left -= count
-        self.samples.append(took_s / count)
-        if self.sample_left <= 0:
-            stat_s = sorted(self.samples)[len(self.samples) // 2]
-            self.yielding = choose_parallelism(stat_s, 1).threads > 1
-            self._send(("stat_time", stat_s))
-
-    def _verify(self, begin: int, end: int, slot: int) -> None:
-        """Check whether cached directories are unchanged: their mtime, and the mtime and size of their hot files."""
-        known, root, board = self.assignment.known, self.root, self.board
-        verify = board.verify
-        changed = []
-        for number in range(begin, end):
-            path, inode, mtime_ns, hot = known[number]
-            verify(slot, number)
-            sampling = self.sample_left > 0
-            began = time.perf_counter() if sampling else 0.0
-            try:
-                if 0 < len(path) <= SEGMENT_BYTES:
-                    status = os.stat(path, dir_fd=root, follow_symlinks=False)
-                else:
-                    status = status_of(root, path)
-            except OSError:
-                changed.append(number)
-                continue
-            if status.st_mtime_ns != mtime_ns or status.st_ino != inode:
-                changed.append(number)
-            elif hot:
-                self.stat_calls.append(len(hot))
-                if not self._is_unchanged(path, hot):
-                    changed.append(number)
-            if sampling:
-                self.sampled(1 + len(hot), time.perf_counter() - began)
-            if board.stopped:
-                return  # the rest of the range was not checked
-            if self.yielding:
-                self._verified(begin, number + 1, changed)
-                self.jobs.append((number + 1, end))
-                return
-        self._verified(begin, end, changed)
-
-    def _verified(self, begin: int, end: int, changed: list[int]) -> None:
-        self.stat_calls.append(end - begin)
-        self.verified.append((begin, end, changed))
-
-    def _is_unchanged(self, path: bytes, hot: Sequence[tuple[bytes, int, int]]) -> bool:
-        for name, blocks, mtime in hot:
-            try:
-                status = status_of(self.root, joined(path, name))
-            except OSError:
+    def _is_unchanged(self, known: Record) -> bool:
+        """Return whether neither the directory nor one of its remembered files has changed."""
+        self.looks += 1 + len(known.remembered)
+        try:
+            own = self._look(known.path)
+            if own.st_mtime_ns != known.mtime_ns or own.st_ino != known.inode:
                 return False
-            if status.st_blocks != blocks or status[stat.ST_MTIME] != mtime:
-                return False
+            for name, blocks, mtime in known.remembered:
+                status = self._look(joined(known.path, name))
+                if status.st_blocks != blocks or status[stat.ST_MTIME] != mtime:
+                    return False
+        except OSError:
+            return False
         return True
 
-    def share(self, count: int) -> None:
-        """Return the oldest jobs to the pool: they have the largest subtrees, most likely."""
-        given, self.jobs[:count] = self.jobs[:count], []
-        self.flush()
-        self._send(("share", given))
+    def _look(self, path: bytes) -> os.stat_result:
+        if 0 < len(path) <= SEGMENT_BYTES:
+            return os.stat(path, dir_fd=self.root, follow_symlinks=False)
+        return beneath(self.root, path, _status)  # type: ignore[no-any-return]
 
-    def flush(self) -> None:
-        """Send the results. Other threads may append meanwhile."""
-        found = tuple(taken(each) for each in (self.records, self.verified, self.stat_calls))
-        self.flushed_at = time.monotonic()
-        if any(found):
-            self._send(("found", found[0], found[1], sum(found[2])))
+    def read(self, path: bytes) -> Record:
+        """Read one directory; errors are in its record."""
+        above, _, name = path.rpartition(b"/")
+        if path and name in self.mounts.get(above, ()):  # not even probed: the mount may hang
+            return Record(path, ELSEWHERE, read_at=self.now)
+        try:
+            directory = beneath(self.root, path, _open)
+        except OSError as error:
+            return self._unopened(path, error.errno or errno.EIO)
+        try:
+            own = os.fstat(directory)
+            if own.st_dev != self.device:
+                return Record(path, ELSEWHERE, inode=own.st_ino, read_at=self.now)
+            return self._read(directory, path, own)
+        finally:
+            os.close(directory)
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        send(self.result_pipe, message)
+    def _read(self, directory: int, path: bytes, own: os.stat_result) -> Record:
+        # Taken before the first entry is read, by this machine's own clock: later changes must be detected.
+        sure_before_ns = time.time_ns() - RACY_NS
+        sums, state, trouble = Sums(), READ, 0
+        children: list[bytes] = []
+        mounts = self.mounts.get(path)
+        try:
+            with os.scandir(directory) as found:
+                while entries := list(islice(found, CHUNK)):
+                    # scandir returns the type with the name: directories need no stat call until they are opened.
+                    are_directories = [entry.is_dir(follow_symlinks=False) for entry in entries]
+                    if mounts:
+                        are_directories = [
+                            is_one or os.fsencode(entry.name) in mounts
+                            for entry, is_one in zip(entries, are_directories, strict=True)
+                        ]
+                    if True in are_directories:
+                        children += map(os.fsencode, map(_name, compress(entries, are_directories)))
+                        entries = [entry for entry, no in zip(entries, are_directories, strict=True) if not no]
+                    sums.add(entries, self._stat_all(entries), self.newest[0], self.largest[0])
+                    if self._stops(len(entries)):
+                        state = PARTIAL
+                        break
+        except OSError as error:
+            if error.errno in _GONE and not sums.files:
+                return Record(path, UNREADABLE, inode=own.st_ino, read_at=self.now, trouble=errno.ENOENT)
+            state, trouble = UNREADABLE, error.errno or errno.EIO
+        mtime_ns = own.st_mtime_ns if state == READ and own.st_mtime_ns < sure_before_ns else UNTRUSTED
+        uid = max(sums.by_uid, key=sums.by_uid.__getitem__, default=own.st_uid)
+        return Record(
+            path, state, own.st_ino, mtime_ns, self.now, sums.blocks + own.st_blocks, sums.files,
+            max(sums.newest, int(own.st_mtime)), uid, sums.checkpoint_blocks, trouble, tuple(sums.links),
+            self._remembered(sums), tuple(sorted(children)),
+        )  # fmt: skip
+
+    def _stat_all(self, entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
+        if self.map is map or len(entries) <= PIECE:
+            return stat_entries(entries)
+        pieces = [entries[begin : begin + PIECE] for begin in range(0, len(entries), PIECE)]
+        return list(chain.from_iterable(self.map(stat_entries, pieces)))
+
+    def _remembered(self, sums: Sums) -> tuple[tuple[bytes, int, int], ...]:
+        """Return the files of a directory to look at again: the newest or largest that this worker has seen."""
+        for _, blocks, mtime in sums.candidates:
+            heappushpop(self.newest, mtime)
+            heappushpop(self.largest, blocks)
+        return newest_and_largest(sums.candidates, REMEMBERED_PER_DIRECTORY)
+
+    def _unopened(self, path: bytes, number: int) -> Record:
+        """Return the record of a directory that cannot be opened. Its own blocks count, if its parent is accessible."""
+        if number in _GONE:
+            return Record(path, UNREADABLE, read_at=self.now, trouble=errno.ENOENT)
+        try:
+            own = self._look(path)
+        except OSError:
+            return Record(path, UNREADABLE, read_at=self.now, trouble=number)
+        return Record(
+            path, UNREADABLE, own.st_ino, UNTRUSTED, self.now, own.st_blocks if own.st_dev == self.device else 0,
+            newest=int(own.st_mtime), uid=own.st_uid, trouble=number,
+        )  # fmt: skip
 
 
-def taken(items: list[Any]) -> list[Any]:
-    """Remove and return the items of a list to which other threads may append."""
-    count = len(items)
-    out = items[:count]
-    del items[:count]
-    return out
+class Sums:
+    """The sums over the files of one directory."""
+
+    def __init__(self) -> None:
+        self.blocks = self.files = self.newest = self.checkpoint_blocks = 0
+        self.by_uid: dict[int, int] = {}
+        self.links: list[tuple[int, int]] = []
+        self.candidates: list[tuple[bytes, int, int]] = []
+
+    def add(
+        self,
+        entries: Sequence[os.DirEntry[str]],
+        statuses: Sequence[os.stat_result | None],
+        newer_than: int,
+        larger_than: int,
+    ) -> None:
+        """Add the files of one chunk; those newer or larger than this are candidates to look at again."""
+        if not all(statuses):  # some were deleted meanwhile
+            entries = list(compress(entries, statuses))
+        stats = list(filter(None, statuses))
+        if not stats:
+            return
+        blocks, times, uids = list(map(_blocks, stats)), list(map(_mtime, stats)), set(map(_uid, stats))
+        self.files += len(stats)
+        self.blocks += sum(blocks)
+        self.newest = max(self.newest, *times)
+        if max(map(_links, stats)) > 1:
+            self.links += [(status.st_ino, status.st_blocks) for status in stats if status.st_nlink > 1]
+        for uid in uids:
+            held = sum(blocks) if len(uids) == 1 else sum(s.st_blocks for s in stats if s.st_uid == uid)
+            self.by_uid[uid] = self.by_uid.get(uid, 0) + held
+        if max(times) > newer_than or max(blocks) > larger_than:
+            found = [
+                (entry.name, count, mtime)
+                for entry, count, mtime, status in zip(entries, blocks, times, stats, strict=True)
+                if (mtime > newer_than or count > larger_than) and stat.S_ISREG(status.st_mode)
+            ]
+            kept = newest_and_largest(found, REMEMBERED_PER_DIRECTORY)
+            self.candidates += [(os.fsencode(name), count, mtime) for name, count, mtime in kept]
+        names = "/".join(map(_name, entries)) + "/"
+        if any(ending in names for ending in CHECKPOINT_ENDINGS):
+            are_checkpoints = [entry.name.endswith(CHECKPOINT_ENDINGS) for entry in entries]
+            self.checkpoint_blocks += sum(compress(blocks, are_checkpoints))
 
 
-def mounts_below(root: bytes) -> frozenset[bytes]:
-    """Return the mount points below a directory, relative to it. Touches no file system but /proc."""
-    from resilience.base.mounts import current_mounts
-
-    above = root.rstrip(b"/") + b"/"
-    points = (os.fsencode(mount.point) for mount in current_mounts())
-    return frozenset(point[len(above) :] for point in points if point.startswith(above) and point != above)
-
-
-def start_worker(assignment: Assignment, board: Board, slot: int, threads: int) -> tuple[int, int, int]:
-    """Fork a worker; return its pid, the pipe to write jobs to, and the pipe to read results from."""
-    job_reader, job_writer = os.pipe2(os.O_CLOEXEC)
-    result_reader, result_writer = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        _run_child(assignment, board, slot, threads, job_reader, result_writer)
-    os.close(job_reader)
-    os.close(result_writer)
-    return pid, job_writer, result_reader
+def newest_and_largest(files: Sequence[tuple[Any, int, int]], most: int) -> tuple[tuple[Any, int, int], ...]:
+    """Return the `most` newest and the `most` largest of (name, blocks, mtime). Pure."""
+    if len(files) <= most:
+        return tuple(files)
+    newest, largest = nlargest(most, files, key=itemgetter(2)), nlargest(most, files, key=itemgetter(1))
+    return tuple(dict.fromkeys((*newest, *largest)))
 
 
-def _run_child(assignment: Assignment, board: Board, slot: int, threads: int, jobs: int, results: int) -> None:
-    code = 1
+def stat_entries(entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
+    """Return the statuses of entries, in order; None for each deleted one. Raise OSError if one cannot be read."""
     try:
-        os.setsid()  # only the parent handles Ctrl-C
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
-            signal.signal(each, signal.SIG_DFL)
-        # A reader of the parent's output waits until every copy of it is closed, and a child that hangs closes none.
-        null = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(null, number)
-        _close_all_but(jobs, results)
-        gc.disable()
-        Worker(assignment, board, slot, threads, jobs, results).run()
-        code = 0
-    except BrokenPipeError:
-        code = 0
+        return [entry.stat(follow_symlinks=False) for entry in entries]
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+        return [_stat_entry(entry) for entry in entries]
+
+
+def _stat_entry(entry: os.DirEntry[str]) -> os.stat_result | None:
+    try:
+        return entry.stat(follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _GONE:
+            return None
+        raise
+
+
+def beneath(root: int, path: bytes, call: Callable[..., Any]) -> Any:
+    """Return `call(path, dir_fd=root)`, for a path of any length. Raise OSError if a directory cannot be opened."""
+    opened = root
+    try:
+        while len(path) > SEGMENT_BYTES:
+            cut = path.rfind(b"/", 0, SEGMENT_BYTES)
+            before, opened = opened, os.open(path[:cut], _OPEN, dir_fd=opened)
+            path = path[cut + 1 :]
+            if before != root:
+                os.close(before)
+        return call(path or b".", dir_fd=opened)
     finally:
-        os._exit(code)
+        if opened != root:
+            os.close(opened)
 
 
-def _close_all_but(*kept: int) -> None:
-    begin = 3
-    for descriptor in sorted(kept):
-        os.closerange(begin, descriptor)
-        begin = descriptor + 1
-    os.closerange(begin, max(begin, min(os.sysconf("SC_OPEN_MAX"), 65536)))
-
-
-PIECE = 32
-"""Entries of a large directory per piece, the unit that threads share."""
-
-POLL_S = 0.005
-
-
-class Large:
-    """The entries of a directory, in pieces that several threads stat."""
-
-    def __init__(self, entries: Sequence[os.DirEntry[str]]) -> None:
-        self.entries = entries
-        self.pieces: list[list[os.stat_result | None]] = [[] for _ in range(0, len(entries), PIECE)]
-        self.left = list(range(len(self.pieces)))
-        self.undone = len(self.pieces)
-        self.error: OSError | None = None
-        self.lock = threading.Lock()
-        self.done = threading.Event()
-
-    def help(self) -> None:
-        """Stat pieces until none is left."""
-        while True:
-            with self.lock:
-                if not self.left:
-                    return
-                number = self.left.pop()
-            begin = number * PIECE
-            try:
-                self.pieces[number] = [stat_entry(entry) for entry in self.entries[begin : begin + PIECE]]
-            except OSError as error:
-                self.error = error
-            with self.lock:
-                self.undone -= 1
-                if not self.undone:
-                    self.done.set()
-
-
-class Threads:
-    """The threads of one worker; the main thread sends the results of the others."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-        self.lock = threading.Lock()
-        self.wake = threading.Condition(self.lock)
-        self.busy = 0
-        self.large: list[Large] = []
-        for number in range(worker.threads):
-            threading.Thread(target=self._run_thread, args=(worker.slot + number,), daemon=True).start()
-
-    def work_off(self) -> None:
-        """Wait until the threads have done all jobs; send their results meanwhile."""
-        worker = self.worker
-        while True:
-            with self.wake:
-                self.wake.notify_all()
-                self.wake.wait(POLL_S)
-                if not self.busy and (not worker.jobs or worker.board.stopped):
-                    return
-            worker.flush()
-
-    def _run_thread(self, slot: int) -> None:
-        worker = self.worker
-        while True:
-            with self.wake:
-                while not self.large and (not worker.jobs or worker.board.stopped):
-                    self.wake.wait()
-                if self.large:
-                    large, job = self.large.pop(), None
-                else:
-                    large, job = None, worker.jobs.pop()
-                    self.busy += 1
-            if large is not None:
-                large.help()
-                continue
-            try:
-                worker.do(job, slot, self._stats)
-            finally:
-                with self.wake:
-                    self.busy -= 1
-                    if worker.jobs:
-                        self.wake.notify(len(worker.jobs))
-                worker.board.set_idle(slot, worker.next_count())
-
-    def _stats(self, entries: Sequence[os.DirEntry[str]]) -> list[os.stat_result | None]:
-        if len(entries) <= PIECE:
-            return [stat_entry(entry) for entry in entries]
-        large = Large(entries)
-        with self.wake:
-            helpers = min(self.worker.threads - 1, len(large.pieces) - 1)
-            self.large += [large] * helpers
-            self.wake.notify(helpers)
-        large.help()
-        while not large.done.wait(0.5):
-            pass
-        if large.error is not None:
-            raise large.error
-        return [status for piece in large.pieces for status in piece]
+def mounts_below(root: int, directory: bytes) -> dict[bytes, set[bytes]]:
+    """Return the mount points below a directory: parent -> names, relative to it. Touches no other file system."""
+    try:
+        real = os.fsencode(os.readlink(f"/proc/self/fd/{root}"))  # noqa: PTH115 - bytes, whatever they are
+    except OSError:  # a container without /proc
+        real = os.path.realpath(directory)
+    above, found = real.rstrip(b"/") + b"/", dict[bytes, set[bytes]]()
+    for mount in current_mounts():
+        point = os.fsencode(mount.point)
+        if point.startswith(above) and point != above:
+            parent, _, name = point[len(above) :].rpartition(b"/")
+            found.setdefault(parent, set()).add(name)
+    return found

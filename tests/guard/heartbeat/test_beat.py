@@ -27,7 +27,7 @@ from resilience.guard.heartbeat.beat import (
     read_phase,
 )
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_files import last_step
+from resilience.runs.run_logs import last_step
 
 
 @pytest.fixture
@@ -173,6 +173,22 @@ def test_every_phase_and_host_is_valid_toml(phase: str, host: str) -> None:
 
 def test_a_name_from_a_strange_locale_is_shown_with_a_question_mark() -> None:
     assert quote("n\udc801") == '"n?1"'
+
+
+def test_steps_are_news_for_a_while_after_the_first() -> None:
+    pulse = Pulse(0.0)
+    pulse.update((900, 0, "start"), 1.0)  # resumed
+    assert not pulse.is_news(1.0, 10.0)
+    pulse.update((900, 1, "train"), 2.0)
+    assert not pulse.is_news(2.0, 10.0), "a phase is no step"
+    pulse.update((901, 1, "train"), 60.0)
+    assert pulse.is_news(60.0, 10.0)
+    pulse.update((901, 1, "train"), 61.0)
+    assert not pulse.is_news(61.0, 10.0)
+    pulse.update((902, 1, "train"), 69.0)
+    assert pulse.is_news(69.0, 10.0)
+    pulse.update((903, 1, "train"), 70.5)
+    assert not pulse.is_news(70.5, 10.0)
 
 
 def test_status_reads_the_slowest_ranks_step(tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def launch(node: Node, tmp_path: Path) -> Iterator[Launch]:
         yield launch
 
 
+def test_the_first_steps_are_shown_at_once_whatever_the_interval(node: Node) -> None:
+    for rank in range(2):
+        node.start(rank, beat_s=1000.0)
+    for rank in range(2):
+        wait_for(node, rank, step=0)
+    for rank in range(2):
+        step_to(node, rank, 1)
+    step_to(node, 0, 2)
+
+
 def address_of(node: Node) -> list[Path]:
     return list((node.run / "agreement").glob("12-*"))
 

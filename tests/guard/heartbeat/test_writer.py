@@ -88,6 +88,21 @@ def test_the_beat_is_written_by_time_and_not_at_every_look(run: Path) -> None:
     assert one.beat()["step"] == 5  # the last words
 
 
+def test_the_first_steps_are_written_at_once(run: Path) -> None:
+    one = Alone(run, beat_s=1000.0)
+    one.writer.work()
+    assert not one.writer.hurry(), "no step yet"
+    for step in (1, 2):
+        one.slot.words[0] = step
+        assert one.writer.hurry()
+        one.writer.work()
+        assert one.beat()["step"] == step
+        assert not one.writer.hurry(), "nothing new"
+    one.writer.stop(5.0)
+    one.slot.words[0] = 3
+    assert not one.writer.hurry()
+
+
 def test_off_means_no_beat_but_still_a_journal(run: Path) -> None:
     one = Alone(run, mirror="off")
     one.work("start")

@@ -55,7 +55,16 @@ def test_exit_0_of_srun_is_no_success_when_slurm_has_taken_the_job_away(slurm: S
     assert script.wait() == 75
     assert "this is not a success" in script.text
     assert not slurm.batch.is_finished
-    assert slurm.batch.end(1)["end"] == "terminated"
+    assert slurm.batch.end(1)["end"] == "lost"
+
+
+def test_exit_1_of_srun_is_no_failure_when_slurm_has_taken_the_job_away(slurm: Slurm) -> None:
+    """SLURM 24.11 and 26.05: a lost node makes srun exit with 1."""
+    slurm.says("7 COMPLETING\n")
+    script = slurm.run("exit 1")
+    assert script.wait() == 1
+    assert "nor a failure of the training" in script.text
+    assert slurm.batch.end(1) | {"end": "lost", "exit_code": 1} == slurm.batch.end(1)
 
 
 @pytest.mark.parametrize("answer", [None, "", "8 RUNNING\n"], ids=["fails", "empty", "lacks us"])
@@ -71,7 +80,7 @@ def test_when_slurm_does_not_answer_the_code_is_kept_and_the_run_not_marked(slur
 def test_another_code_of_srun_is_kept_whatever_slurm_says(slurm: Slurm) -> None:
     slurm.says("7 COMPLETING\n")
     assert slurm.run("exit 3").wait() == 3
-    assert slurm.batch.end(1)["end"] == "terminated", "SLURM 24.11: a lost node makes srun exit with 1"
+    assert slurm.batch.end(1)["end"] == "terminated"
 
 
 def test_after_a_broken_srun_on_several_nodes_the_successor_asks_slurm_as_well(slurm: Slurm) -> None:

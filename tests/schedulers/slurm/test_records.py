@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.cluster import Node
-from resilience.errors import SchedulerUnavailable
+from resilience.errors import NotSupported, SchedulerUnavailable
 from resilience.job import ExitCode, Job, JobId, JobState
 from resilience.schedulers._slurm import records
 from resilience.schedulers._slurm.records import parse_document, parse_exit_code, parse_states
@@ -114,6 +114,29 @@ def test_no_records_at_all_are_no_answer() -> None:
         records.parse_jobs("")
     with pytest.raises(SchedulerUnavailable):
         records.parse_jobs("No jobs in the system\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1.batch|00:00:00|1\n1.0|00:00:14|2\n", 28.0),
+        ("7_3.0|1-02:00:01|4\n", 4 * 93601.0),
+        ("1.0|00:01:00.500|1\n", 60.5),
+        ("1.extern|00:00:00|1\n", 0.0),
+    ],
+)
+def test_the_cpu_time_is_of_all_tasks_of_all_steps(text: str, seconds: float) -> None:
+    assert records.parse_cpu_seconds(text) == seconds
+
+
+def test_a_cpu_time_that_slurm_does_not_measure_is_none() -> None:
+    """SLURM 22.05 with jobacct_gather/none."""
+    with pytest.raises(NotSupported, match="does not measure"):
+        records.parse_cpu_seconds("1.batch|213503982334-14:25:51|0\n1.0|213503982334-14:25:51|0\n")
+    with pytest.raises(NotSupported):
+        records.parse_cpu_seconds("")
+    with pytest.raises(SchedulerUnavailable):
+        records.parse_cpu_seconds("Welcome to the cluster\n")
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -230,6 +231,21 @@ def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path
         assert time.monotonic() - began < 15
         assert found[f"login1:{disk}"][0].verdict is Verdict.OK
         assert list(map(outcome, found[str(hung / "x")])) == ["UNKNOWN stuck"]
+
+
+def test_a_disk_that_was_repaired_and_is_full_is_not_hidden_by_the_probe_that_hung(tmp_path: Path) -> None:
+    fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 0.5\n")
+    libc = ctypes.CDLL(None)
+    with hung_disk(tmp_path / "hung") as hung:
+        for _ in range(2):
+            assert list(map(outcome, fs.tick(hung)[str(hung)])) == ["UNKNOWN stuck"]
+        libc.umount2(bytes(hung), 2)  # umount -l; the server stays silent, and the first probe waits for it
+        try:
+            assert libc.mount(b"none", bytes(hung), b"tmpfs", 0, b"size=1m") == 0
+            (hung / "ballast").write_bytes(b"1" * 2**20)
+            assert [outcome(found) for one in fs.tick(hung).values() for found in one] == ["CRITICAL space"]
+        finally:
+            libc.umount2(bytes(hung), 2)
 
 
 def test_with_no_configuration_each_place_that_a_training_needs_is_probed_once(tmp_path: Path, disk: Path) -> None:
@@ -462,7 +478,8 @@ percent_regex = "((a+)+)$"
 '''
     project = a_project(tmp_path, text)
     began = time.monotonic()
-    (bad, good) = watch(project, [load_watchdog(project, "bad"), load_watchdog(project, "fs", {"paths": [str(disk)]})])
+    both = [load_watchdog(project, "bad"), load_watchdog(project, "fs", {"paths": [str(disk)]})]
+    bad, good = sorted(watch(project, both), key=lambda report: report.check)
     assert time.monotonic() - began < 30
     assert (bad.verdict, good.verdict) == (Verdict.UNKNOWN, Verdict.OK)
 
@@ -520,3 +537,43 @@ def test_a_tick_costs_little_memory(fs: Watching, disk: Path) -> None:
         fs.tick(disk)
         fs.clock.time += 300
     assert sum(path.stat().st_size for path in (fs.directory / "project" / ".resil" / ".watch").glob("*")) < 20_000
+
+
+def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Path, disk: Path) -> None:
+    with hung_disk(tmp_path / "hung") as hung:
+        settings = f'[watch]\ndeadline_s = 0.5\n[watch.fs]\npaths = ["{hung}", "{disk}"]\n'
+        project = a_project(tmp_path, settings + f'[watch.inodes]\npaths = ["{disk}", "{hung}"]\n')
+        waiting = blocked_children()
+        both = [load_watchdog(project, name) for name in ("fs", "inodes")]
+        for _ in range(2):
+            reports = {report.check: report for report in watch(project, both)}
+            for name in ("fs", "inodes"):
+                verdicts = {finding.subject: finding.verdict for finding in reports[name].findings}
+                assert verdicts == {str(hung): Verdict.UNKNOWN, f"login1:{disk}": Verdict.OK}
+        assert len(blocked_children() - waiting) == 1
+        (report,) = watch(project, both[1:])  # alone, later
+        assert "STUCK since" in next(f.summary for f in report.findings if f.verdict is Verdict.UNKNOWN)
+        assert len(blocked_children() - waiting) == 1
+
+
+def blocked_children() -> set[int]:
+    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_waiting_in_kernel(pid)}  # noqa: PTH208
+
+
+def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    a_program(tools, "quota", f"echo called >> {tmp_path}/calls; exit 1")
+    a_program(tools, "xfs_quota", "exit 1")
+    project = a_project(tmp_path, f'[watch.fs]\npaths = ["{tmp_path}"]\n[watch.inodes]\npaths = ["{tmp_path}"]\n',
+                        environ={"PATH": f"{tools}:/usr/bin:/bin"})  # fmt: skip
+    for names in (("fs", "inodes"), ("inodes", "fs")):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        reports = list(watch(project, [load_watchdog(project, name) for name in names]))
+        assert {report.check for report in reports} == {"fs", "inodes"}
+        mount = mount_of(str(tmp_path), current_mounts())
+        if mount is None or mount.type not in ("ext4", "xfs", "btrfs"):
+            pytest.skip("the temporary directory is on a file system without quotas")
+        assert (tmp_path / "calls").read_text() == "called\n"
+        for report in reports:
+            assert any("quota: exit code 1" in line for line in report.findings[0].looked), report

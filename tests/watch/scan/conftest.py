@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from resilience.watch.scan import scan
 from tests.watch.scan.trees import a_tree
+
+
+@pytest.fixture(autouse=True)
+def no_tree_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small trees are read whole each time: here they stand for large ones."""
+    monkeypatch.setattr(scan, "SMALL", -1)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import stat
 import time
@@ -13,19 +13,8 @@ from pathlib import Path
 import pytest
 
 from resilience.watch.scan import cache as module
-from resilience.watch.scan.cache import (
-    AGES_S,
-    CachedScan,
-    Snapshot,
-    baseline,
-    cache_file,
-    read_cache,
-    snapshot,
-    thin,
-    tidy,
-    write_cache,
-)
-from resilience.watch.scan.tree import READ, STUCK, UNREAD, Hot, Record, Tree, grow, unknown
+from resilience.watch.scan.cache import AGES_S, HOLE, PARTLY, baseline, cache_file, kept, snapshot, thin, tidy
+from resilience.watch.scan.tree import READ, STUCK, Record, build
 from tests.lab.disks import fill, small_disk
 from tests.system.people import NOBODY, needs_root
 from tests.watch.hung import hung_disk
@@ -64,50 +53,28 @@ def test_a_fallback_directory_of_another_user_is_not_trusted(tmp_path: Path) -> 
     assert found.verified == 0 and "starts from scratch" in found.notes[-1]
 
 
-ROOT = b"/scratch/caf\xe9"
+def content_of(raw: bytes) -> bytes:
+    return raw.partition(b"\n")[2]
 
 
-def a_cache() -> tuple[Tree, CachedScan]:
-    records = [
-        Record(b"", READ, 1, 5, 6, 8, 1, 9, 1000, 0, 0, ((77, 8), (78, 16)), (), (b"a\xff", b"b")),
-        Record(b"a\xff", READ, 2**64 - 1, -1, 6, 8, 1, 9, 2**32 - 2, 5, 0, (), (Hot(b"log\xff", 8, 5),), ()),
-    ]
-    known = CachedScan()
-    known.add(Snapshot(NOW - 5, {b"": (1, 2), b"a\xff": (3, 4)}, (b"hole",), True))
-    known.add(Snapshot(NOW, {}, (), False))
-    return grow({record.path: record for record in records}), known
-
-
-def test_the_cache_is_read_as_it_was_written(tmp_path: Path) -> None:
-    tree, known = a_cache()
-    path = cache_file(tmp_path / "cache", ROOT)
-    write_cache(path, ROOT, tree, known)
-    cached = read_cache(path, ROOT)
-    assert cached.tree is not None
-    assert list(cached.tree.records()) == list(tree.records())
-    assert [cached.snapshot(0), cached.snapshot(1)] == [known.snapshot(0), known.snapshot(1)]
-    assert cached.note == ""
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-
-
-def disordered(raw: bytes) -> bytes:
-    line, _, rest = raw.partition(b"\n")
-    head = json.loads(line)
-    rest = b"\x07" + rest[1:]
-    return json.dumps(head | {"check": zlib.crc32(rest)}).encode() + b"\n" + rest
+def with_checksum(content: bytes) -> bytes:
+    return f"{module.FORMAT} {zlib.crc32(content)}\n".encode() + content
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda raw: b"",
     "zeros": lambda raw: b"\0" * 5000,
-    "list": lambda raw: b"[1]\n",
-    "object": lambda raw: b"{}\n",
-    "brackets": lambda raw: b"[" * 10**5,
     "cut": lambda raw: raw[: len(raw) // 2],
     "flipped": lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:],
-    "format": lambda raw: raw.replace(b"resil scan 1", b"resil scan 9"),
-    "disorder": disordered,
+    "format": lambda raw: raw.replace(b"resil scan 2", b"resil scan 1"),
+    "no data": lambda raw: with_checksum(b""),
+    "cut, but with its checksum": lambda raw: with_checksum(content_of(raw)[:200]),
+    "of another root": lambda raw: with_checksum(marshal.dumps((b"/other", [], [], []))),
+    "other fields": lambda raw: with_checksum(
+        marshal.dumps((marshal.loads(content_of(raw))[0], [(b"", 1)], [[0]], []))
+    ),
+    "other columns": lambda raw: with_checksum(marshal.dumps((*marshal.loads(content_of(raw))[:2], [[0]] * 6, []))),
+    "a number": lambda raw: with_checksum(marshal.dumps(5)),
 }
 
 
@@ -144,31 +111,30 @@ def test_a_full_disk_prevents_the_cache_but_not_the_scan(tmp_path: Path, root: P
     assert "full" in found.notes[0] or "space" in found.notes[0]
 
 
+def test_the_cache_is_private(root: Path, cache: Path) -> None:
+    run_scan(root, cache)
+    assert stat.S_IMODE(cache_file(cache, os.fsencode(root)).stat().st_mode) == 0o600
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
 def test_the_deepest_of_too_many_directories_are_read_again(
     root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_DIRECTORIES", 20)
     run_scan(root, cache)
-    cached = read_cache(cache_file(cache, os.fsencode(root)), os.fsencode(root))
-    assert cached.tree is not None
-    assert len(unknown(cached.tree)) == 25 - 10
-    assert {cached.tree.state[row] for row in unknown(cached.tree)} == {UNREAD}
     found = run_scan(root, cache)
     assert (found.verified, found.read) == (10, 15)
     assert kib(found) == du(root)
 
 
-def test_the_number_of_cached_hot_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_HOT", 3)
-    names = tuple(b"%d" % number for number in range(5))
+def test_the_newest_and_the_largest_files_are_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 2)
+    names = tuple(b"%d" % number for number in range(6))
     records = {b"": Record(b"", READ, 1, 5, 6, children=names)}
     for number, name in enumerate(names):
-        records[name] = Record(name, READ, number + 2, 5, 6, hot=(Hot(b"log", 8, 100 + number),))
-    path = tmp_path / "x.scan"
-    write_cache(path, ROOT, grow(records), CachedScan())
-    cached = read_cache(path, ROOT).tree
-    assert cached is not None
-    assert [hot[0].mtime for hot in cached.hot.values()] == [102, 103, 104]
+        records[name] = Record(name, READ, number + 2, 5, 6, remembered=((b"log", 80 - number, 100 + number),))
+    chosen = [record.path for record in kept(build(records)).records if record.remembered]
+    assert chosen == [b"0", b"1", b"4", b"5"]
 
 
 def test_caches_of_roots_no_longer_scanned_are_deleted(tmp_path: Path) -> None:
@@ -238,10 +204,9 @@ def test_directories_that_were_not_read_are_holes_without_sums() -> None:
         Record(b"b", 0, inode=3, read_at=1, blocks=8, files=3, children=(b"dead",)),
         Record(b"b/dead", STUCK),
     ]
-    tree = grow({record.path: record for record in records})
-    taken = snapshot(tree, tree.totals(), 5.0)
-    assert taken.sums == {b"a": (8, 3)}
-    assert taken.holes == (b"b/dead",)
+    tree = build({record.path: record for record in records})
+    taken = snapshot(tree, 5.0)
+    assert taken.sums == {b"": PARTLY, b"a": (8, 3), b"b": PARTLY, b"b/dead": HOLE}
     assert taken.whole
 
 
@@ -252,8 +217,8 @@ def test_a_snapshot_of_very_many_directories_keeps_the_largest_by_bytes_and_by_c
         Record(name, 0, inode=number + 2, read_at=1, blocks=number, files=300 - number)
         for number, name in enumerate(names)
     ]
-    tree = grow({record.path: record for record in records})
-    taken = snapshot(tree, tree.totals(), 5.0, most=20)
+    tree = build({record.path: record for record in records})
+    taken = snapshot(tree, 5.0, most=20)
     assert not taken.whole
     assert {b"", b"d000", b"d299"} <= set(taken.sums)
     assert b"d150" not in taken.sums

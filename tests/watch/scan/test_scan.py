@@ -13,22 +13,27 @@ from typing import Any
 
 import pytest
 
-from resilience.watch.scan.directory import read_directory
+from resilience.watch.scan import scan as scan_module
+from resilience.watch.scan import worker
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
-from resilience.watch.scan.worker import Parallelism
+from resilience.watch.scan.worker import REMEMBERED, REMEMBERED_PER_DIRECTORY, Worker
 from tests.guard.guards import wait_until
 from tests.lab.disks import small_disk
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.hung import hung_disk
-from tests.watch.scan.trees import NOW, a_tree, du, kib, run_scan, settle, write
+from tests.watch.scan.trees import LONG_AGO, NOW, a_tree, du, kib, run_scan, settle, write
 
 DAY = 86400
 
 
 def in_state(found: Scan, expected: int) -> list[bytes]:
     """Return the directories in this state."""
-    return [path for path, state in zip(found.tree.paths, found.tree.state, strict=True) if state == expected]
+    return [record.path for record in found.tree.in_state(expected)]
+
+
+def paths(found: Scan) -> list[bytes]:
+    return [record.path for record in found.tree.records]
 
 
 def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
@@ -36,7 +41,7 @@ def test_it_counts_allocated_blocks_as_du_does(root: Path) -> None:
         file.truncate(2**30)
     found = run_scan(root)
     assert kib(found) == du(root)
-    assert (found.totals.files[0], found.totals.directories[0]) == (61, 25)
+    assert (found.tree.files[0], found.tree.directories[0]) == (61, 25)
     assert found.is_complete
 
 
@@ -48,7 +53,7 @@ def test_a_file_with_several_hard_links_counts_once(tmp_path: Path) -> None:
         os.link(first, root / name)
     found = run_scan(root)
     assert kib(found) == du(root)
-    assert found.totals.files[0] == 1
+    assert found.tree.files[0] == 1
 
 
 def test_the_next_scan_sees_that_a_hard_link_was_removed(tmp_path: Path) -> None:
@@ -70,14 +75,13 @@ def test_symbolic_links_are_counted_and_not_followed(tmp_path: Path, root: Path)
         (root / name).symlink_to(target)
     found = run_scan(root)
     assert kib(found) == du(root)
-    assert found.totals.files[0] == 63
+    assert found.tree.files[0] == 63
 
 
 def test_a_root_that_is_a_symbolic_link_is_the_directory_it_points_to(tmp_path: Path, root: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     found = run_scan(tmp_path / "link")
     assert kib(found) == du(root)
-    assert found.real == os.fsencode(root.resolve())
 
 
 def test_names_may_be_any_bytes(tmp_path: Path) -> None:
@@ -88,7 +92,15 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     run_scan(root, cache)
     found = run_scan(root, cache)
     assert kib(found) == du(root)
-    assert set(found.tree.names) == {b"", b"caf\xe9", b"new\nline", b"\x1b[31m", b"-rf", b"  ", "ü".encode()}
+    assert {path.rpartition(b"/")[2] for path in paths(found)} == {
+        b"",
+        b"caf\xe9",
+        b"new\nline",
+        b"\x1b[31m",
+        b"-rf",
+        b"  ",
+        "ü".encode(),
+    }
 
 
 def test_another_file_system_is_not_entered_and_not_even_probed(root: Path, cache: Path) -> None:
@@ -112,7 +124,7 @@ def test_a_loop_of_bind_mounts_ends(root: Path) -> None:
         pytest.skip(f"cannot mount a directory over another here: {mounted.stderr.strip()}")
     try:
         found = run_scan(root)
-        assert found.totals.files[0] == 60
+        assert found.tree.files[0] == 60
         assert found.is_complete
     finally:
         subprocess.run(["umount", "-l", root / "t0" / "loop"], check=True)
@@ -134,7 +146,7 @@ def test_directories_deeper_than_the_longest_path_are_scanned(tmp_path: Path) ->
     for _ in range(2):
         found = run_scan(root, cache, now=time.time())
         assert kib(found) == du(root)
-        assert found.totals.directories[0] == depth + 1
+        assert found.tree.directories[0] == depth + 1
         assert found.is_complete
     subprocess.run(["rm", "-rf", root], check=True)
 
@@ -145,10 +157,10 @@ def test_unreadable_directories_are_reported_and_the_rest_is_counted(root: Path)
     (root / "t2").chmod(0o700)
     with acting_as(NOBODY):
         found = run_scan(root)
-    bad = [(found.tree.paths[row], number) for row, number in enumerate(found.tree.trouble) if number]
+    bad = [(record.path, record.trouble) for record in found.tree.records if record.trouble]
     assert bad == [(b"t2", 13)]
-    assert found.totals.files[0] == 45
-    assert found.totals.missing[0] == 1  # the totals are marked as lower bounds
+    assert found.tree.files[0] == 45
+    assert found.tree.missing[0] == 1  # the totals are marked as lower bounds
     assert found.is_complete  # but there is nothing left to read
     assert not found.error
 
@@ -169,12 +181,12 @@ def test_a_root_that_cannot_be_scanned_is_an_error(tmp_path: Path, make: object,
     assert not (tmp_path / "cache").exists()
 
 
-def test_an_unchanged_tree_takes_one_stat_of_each_directory(root: Path, cache: Path) -> None:
+def test_an_unchanged_tree_takes_one_stat_of_each_directory_and_remembered_file(root: Path, cache: Path) -> None:
     first = run_scan(root, cache)
     assert (first.read, first.verified) == (25, 0)
     again = run_scan(root, cache, now=NOW + 60)
-    assert (again.read, again.verified, again.looks) == (0, 25, 25)  # no stat call for a file
-    assert again.totals == first.totals
+    assert (again.read, again.verified, again.looks, again.unseen) == (0, 25, 25 + 60, 0)
+    assert again.tree == first.tree
     assert again.is_complete
 
 
@@ -187,7 +199,7 @@ def test_only_changed_directories_are_read_again(root: Path, cache: Path) -> Non
     found = run_scan(root, cache)
     assert found.read == 3 + 2 + 2  # s2, t3 and the two in it, s0, t2, and the one that is not there any more
     assert kib(found) == du(root)
-    assert (found.totals.files[0], found.totals.directories[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
+    assert (found.tree.files[0], found.tree.directories[0]) == (60 + 2 - 1 - 3, 25 + 2 - 1)
 
 
 def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root: Path, cache: Path) -> None:
@@ -195,8 +207,8 @@ def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root:
     (root / "t0").rename(root / "t3" / "moved")
     found = run_scan(root, cache)
     assert kib(found) == du(root)
-    assert b"t3/moved/s4" in found.tree.paths
-    assert b"t0" not in found.tree.paths
+    assert b"t3/moved/s4" in paths(found)
+    assert b"t0" not in paths(found)
 
 
 def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> None:
@@ -210,7 +222,7 @@ def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> No
     (root / "c").rename(root / "b")
     settle(root)  # the same mtimes as before; only the inodes differ
     found = run_scan(root, cache)
-    sizes = {path: found.totals.blocks[row] for row, path in enumerate(found.tree.paths)}
+    sizes = {path: found.tree.blocks[row] for row, path in enumerate(paths(found))}
     assert sizes[b"b"] > sizes[b"a"]
 
 
@@ -226,14 +238,63 @@ def test_a_log_that_grows_in_place_is_detected_at_once(root: Path, cache: Path) 
     assert found.read == 1
 
 
-def test_an_old_small_file_that_grew_in_place_is_detected_by_the_daily_full_pass(root: Path, cache: Path) -> None:
+@pytest.mark.parametrize("size", [0, 5_000, 20_000_000])
+def test_an_old_file_that_grows_in_place_is_detected_at_once(root: Path, cache: Path, size: int) -> None:
+    old = write(root / "t1" / "s1" / "old", size)
+    settle(root)
     first = run_scan(root, cache)
-    with open(root / "t1" / "s1" / "f1", "ab") as file:
+    with open(old, "ab") as file:
         file.write(bytes(300_000))
-    missed = run_scan(root, cache, now=NOW + 60)
-    assert kib(missed) == kib(first) < du(root)  # what the report says of such figures is true
+    os.utime(old, (LONG_AGO, LONG_AGO))  # as a file system that is slow to tell the time
+    found = run_scan(root, cache, now=NOW + 60)
+    assert kib(found) == du(root) > kib(first)
+    assert found.read == 1
+
+
+def test_a_small_tree_is_read_whole_each_time(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_module, "SMALL", 60)
+    run_scan(root, cache)
+    found = run_scan(root, cache)
+    assert (found.read, found.verified, found.is_complete) == (25, 0, True)
+    monkeypatch.setattr(scan_module, "SMALL", 59)
+    assert run_scan(root, cache).verified == 25
+
+
+def many_files(root: Path, count: int) -> None:
+    """Create directories with more files of one age and size than a scan looks at again."""
+    for number in range(count):
+        path = root / f"d{number // 100}" / f"f{number}"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(b"x")
+    settle(root)
+
+
+def test_growth_of_files_that_were_not_looked_at_is_never_denied(tmp_path: Path) -> None:
+    root, cache, count = tmp_path / "tree", tmp_path / "cache", 3 * REMEMBERED
+    many_files(root, count)
+    run_scan(root, cache)
+    again = run_scan(root, cache, now=NOW + 60)
+    looked_at = again.looks - again.verified
+    assert REMEMBERED_PER_DIRECTORY < looked_at <= 2 * REMEMBERED
+    assert again.unseen == count - looked_at
+    for path in root.glob("*/*"):
+        with path.open("ab") as file:
+            file.write(bytes(10_000))
+    settle(root)
+    fresh = run_scan(root, cache, now=NOW + 120, fresh=True)
+    assert (fresh.unseen, kib(fresh)) == (0, du(root))
+
+
+def test_files_that_were_not_looked_at_are_read_by_the_daily_full_pass(tmp_path: Path) -> None:
+    root, cache = tmp_path / "tree", tmp_path / "cache"
+    many_files(root, 3 * REMEMBERED)
+    first = run_scan(root, cache)
+    for path in root.glob("*/*"):
+        with path.open("ab") as file:
+            file.write(bytes(10_000))
+    settle(root)
     found = run_scan(root, cache, now=NOW + DAY + 61)
-    assert found.read == 25
+    assert found.read == len(first.tree)
     assert kib(found) == du(root)
 
 
@@ -264,7 +325,7 @@ def test_files_deleted_during_the_scan_are_no_error(tmp_path: Path) -> None:
         shutil.rmtree(directory)
     assert not any(each.error for each in found)
     final = run_scan(root, tmp_path / "cache", now=NOW + 20)
-    assert (final.totals.files[0], final.totals.directories[0], kib(final)) == (500, 111, du(root))
+    assert (final.tree.files[0], final.tree.directories[0], kib(final)) == (500, 111, du(root))
 
 
 def test_a_directory_of_many_chunks_is_added_up(tmp_path: Path) -> None:
@@ -274,27 +335,37 @@ def test_a_directory_of_many_chunks_is_added_up(tmp_path: Path) -> None:
         path = first.with_name(f"{number:05d}.out")
         os.link(first, path) if number < 500 else os.mknod(path)
     found = run_scan(root)
-    assert found.totals.files[0] == 1 + 1000
+    assert found.tree.files[0] == 1 + 1000
     assert kib(found) == du(root)
 
 
-def test_threads_and_processes_have_the_same_result(tmp_path: Path) -> None:
+def test_where_stat_calls_wait_for_a_server_many_are_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, cache = a_tree(tmp_path / "tree", tops=6, subs=6), tmp_path / "cache"
     for number in range(1500):
         write(root / "large" / f"{number}", 10)
     settle(root)
-    many = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
-    assert kib(many) == kib(run_scan(root)) == du(root)
-    again = run_scan(root, cache, parallelism=Parallelism(1, 16, "as on a network"))
+    stat_once = worker.stat_entries
+
+    def from_far(entries: Any) -> Any:
+        for _ in entries:
+            time.sleep(0.002)
+        return stat_once(entries)
+
+    monkeypatch.setattr(worker, "stat_entries", from_far)
+    many = run_scan(root, cache)
+    assert "16 workers of 8 threads" in many.pace
+    assert many.took_s < 0.8 * 1608 * 0.002  # one after the other they take longer than all of that
+    assert kib(many) == du(root)
+    again = run_scan(root, cache)
     assert (again.read, again.verified) == (0, 44)
-    assert again.totals == many.totals
+    assert again.tree == many.tree
 
 
 def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
     with hung_disk(root / "t1" / "dead"):
         found = run_scan(root, deadline_s=20)
         assert found.is_complete
-        assert found.totals.files[0] == 60
+        assert found.tree.files[0] == 60
         assert found.took_s < 10
 
 
@@ -306,29 +377,28 @@ def test_a_root_that_hangs_is_reported_within_the_deadline(tmp_path: Path) -> No
         assert "hangs" in found.error or "no answer" in found.error
 
 
-@pytest.mark.parametrize("parallelism", [None, Parallelism(1, 4, "threads")], ids=["processes", "threads"])
 def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
-    root: Path, cache: Path, parallelism: Parallelism | None, monkeypatch: pytest.MonkeyPatch
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
-    monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root: frozenset())
+    monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root, directory: {})
     with hung_disk(root / "t1" / "dead"):
         for _ in range(2):  # the second time beside what is known
-            found = run_scan(root, cache, deadline_s=4, parallelism=parallelism)
+            found = run_scan(root, cache, deadline_s=4)
             assert found.took_s < 20
             assert in_state(found, STUCK) == [b"t1/dead"]
-            assert found.totals.files[0] == 60
+            assert found.tree.files[0] == 60
             assert not found.is_complete
     found = run_scan(root, cache, deadline_s=60)  # a recovered directory clears itself
     assert found.is_complete
-    assert (found.totals.files[0], kib(found)) == (60, du(root))
+    assert (found.tree.files[0], kib(found)) == (60, du(root))
 
 
 def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) -> None:
     root, cache = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "cache"
     first = run_scan(root, cache, deadline_s=0.0)
     assert first.out_of_time
-    assert not first.is_complete or first.totals.files[0] == 300
+    assert not first.is_complete or first.tree.files[0] == 300
     reads = [first.read]
     while True:
         # A busy machine may need more time to start at all.
@@ -338,23 +408,24 @@ def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) 
             break
         assert len(reads) < 200
     assert sum(reads) <= 316 + 4 * len(reads)  # each scan may leave a directory or two half read
-    assert (found.totals.files[0], kib(found)) == (300, du(root))
+    assert (found.tree.files[0], kib(found)) == (300, du(root))
 
 
 SCAN = """
 import sys, time
 from pathlib import Path
 from resilience.watch.scan.scan import scan
+from resilience.watch.scan import scan as scan_module
 from resilience.watch.scan import worker
-read = worker.read_directory
-def slowly(*given, **named):
+read = worker.Worker.read
+def slowly(self, path):
     time.sleep(0.02)
-    return read(*given, **named)
-worker.read_directory = slowly
+    return read(self, path)
+worker.Worker.read = slowly
 def report(progress):
     print("tick", progress.directories, flush=True)
 found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1800000000.0, report=report)
-print("found", found.interrupted, found.is_complete, found.totals.files[0], flush=True)
+print("found", found.interrupted, found.is_complete, found.tree.files[0], flush=True)
 """
 
 
@@ -385,7 +456,7 @@ def test_an_interrupted_scan_reports_partial_results_and_caches_them(tmp_path: P
     found = run_scan(root, cache)
     assert found.is_complete
     assert found.verified > 0
-    assert found.totals.files[0] == 400
+    assert found.tree.files[0] == 400
 
 
 def test_the_scan_is_complete_although_a_worker_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,14 +469,16 @@ def test_the_scan_is_complete_although_a_worker_was_killed(tmp_path: Path, monke
             killed.append(workers[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    def slowly(*given: Any, **named: Any) -> Record:
-        time.sleep(0.005)
-        return read_directory(*given, **named)
+    read = Worker.read
 
-    monkeypatch.setattr("resilience.watch.scan.worker.read_directory", slowly)
+    def slowly(worker: Worker, path: bytes) -> Record:
+        time.sleep(0.005)
+        return read(worker, path)
+
+    monkeypatch.setattr(Worker, "read", slowly)
     found = run_scan(root, report=kill_one)
     assert killed
-    assert found.totals.files[0] == 400
+    assert found.tree.files[0] == 400
     assert found.is_complete
 
 
@@ -465,7 +538,7 @@ def test_progress_is_reported(root: Path, cache: Path) -> None:
     reports: list[Progress] = []
     run_scan(root, cache, report=reports.append)
     run_scan(root, cache, report=reports.append)
-    assert reports[-1] == Progress(25, 25, 25)
+    assert reports[-1] == Progress(25, 85, 25)
 
 
 def test_no_worker_is_left_behind(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from resilience.errors import UsageError
 from resilience.watch.scan.cache import snapshot
 from resilience.watch.scan.top import checkpoints, choose, compose, growth, scanned_directories
-from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, grow
+from resilience.watch.scan.tree import READ, UNREAD, Record, Tree, build
 from tests.lab.fakes import make_project
 from tests.system.people import NOBODY, needs_root
 from tests.watch.scan.trees import NOW, a_tree, run_scan, settle, write
@@ -30,13 +30,17 @@ def tree_of(sizes: dict[str, int], files: int = 1) -> Tree:
     for number, path in enumerate(sorted(own)):
         children = tuple(sorted(p.rpartition(b"/")[2] for p in own if p and p.rpartition(b"/")[0] == path))
         records[path] = Record(path, READ, number + 1, 5, 6, own[path], files, 7, 1000, children=children)
-    return grow(records)
+    return build(records)
+
+
+def paths_of(tree: Tree) -> list[bytes]:
+    return [record.path for record in tree.records]
 
 
 def listed(sizes: dict[str, int], limit: int) -> list[str]:
     """Return the chosen paths, in order."""
     tree = tree_of(sizes)
-    return [tree.paths[row].decode() for row in choose(tree.totals().blocks, tree.below(), limit)]
+    return [tree.records[row].path.decode() for row in choose(tree.blocks, tree.below(), limit)]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_the_list_has_the_most_informative_directories(sizes: dict[str, int], li
 
 def test_many_equal_directories_are_listed_beside_the_rest() -> None:
     tree = tree_of({f"d{number:02d}": 10 for number in range(50)})
-    chosen = choose(tree.totals().blocks, tree.below(), 20)
+    chosen = choose(tree.blocks, tree.below(), 20)
     assert len(chosen) == 20
     assert chosen[0] == 500 - 19 * 10  # the root: everything outside the others
 
@@ -79,7 +83,7 @@ def test_many_equal_directories_are_listed_beside_the_rest() -> None:
 )
 def test_lines_count_nothing_twice_and_respect_the_limit(sizes: dict[str, int], limit: int) -> None:
     tree = tree_of(sizes)
-    totals = tree.totals().blocks
+    totals = tree.blocks
     chosen = choose(totals, tree.below(), limit)
     assert len(chosen) <= limit
     assert sum(chosen.values()) <= totals[0]
@@ -90,30 +94,27 @@ def test_lines_count_nothing_twice_and_respect_the_limit(sizes: dict[str, int], 
 
 def test_growth_is_the_difference_and_the_whole_size_of_new_directories() -> None:
     before = tree_of({"a": 100, "b": 50})
-    then = snapshot(before, before.totals(), NOW - DAY)
+    then = snapshot(before, NOW - DAY)
     now = tree_of({"a": 130, "b": 20, "c/new": 7})
-    totals = now.totals()
-    grew = growth(now, totals.blocks, totals.missing, then, 0, 1)
-    assert dict(zip(now.paths, grew, strict=True)) == {b"": 7, b"a": 30, b"b": -30, b"c": 7, b"c/new": 7}
+    grew = growth(now, now.blocks, then, 0, 1)
+    assert dict(zip(paths_of(now), grew, strict=True)) == {b"": 7, b"a": 30, b"b": -30, b"c": 7, b"c/new": 7}
 
 
 def test_the_growth_of_directories_that_the_earlier_scan_had_not_read_is_unknown() -> None:
     records = {b"": Record(b"", READ, 1, children=(b"a", b"late"), read_at=1), b"a": Record(b"a", READ, 2, read_at=1)}
-    before = grow(records)
-    assert before.state[2] == UNREAD
-    then = snapshot(before, before.totals(), NOW - DAY)
+    before = build(records)
+    assert before.records[2].state == UNREAD
+    then = snapshot(before, NOW - DAY)
     now = tree_of({"a": 10, "late/deep": 1000})
-    totals = now.totals()
-    grew = growth(now, totals.blocks, totals.missing, then, 0, 1)
-    assert dict(zip(now.paths, grew, strict=True)) == {b"": None, b"a": 10, b"late": None, b"late/deep": None}
+    grew = growth(now, now.blocks, then, 0, 1)
+    assert dict(zip(paths_of(now), grew, strict=True)) == {b"": None, b"a": 10, b"late": None, b"late/deep": None}
 
 
 def test_no_growth_is_reported_of_unreadable_directories() -> None:
     before = tree_of({"a": 100})
-    then = snapshot(before, before.totals(), NOW - DAY)
-    now = grow({b"": Record(b"", READ, 1, read_at=1, children=(b"a",))})
-    totals = now.totals()
-    assert growth(now, totals.blocks, totals.missing, then, 0, 1) == [None, None]
+    then = snapshot(before, NOW - DAY)
+    now = build({b"": Record(b"", READ, 1, read_at=1, children=(b"a",))})
+    assert growth(now, now.blocks, then, 0, 1) == [None, None]
 
 
 def test_deletions_do_not_hide_growth_beside_them(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_checkpoints_are_known_by_their_directories_or_files(tmp_path: Path) -> 
     write(root / "checkpoints" / "readme.txt", 100_000)
     write(root / "iterations" / "step.log", 100_000)
     found = run_scan(root)
-    total, directories = checkpoints(found.tree, found.totals.blocks)
+    total, directories = checkpoints(found.tree)
     assert directories == 5
     assert 6 * 100_000 <= total < 7 * 100_000
 

@@ -1,7 +1,8 @@
-"""The worker process: its system calls and its open files."""
+"""One worker: what it reads of a directory, its system calls and its open files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -12,26 +13,185 @@ from pathlib import Path
 
 import pytest
 
-from resilience.watch.scan import directory, worker
-from resilience.watch.scan.worker import (
-    LONGEST,
-    Board,
-    Parallelism,
-    choose_parallelism,
-    mounts_below,
-    receive,
-    send,
-    taken,
-)
+from resilience.watch.scan import worker as module
+from resilience.watch.scan.tree import ELSEWHERE, PARTIAL, READ, UNREADABLE, UNTRUSTED, Record
+from resilience.watch.scan.worker import Worker, beneath, mounts_below
 from tests.lab.disks import small_disk
-from tests.watch.scan.trees import a_tree, du, kib, run_scan, settle, write
+from tests.system.people import NOBODY, needs_root
+from tests.watch.scan.trees import LONG_AGO, a_tree, settle, write
+
+
+def a_worker(root: Path) -> Worker:
+    """Return a worker that runs in this process."""
+    made = Worker(os.fsencode(root), (), memoryview(bytearray(32)).cast("Q"), 2, int(time.time()), -1)
+    made.root = os.open(root, os.O_RDONLY)
+    made.device = os.fstat(made.root).st_dev
+    return made
+
+
+def read(root: Path, path: bytes = b"") -> Record:
+    """Read one directory below a root."""
+    made = a_worker(root)
+    try:
+        return made.read(path)
+    finally:
+        os.close(made.root)
+
+
+def test_the_record_counts_files_and_lists_subdirectories(tmp_path: Path) -> None:
+    write(tmp_path / "b" / "inside")
+    (tmp_path / "a").mkdir()
+    write(tmp_path / "model.pt", 50_000)
+    (tmp_path / "link").symlink_to("b")
+    os.mkfifo(tmp_path / "fifo")
+    settle(tmp_path)
+    os.utime(tmp_path / "model.pt", (LONG_AGO + 5, LONG_AGO + 5))
+    record = read(tmp_path)
+    own = tmp_path.stat()
+    model = (tmp_path / "model.pt").stat()
+    assert record.children == (b"a", b"b")
+    assert record.files == 3
+    assert record.state == READ
+    assert record.mtime_ns == own.st_mtime_ns
+    assert record.blocks == own.st_blocks + model.st_blocks + (tmp_path / "link").lstat().st_blocks
+    assert record.checkpoint_blocks == model.st_blocks
+    assert record.newest >= LONG_AGO + 5
+
+
+def test_a_directory_that_has_just_changed_is_not_trusted(tmp_path: Path) -> None:
+    assert read(tmp_path).mtime_ns == UNTRUSTED
+    future = time.time() + 9999
+    os.utime(tmp_path, (future, future))
+    assert read(tmp_path).mtime_ns == UNTRUSTED
+    settle(tmp_path)
+    assert read(tmp_path).mtime_ns == LONG_AGO * 10**9
+
+
+def test_the_newest_and_the_largest_files_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REMEMBERED_PER_DIRECTORY", 2)
+    for number in range(20):
+        path = write(tmp_path / f"{number}.log", 10)
+        os.utime(path, (LONG_AGO + number, LONG_AGO + number))
+    for name, size in (("old.bin", 90_000), ("older.bin", 50_000)):
+        os.utime(write(tmp_path / name, size), (5, 5))
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("old.bin")
+    assert {name for name, *_ in read(tmp_path).remembered} == {b"18.log", b"19.log", b"old.bin", b"older.bin"}
+
+
+def test_only_files_among_the_newest_or_largest_of_the_tree_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REMEMBERED", 3)
+    for number in range(9):
+        path = write(tmp_path / str(number) / "file", 10)
+        os.utime(path, (LONG_AGO - number, LONG_AGO - number))
+    made = a_worker(tmp_path)
+    assert [len(made.read(b"%d" % number).remembered) for number in range(9)] == [1] * 3 + [0] * 6
+    os.close(made.root)
+
+
+@needs_root
+def test_the_owner_is_the_user_with_most_of_the_blocks(tmp_path: Path) -> None:
+    write(tmp_path / "small", 10)
+    os.chown(write(tmp_path / "big", 100_000), NOBODY, NOBODY)
+    assert read(tmp_path).uid == NOBODY
+    (tmp_path / "big").unlink()
+    assert read(tmp_path).uid == 0
+
+
+def test_a_deleted_directory_is_recorded_as_missing(tmp_path: Path) -> None:
+    assert read(tmp_path, b"gone").trouble == errno.ENOENT
+    write(tmp_path / "file")
+    assert read(tmp_path, b"file").trouble == errno.ENOENT
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert read(tmp_path, b"link").trouble == errno.ENOENT
+
+
+def test_a_file_deleted_before_its_stat_call_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        write(tmp_path / str(number))
+    stat_entries = module.stat_entries
+
+    def stats(entries: object) -> list[os.stat_result | None]:
+        (tmp_path / "3").unlink()
+        return stat_entries(entries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "stat_entries", stats)
+    assert read(tmp_path).files == 4
+
+
+def test_a_read_error_keeps_the_sums_of_the_entries_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 2)
+    for number in range(4):
+        write(tmp_path / str(number))
+    asked: list[int] = []
+    stat_entries = module.stat_entries
+
+    def stats(entries: object) -> list[os.stat_result | None]:
+        asked.append(1)
+        if len(asked) > 1:
+            raise OSError(errno.EIO, "the disk is broken")
+        return stat_entries(entries)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "stat_entries", stats)
+    record = read(tmp_path)
+    assert (record.state, record.trouble, record.files, record.mtime_ns) == (UNREADABLE, errno.EIO, 2, UNTRUSTED)
+
+
+def test_reading_stops_between_chunks_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 2)
+    for number in range(6):
+        write(tmp_path / str(number))
+    made = a_worker(tmp_path)
+    made.board[0] = 1
+    record = made.read(b"")
+    os.close(made.root)
+    assert (record.state, record.files, record.mtime_ns) == (PARTIAL, 2, UNTRUSTED)
+
+
+def test_another_file_system_is_recorded_and_not_entered(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    made = a_worker(tmp_path)
+    made.device = -1
+    record = made.read(b"other")
+    os.close(made.root)
+    assert (record.state, record.blocks) == (ELSEWHERE, 0)
+
+
+def test_a_mount_point_is_recorded_without_a_stat_call(tmp_path: Path) -> None:
+    write(tmp_path / "file")
+    made = a_worker(tmp_path)
+    made.mounts = {b"": {b"file"}, b"gone": {b"mount"}}
+    record = made.read(b"")
+    assert (record.children, record.files) == ((b"file",), 0)
+    assert made.read(b"gone/mount").state == ELSEWHERE
+    os.close(made.root)
+
+
+def test_paths_beyond_the_kernels_limit_are_opened_in_steps(tmp_path: Path) -> None:
+    root = os.open(tmp_path, os.O_RDONLY)
+    opened, path = os.dup(root), b""
+    for _ in range(60):
+        os.mkdir("x" * 200, dir_fd=opened)
+        opened, before = os.open("x" * 200, os.O_RDONLY, dir_fd=opened), opened
+        os.close(before)
+        path += b"/" * bool(path) + b"x" * 200
+    assert len(path) > 4096
+    assert os.path.samestat(beneath(root, path, os.stat), os.fstat(opened))
+    with pytest.raises(FileNotFoundError):
+        beneath(root, path + b"/gone", os.stat)
+    for descriptor in (root, opened):
+        os.close(descriptor)
+
 
 PROGRAM = """
 import sys
 import time
 from pathlib import Path
-from resilience.watch.scan.scan import scan
-found = scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9, cores=2)
+from resilience.watch.scan import scan as module
+module.SMALL = -1
+found = module.scan(Path(sys.argv[1]), Path(sys.argv[2]), now=1.8e9)
 print(found.read, found.verified)
 """
 
@@ -45,16 +205,17 @@ def traced(root: Path, cache: Path, *options: str) -> tuple[str, str]:
     done = subprocess.run([*command, sys.executable, "-c", PROGRAM, root, cache], capture_output=True, text=True)
     if "ptrace" in done.stderr.lower() and done.returncode:
         pytest.skip("strace may not attach here")
-    return done.stdout, log.read_text()
+    return done.stdout, "".join(path.read_text() for path in root.parent.glob("calls*"))
 
 
-def test_an_unchanged_tree_costs_one_stat_for_each_directory_and_none_for_a_file(tmp_path: Path, cache: Path) -> None:
+def test_an_unchanged_tree_costs_one_stat_for_each_directory_and_remembered_file(tmp_path: Path, cache: Path) -> None:
     root = a_tree(tmp_path / "tree")
     subprocess.run([sys.executable, "-c", PROGRAM, root, cache], check=True, capture_output=True)
-    printed, calls = traced(root, cache, "-f")
+    printed, calls = traced(root, cache, "-ff")
     assert printed.split() == ["0", "25"]
     assert len(re.findall(r'newfstatat\(\d+, "t\d(?:/s\d)?", .*AT_SYMLINK_NOFOLLOW', calls)) == 24  # all but the root
-    assert not re.search(r'"(?:t\d/s\d/)?f\d"', calls)
+    assert len(re.findall(r'"t\d/s\d/f\d"', calls)) == 60
+    assert "getdents64" not in "".join(line for line in calls.splitlines() if f"{root}" in line)
     assert f'"{root}"' in calls
 
 
@@ -67,147 +228,6 @@ def test_the_parent_process_never_touches_the_tree(tmp_path: Path, cache: Path) 
 
 def test_mounts_below_a_directory_are_known_without_touching_them(tmp_path: Path) -> None:
     with small_disk(tmp_path / "a disk"):
-        assert mounts_below(os.fsencode(tmp_path)) == {b"a disk"}
-        assert mounts_below(os.fsencode(tmp_path / "a disk")) == frozenset()
-
-
-def test_taking_from_a_list_keeps_items_appended_meanwhile() -> None:
-    items = [1, 2]
-    assert taken(items) == [1, 2]
-    items.append(3)
-    assert taken(items) == [3]
-    assert items == []
-
-
-def test_the_parent_reads_the_position_of_a_child_on_the_board() -> None:
-    board = Board(2)
-    assert board.where(1) == (0, None)
-    pid = os.fork()
-    if pid == 0:
-        board.enter(1, b"runs/gpt", 7)
-        board.wants_work = True
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert board.where(1) == (7, b"runs/gpt")
-    assert board.where(0) == (0, None)
-    assert board.wants_work
-    assert not board.stopped
-
-
-def test_each_position_replaces_the_one_before() -> None:
-    board = Board(1)
-    board.enter(0, b"a long path", 1)
-    board.enter(0, b"short", 2)
-    assert board.where(0) == (2, b"short")
-    board.tick(0, 3)
-    assert board.where(0) == (3, b"short")
-    board.verify(0, 41)
-    assert board.where(0) == (41, 41)
-    board.set_idle(0, 4)
-    assert board.where(0) == (4, None)
-
-
-def test_a_path_longer_than_its_slot_leaves_the_next_slot_alone() -> None:
-    board = Board(2)
-    board.enter(1, b"neighbour", 1)
-    board.enter(0, b"x" * 10_000, 1)
-    assert board.where(0) == (1, b"x" * LONGEST)
-    assert board.where(1) == (1, b"neighbour")
-
-
-def test_messages_longer_than_the_pipe_buffer_arrive_intact() -> None:
-    reading, writing = os.pipe()
-    message = ("found", [b"x" * 300_000, 5])
-    pid = os.fork()
-    if pid == 0:
-        send(writing, message)
-        os._exit(0)
-    os.close(writing)
-    assert receive(reading) == message
-    os.waitpid(pid, 0)
-    with pytest.raises(EOFError):
-        receive(reading)
-    os.close(reading)
-
-
-@pytest.mark.parametrize(
-    ("stat_us", "cores", "processes", "threads"),
-    [
-        (1.6, 2, 4, 1),  # ext4, from cache
-        (8, 1, 2, 1),  # ext4, from the disk
-        (8, 64, 4, 1),  # a login node belongs to others as well
-        (200, 2, 1, 16),  # a server answers
-        (5000, 64, 1, 16),
-    ],
-)
-def test_local_disks_get_processes_and_servers_get_threads(
-    stat_us: float, cores: int, processes: int, threads: int
-) -> None:
-    chosen = choose_parallelism(stat_us * 1e-6, cores)
-    assert (chosen.processes, chosen.threads) == (processes, threads)
-    assert f"{stat_us:.0f} us" in chosen.reason
-
-
-def test_the_reason_names_the_measurement_and_the_choice() -> None:
-    assert choose_parallelism(2e-6, 1) == Parallelism(2, 1, "2 us per stat call: 2 processes")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    tree = a_tree(tmp_path / "tree", tops=5, subs=45, files=1)
-    for number in range(700):
-        write(tree / "large" / f"{number}", 10)
-    settle(tree)
-    return tree
-
-
-def test_the_first_process_hands_over_when_stats_turn_out_slow(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "SLOW_STAT_S", 0.0)
-    found = run_scan(root, cache)
-    assert "16 threads" in found.pace
-    assert found.is_complete
-    assert (kib(found), found.totals.files[0], found.totals.directories[0]) == (du(root), 925, 232)
-    again = run_scan(root, cache)
-    assert "16 threads" in again.pace
-    assert (again.read, again.verified, again.looks) == (0, 232, 232)
-    assert again.totals == found.totals
-
-
-def test_threads_detect_a_change(root: Path, cache: Path) -> None:
-    threads = Parallelism(1, 16, "as on a network")
-    run_scan(root, cache, parallelism=threads)
-    write(root / "large" / "new")
-    write(root / "t4" / "s5" / "new")
-    found = run_scan(root, cache, parallelism=threads)
-    assert found.read == 2
-    assert kib(found) == du(root)
-
-
-def test_threads_share_the_stat_calls_of_one_large_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat_once = directory.stat_entry
-
-    def slowly(entry: object) -> object:
-        time.sleep(0.004)  # a server far away
-        return stat_once(entry)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(worker, "stat_entry", slowly)
-    found = run_scan(root, parallelism=Parallelism(1, 16, "as on a network"))
-    assert kib(found) == du(root)
-    assert found.took_s < 925 * 0.004  # one after the other it would take longer than that
-
-
-def test_an_error_in_one_thread_is_an_error_of_its_directory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stat_once = directory.stat_entry
-
-    def broken(entry: object) -> object:
-        if entry.name == "500":  # type: ignore[attr-defined]
-            raise OSError(5, "the disk is broken")
-        return stat_once(entry)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(worker, "stat_entry", broken)
-    found = run_scan(root, parallelism=Parallelism(1, 16, "as on a network"), deadline_s=60)
-    bad = [path for path, number in zip(found.tree.paths, found.tree.trouble, strict=True) if number]
-    assert bad == [b"large"]
-    assert not found.out_of_time
+        root = os.open(tmp_path, os.O_RDONLY)
+        assert mounts_below(root, b"") == {b"": {b"a disk"}}
+        os.close(root)

@@ -21,12 +21,12 @@ def du(directory: Path) -> int:
 
 def kib(found: Scan) -> int:
     """Return the size in KiB of a scan."""
-    return found.totals.blocks[0] // 2
+    return found.tree.blocks[0] // 2
 
 
 def run_scan(root: Path, cache: Path | None = None, now: float = NOW, **options: Any) -> Scan:
-    """Scan with two processes, whatever this machine has."""
-    return scan(root, cache, now=now, **{"cores": 2, **options})
+    """Scan a directory."""
+    return scan(root, cache, now=now, **options)
 
 
 def write(path: Path, size: int = 10_000) -> Path:

@@ -6,7 +6,7 @@ from resilience import cron_late
 from resilience.cron.checks._cron.reading import SCHEDULER, CronCheckSettings, CronReading
 from resilience.cron.records import Outcome
 from resilience.finding import Figure, Finding, Verdict
-from resilience.messages import plural
+from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
 
 LATE = "late"
@@ -122,7 +122,7 @@ def _entry(subject: str, reading: CronReading, settings: CronCheckSettings, now:
             Finding(
                 subject=subject, verdict=Verdict.WARNING, fault="skipped",
                 summary=f"{reading.skips} slots in a row were skipped: an earlier run is still active{running}",
-                advice=f"resil cron history {subject}; a shorter timeout ends it: # resil: timeout=10m",
+                advice=f"resil cron history {quoted(subject)}; a shorter timeout ends it: # resil: timeout=10m",
             )
         )  # fmt: skip
     return tuple(findings) or (_ok(subject, reading, outcome, now),)
@@ -141,7 +141,7 @@ def _failure(subject: str, reading: CronReading, outcome: Outcome, settings: Cro
         fault="failed",
         verdict=Verdict.CRITICAL if is_critical else Verdict.WARNING,
         summary=f"{_WORDS.get(outcome, outcome.value)}{code} {ago} ago{where}{times}{more}",
-        advice=reading.hint or f"resil cron logs {subject}",
+        advice=reading.hint or f"resil cron logs {quoted(subject)}",
         evidence=reading.tail,
         figures=(Figure("failures", reading.failures, minimum=0.0),),
     )

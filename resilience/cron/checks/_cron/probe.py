@@ -171,7 +171,7 @@ def _stopped(record: Mapping[str, Any], now: float) -> str:
     by, why = str(record.get("by") or "an unknown user"), str(record.get("why") or "")
     when = record.get("time")
     ago = f" {format_duration(max(0.0, now - when))} ago" if isinstance(when, int | float) else ""
-    return f"stopped by {by}{ago}{f' ({why})' if why else ''}; resil cron install starts it again"
+    return f"stopped by {by}{ago}{f' ({why})' if why else ''}; to start it again: resil cron install"
 
 
 def _awake(now: float, before: CronReading | None) -> dict[str, Any]:

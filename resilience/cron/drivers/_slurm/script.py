@@ -203,7 +203,7 @@ def render_requeue_script(state: str) -> str:
     """Return `revive.bash`, which calls the batch script."""
     return (
         "#!/bin/bash\n"
-        "# Starts the scheduler of resil cron again if squeue answers that it is dead. Needs no Python. Exits with 0\n"
+        "# Starts the scheduler again if squeue answers that it is dead. Needs no Python. Exits with 0\n"
         "# if there is nothing to do, 10 if a job was queued, 75 if the check failed or sbatch refused.\n"
         f"exec /bin/bash {shlex.quote(f'{state}/{SCRIPT}')} revive\n"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from resilience import layout
-from resilience.base.mounts import Mount, current_mounts, mount_of
+from resilience.base.mounts import Mount, current_mounts, mount_of, resolve_local_links
 from resilience.errors import ProbeError
 from resilience.runs.context import Context
 from resilience.watch.checks._filesystem.quota import DU
@@ -34,7 +35,6 @@ from resilience.watch.places import (
     by_mount,
     named_places,
     needed_places,
-    resolve_local_links,
 )
 from resilience.watch.reading import Target, Timed
 
@@ -105,7 +105,7 @@ def _state_after(error: OSError, path: str) -> PlaceState:
                           "ask the owner for permission, or run the watchdog as another user",
                           mount=mount_of(Path(path), mounts))  # fmt: skip
     if error.errno == errno.ELOOP:
-        return PlaceState(path, "dangling", "too many levels of symbolic links", f"see ls -l {path}")
+        return PlaceState(path, "dangling", "too many levels of symbolic links", f"ls -l {shlex.quote(path)}")
     if error.errno in _GONE:
         mount = mount_of(Path(path), mounts)
         where = f" ({mount.source} at {mount.point})" if mount is not None else ""
@@ -203,6 +203,14 @@ class _Probe:
                 if path not in self.known or mount.time > self.known[path][1].time:
                     self.known[path] = subject, mount
 
+    def _state_of(self, path: str) -> PlaceState:
+        """Return the state of a path, read once in a child that probes several amounts."""
+        shared = self.context.shared if self.context.shared is not None else {}
+        if path not in shared:
+            shared[path] = state_of(path)
+        state: PlaceState = shared[path]
+        return state
+
     # ---- places and subjects ----------------------------------------------------------------------------------------
 
     def named(self) -> tuple[Place, ...]:
@@ -240,14 +248,14 @@ class _Probe:
             groups = {}
             for place in self.named():
                 if target.endswith(place.path) and self.name_of(place.path, current_mounts()) == target:
-                    state = state_of(place.path)
+                    state = self._state_of(place.path)
                     # A path whose file system was unmounted is on a local disk now, but keeps its subject.
                     groups[self._lost_from(place.path, state.mount) or target] = [_Probed(place, state)]
             return groups
         # By file system and reported size: a directory with a project quota reports another size.
         found: dict[tuple[object, ...], list[_Probed]] = {}
         for place in self.needed().get(target, ()):
-            one = _Probed(place, state_of(place.path))
+            one = _Probed(place, self._state_of(place.path))
             is_lost = bool(self._lost_from(place.path, one.state.mount))
             if place.is_optional and one.state.fault == "missing" and not is_lost:
                 continue
@@ -301,7 +309,7 @@ class _Probe:
         if state.status is None or (mount is not None and self._lost_from(place.path, mount)):
             return self._read_faulty(base, state, old)
         read_only = bool(state.status.f_flag & os.ST_RDONLY) or (mount is not None and "ro" in mount.options)
-        query_quota(sources, self.task, [one.state.real for one in group], mount)
+        query_quota(sources, self.task, [one.state.real for one in group], mount, self.context.shared)
         du = query_du(sources, self.task, state.real, old.du if old is not None else None)
         sources.amounts += statvfs_amounts(state.status)
         amounts = [item for item in sources.amounts if item.kind in (self.task.kind, PERCENT)]

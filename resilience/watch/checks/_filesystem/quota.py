@@ -1,10 +1,11 @@
-"""Builds the commands of quota tools and parses their output: lfs, mmlsquota, beegfs-ctl, xfs_quota, quota, du. Pure.
+"""Builds the commands of quota tools and parses their output: lfs, mmlsquota, beegfs, xfs_quota, quota, du. Pure.
 
 Recorded outputs are in tests/recorded/quota.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from urllib.parse import unquote
@@ -117,7 +118,8 @@ def figures_of(words: list[str], what: str) -> tuple[list[str], list[str]]:
     raise ProbeError(f"{what} printed a row of {len(words)} columns instead of 6 to 8")
 
 
-# Lustre: lfs-quota(1) of Lustre 2.15.
+# Lustre: lfs-quota(1) of Lustre 2.15. The table of a pool (`--pool`, since 2.14) has the same form and does not name
+# the pool; its limits are of blocks only (Lustre manual, 25.9), and apply to all files on the OSTs of the pool.
 
 LUSTRE = "lfs quota"
 _LUSTRE_HEAD = re.compile(
@@ -127,9 +129,24 @@ _LUSTRE_KINDS = {"usr": "user", "grp": "group", "prj": "project"}
 _LUSTRE_TABLE = re.compile(r"\s*Filesystem\s+(?:kbytes|used|bytes)\b")
 
 
-def lustre_command(kind: str, name: str, path: str) -> list[str]:
-    """Return `lfs quota -u alice /scratch`. `kind`: user, group or project."""
-    return ["lfs", "quota", {"user": "-u", "group": "-g", "project": "-p"}[kind], name, path]
+def lustre_command(kind: str, name: str, path: str, pool: str = "") -> list[str]:
+    """Return `lfs quota -u alice /scratch`, or `lfs quota -u alice --pool flash /scratch`.
+
+    `kind`: user, group or project.
+    """
+    option = {"user": "-u", "group": "-g", "project": "-p"}[kind]
+    return ["lfs", "quota", option, name, *(["--pool", pool] if pool else []), path]
+
+
+def lustre_pools_command(mount_point: str) -> list[str]:
+    """Return `lfs pool_list /scratch`, which prints the OST pools of a file system."""
+    return ["lfs", "pool_list", mount_point]
+
+
+def parse_lustre_pools(text: str) -> tuple[str, ...]:
+    """Return the pools in the output of `lfs pool_list`: `flash` for the row `lustre.flash`."""
+    rows = (line.strip() for line in text.split("\n") if not line.startswith("Pools from"))
+    return tuple(row.partition(".")[2] for row in rows if "." in row)
 
 
 def lustre_project_command(path: str) -> list[str]:
@@ -290,6 +307,45 @@ def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
             raise ProbeError(f"beegfs-ctl printed a malformed row: {error.message}") from error
     if not seen_head:
         raise ProbeError(f"beegfs-ctl printed no table: {text.strip()[:120]!r}")
+    return tuple(amounts)
+
+
+# BeeGFS 8 replaces beegfs-ctl by beegfs: https://github.com/ThinkParQ/beegfs-go, ctl/internal/cmd/quota/quota.go. One
+# JSON object per user or group and storage pool; `space` and `inode` are `used/limit`, with `?` for unknown figures.
+# The mark of no limit is `∞`, and with --raw the largest int64. Only root may name other users and groups.
+
+BEEGFS_8 = "beegfs quota"
+_BEEGFS_8_DEFAULT = "storage_pool_default"
+_UNLIMITED = str(2**63 - 1)
+
+
+def beegfs_8_command(mount_point: str) -> list[str]:
+    """Return `beegfs quota list-usage --mount /beegfs --raw --output ndjson`: the user's quotas and the groups'."""
+    return ["beegfs", "quota", "list-usage", "--mount", mount_point, "--raw", "--output", "ndjson"]
+
+
+def parse_beegfs_8(text: str, owners: Sequence[tuple[str, str]]) -> tuple[Amount, ...]:
+    """Return the amounts of these users and groups, each (kind, name), in all storage pools.
+
+    Raise ProbeError for other output.
+    """
+    amounts: list[Amount] = []
+    for line in text.split("\n"):
+        if not line.startswith("{"):  # `INFO: Quota usage information is fetched every 30s ...`
+            continue
+        try:
+            row = json.loads(line)
+            owner, pool = (row["type"], row["name"]), row["pool"]
+            figures = [(kind, *row[key].split("/")) for kind, key in ((BYTES, "space"), (INODES, "inode"))]
+            scope = " ".join(owner) + (f" in pool {pool}" if pool != _BEEGFS_8_DEFAULT else "")
+            for kind, used, limit in figures if owner in owners and "?" not in row["space"] + row["inode"] else ():
+                hard = None if limit == _UNLIMITED else parse_limit(limit, kind)
+                in_use = parse_limit(used, kind) or 0.0
+                amounts.append(Amount(kind=kind, source=BEEGFS_8, scope=scope, used=in_use, limit=hard, age_s=None))
+        except (ValueError, LookupError, TypeError, AttributeError, ProbeError, QuantityError) as error:
+            raise ProbeError(f"beegfs printed a malformed row: {line.strip()[:120]!r}") from error
+    if not text.strip():
+        raise ProbeError("beegfs printed nothing")
     return tuple(amounts)
 
 

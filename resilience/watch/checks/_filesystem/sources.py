@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, QuantityError
@@ -20,6 +21,7 @@ from resilience.system.ports import System
 from resilience.watch.checks._filesystem.quota import (
     DU,
     NO_QUOTA,
+    beegfs_8_command,
     beegfs_command,
     du_command,
     gpfs_attributes_command,
@@ -27,12 +29,15 @@ from resilience.watch.checks._filesystem.quota import (
     gpfs_device,
     gpfs_fileset_command,
     lustre_command,
+    lustre_pools_command,
     lustre_project_command,
     parse_beegfs,
+    parse_beegfs_8,
     parse_du,
     parse_gpfs,
     parse_gpfs_fileset,
     parse_lustre,
+    parse_lustre_pools,
     parse_lustre_project,
     parse_unix,
     parse_xfs,
@@ -45,6 +50,8 @@ from resilience.watch.processor import BACKTRACKS, cpu_limit
 
 TOOL_S = 3.0
 """The time limit of one quota tool; lfs, quota and mmlsquota usually take tens of milliseconds."""
+TOOL_DIRECTORIES = ("/usr/lpp/mmfs/bin", "/opt/beegfs/sbin")
+"""IBM Storage Scale ("the commands are in /usr/lpp/mmfs/bin") and BeeGFS 8."""
 REGEX_CPU_S = 1.0
 NO_LIMIT = 2**62
 """More inodes than any file system has."""
@@ -78,12 +85,18 @@ class Sources:
         self.explanation.append(f"{name}: {why}")
         self.failed[name] = why
 
+    def add(self, amounts: Sequence[Amount], explanation: Sequence[str], failed: Mapping[str, str]) -> None:
+        """Add the results of sources that were queried for another amount."""
+        self.amounts += amounts
+        self.explanation += explanation
+        self.failed |= failed
+
     def run(self, argv: Sequence[str], *, most_s: float = TOOL_S, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
         """Return the stdout and stderr of a tool. Raise ProbeError if it is missing, fails, or exceeds its time."""
         left_s = self.deadline - self.system.clock.monotonic()
         if left_s < 0.05:
             raise ProbeError("not run: no time left")
-        env = {**self.system.environ, **_PLAIN}
+        env = {**self.system.environ, **_PLAIN, "PATH": _path(self.system.environ)}
         done = self.system.runner.run(argv, timeout_s=min(most_s, left_s), env=env)
         if done.returncode not in codes:
             output = (done.stderr.strip() or done.stdout.strip()).split("\n")[0][:200]
@@ -125,8 +138,13 @@ def statvfs_amounts(status: os.statvfs_result) -> tuple[Amount, ...]:
     )  # fmt: skip
 
 
-def query_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount | None) -> None:
-    """Query the user's limits at the paths: the site's command first, then the quota tools, until one reports any."""
+def query_quota(
+    sources: Sources, task: Task, paths: Sequence[str], mount: Mount | None, shared: dict[Any, Any] | None = None
+) -> None:
+    """Query the user's limits at the paths: the site's command first, then the quota tools, until one reports any.
+
+    `shared` keeps the result of the tools for the other amount: they print both.
+    """
     if task.site.argv:
         site_argv = site_command(task.site, paths[0], sources.system.host.user)
 
@@ -139,8 +157,18 @@ def query_quota(sources: Sources, task: Task, paths: Sequence[str], mount: Mount
             return
     if not task.queries_quota or mount is None or mount.type in _NO_QUOTA:
         return
+    key = ("quota", *paths)
+    if shared is not None and key in shared:
+        sources.add(*shared[key])
+        return
+    _query_tools(sources, paths, mount)
+    if shared is not None and not task.site.argv:  # otherwise the site's results are among them
+        shared[key] = (list(sources.amounts), list(sources.explanation), dict(sources.failed))
+
+
+def _query_tools(sources: Sources, paths: Sequence[str], mount: Mount) -> None:
     for program, name, query in tools_for(mount):
-        if not _is_on_path(program, sources.system.environ.get("PATH", os.defpath)):
+        if not _is_on_path(program, _path(sources.system.environ)):
             sources.fail(name, f"{program} is not on PATH")
         elif sources.try_source(name, partial(query, sources, topmost_directories(paths), mount)):
             return
@@ -176,6 +204,11 @@ def _too_slow() -> ProbeError:
     return ProbeError(f"its regular expression took more than {REGEX_CPU_S:g} s on the output: {BACKTRACKS}")
 
 
+def _path(environ: Mapping[str, str]) -> str:
+    """Return PATH with the directories in which file systems install their tools: on few sites these are in PATH."""
+    return os.pathsep.join((environ.get("PATH", os.defpath), *TOOL_DIRECTORIES))
+
+
 def _is_on_path(program: str, path: str) -> bool:
     """Return whether a program is on PATH; without shutil.which, which takes 3 ms to import."""
     return any(os.access(os.path.join(directory or ".", program), os.X_OK) for directory in path.split(os.pathsep))  # noqa: PTH118
@@ -183,6 +216,9 @@ def _is_on_path(program: str, path: str) -> bool:
 
 MOST_DIRECTORIES = 4
 """The most directories whose groups, projects and filesets are queried."""
+
+MOST_POOLS = 4
+"""The most OST pools that are queried."""
 
 _UNIX_TYPES = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "nfs", "nfs4", "gfs2", "ocfs2", "jfs", "reiserfs"}
@@ -198,6 +234,7 @@ def tools_for(mount: Mount) -> Iterator[tuple[str, str, Query]]:
     elif mount.type == "gpfs":
         yield "mmlsquota", "mmlsquota", _query_gpfs
     elif mount.type in ("beegfs", "fhgfs"):
+        yield "beegfs", "beegfs quota", _query_beegfs_8
         yield "beegfs-ctl", "beegfs-ctl", _query_beegfs
     if mount.type == "xfs":
         yield "xfs_quota", "xfs_quota", _query_xfs
@@ -225,7 +262,22 @@ def _query_lustre(sources: Sources, paths: Sequence[str], mount: Mount) -> Seque
     def one(kind: str, name: str) -> Sequence[Amount]:
         return parse_lustre(sources.run(lustre_command(kind, name, paths[0]))[0])
 
-    return _each(sources, [*_user_and_groups(sources, paths), *(("project", name) for name in projects)], one)
+    requested = [*_user_and_groups(sources, paths), *(("project", name) for name in projects)]
+    return [*_each(sources, requested, one), *_query_lustre_pools(sources, requested, mount)]
+
+
+def _query_lustre_pools(sources: Sources, requested: Sequence[tuple[str, str]], mount: Mount) -> list[Amount]:
+    """Return the limits in OST pools. Most users have none, and Lustre before 2.14 has no such limits."""
+    found: list[Amount] = []
+    try:
+        for pool in parse_lustre_pools(sources.run(lustre_pools_command(mount.point))[0])[:MOST_POOLS]:
+            for kind, name in dict.fromkeys(requested):
+                text = sources.run(lustre_command(kind, name, mount.point, pool))[0]
+                own = (item for item in parse_lustre(text) if item.kind == BYTES and (item.limit or item.soft))
+                found += [item._replace(scope=f"{item.scope} in pool {pool}") for item in own]
+    except ProbeError as error:
+        sources.fail("lfs quota --pool", error.message)
+    return found
 
 
 def _query_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
@@ -250,6 +302,10 @@ def _query_beegfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Seque
         return parse_beegfs(sources.run(beegfs_command(kind, name, mount.point))[0], kind, name)
 
     return _each(sources, _user_and_groups(sources, paths), one)
+
+
+def _query_beegfs_8(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
+    return parse_beegfs_8(sources.run(beegfs_8_command(mount.point))[0], _user_and_groups(sources, paths))
 
 
 def _query_xfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:

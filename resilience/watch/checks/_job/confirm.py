@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from resilience.errors import ResilError
 from resilience.job import Job, JobId, JobState, Liveness
@@ -48,11 +48,13 @@ class Confirmation:
         gone: the evidence that there is no job; empty if not confirmed.
         unsure: why that is not confirmed.
         job: a live job that a second source found.
+        last: the record of its last job, which has ended.
     """
 
     gone: str = ""
     unsure: str = ""
     job: Job | None = None
+    last: Job | None = None
 
 
 class Confirmer:
@@ -84,7 +86,7 @@ class Confirmer:
         left = [one for one in missing if one.subject not in found]
         if left:
             found |= self._by_second_query(left)
-        return found
+        return self._find_out_who_cancelled(found)
 
     def _has_time(self) -> bool:
         return self._clock.monotonic() < self._until
@@ -99,7 +101,26 @@ class Confirmer:
             return Confirmation(job=presence.job)
         if presence.liveness is Liveness.ALIVE:
             return Confirmation(gone=f"the id {one.ids[-1]} belongs to another job now")
-        return Confirmation(gone=presence.reason)
+        return Confirmation(gone=presence.reason, last=presence.job)
+
+    def _find_out_who_cancelled(self, found: dict[str, Confirmation]) -> dict[str, Confirmation]:
+        """Return the confirmations, each with the accounting record of a last job that was cancelled: only this record
+        names the user."""
+        cancelled = {
+            subject: one.last
+            for subject, one in found.items()
+            if one.last is not None and one.last.state is JobState.CANCELLED and not one.last.cancelled_by
+        }
+        if not cancelled or not self._has_time():
+            return found
+        try:
+            past = self._client.history([job.id.whole for job in cancelled.values()])
+        except ResilError:
+            return found
+        for subject, job in cancelled.items():
+            rows = [row for row in past if row.raw_id == job.raw_id or row.id == job.id]
+            found[subject] = replace(found[subject], last=rows[-1] if rows else job)
+        return found
 
     def _by_history(self, missing: Sequence[Missing]) -> dict[str, Confirmation]:
         if not missing or not self._has_time():
@@ -117,7 +138,7 @@ class Confirmer:
             rows = tuple(last.get(one.ids[-1], {}).values())
             if rows and all(job.state.is_final and job.state not in _MAY_COME_BACK for job in rows):
                 found[one.subject] = Confirmation(
-                    gone=f"accounting reports that job {rows[-1].id} ended: {rows[-1].state}"
+                    gone=f"accounting reports that job {rows[-1].id} ended: {rows[-1].state}", last=rows[-1]
                 )
         return found
 
@@ -165,4 +186,4 @@ def confirm_by_rows(one: Missing) -> Confirmation | None:
     job = max(rows, key=lambda job: (job.end_time or 0.0, job.raw_id))
     if any(row.state in _MAY_COME_BACK for row in rows):
         return None
-    return Confirmation(gone=f"the queue reports that job {job.id} ended: {job.state}")
+    return Confirmation(gone=f"the queue reports that job {job.id} ended: {job.state}", last=job)

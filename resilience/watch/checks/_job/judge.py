@@ -27,6 +27,8 @@ UNREADABLE = "unreadable"
 STATE = "unknown-state"
 OWN_NAME = "own-name"
 PULSE = "pulse-file"
+REQUEUE_S = 120.0
+"""A job may be completing for this long because it is requeued. If it has ended, that is reported then."""
 
 _KNOWN_RUNNING = frozenset(
     {
@@ -78,7 +80,7 @@ class _Case:
 
     def __init__(self, subject: str, reading: JobReading, settings: JobSettings, now: float) -> None:
         self.subject, self.reading, self.settings, self.now = subject, reading, settings, now
-        self.by_state: JobsByState = sort(reading.jobs)
+        self.by_state: JobsByState = sort(reading.jobs, may_be_held=reading.kind == "run")
 
     def findings(self) -> list[Finding]:
         found = list(self._own_faults())
@@ -204,13 +206,16 @@ class _Case:
 
     def _ending_long(self) -> Iterator[Finding]:
         for job in self.by_state.running:
-            took = self._for(f"completing:{job.raw}")
+            took = self._completing_s(job)
             if job.job_state is JobState.COMPLETING and took >= self.settings.completing_s:
                 where = f" on {job.nodes}" if job.nodes else ""
                 summary = f"job {job.label}{where} completing for {format_duration(took)}: its processes do not exit"
                 advice = "a hung file system or GPU, or a slow epilog: contact the administrators"
                 yield self._finding(Verdict.WARNING, COMPLETING, summary, advice)
                 return
+
+    def _completing_s(self, job: SeenJob) -> float:
+        return self._for(f"completing:{job.raw}")
 
     def _suspended(self, job: SeenJob) -> Finding:
         lasts = self._for(f"suspended:{job.raw}")
@@ -229,6 +234,8 @@ class _Case:
 
     def _chain(self) -> Iterator[Finding]:
         by_state, settings = self.by_state, self.settings
+        if self.reading.is_last or (by_state.is_ending and self._completing_s(by_state.running[0]) < REQUEUE_S):
+            return
         required = settings.min_queued if settings.min_queued is not None else int(self.reading.is_chain)
         advice = f"submit a successor: resil submit --run {self.subject} --after auto"
         if self.reading.kind != "run":
@@ -245,7 +252,7 @@ class _Case:
             yield self._finding(Verdict.WARNING, ENDS_SOON, summary, advice, rule)
             return
         behind = by_state.queued if by_state.running else max(0, by_state.queued - 1)
-        if not by_state.is_stuck and behind < required:
+        if not by_state.is_stuck and not by_state.held and behind < required:
             summary = f"only {plural(behind, 'job')} queued behind {lead.label}"
             yield self._finding(Verdict.WARNING, CHAIN_SHORT, summary, advice, f"WARNING below {required}")
 
@@ -258,8 +265,8 @@ class _Case:
         count = max(len(starts), len(failures))
         if count < settings.churn_count:
             return
-        what = "began" if len(starts) >= len(failures) else "failed or were requeued"
-        summary = f"{count} attempts {what} within {format_duration(settings.churn_s)}"
+        what = "attempts began" if len(starts) >= len(failures) else "jobs failed or were requeued"
+        summary = f"{count} {what} within {format_duration(settings.churn_s)}"
         verdict = Verdict.CRITICAL if count >= 2 * settings.churn_count else Verdict.WARNING
         advice = "see why they end: resil logs" if reading.kind == "run" else "see their logs for why they end"
         rule = f"WARNING from {settings.churn_count}, CRITICAL from {2 * settings.churn_count}"
@@ -293,6 +300,7 @@ class JobsByState:
         blocked: pending jobs that only others can unblock: a partition that is down, a limit, a node.
         startable: pending jobs that will start by themselves.
         behind: pending jobs that wait for another job.
+        held: pending jobs that their owner holds on purpose.
     """
 
     running: tuple[SeenJob, ...]
@@ -300,6 +308,7 @@ class JobsByState:
     blocked: tuple[SeenJob, ...]
     startable: tuple[SeenJob, ...]
     behind: tuple[SeenJob, ...]
+    held: tuple[SeenJob, ...] = ()
 
     @property
     def is_stuck(self) -> bool:
@@ -309,12 +318,12 @@ class JobsByState:
     @property
     def queued(self) -> int:
         """Return the number of pending jobs and tasks that may still start."""
-        return sum(job.count for job in (*self.blocked, *self.startable, *self.behind))
+        return sum(job.count for job in (*self.blocked, *self.startable, *self.behind, *self.held))
 
     @property
     def waiting(self) -> tuple[SeenJob, ...]:
         """Return all pending jobs."""
-        return (*self.never, *self.blocked, *self.startable, *self.behind)
+        return (*self.never, *self.blocked, *self.startable, *self.behind, *self.held)
 
     @property
     def is_ending(self) -> bool:
@@ -322,18 +331,19 @@ class JobsByState:
         return bool(self.running) and all(job.job_state is JobState.COMPLETING for job in self.running)
 
 
-def sort(seen: Sequence[SeenJob]) -> JobsByState:
-    """Group the live jobs of a subject by state."""
-    waiting = [job for job in seen if job.waits]
+def sort(seen: Sequence[SeenJob], *, may_be_held: bool = False) -> JobsByState:
+    """Group the live jobs of a subject by state. `may_be_held`: whether jobs held by their owner are meant to wait."""
+    held = [job for job in seen if may_be_held and job.is_held_by_owner]
+    waiting = [job for job in seen if job.waits and job not in held]
     never = [job for job in waiting if job.why.blocks_for_ever]
     blocked = [job for job in waiting if job.why.needs_others and job not in never]
     rest = [job for job in waiting if job not in never and job not in blocked]
     behind = [job for job in rest if job.reason in _BEHIND]
     startable = [job for job in rest if job not in behind]
     running = [job for job in seen if not job.waits]
-    if not running and not never and not blocked and not startable:
+    if not running and not never and not blocked and not startable and not held:
         startable, behind = behind, []  # the job they wait for is not among these
-    return JobsByState(tuple(running), tuple(never), tuple(blocked), tuple(startable), tuple(behind))
+    return JobsByState(tuple(running), tuple(never), tuple(blocked), tuple(startable), tuple(behind), tuple(held))
 
 
 def is_blocked(seen: Sequence[SeenJob]) -> bool:
@@ -378,7 +388,7 @@ def describe(by_state: JobsByState, now: float) -> str:
     """Return the state of a run as a sentence."""
     if by_state.running:
         return _running(by_state, now)
-    first = (*by_state.startable, *by_state.blocked, *by_state.behind, *by_state.never)[0]
+    first = (*by_state.startable, *by_state.blocked, *by_state.held, *by_state.behind, *by_state.never)[0]
     queued = by_state.queued
     sentence = f"queued as {first.label}: {first.why.words or 'pending'}"
     expected = expected_start(first, now)

@@ -9,16 +9,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from resilience.errors import UsageError
-from resilience.job import Fault, Job, JobState
+from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.runs.context import Context
+from resilience.runs.run_directory import user_name
 from resilience.runs.run_files import SIGN_OF_LIFE_S
+from resilience.runs.settle import can_settle, settle
+from resilience.runs.submissions import Deed
 from resilience.schedulers import Scheduler
+from resilience.switch import describe_age
 from resilience.watch.checks._job.confirm import Confirmation, Confirmer, Missing
 from resilience.watch.checks._job.judge import is_blocked
 from resilience.watch.checks._job.pulse import add_pulses
 from resilience.watch.checks._job.reading import JobReading, SeenJob, fold, ongoing_since, recent
-from resilience.watch.checks._job.runs import RunFacts, describe_attempts, journal_damage, read_runs
+from resilience.watch.checks._job.runs import (
+    RunFacts,
+    count_as_churn,
+    describe_attempts,
+    is_failure,
+    journal_damage,
+    over_by_intervention,
+    read_runs,
+)
 from resilience.watch.checks._job.settings import JobSettings
 from resilience.watch.checks._job.subjects import (
     QueueAnswer,
@@ -92,6 +104,7 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
     if not facts:
         return []
     default = context.scheduler().name
+    facts = tuple(_settled(one, context) for one in facts)
     by_scheduler: dict[str, list[RunFacts]] = {}
     for one in facts:
         by_scheduler.setdefault(one.scheduler or default, []).append(one)
@@ -99,6 +112,19 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
         ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(context.system.environ, name)))
         for name in sorted(by_scheduler, key=lambda name: (name != default, name))
     ]
+
+
+def _settled(facts: RunFacts, context: Context) -> RunFacts:
+    """Return the facts of a run after looking up a submission whose outcome is unknown."""
+    clock, newest = context.system.clock, facts.intents[-1] if facts.intents else None
+    if newest is None or not can_settle(newest, clock.now()):
+        return facts
+    try:
+        is_settled = settle(facts.directory, facts.intents, context.scheduler(newest.scheduler), clock)
+    except UsageError:
+        return facts
+    again = read_runs([facts.directory], me=context.system.host.user, now=clock.now(), within_s=facts.within_s)
+    return next(again) if is_settled else facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +160,7 @@ class _QueueProbe:
         missing = []
         for subject in self.watched.subjects:
             rows, facts, earlier = jobs.get(subject.name, ()), subject.facts, self.before.get(subject.name)
-            is_over = facts is not None and (facts.over or facts.error)
+            is_over = facts is not None and (facts.error or self._over(facts, rows)[0])
             if is_over or self.watched.error_of(subject) or any(job.state.is_alive for job in rows):
                 continue
             ids = facts.ids if facts is not None else earlier.reading.ids if earlier is not None else ()
@@ -180,12 +206,15 @@ class _QueueProbe:
         past = earlier.reading if earlier is not None else None
         certain = certain or Confirmation()
         alive = [certain.job] if certain.job is not None else [job for job in jobs if job.state.is_alive]
-        is_old = facts is not None and facts.over_since is not None and now - facts.over_since > self.settings.forget_s
+        over, over_since = self._over(facts, jobs) if facts is not None else ("", None)
+        if not over and not alive:
+            over, over_since = _cancelled_by_owner(certain.last, now)
+        is_old = over_since is not None and now - over_since > self.settings.forget_s and facts is not None
         if is_old and not alive:
             return None
         error = self.watched.error_of(subject) or (facts.error if facts is not None else "")
         gone, unsure = certain.gone, certain.unsure
-        if facts is not None and not alive and not facts.over:
+        if facts is not None and not alive and not over:
             gone, unsure = _correct_by_files(facts, gone, unsure, now)
         seen = fold(alive)
         ended = [job for job in jobs if not job.state.is_alive]
@@ -203,8 +232,8 @@ class _QueueProbe:
             ended=_describe_end(ended),
             last_end=last_end,
             ids=_newest_ids(subject, jobs, past),
-            over=facts.over if facts is not None else "",
-            over_since=facts.over_since if facts is not None else None,
+            over=over,
+            over_since=over_since,
             trouble=error,
             gone=gone,
             unsure=unsure,
@@ -213,12 +242,19 @@ class _QueueProbe:
             failures=recent(failures, now, self.settings.churn_s),
             restarts=restarts,
             is_chain=_is_chain(subject, jobs, past),
+            is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
             own=self.watched.own_name(subject),
             looked=self._explanation(subject, answer, len(jobs), gone or unsure),
         )
         if facts is not None and self.settings.churn_count and len(facts.starts) >= self.settings.churn_count:
-            reading = replace(reading, attempts=describe_attempts(facts.directory))
+            reading = replace(reading, starts=count_as_churn(facts), attempts=describe_attempts(facts.directory))
         return reading
+
+    def _over(self, facts: RunFacts, rows: Sequence[Job]) -> tuple[str, float | None]:
+        """Return why a run needs no job, and since when."""
+        if facts.over or any(job.state.is_alive and job.state is not JobState.COMPLETING for job in rows):
+            return facts.over, facts.over_since
+        return over_by_intervention(facts, rows, self.context.system.clock.now())
 
     def _explanation(self, subject: Subject, answer: QueueAnswer, rows: int, second: str) -> tuple[str, ...]:
         how = "by the tokens in its journal" if subject.facts is not None else "by name"
@@ -270,21 +306,33 @@ def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) 
 
 def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
     """Return whether its jobs follow one another. Jobs that match a pattern may be unrelated."""
-    if past is not None and past.is_chain:
+    facts = subject.facts
+    if past is not None and past.is_chain and (facts is None or past.ids == facts.ids[-IDS_KEPT:]):
         return True
     waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
     if waits or any("%" in job.tasks for job in jobs):
         return True
     if subject.requested is not None and subject.requested.is_pattern:
         return False
-    known = subject.facts.ids if subject.facts is not None else ()
-    return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in jobs)
+    known = facts.newest_chain if facts is not None else ()
+    of_chain = [job for job in jobs if not known or job.id.array in known]
+    return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in of_chain)
+
+
+def _cancelled_by_owner(last: Job | None, now: float) -> tuple[str, float | None]:
+    """Return why no job is needed if the last one was cancelled by its own user, with scancel."""
+    if last is None or last.state is not JobState.CANCELLED or not last.cancelled_by:
+        return "", None
+    by = user_name(int(last.cancelled_by)) if last.cancelled_by.isdecimal() else last.cancelled_by
+    if by != last.user:
+        return "", None
+    ago = "" if last.end_time is None else describe_age(now - last.end_time) or " just now"
+    return f"cancelled on purpose: {by} cancelled job {last.id}{ago}", last.end_time
 
 
 def _failures(ended: Sequence[Job]) -> list[float]:
     """Return when jobs ended by a fault of the training or the cluster."""
-    faults = (Fault.TRAINING, Fault.CLUSTER)
-    return [job.end_time for job in ended if job.end_time is not None and job.state.fault in faults]
+    return [job.end_time for job in ended if job.end_time is not None and is_failure(job)]
 
 
 def _requeues(past: JobReading | None, restarts: Mapping[str, int], now: float) -> list[float]:

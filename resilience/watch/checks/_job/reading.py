@@ -14,6 +14,8 @@ SHOWN = 50
 STALE_S = 86400.0
 """Older readings are not used for how long a condition has lasted."""
 
+HELD_BY_OWNER = "JobHeldUser"
+"""SLURM's reason after `sbatch --hold`, and after `scontrol hold` by the owner."""
 _HELD_STATES = {
     JobState.REQUEUE_HOLD: PendingReason("was requeued and held", "release it: scontrol release {job}", True),
     JobState.SPECIAL_EXIT: PendingReason(
@@ -59,6 +61,11 @@ class SeenJob:
         return self.job_state.is_waiting
 
     @property
+    def is_held_by_owner(self) -> bool:
+        """Return whether its owner holds the pending job on purpose."""
+        return self.job_state is JobState.PENDING and self.reason == HELD_BY_OWNER
+
+    @property
     def why(self) -> PendingReason:
         """Return why the job is pending."""
         job = self.label.partition("_[")[0]
@@ -92,6 +99,7 @@ class JobReading:
         failures: when jobs recently failed or were requeued.
         restarts: how often each job was requeued, by raw id.
         is_chain: whether the subject ever had more than one job.
+        is_last: whether a person cancelled the jobs behind the running one.
         own: the name of the watchdog's own job, if that matches the subject.
         pulse: why no line could be written to pulse_file.
         attempts: one line on each of the newest attempts.
@@ -117,6 +125,7 @@ class JobReading:
     failures: tuple[float, ...] = ()
     restarts: Mapping[str, int] = field(default_factory=dict)
     is_chain: bool = False
+    is_last: bool = False
     own: str = ""
     pulse: str = ""
     attempts: tuple[str, ...] = ()

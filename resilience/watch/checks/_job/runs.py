@@ -10,19 +10,32 @@ from dataclasses import dataclass
 from functools import cache
 
 from resilience import layout
-from resilience.errors import StateDirectoryError
+from resilience.errors import EX_TEMPFAIL, StateDirectoryError
+from resilience.job import Fault, Job
+from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
-from resilience.runs.submissions import Intent, Outcome, read_intents
+from resilience.runs.run_logs import start_of_attempt
+from resilience.runs.settle import unsettled
+from resilience.runs.submissions import (
+    ADOPTED,
+    Deed,
+    Intent,
+    Intervention,
+    describe_intervention,
+    read_journal,
+)
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch, describe_age
 from resilience.system.files import explain_os_error, read_regular
 from resilience.system.ports import is_account
 
-IN_FLIGHT_S = 120.0
-"""A more recent intent without a journalled outcome may be a submission in progress."""
 ATTEMPTS_SHOWN = 5
+_KILL = "the kill switch was set by "
+"""The batch shell's reason of an end (slurm_templates/_attempt.bash, resil_killed)."""
+CLEARED_S = 1800.0
+"""How long a submit is awaited after `resil clear`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +51,10 @@ class RunFacts:
         last_beat: the last heartbeat of its batch shell, by the file server's clock.
         submitting: a description of a submission that may be in progress.
         error: why its files could not be read.
+        done: what a person did to the run since the last submission, or None.
+        cancelled: the jobs and arrays that people ever cancelled.
+        stopped: how many intents are older than the newest deed of a person.
+        within_s: the requested time of `starts`.
     """
 
     directory: RunDirectory
@@ -51,6 +68,10 @@ class RunFacts:
     last_beat: float | None = None
     submitting: str = ""
     error: str = ""
+    done: Intervention | None = None
+    cancelled: frozenset[int] = frozenset()
+    stopped: int = 0
+    within_s: float = 0.0
 
     @property
     def run(self) -> str:
@@ -62,13 +83,19 @@ class RunFacts:
         """Return its known jobs and arrays, oldest first."""
         return tuple(intent.job_id.array for intent in self.intents if intent.job_id is not None)
 
+    @property
+    def newest_chain(self) -> tuple[int, ...]:
+        """Return its jobs and arrays since a person last cancelled or cleared it: a single new job is no chain."""
+        return tuple(intent.job_id.array for intent in self.intents[self.stopped :] if intent.job_id is not None)
+
 
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:
     """Yield the facts from each run's files, with `error` for a run that cannot be read."""
     is_known = cache(is_account)
     for directory in directories:
         try:
-            intents = read_intents(directory)
+            journal = read_journal(directory)
+            intents = journal.intents
             over, over_since = _over(directory, now)
             starts, last_end, last_beat = _attempts(directory, now - within_s)
             yield RunFacts(
@@ -81,7 +108,11 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 starts=starts,
                 last_end=last_end,
                 last_beat=last_beat,
-                submitting=_submitting(intents, now),
+                submitting=unsettled(intents, now),
+                done=journal.done,
+                cancelled=journal.cancelled,
+                stopped=journal.stopped,
+                within_s=within_s,
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)
@@ -107,7 +138,7 @@ def journal_damage(directory: RunDirectory) -> str:
         except (ValueError, RecursionError):
             is_whole = is_whole and not line.strip()
         else:
-            is_whole = is_whole or (isinstance(record, dict) and record.get("event") == "intent")
+            is_whole = is_whole or (isinstance(record, dict) and record.get("event") in ("intent", ADOPTED))
     return "" if is_whole else f"{path} is damaged after the last readable submission"
 
 
@@ -133,6 +164,21 @@ def describe_attempts(directory: RunDirectory) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def count_as_churn(facts: RunFacts) -> tuple[float, ...]:
+    """Return the starts of the attempts that no person ended: not by a kill switch or a cancel, and not finished."""
+    try:
+        attempts = read_attempts(facts.directory, newest=len(facts.starts))
+    except StateDirectoryError:
+        return facts.starts
+    meant = [
+        attempt.end is AttemptEnd.FINISHED
+        or _KILL in attempt.why
+        or (attempt.end is AttemptEnd.TERMINATED and start_of_attempt(attempt).array in facts.cancelled)
+        for attempt in attempts
+    ]
+    return tuple(start for start, is_meant in zip(facts.starts, meant, strict=False) if not is_meant)
+
+
 def _over(directory: RunDirectory, now: float) -> tuple[str, float | None]:
     """Return why the run needs no job any more, and since when."""
     mark = directory.path / layout.FINISHED
@@ -153,6 +199,30 @@ def _over(directory: RunDirectory, now: float) -> tuple[str, float | None]:
 def _killed(switch: Switch, now: float) -> str:
     why = f": {switch.why}" if switch.why else ""
     return f"stopped on purpose: {switch.who} set the kill switch{describe_age(now - switch.when)}{why}"
+
+
+def over_by_intervention(facts: RunFacts, rows: Sequence[Job], now: float) -> tuple[str, float | None]:
+    """Return why a run without a live job needs none: a person ended it, and since when. Pure.
+
+    A job that failed after the cancel was not ended by it.
+    """
+    done = facts.done
+    if done is None:
+        return "", None
+    failed = [job for job in rows if job.end_time is not None and job.end_time > done.time and is_failure(job)]
+    is_over = {
+        Deed.CANCELLED: not any(job.id.array in done.jobs for job in failed),
+        Deed.CANCELLED_PENDING: not failed,
+        Deed.CLEARED: now - done.time < CLEARED_S,
+    }
+    return (describe_intervention(done, now), done.time) if is_over.get(done.deed) else ("", None)
+
+
+def is_failure(job: Job) -> bool:
+    """Return whether a job ended by a fault of the training or the cluster. Exit code 75 is a stop on purpose. Pure."""
+    if job.exit_code is not None and job.exit_code.status == EX_TEMPFAIL:
+        return False
+    return job.state.fault in (Fault.TRAINING, Fault.CLUSTER)
 
 
 def _attempts(directory: RunDirectory, since: float) -> tuple[tuple[float, ...], float | None, float | None]:
@@ -183,13 +253,3 @@ def _written(path: str) -> float | None:
         return os.stat(path).st_mtime  # noqa: PTH116
     except OSError:
         return None
-
-
-def _submitting(intents: Sequence[Intent], now: float) -> str:
-    if not intents or intents[-1].outcome not in (Outcome.OPEN, Outcome.UNCERTAIN):
-        return ""
-    newest = intents[-1]
-    by = f" by {newest.by}" if newest.by else ""
-    if newest.outcome is Outcome.OPEN and abs(now - newest.time) < IN_FLIGHT_S:
-        return f"a submission{by} began {max(0.0, now - newest.time):.0f} s ago and is in progress"
-    return f"the outcome of a submission{by} is not known yet"

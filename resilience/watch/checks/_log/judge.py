@@ -105,7 +105,7 @@ IDLE = 0.1
 
 def is_idle(cpu: Sequence[Sequence[float]]) -> bool:
     """Return whether the CPU time of a job confirms a hang; `cpu` as in LogReading."""
-    return len(cpu) > 2 and _load(cpu[1:]) < IDLE * _load(cpu)
+    return len(cpu) > 2 and cpu[2][1] >= cpu[1][1] and _load(cpu[1:]) < IDLE * _load(cpu)
 
 
 def _load(cpu: Sequence[Sequence[float]]) -> float:
@@ -142,7 +142,8 @@ def findings(subject: str, reading: LogReading, settings: LogSettings, now: floa
         for verdict, fault, text, advice in (*loss_faults(reading, now), *failed_save(reading, now))
     ]
     if reading.over:
-        return wrong or [_finding(view, Verdict.OK, "", f"{reading.over}{_at_step(view)}", with_lines=False)]
+        text = f"{reading.over}{_at_step(view, named=True)}"
+        return wrong or [_finding(view, Verdict.OK, "", text, with_lines=False)]
     if view.log is None and view.beat is None:
         rest = [_no_log(view)]
     else:
@@ -186,7 +187,7 @@ def _faults(view: View) -> Iterator[Finding]:
             yield _empty(view)
         else:
             yield _hung(view)
-    elif log is not None and not log.kind and 0 < view.now - view.reading.told <= TOLD_S and not view.beats:
+    elif log is not None and not is_reported and view.reading.told and view.now - view.reading.told <= TOLD_S:
         yield _unknown_form(view)
     if log is not None and (wrong := _regressing(view, log)) is not None and beat is None:
         yield wrong
@@ -257,18 +258,25 @@ def _hung(view: View) -> Finding:
     if is_idle_job:
         parts.insert(1, "the job is idle")
     verdict = Verdict.CRITICAL
-    if not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
+    if view.reading.unsure:  # the job may have ended
+        verdict = Verdict.UNKNOWN
+        parts.append(_unknown(view.reading))
+    elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
         verdict = Verdict.WARNING
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
         )
+    if view.reading.unsure:  # the job may have ended
+        verdict = Verdict.UNKNOWN
+        parts.append(_unknown(view.reading))
     return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
 
 
 def _unknown_form(view: View) -> Finding:
     return _finding(
         view, Verdict.WARNING, "no-step",
-        "no step found in this log, so only its growth is checked: a hang that still writes is not noticed",
+        "no step found: the training has not begun, or the form of its log is unknown; then only the growth of the log "
+        "is checked, and a hang that still writes is not noticed",
         advice="set progress_regex in [watch.log], or call the guard in the training",
     )  # fmt: skip
 
@@ -307,16 +315,24 @@ def _nothing(subject: str, reading: LogReading) -> Finding:
 
 def _no_log(view: View) -> Finding:
     reading = view.reading
-    if not reading.attempt:
+    if reading.unsure:
+        text = f"no log and no heartbeat found; {_unknown(reading)}"
+        return _finding(view, Verdict.UNKNOWN, "missing", text, advice=f"see its jobs: resil status {reading.run}")
+    if not reading.began:
         return _finding(view, Verdict.OK, "", "not started: no log yet", with_lines=False)
     waited_s = view.now - reading.began
     if waited_s <= view.settings.startup_s:
         text = f"job {reading.label} began {format_duration(waited_s)} ago: no log and no heartbeat yet"
         return _finding(view, Verdict.OK, "", text, with_lines=False)
     return _finding(
-        view, Verdict.UNKNOWN, "missing", f"job {reading.label} has neither a log nor a heartbeat in its run directory",
+        view, Verdict.UNKNOWN, "missing",
+        f"no log and no heartbeat of job {reading.label} found, which began {format_duration(waited_s)} ago",
         advice="name its log: resil watch log PATH",
     )  # fmt: skip
+
+
+def _unknown(reading: LogReading) -> str:
+    return f"whether its job still runs is unknown: {reading.unsure}"
 
 
 def _unreadable(view: View, log: LogState) -> Finding:
@@ -366,13 +382,14 @@ def _step(log: LogState) -> str:
     return log.text if log.text.startswith("epoch") else f"step {log.text}" if log.text else "new figures"
 
 
-def _at_step(view: View) -> str:
-    """` (42780 at 13:02:11)`."""
+def _at_step(view: View, *, named: bool = False) -> str:
+    """` (42780 at 13:02:11)`; if `named`, ` (step 42780 at 13:02:11)`."""
     if view.beats and view.beat is not None:
-        return f" ({view.beat.step} at {_clock(view.since, view.now)})"
+        step = f"step {view.beat.step}" if named else view.beat.step
+        return f" ({step} at {_clock(view.since, view.now)})"
     if view.log is None or not view.log.text:
         return ""
-    return f" ({view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
+    return f" ({_step(view.log) if named else view.log.text} at {_clock(view.log.last_progress_at, view.now)})"
 
 
 def _clock(at: float, now: float) -> str:

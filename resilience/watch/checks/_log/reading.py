@@ -294,8 +294,9 @@ class LogReading:
         pauses: the fields of each Pause of this run or family of logs, over all its jobs.
         told: when the watchdog first said that it finds no step, by its clock; 0 if it has not.
         taught: (path, size, mtime in ns) of each log of `learn` that was read.
-        cpu: (time, CPU seconds of the job) of two questions to the scheduler since the log is quiet, oldest first; the
-            first pair is the start of the job, with 0 CPU seconds.
+        cpu: (time, CPU seconds of the job) of the first and the last answer of the scheduler since the log is quiet,
+            preceded by the start of the job, with 0 CPU seconds; `asked` is when the scheduler was last asked.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     run: str = ""
@@ -315,6 +316,8 @@ class LogReading:
     told: float = 0.0
     taught: tuple[tuple[Any, ...], ...] = ()
     cpu: tuple[tuple[float, float], ...] = ()
+    asked: float = 0.0
+    unsure: str = ""
 
 
 PATIENCE_S = 1680.0

@@ -18,6 +18,9 @@ from resilience.errors import ResilError
 from resilience.runs.attempts import Attempt
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_beat, read_attempts, read_tail
+from resilience.runs.run_jobs import Queues
+from resilience.runs.run_logs import logs_by_age, logs_of, start_of_attempt, start_of_job
+from resilience.runs.submissions import Intent, own_script_of, read_intents
 from resilience.system.files import read_regular
 from resilience.watch.checks._log.losses import (
     MOST_IN_A_ROW,
@@ -46,6 +49,8 @@ class RunNow:
         ended: when it ended, in seconds since the epoch; 0 if unknown.
         logs: the paths of the attempt's logs, or of the log written to last.
         notes: further information for the user.
+        label: the displayed id of the job; `began` is when it started, in seconds since the epoch, 0 if unknown.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     attempt: Attempt | None
@@ -54,12 +59,22 @@ class RunNow:
     ended: float
     logs: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    label: str = ""
+    began: float = 0.0
+    unsure: str = ""
 
 
-def run_now(directory: RunDirectory, now: float) -> RunNow:
-    """Return the current state of a run. Raise StateDirectoryError if it cannot be read."""
+def run_now(directory: RunDirectory, now: float, queues: Queues) -> RunNow:
+    """Return the current state of a run. Raise StateDirectoryError if it cannot be read.
+
+    The queue is queried only for runs with a user's own script, whose jobs record neither their start nor their end.
+    """
     attempts = read_attempts(directory, newest=1)
     attempt = attempts[-1] if attempts else None
+    intents = read_intents(directory)
+    own = _own_run(directory, intents, queues, now) if own_script_of(directory, intents) else None
+    if own is not None:
+        return own
     job_id = str(attempt.job_id) if attempt is not None else _newest_job(directory.path / layout.BEATS)
     over, ended = _over(directory, attempt, job_id)
     notes: list[str] = []
@@ -67,7 +82,43 @@ def run_now(directory: RunDirectory, now: float) -> RunNow:
         beat = last_beat(directory, attempt)
         if beat is not None and now - beat > 600:
             notes.append(f"no heartbeat of the batch shell of job {attempt.label} for {(now - beat) / 60:.0f} min")
-    return RunNow(attempt, job_id, over, ended, logs_of(directory, attempt), tuple(notes))
+    logs = logs_of(directory, start_of_attempt(attempt), intents) if attempt is not None else ()
+    label, began = (attempt.label, attempt.start_time) if attempt is not None else (job_id, 0.0)
+    newest = tuple(map(str, logs_by_age(directory)[-1:]))
+    return RunNow(attempt, job_id, over, ended, logs[:MOST_LOGS] or newest, tuple(notes), label, began)
+
+
+def _own_run(directory: RunDirectory, intents: Sequence[Intent], queues: Queues, now: float) -> RunNow | None:
+    """Return the state of a run with a user's own script: that of its newest job, according to the queue.
+
+    None if that job runs a rendered script, with own ones queued behind it, or if no job was ever queued.
+    """
+    scheduler, jobs, answer = queues.jobs_of(directory, intents)
+    started = [job for job in jobs if not job.state.is_waiting and job.start_time is not None]
+    lead = max(started, key=lambda job: (job.state.is_alive, job.start_time, job.raw_id), default=None)
+    known = {intent.job_id.array: intent for intent in intents if intent.job_id is not None}
+    of_lead = known.get(lead.id.array) if lead is not None else None
+    if not known or (of_lead is not None and not own_script_of(directory, (of_lead,))):
+        return None
+    unsure = answer.trouble if answer.trouble or answer.is_known else "the scheduler did not answer"
+    paths = logs_by_age(directory, intents)[-1:]
+    if lead is None:
+        over, ended = _over(directory, None, "")
+        if not over and not unsure and jobs:
+            over, ended = "no job of it has started", now
+        elif not over and not unsure:  # ended longer ago than the scheduler remembers
+            over, ended = "the queue shows no job of it", max(map(_mtime, map(str, paths)), default=0.0)
+        return RunNow(None, "", over, ended, tuple(map(str, paths)), unsure=unsure)
+    label, began = str(lead.id), lead.start_time or 0.0
+    over, ended = _over(directory, None, str(lead.raw_id))
+    if not over and lead.state.is_final:
+        code = "" if lead.exit_code is None else f", exit code {lead.exit_code.status or lead.exit_code}"
+        over, ended = f"job {label} is over: {lead.state}{code}", lead.end_time or now
+    logs = logs_of(directory, start_of_job(lead), intents)[:MOST_LOGS]
+    notes = [f"the output of job {label} goes to {of_lead.output}"] if of_lead is not None and of_lead.output else []
+    if not logs and not over and (path := queues.stdout_of(scheduler, lead)) is not None:
+        logs = (str(path),)
+    return RunNow(None, str(lead.raw_id), over, ended, logs, tuple(notes), label, began, unsure)
 
 
 def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tuple[str, float]:
@@ -75,7 +126,7 @@ def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tupl
         ended = (directory.path / layout.FINISHED).stat().st_mtime
         return RUN_IS_FINISHED, ended
     if attempt is not None and attempt.end is not None:
-        code = "" if attempt.exit_code is None else f" with {attempt.exit_code}"
+        code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
         return f"job {attempt.label} is over: {attempt.end.value}{code}", attempt.end_time or 0.0
     if attempt is None and job_id:
         return _journal_end(f"{directory.path}/{layout.JOURNAL}/{job_id}.0.jsonl")
@@ -124,29 +175,6 @@ def _newest_job(directory: Path) -> str:
     """Return the job whose heartbeat was written last, for a training started without a template."""
     newest = max(((_mtime(path), path) for path in _names(directory)), default=(0.0, ""))[1]
     return Path(newest).name.split(".", 1)[0]
-
-
-def logs_of(directory: RunDirectory, attempt: Attempt | None) -> tuple[str, ...]:
-    """Return the attempt's logs, by the label in their names; otherwise the one written to last."""
-    paths = _names(directory.path / layout.LOGS)
-    if not paths:
-        return ()
-    if attempt is not None and attempt.label:
-        own = [path for path in paths if _is_of(Path(path).name, attempt.label)]
-        if own:
-            return tuple(sorted(own)[:MOST_LOGS])
-    return (max(paths, key=lambda path: (_mtime(path), path)),)
-
-
-def _is_of(name: str, label: str) -> bool:
-    """Return whether a log's name contains the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
-    position = name.find(label)
-    while position >= 0:
-        before, after = name[:position][-1:], name[position + len(label) :][:1]
-        if not (before.isdigit() or before == "_") and not (after.isdigit() or after == "_"):
-            return True
-        position = name.find(label, position + 1)
-    return False
 
 
 def _names(directory: Path) -> list[str]:

@@ -15,6 +15,7 @@ from resilience.finding import Verdict
 from resilience.runs.attempts import LastSave, when
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import ATTEMPTS_WITHOUT_SAVE, last_events, newest_save, read_attempts
+from resilience.runs.run_jobs import Queues
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import INTERVALS
 from resilience.watch.checks._log.losses import Loss, losses_of, unresolved
@@ -165,6 +166,7 @@ def probe_runs(
     directories: Sequence[RunDirectory],
     before: Mapping[str, LogReading],
     reader: LogReader,
+    queues: Queues,
     *,
     named: bool = False,
 ) -> dict[str, LogReading]:
@@ -173,7 +175,7 @@ def probe_runs(
     for directory in directories:
         known = before.get(directory.run)
         try:
-            reading, ended = _probe_run(directory, known, reader, named=named)
+            reading, ended = _probe_run(directory, known, reader, queues, named=named)
         except StateDirectoryError as error:
             readings[directory.run] = LogReading(
                 run=directory.run, nothing=error.message, notes=("not-read",), clock=reader.moment,
@@ -187,21 +189,21 @@ def probe_runs(
 
 
 def _probe_run(
-    directory: RunDirectory, before: LogReading | None, reader: LogReader, *, named: bool
+    directory: RunDirectory, before: LogReading | None, reader: LogReader, queues: Queues, *, named: bool
 ) -> tuple[LogReading, float]:
     now = reader.now
-    run = run_now(directory, now)
-    attempt = run.attempt
-    number, began = (attempt.number, attempt.start_time) if attempt is not None else (0, 0.0)
+    run = run_now(directory, now, queues)
+    number, began = run.attempt.number if run.attempt is not None else 0, run.began
     about: dict[str, Any] = {
         "run": directory.run,
         "attempt": number,
-        "label": attempt.label if attempt is not None else run.job_id,
+        "label": run.label,
         "began": min(began, now),
         "over": run.over,
         "notes": run.notes,
+        "unsure": run.unsure,
     }
-    if before is not None and before.attempt != number:
+    if before is not None and (before.attempt != number or (not number and run.began and before.label != run.label)):
         before = _of_new_attempt(before, min(began, now) or now)
     beat = None
     if reader.settings.heartbeat and run.job_id:
@@ -215,7 +217,7 @@ def _probe_run(
     pauses = _pauses_of_beats(reading.pauses, beat, last, before.clock[0] if before is not None else 0.0)
     reading = replace(reading, beat=_record(beat), pauses=pauses, **about)
     if beat is None and not run.over:
-        reading = replace(reading, cpu=_cpu(reading, before, run.job_id, reader))
+        reading = _with_cpu(reading, before, directory, reader)
     if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= reader.settings.ignore_older_s):
         losses = _losses(directory, run.job_id, reading, before)
         save = _failed_save(directory, run.job_id, reading, before)
@@ -251,21 +253,20 @@ QUIET_S = 300.0
 """The CPU time of a job is asked for only when its log has been quiet for this long, and at this interval."""
 
 
-def _cpu(
-    reading: LogReading, before: LogReading | None, job_id: str, reader: LogReader
-) -> tuple[tuple[float, float], ...]:
-    """Return the answers about the CPU time of a job whose log is quiet, as in LogReading; none while it goes on."""
+def _with_cpu(reading: LogReading, before: LogReading | None, directory: RunDirectory, reader: LogReader) -> LogReading:
+    """Return a reading with the CPU time of its job if the log is quiet; otherwise the scheduler is not asked."""
     states = [reader.states[path] for path, _ in reading.logs]
     since = max((state.last_progress_at for state in states), default=0.0)
-    if reader.cpu_seconds is None or not states or reader.now - max(since, reading.began) < QUIET_S:
-        return ()
-    known = before.cpu if before is not None and before.attempt == reading.attempt else ()
-    if known and reader.now - known[-1][0] < QUIET_S / 2:
-        return known
-    seconds = reader.cpu_seconds(job_id)
-    if seconds is None:
-        return known
-    return (*(known[:2] or ((reading.began, 0.0),)), (reader.now, seconds))
+    quiet_s = reader.now - max(since, reading.began)
+    if reader.cpu_seconds is None or not states or not reading.label or quiet_s < QUIET_S:
+        return reading
+    is_same = before is not None and before.label == reading.label
+    cpu, asked = (before.cpu, before.asked) if is_same and before is not None else ((), 0.0)
+    if reader.now - asked >= QUIET_S / 2:
+        asked, seconds = reader.now, reader.cpu_seconds(directory, reading.label)
+        if seconds is not None:
+            cpu = (*(cpu[:2] or ((reading.began, 0.0),)), (reader.now, seconds))
+    return replace(reading, cpu=cpu, asked=asked)
 
 
 def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None) -> tuple[Loss, ...]:

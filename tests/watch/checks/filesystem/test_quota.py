@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from resilience.errors import ProbeError
 from resilience.watch.checks._filesystem.quota import (
     parse_beegfs,
+    parse_beegfs_8,
     parse_count,
     parse_du,
     parse_gpfs,
@@ -66,6 +67,13 @@ TABLES: list[tuple[str, Callable[[str], tuple[Amount, ...]], list[Figures]]] = [
         ("user alice in pool nvme", INODES, 0, None, 50000, None)]),
     ("beegfs_csv.txt", lambda text: parse_beegfs(text, "user", "alice"), [
         (ALICE, BYTES, 10 * GIB, None, 100 * GIB, None), (ALICE, INODES, 1234, None, None, None)]),
+    ("beegfs_8.txt", lambda text: parse_beegfs_8(text, [("user", "alice"), ("group", "lab")]), [
+        (ALICE, BYTES, 204134154240, None, TIB, None), (ALICE, INODES, 836440, None, None, None),
+        ("user alice in pool nvme", BYTES, 100 * GIB, None, None, None),
+        ("user alice in pool nvme", INODES, 12, None, 50000, None),
+        ("group lab", BYTES, 20 * GIB, None, None, None), ("group lab", INODES, 9, None, None, None)]),
+    ("lfs_quota_pool.txt", parse_lustre, [
+        (ALICE, BYTES, 100 * GIB, None, 100 * GIB, None), (ALICE, INODES, 250e3, None, None, None)]),
     ("quota_nfs.txt", lambda text: parse_unix(text, "filer:/export/home", NOW), [
         (ALICE, BYTES, 950e3 * KIB, 900e3 * KIB, 1e6 * KIB, 86400.0), (ALICE, INODES, 350, None, None, None),
         ("group lab", BYTES, 100 * KIB, None, None, None), ("group lab", INODES, 5, 4, 10, 0.0)]),
@@ -153,9 +161,22 @@ PARSERS: list[Callable[[str], object]] = [
     parse_lustre, parse_lustre_project, parse_xfs, parse_gpfs_fileset,
     lambda text: parse_gpfs(text, "gpfs0", ["work"]), lambda text: parse_beegfs(text, "user", "alice"),
     lambda text: parse_unix(text, "/dev/sda1", NOW), lambda text: parse_du(text, text, BYTES, 1.0),
+    lambda text: parse_beegfs_8(text, [("user", "alice")]),
     lambda text: parse_site(text, ANY_SITE, BYTES), lambda text: parse_site(text, ANY_SITE, INODES),
 ]  # fmt: skip
-NAMES = ["lfs", "lfs project", "xfs", "mmlsattr", "mmlsquota", "beegfs", "quota", "du", "site", "site inodes"]
+NAMES = [
+    "lfs",
+    "lfs project",
+    "xfs",
+    "mmlsattr",
+    "mmlsquota",
+    "beegfs",
+    "quota",
+    "du",
+    "beegfs 8",
+    "site",
+    "site inodes",
+]
 
 
 @pytest.mark.parametrize("parse", PARSERS, ids=NAMES)
@@ -171,7 +192,7 @@ def test_garbage_yields_a_probe_error_or_nothing(parse: Callable[[str], object],
 @pytest.mark.parametrize(
     ("name", "parse"),
     [("lfs_quota_two.txt", PARSERS[0]), ("xfs_quota_user.txt", PARSERS[2]), ("mmlsquota_Y.txt", PARSERS[4]),
-     ("beegfs_table.txt", PARSERS[5]), ("quota_nfs.txt", PARSERS[6])],
+     ("beegfs_table.txt", PARSERS[5]), ("beegfs_8.txt", PARSERS[8]), ("quota_nfs.txt", PARSERS[6])],
 )  # fmt: skip
 @given(st.data())
 @settings(max_examples=40, deadline=None)

@@ -64,8 +64,50 @@ def test_lustre_is_queried_for_user_group_and_project(tools: Path) -> None:
     assert sorted(scopes(asked)) == ["group lab", "project 1000", "user alice"]
     group = grp.getgrgid(tools.stat().st_gid).gr_name
     assert calls(tools) == [
-        f"project -d {tools}", f"quota -u {ME} {tools}", f"quota -g {group} {tools}", f"quota -p 1000 {tools}"
+        f"project -d {tools}", f"quota -u {ME} {tools}", f"quota -g {group} {tools}", f"quota -p 1000 {tools}",
+        "pool_list /scratch",
     ]  # fmt: skip
+
+
+def test_lustre_is_queried_for_the_limits_in_ost_pools(tools: Path) -> None:
+    a_tool(
+        tools,
+        "lfs",
+        f"""case "$*" in
+        "pool_list "*) cat {RECORDED}/lfs_pool_list.txt;;
+        "quota -u "*flash*) cat {RECORDED}/lfs_quota_pool.txt;;
+        quota*) cat {RECORDED}/lfs_quota_wrapped.txt | sed 's/ 4194304 / 0 /';;
+        *) echo "    0 - {tools}";; esac""",
+    )
+    asked = asking(tools, Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch"))
+    (pool,) = (item for item in asked.amounts if "pool" in item.scope)
+    assert (pool.scope, pool.kind, pool.limit) == ("user alice in pool flash", BYTES, 100 * 2**30)
+    assert f"quota -u {ME} --pool capacity /scratch" in calls(tools)
+    a_tool(
+        tools,
+        "lfs",
+        f"""case "$*" in
+        pool_list*) echo "unknown command" >&2; exit 1;;
+        quota*) cat {RECORDED}/lfs_quota_user.txt;; *) echo "    0 - {tools}";; esac""",
+    )
+    asked = asking(tools, Mount("/scratch", "lustre", "10.0.0.1@o2ib:/scratch"))  # Lustre before 2.14
+    assert scopes(asked) == ["user alice"]
+
+
+def test_beegfs_8_is_queried_by_its_new_command_and_earlier_ones_by_the_old_one(tools: Path) -> None:
+    a_tool(tools, "beegfs", f"sed 's/alice/{ME}/' {RECORDED}/beegfs_8.txt")
+    asked = asking(tools, Mount("/mnt/beegfs", "beegfs", "beegfs_nodev"))
+    assert scopes(asked)[:2] == [f"user {ME}", f"user {ME} in pool nvme"]
+    assert calls(tools) == ["quota list-usage --mount /mnt/beegfs --raw --output ndjson"]
+
+
+def test_mmlsquota_is_found_where_storage_scale_installs_it(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scale = tools / "mmfs"
+    scale.mkdir()
+    monkeypatch.setattr(sources, "TOOL_DIRECTORIES", (str(scale),))
+    a_tool(scale, "mmlsattr", f"cat {RECORDED}/mmlsattr_L.txt")
+    a_tool(scale, "mmlsquota", f"cat {RECORDED}/mmlsquota_Y.txt")
+    assert scopes(asking(tools, Mount("/gpfs", "gpfs", "/dev/gpfs0")))[:2] == ["user alice", "group lab"]
 
 
 def test_gpfs_is_queried_for_the_users_quotas_and_the_filesets(tools: Path) -> None:

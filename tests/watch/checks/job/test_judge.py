@@ -41,6 +41,7 @@ FINE: dict[str, tuple[list[Job], str]] = {
     "a date is known": ([waiting(1, "Priority", start_time=NOW + 2 * HOUR)], "expected to start in 2 h"),
     "a date in the past": ([waiting(1, "Resources", start_time=NOW - 60)], "due to start now"),
     "requeued, waits for its credential": ([waiting(1, "BeginTime", restarts=1)], "begin time"),
+    "ending, maybe to be requeued": ([runs(1, JobState.COMPLETING, end_time=NOW - 5)], "completing"),
     "configuring": ([runs(1, JobState.CONFIGURING, start_time=NOW - 60)], "configuring nodes"),
     "a limit that other runs of mine fill, while one runs": (
         [runs(1), waiting(2, "QOSMaxJobsPerUserLimit")], "1 more queued"
@@ -80,8 +81,8 @@ FOUND: dict[str, tuple[list[Job], dict[str, Any], str, *tuple[str, ...]]] = {
         "ends in 50 min", "no job is queued behind it"),
     "about to end later than the notice asked for": (
         [runs(1, start_time=NOW - 19 * HOUR, end_time=NOW + 50 * 60)], {"end_notice_s": 600.0}, "OK"),
-    "the last job that is ending already": (
-        [runs(1, JobState.COMPLETING, end_time=NOW - 5)], {}, "WARNING ends-soon", "is ending"),
+    "the last job that has been ending for minutes": (
+        [runs(1, JobState.COMPLETING, end_time=NOW - 180)], {}, "WARNING ends-soon", "is ending"),
     "tasks of an array count as a chain": (
         [runs(1, task=3, raw_id=9), waiting(1, "JobArrayTaskLimit", tasks="4-5%1", task_count=2)],
         {"min_queued": 2}, "OK"),

@@ -46,7 +46,7 @@ STORIES: dict[str, Story] = {
         (10 * MINUTE, None, "OK"), (25 * MINUTE, None, "WARNING silent")],
     **{f"the log of a job that is over ({word}) does not hang": [
         (0, (logs("step 901 loss\nCUDA out of memory\n"), ends(1, word)), "OK"),
-        (5 * HOUR, None, "OK", f"job 101 is over: {word} with 1")]
+        (5 * HOUR, None, "OK", f"job 101 is over: {word}, exit code 1 (step 901 at ")]
        for word in ("exited", "stopped", "terminated", "lost", "superseded")},
     "a finished run needs no progress and is later not even probed": [
         (0, (logs("step 901 loss\n"), Run.finish), "OK", "says: the run is finished"), (48 * HOUR, None, NOTHING)],

@@ -1,0 +1,53 @@
+"""Explains a Python that has resil without the packages that its commands need.
+
+`pip install --no-deps` puts the guard, which needs none, beside the pinned packages of a training. The command `resil`
+is there as well, and says what it lacks.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.util import find_spec
+
+from resilience.errors import ResilError
+from resilience.messages import plural
+
+PACKAGES = {
+    "cronsim": "cronsim",
+    "jinja2": "jinja2",
+    "psutil": "psutil",
+    "pynvml": "nvidia-ml-py",
+    "requests": "requests",
+    "slack_sdk": "slack_sdk",
+    "typer": "typer",
+}
+"""The modules that commands import, and the packages that bring them (pyproject.toml, `dependencies`)."""
+
+
+def check_packages() -> None:
+    """Raise ResilError if this Python has the guard of resil alone: no training's environment has cronsim by chance."""
+    if find_spec("cronsim") is None:
+        raise missing_packages()
+
+
+def missing_packages() -> ResilError:
+    """Return the error that names each missing package, with the command that installs them."""
+    missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
+    return ResilError(
+        f"this Python, {sys.executable}, has the guard of resil, but lacks {plural(len(missing), 'package')} that its"
+        f" commands need: {', '.join(missing)}",
+        hint="run resil where it is installed with its packages; or add them here: "
+        + shlex.join([sys.executable, "-m", "pip", "install", *map(_required, missing)]),
+    )
+
+
+def _required(package: str) -> str:
+    """Return the package with the versions that resil accepts: `jinja2>=3.1.6`."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        found = requires("resil") or []
+    except PackageNotFoundError:  # a clone on PYTHONPATH
+        found = []
+    return next((line for line in found if ";" not in line and line.startswith(package)), package)

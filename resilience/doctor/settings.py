@@ -1,0 +1,191 @@
+"""`resil config check`: every setting that a submit, a watchdog, a channel or a tick would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.runs.project import Project
+from resilience.runs.templates.script import template_library
+from resilience.settings.load import check
+from resilience.settings.sections import PluginTable
+from resilience.system.ports import System
+
+
+def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
+    """Return the project with its valid settings, and all errors.
+
+    Raise SettingsError if the file cannot be read or is not TOML.
+    """
+    loaded, errors = check(system, named=named)
+    found: list[ResilError] = list(errors)
+    try:
+        project = Project(system, loaded)
+    except SettingsError as error:
+        found.append(error)
+        scheduler = replace(loaded.settings.scheduler, name="auto")
+        project = Project(system, loaded._replace(settings=replace(loaded.settings, scheduler=scheduler)))
+    found += setting_errors(project)
+    return project, tuple({error.message: error for error in found}.values())
+
+
+def check_settings(project: Project) -> None:
+    """Raise SettingsError or UsageError for the first setting that makes a submit, a watchdog or a tick fail."""
+    for error in setting_errors(project):
+        raise error
+
+
+def setting_errors(project: Project) -> Iterator[ResilError]:
+    """Yield an error for each setting that has the right type and cannot be used."""
+    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan)
+    # The name has a check of its own, and the others need a valid one.
+    settings = project.loaded.settings
+    without_name = replace(settings, run=replace(settings.run, name=""))
+    unnamed = replace(project, loaded=project.loaded._replace(settings=without_name))
+    yield from _errors_of(partial(one, project) for one in runs)
+    for family in (_watchdogs, _alerts, _cron):
+        yield from _errors_of(family(unnamed))
+
+
+def _errors_of(checks: Iterable[Callable[[], object]]) -> Iterator[ResilError]:
+    for one in checks:
+        try:
+            one()
+        except UsageError as error:
+            yield error if isinstance(error, SettingsError) else SettingsError(error.message, hint=error.hint)
+        except ResilError as error:
+            yield error
+
+
+def _check_run(project: Project) -> None:
+    from resilience.submission import check_run_name
+
+    if project.loaded.settings.run.name:
+        check_run_name(project.loaded.settings.run.name)
+
+
+def _check_template(project: Project) -> None:
+    template_library(project).source(project.loaded.settings.run.template)
+
+
+def _check_owners(project: Project) -> None:
+    from resilience.switch import OwnerPolicy
+
+    owners = project.loaded.settings.run.switch_owners
+    if owners and owners not in set(OwnerPolicy):
+        raise SettingsError(f"switch_owners = {owners!r} is not an owner policy", hint="there are: owner, group, any")
+
+
+def _check_lead(project: Project) -> None:
+    from resilience.submission import MAX_LEAD_S
+
+    if project.loaded.settings.submit.signal_lead_s > MAX_LEAD_S:
+        raise SettingsError(
+            f"signal_lead_s is above {MAX_LEAD_S} s, which sbatch refuses", hint="for instance signal_lead_s = 300"
+        )
+
+
+def _check_signal(project: Project) -> None:
+    from resilience.runs.submit_plan import split_signal
+
+    submit = project.loaded.settings.submit
+    split_signal(f"B:{submit.signal}@{int(submit.signal_lead_s)}")
+
+
+def _check_plan(project: Project) -> None:
+    from resilience.runs.submit_plan import SubmitRequest, plan_submit
+
+    settings = project.loaded.settings
+    submit = replace(settings.submit, signal="USR1", signal_lead_s=300.0)  # these have a check of their own
+    plan_submit(SubmitRequest(run="run"), replace(settings, submit=submit), "logs")
+
+
+def _watchdogs(project: Project) -> Iterator[Callable[[], object]]:
+    """Yield a check for each key of a watchdog, and one for its targets."""
+    from resilience.watch.watchdogs import checks, context_of, kind_of, load_watchdog
+
+    context = context_of(project)
+
+    def targets(name: str) -> None:
+        found = load_watchdog(project, name)
+        found.check.targets(found.settings, context)
+
+    for name in dict.fromkeys((*project.loaded.settings.watches, *project.loaded.settings.watch.checks)):
+        table = project.loaded.settings.watches.get(name)
+        if table is not None:
+            yield from _keys(project, "watch", name, table, lambda name=name: checks().load(kind_of(project, name)))  # type: ignore[misc]
+        yield partial(targets, name)
+
+
+def _alerts(project: Project) -> Iterator[Callable[[], object]]:
+    """Yield a check of the policy, of each channel and of each of its keys. Nothing is sent, no secret is read."""
+    from resilience.alerts.policy import check_policy
+    from resilience.alerts.routes import Route, channels, routes_of
+
+    settings = project.loaded.settings
+    known = {*channels().names(), *settings.channels}
+
+    def channel(route: Route) -> None:
+        found, channel_settings = route.load()
+        found.check(channel_settings)
+
+    for name in settings.alert.channels:
+        yield partial(check_policy, replace(settings.alert, channels=(name,), escalation=(), quiet_hours=""), known)
+    for step in settings.alert.escalation:
+        alone = replace(settings.alert, escalation=(step,), quiet_hours="", channels=())
+        yield partial(check_policy, replace(alone, channels=tuple(known)), known)
+    yield partial(check_policy, settings.alert, known)
+    for name, table in settings.channels.items():
+        yield from _keys(project, "channel", name, table, lambda table=table: channels().load(table.kind))  # type: ignore[misc]
+    for name, route in routes_of(project).items():
+        if name in known:
+            yield partial(channel, route)
+
+
+def _keys(
+    project: Project, section: str, name: str, table: PluginTable, load: Callable[[], object]
+) -> Iterator[Callable[[], object]]:
+    """Yield a check for each key of a plugin's table."""
+    from resilience.settings.convert import plugin_settings
+
+    def convert(key: str) -> None:
+        owner = load().Settings  # type: ignore[attr-defined]
+        alone = PluginTable(table.kind, {key: table.values[key]})
+        plugin_settings(owner, section, name, alone, origins=project.loaded.origins)
+
+    for key in table.values:
+        yield partial(convert, key)
+
+
+def _cron(project: Project) -> Iterator[Callable[[], object]]:
+    """Yield checks of the settings that only `resil cron` uses."""
+    from resilience.cron.report import check_reporting
+
+    settings = project.loaded.settings.cron_settings
+
+    def backend() -> None:
+        from resilience.cron.driver_choice import check_backend
+
+        check_backend(settings.backend)
+
+    def mode() -> None:
+        from resilience.cron.drivers._slurm.chain import Mode
+        from resilience.messages import suggest
+
+        if settings.mode not in set(Mode):
+            raise SettingsError(f"unknown mode {settings.mode!r} in [cron]", hint=suggest(settings.mode, list(Mode)))
+
+    def catch_up() -> None:
+        from resilience.cron.table.options import parse_catch_up
+
+        try:
+            parse_catch_up(settings.catch_up)
+        except UsageError as error:
+            raise SettingsError(
+                f"catch_up = {settings.catch_up!r} in [cron]: {error.message}", hint=error.hint
+            ) from None
+
+    yield from (backend, mode, catch_up, partial(check_reporting, settings))

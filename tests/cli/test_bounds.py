@@ -1,0 +1,87 @@
+"""Numbers and names that no cluster can mean are refused where they are read, before anything grows."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import REPOSITORY
+from tests.lab.shell import SETTINGS, Shell
+
+LONG = "x" * 10_000
+REFUSED = [
+    (("submit", "-n", "--chain", "100000000"), "more than 1000 jobs one by one"),
+    (("submit", "-n", "--chain", "9" * 30), "more than 1000 jobs one by one"),
+    (("submit", "-n", "--chain", "0"), "would queue nothing"),
+    (("submit", "-n", "--chain", "-3"), "would queue nothing"),
+    (("submit", "-n", "--array", "0-99999999"), "SLURM's indices end at 4000000"),
+    (("submit", "-n", "--array", "99999999"), "SLURM's indices end at 4000000"),
+    (("submit", "-n", "--array", "1-10%99999999999"), "more than the 4000001 tasks"),
+    (("submit", "-n", "--array", "0"), "would queue nothing"),
+    (("submit", "-n", "--time", "35791395"), "longer than SLURM can count"),
+    (("submit", "-n", "--time", "999999999-0"), "longer than SLURM can count"),
+    (("submit", "-n", "--", f"--job-name={LONG}"), "SLURM refuses more than 1024"),
+    (("submit", "-n", "--run", LONG), "cannot be a run's name"),
+    (("submit", "-n", "--run", "a\nb"), "cannot be a run's name"),
+    (("adopt", "12", "--run", "a b"), "there is no job"),
+    (("status", LONG), "there is no run"),
+    (("kill", LONG), "there is no run"),
+    (("status", "--watch", "--interval", "nan"), "--interval nan is not a number"),
+    (("status", "--watch", "--interval", "inf"), "--interval"),
+    (("status", "--watch", "--interval", "1e300"), "--interval"),
+    (("status", "--watch", "--interval", "0"), "--interval"),
+    (("status", "--watch", "--interval", "-5"), "--interval"),
+    (("watch", "fs", "--every", "0s"), "must be positive"),
+    (("watch", "fs", "--every", "99999999999d"), "longer than a hundred years"),
+    (("alert", "silence", "--check", "fs", "--for", "99999999999d"), "longer than a hundred years"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED)
+def test_what_no_cluster_can_mean_is_refused_in_words(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    said = shell.resil(*words)
+    assert said.code in (1, 2, 3) and message in said.err, said.err[:400]
+    assert len(said.err) < 3000 and "internal error" not in said.err
+    assert not shell.run_dir.exists()
+
+
+SETTINGS_REFUSED = [
+    ("[attempt]", "beat_s", "1e300"),
+    ("[attempt]", "beat_s", "0"),
+    ("[attempt]", "previous_wait_s", '"99999999999d"'),
+    ("[scheduler]", "deadline_s", "0"),
+    ("[scheduler]", "deadline_s", "inf"),
+    ("[submit]", "signal_lead_s", "1e300"),
+    ("[submit]", "signal_lead_s", "nan"),
+    ("[submit]", "array", '"99999999"'),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "value"), SETTINGS_REFUSED)
+def test_the_same_holds_for_settings(shell: Shell, table: str, key: str, value: str) -> None:
+    shell.settings(f"{SETTINGS}{table}\n{key} = {value}\n")
+    said = shell.resil("submit", "-n")
+    assert said.code == 2 and "error:" in said.err and len(said.err) < 3000
+
+
+@pytest.mark.parametrize(
+    "words", [("--chain", "100000000"), ("--array", "0-2000000,1-2000000"), ("--array", "4000000")]
+)
+def test_a_refusal_takes_little_memory(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "resil.toml").write_text(SETTINGS)
+    environ = {"HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "RESIL_SCHEDULER__NAME": "local", "PATH": "/bin"}
+    bound = 300 * 2**20
+    said = subprocess.run(
+        [sys.executable, "-m", "resilience", "submit", "-n", *words],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (bound, bound)),
+    )
+    assert said.returncode == 2 and said.stderr.startswith("resil: error:"), said.stderr

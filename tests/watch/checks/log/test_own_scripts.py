@@ -1,0 +1,141 @@
+"""Runs queued with a user's own script: no attempts, so the log and the queue tell where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.job import ExitCode, JobId, JobState
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from resilience.submission import make_comment
+from tests.lab.fakes import DOWN, ME, FakeClock, FakeScheduler, a_job
+from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher, write
+from tests.watch.checks.outcome import outcome
+
+
+@dataclass
+class Own:
+    """A run whose script is the user's, its queue, and the watchdog."""
+
+    watchdog: LogWatcher
+    queue: FakeScheduler
+    directory: RunDirectory
+    place: Path
+    clock: FakeClock
+
+    def submit(self, number: int, output: str = "slurm-%j.out") -> None:
+        token, now = f"t{number}", self.clock.now()
+        place = f"{self.place}/{output}" if output else ""
+        record_intent(self.directory, Intent(token, "fake", "/home/me/my.sh", (), now, by=ME, output=place))
+        record_result(self.directory, token, Outcome.SUBMITTED, now, job_id=JobId(number))
+
+    def job(self, number: int, state: JobState = JobState.RUNNING, **fields: Any) -> None:
+        given = {"comment": make_comment("gpt", f"t{number}"), "start_time": self.clock.now(), **fields}
+        self.queue.records = [job for job in self.queue.records if job.raw_id != fields.get("raw_id", number)]
+        self.queue.records.append(a_job(number, state, **given))
+
+    def log(self, name: str, text: str) -> None:
+        write(self.place / name, text, at=self.clock.now(), append=True)
+
+    def expect(self, expected: str, *words: str, wait_s: float = 0.0) -> None:
+        self.clock.sleep(wait_s)
+        finding = self.watchdog.finding()
+        assert outcome(finding) == expected and all(word in finding.summary for word in words), finding
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Own:
+    clock, queue = FakeClock(), FakeScheduler()
+    watchdog = LogWatcher(tmp_path, clock=clock)
+    watchdog.context = watchdog.context._replace(scheduler=lambda name="", **_: queue)
+    directory = RunDirectory(tmp_path / "runs" / "gpt")
+    directory.create("")
+    return Own(watchdog, queue, directory, tmp_path, clock)
+
+
+def test_the_log_is_watched_from_the_start_to_the_hang_and_the_end(own: Own) -> None:
+    own.submit(7)
+    own.job(7, JobState.PENDING, start_time=None)
+    own.expect("OK", "no job of it has started")
+    own.job(7)
+    for step in range(30):
+        own.log("slurm-7.out", f"step {step} loss 1\n")
+        own.expect("OK", wait_s=20)
+    own.expect("OK", "step 29")
+    own.expect("CRITICAL silent", "no new step", wait_s=HOUR)
+    own.job(7, JobState.COMPLETED, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.expect("OK", "job 7 is over: COMPLETED", wait_s=20)
+
+
+def test_the_next_job_is_not_judged_by_what_the_one_before_left(own: Own) -> None:
+    own.submit(7, "train.log")
+    own.job(7)
+    own.log("train.log", "step 1 loss\nstep 2 loss\n")
+    own.expect("OK")
+    own.job(7, JobState.COMPLETED, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.expect("OK", "is over", wait_s=5 * HOUR)
+    own.submit(8, "train.log")
+    own.job(8)
+    own.log("train.log", "loading\n")
+    own.expect("OK", wait_s=20)
+
+
+def test_an_array_is_watched_task_by_task(own: Own) -> None:
+    own.submit(7, "slurm-%A_%a.out")
+    own.job(7, JobState.COMPLETED, task=1, raw_id=8, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.job(7, task=2, raw_id=9, start_time=own.clock.now() + 1)
+    own.log("slurm-7_1.out", "step 100 loss\n")
+    own.log("slurm-7_2.out", "step 101 loss\n")
+    own.expect("OK", "step 101")
+
+
+def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
+    own.submit(7)
+    own.job(7)
+    own.expect("OK", "no log and no heartbeat yet")
+    own.expect("UNKNOWN missing", "no log and no heartbeat of job 7", wait_s=HOUR)
+
+
+def test_a_log_that_only_the_scheduler_knows_is_found(own: Own) -> None:
+    own.submit(7, output="")
+    own.job(7, stdout=str(own.place / "elsewhere.txt"))
+    own.log("elsewhere.txt", "step 5 loss\n")
+    own.expect("OK", "step 5")
+
+
+def test_without_an_answer_of_the_scheduler_a_silent_log_is_unknown_not_hung(own: Own) -> None:
+    own.submit(7)
+    own.job(7)
+    own.log("slurm-7.out", "step 5 loss\n")
+    own.expect("OK", "step 5")
+    own.queue.trouble = DOWN
+    own.log("slurm-7.out", "step 6 loss\n")
+    own.expect("OK", "step 6", wait_s=MINUTE)
+    own.expect("UNKNOWN silent", "whether its job still runs is unknown", wait_s=HOUR)
+    own.queue.trouble = None
+    own.expect("CRITICAL silent", wait_s=MINUTE)
+
+
+def test_without_an_answer_and_without_a_log_nothing_is_known(own: Own) -> None:
+    own.submit(7)
+    own.queue.trouble = DOWN
+    own.expect("UNKNOWN missing", "whether its job still runs is unknown")
+
+
+def test_a_requeued_job_has_not_begun(own: Own) -> None:
+    own.submit(7)
+    own.job(7)
+    own.log("slurm-7.out", "step 5 loss\n")
+    own.expect("OK")
+    own.job(7, JobState.PENDING, start_time=own.clock.now() + 120, restarts=1, reason="BeginTime")
+    own.expect("OK", "no job of it has started", wait_s=2 * HOUR)
+
+
+def test_a_run_that_the_scheduler_has_forgotten_does_not_hang(own: Own) -> None:
+    own.submit(7)
+    own.log("slurm-7.out", "step 5 loss\n")
+    own.expect("OK", "the queue shows no job of it", wait_s=5 * HOUR)
