@@ -5,9 +5,11 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 
 from __future__ import annotations
 
+import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +28,9 @@ from resilience.cli.options import (
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
 from resilience.errors import ResilError
 from resilience.switch import Scope
+
+if TYPE_CHECKING:
+    from resilience.runs.run_directory import RunDirectory
 
 STATUS_EVERY_S = 10.0
 
@@ -91,6 +96,15 @@ def _write_log(text: bytes, header: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
+def _warn_of_relocation(directory: RunDirectory) -> None:
+    """Say that the jobs of a run that was copied or moved do not see its switches."""
+    from resilience.runs.submissions import describe_relocation, read_journal
+
+    with suppress(ResilError):  # the switch is set even if the journal cannot be read
+        if sentence := describe_relocation(read_journal(directory), directory):
+            print(f"  warning: {clean(sentence)}")
+
+
 # ---- switches -------------------------------------------------------------------------------------------------
 
 
@@ -115,12 +129,13 @@ def kill(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
     print(f"kill switch set: {switch.path}", flush=True)
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     if switch.is_empty:
         print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
         scope = Scope.JOB
-    name = run or directory.run
+    name = shlex.quote(run or directory.run)
     try:
         with patience("the switch is set; querying the scheduler for running jobs"):
             outlook = read_outlook(project, directory)
@@ -140,20 +155,22 @@ def save(
     config: ConfigOption = None,
 ) -> None:
     """Make a run save now and continue, by setting its save switch."""
+    from resilience.runs.kill_outlook import read_outlook
     from resilience.runs.switches import set_switch
 
     project = open_project(config)
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
     print(f"save switch set: {switch.path}")
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
-    from resilience.runs.submissions import newest_intent, read_intents
-
-    last = newest_intent(read_intents(directory))
-    if last is not None and last.adopted:
-        print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
-        print(f"  to remove the switch: resil clear {run or directory.run}")
+    adopted: tuple[str, ...] = ()
+    with suppress(ResilError), patience("the switch is set; querying the scheduler for running jobs"):
+        adopted = read_outlook(project, directory).adopted
+    if adopted:
+        print(f"  warning: job {', '.join(adopted)} was adopted: queued without resil, it does not see the switch")
+        print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
         return
     print("  a training that checks its switches saves, continues, and removes the switch")
 
@@ -173,7 +190,8 @@ def clear(
     queue_cache.invalidate(project.system, project.scheduler_name())
     print(f"cleared: {', '.join(removed)}" if removed else f"run {directory.run} has no switch set")
     if directory.is_finished():
-        print(f"  the run is still marked as finished; to continue: resil clear {run or directory.run} --finished")
+        name = shlex.quote(run or directory.run)
+        print(f"  the run is still marked as finished; to continue: resil clear {name} --finished")
 
 
 @single_command("Examples: resil cancel gpt; resil cancel gpt --pending")
@@ -191,7 +209,8 @@ def cancel(
     done = run_jobs.cancel(project, directory, pending_only=pending)
     print(f"cancelled {'the queued jobs of ' if pending else ''}run {directory.run}: {', '.join(map(str, done.ids))}")
     if done.still_ending and not pending:
-        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {directory.run} --fresh")
+        name = shlex.quote(run or directory.run)
+        print(f"  still ending: {', '.join(map(str, done.still_ending))}; see: resil status {name} --fresh")
 
 
 # ---- init and templates ---------------------------------------------------------------------------------------
@@ -221,7 +240,7 @@ def init(
     target = (here / directory).resolve()
     done = runs_init.init(directory=target, source=script, force=force)
     in_cron = [path for path in done.written if path.name != FILE_NAME]
-    settings = f"{'wrote' if len(in_cron) < len(done.written) else 'kept'} {target / FILE_NAME}"
+    settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
     cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
     print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:

@@ -71,8 +71,8 @@ def read_submit_outlook(project: Project, prepared: Prepared) -> SubmitOutlook:
     )
 
 
-def describe_submit_outlook(outlook: SubmitOutlook) -> dict[str, str]:
-    """Return a line for each of `guard`, `log` and `stop`. Pure."""
+def describe_submit_outlook(outlook: SubmitOutlook) -> list[str]:
+    """Return the lines about guard, log and stop. Pure."""
     run, source = outlook.run, outlook.source
     unsaved = "nothing is saved before a stop, unless the training does so itself"
     guard = {
@@ -89,11 +89,13 @@ def describe_submit_outlook(outlook: SubmitOutlook) -> dict[str, str]:
     }.get(outlook.guard, "saves first; a hang is not ended" if outlook.has_own_script else "saves first")
     kill = f"resil kill {run} ({effect}); " if effect else ""
     is_lost = outlook.log == "/dev/null"
-    return {
-        "guard": guard,
-        "log": "none: the output goes to /dev/null" if is_lost else f"{outlook.log} (judged by resil watch log)",
-        "stop": f"{kill}resil cancel {run} (at once)",
-    }
+    return [
+        f"guard   {guard}",
+        "log     none: the output goes to /dev/null"
+        if is_lost
+        else f"log     {outlook.log} (judged by resil watch log)",
+        f"stop    {kill}resil cancel {run} (at once)",
+    ]
 
 
 def _find_guard(text: str, base: Path) -> tuple[GuardEvidence, str]:

@@ -106,7 +106,7 @@ def test_a_run_of_an_own_script_is_queued_with_it_again(shell: Shell) -> None:
     assert said.code == 0, said.err
     _, second = shell.fake.submissions
     assert (second.script, second.script_args) == (str(script), ("--lr", "0.1 x"))
-    assert f"this is again: {shlex.quote(str(script))} --lr '0.1 x'" in said.err
+    assert f"queueing it again: {shlex.quote(str(script))} --lr '0.1 x'" in said.err
 
 
 def test_the_template_is_used_again_only_if_asked_for(shell: Shell) -> None:
@@ -179,7 +179,7 @@ def test_adopting_is_planned_without_a_trace_and_told_to_programs(shell: Shell) 
 def test_the_switches_of_an_adopted_run_are_told_honestly(shell: Shell) -> None:
     shell.fake.records = [a_job(12, name="x")]
     shell.resil("adopt", "12")
-    assert "adopted: it was queued without resil and does not see the switch" in shell.resil("save", "x").out
+    assert "adopted: queued without resil, it does not see the switch" in shell.resil("save", "x").out
     shell.resil("submit", "--run", "x", "--template", "python")
     killed = shell.resil("kill", "x").out
     assert "adopted job 12: queued without resil, does not see the switch, saves nothing and runs on" in killed
@@ -248,3 +248,23 @@ def test_a_template_of_the_project_decides_by_itself(shell: Shell) -> None:
     (shell.directory / "slurm_templates").mkdir()
     (shell.directory / "slurm_templates" / "python.sbatch.j2").write_text('{% extends "shipped/python.sbatch.j2" %}\n')
     assert shell.resil("submit", "--", "--nodes=2").code == 0
+
+
+# ---- what is printed can be pasted --------------------------------------------------------------------------------
+
+
+def test_a_path_with_blanks_is_quoted_in_the_advice(shell: Shell) -> None:
+    state = shell.directory / "my runs"
+    shell.settings(f'[run]\nname = "gpt"\ncommand = "python train.py"\nstate_dir = "{state}"\n')
+    shell.resil("submit")
+    said = shell.resil("kill", str(state / "gpt"))
+    advice = next(text for text in said.out.splitlines() if "to continue the run" in text)
+    pasted = shlex.split(advice.split("to continue the run: ")[1].split(";")[0])
+    assert pasted == ["resil", "clear", str(state / "gpt")]
+    assert shell.resil(*pasted[1:]).out.startswith("cleared: kill")
+
+
+def test_a_missing_output_directory_is_made_by_the_pasted_hint(shell: Shell) -> None:
+    said = shell.resil("submit", str(own_script(shell)), "--", "--output=my logs/x.out")
+    hint = shlex.split(said.err.split("try: ")[-1])
+    assert hint == ["mkdir", "-p", str(shell.directory / "my logs")]

@@ -156,6 +156,7 @@ class _Digest:
         self.pauses: tuple[Sequence[Any], ...] = state.pauses
         self.usual = median(state.intervals) if state.intervals else None
         self.said = dict.fromkeys(state.said)
+        self.unsaid: list[bytes] = []
         self.repeats = state.repeats
         self.has_output = self.is_alive = self.has_new_lines = False
         self.is_broken = bool(state.end) or state.phase == "start"
@@ -202,18 +203,26 @@ class _Digest:
             self._marker(event, line)
         if found is not None and not progressed and not self._is_known() and self.rank >= TALK:
             return
-        if not progressed:
-            # Ignore all numbers in complaints, which count retries, and in the lines about an evaluation or a save.
-            is_counted = event is not None or COMPLAINS.search(line)
-            identity = lines_of.identity(_DIGITS.sub(b"", line) if is_counted else line)
-            if identity in self.said:
-                self.repeats += 1
-            else:
-                self.has_new_lines = True
-                self.said[identity] = None
-                # The first line about an evaluation or a save is progress; a repetition is not.
-                if event is not None and event.kind in ("saved", "save", "eval"):
-                    self.is_alive = self.is_alive or (found is None and not COMPLAINS.search(line))
+        if progressed:
+            return
+        if event is None and self._is_known():
+            self.unsaid.append(line)  # only those after the last line with progress are needed
+        else:
+            self._say(line, event, is_position=found is not None)
+
+    def _say(self, line: bytes, event: Marker | None, *, is_position: bool) -> None:
+        """Process a line without progress: a repetition, or a new one."""
+        # Ignore all numbers in complaints, which count retries, and in the lines about an evaluation or a save.
+        is_counted = event is not None or COMPLAINS.search(line)
+        identity = lines_of.identity(_DIGITS.sub(b"", line) if is_counted else line)
+        if identity in self.said:
+            self.repeats += 1
+            return
+        self.has_new_lines = True
+        self.said[identity] = None
+        # The first line about an evaluation or a save is progress; a repetition is not.
+        if event is not None and event.kind in ("saved", "save", "eval"):
+            self.is_alive = self.is_alive or (not is_position and not COMPLAINS.search(line))
 
     def _marker(self, event: Marker, line: bytes) -> None:
         if event.kind == "end":
@@ -268,12 +277,18 @@ class _Digest:
         is_other = one.rank >= RANKS[NUMBERS] and one.rank < TALK and (self.main is None or not self.main.is_complete())
         if one.rank >= COMPLAINT or TALK <= one.rank < EVALUATION or is_other:
             return False
-        if self.main is not None and not self.main.is_complete() and one.rank > SURE and one.only_talks(self.turn):
+        if self._is_doubtful(one) and one.only_talks(self.turn):
             return False
         self._progressed(line)
         if one.rank == EVALUATION or one.total:
             self.phase = "eval"
         return True
+
+    def _is_doubtful(self, one: _Template) -> bool:
+        """Return whether a template that grows may only talk: not if it is as good as the heartbeat or that ended."""
+        if self.main is None or self.main.is_complete() or one.rank <= SURE:
+            return False
+        return not one.rank == self.main.rank == RANKS[FIGURES]
 
     def _new(self, found: Position, line: bytes) -> _Template:
         rank = rank_of(found, line)
@@ -378,9 +393,12 @@ class _Digest:
             self.stamp = when
         self.is_broken = False
         self.said.clear()
+        self.unsaid.clear()
         self.repeats = 0
 
     def _state(self, unfinished: bool) -> LogState:
+        for line in self.unsaid:
+            self._say(line, None, is_position=False)
         before = self.before
         is_first = before.looked == 0
         advanced = before.last_progress_at

@@ -43,6 +43,8 @@ PATIENCE_S = 2.0
 """After this long a tick reads only the ends of the remaining logs: ten thousand new logs, or a flood of output."""
 HURRIED_BYTES = 4096
 
+LONG_AGO = 1.0
+
 
 class LogReader:
     """Reads the logs of one tick, within a time budget.
@@ -154,10 +156,11 @@ class LogReader:
         )  # fmt: skip
 
     def _told(self, state: LogState, told: float) -> float:
-        """Return when the watchdog first said that it finds no step in a log; 0 if it need not."""
+        """Return when the watchdog first said that it finds no step: 0 if it has not, LONG_AGO once there are steps."""
+        is_unknown = state.kind in ("", NUMBERS)
         if told:
-            return told if state.kind in ("", NUMBERS) else min(told, 1.0)
-        is_unknown = state.kind in ("", NUMBERS) and state.size and not state.end
+            return told if is_unknown else LONG_AGO
+        is_unknown = is_unknown and bool(state.size) and not state.end
         is_unknown = is_unknown and self.now - state.first_seen > self.settings.startup_s
         return self.now if is_unknown else 0.0
 
@@ -290,7 +293,7 @@ def _written(mtime: float, state: LogState, now: float) -> tuple[float, float]:
 
 
 def last_lines(path: str, count: int) -> tuple[str, ...]:
-    """Return the last lines of a log for display, without PULSE lines; none if it cannot be read."""
+    """Return the last lines of a log for display, without status lines of watchdogs; none if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ()
