@@ -88,10 +88,10 @@ class Tick:
 
     def __iter__(self) -> Iterator[Report]:
         shared, origins = self._project.loaded.settings.watch, self._project.loaded.origins
-        for key in ("deadline_s", "state_deadline_s"):
-            if not 0 < getattr(shared, key) <= LONGEST_S:
-                why = "must be more than 0" if getattr(shared, key) <= 0 else "is longer than a year"
-                raise SettingsError(f"{key} = {getattr(shared, key):g} in [watch] {why}", hint=f'{key} = "10s"')
+        for name in ("deadline_s", "state_deadline_s"):
+            if not 0 < getattr(shared, name) <= LONGEST_S:
+                why = "must be more than 0" if getattr(shared, name) <= 0 else "is longer than a year"
+                raise SettingsError(f"{name} = {getattr(shared, name):g} in [watch] {why}", hint=f'{name} = "10s"')
         if self._project.unread is not None:
             yield Report(check="settings", findings=(unknown("settings", self._project.unread),), time=self._began)
         stuck = StuckMemory.of(self._project.system)

@@ -21,10 +21,12 @@ from resilience import layout
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
+from resilience.job import JobId
 from resilience.messages import plural
 from resilience.runs.context import Context
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import Queues
+from resilience.runs.run_jobs import Queues, scheduler_of
+from resilience.runs.submissions import read_intents
 from resilience.watch.checks._log.judge import deadline_of, findings
 from resilience.watch.checks._log.paths import probe_paths
 from resilience.watch.checks._log.reading import ANY, EACH, NEWEST, LogReading, LogSettings, Moment, jump_s, shifted
@@ -37,7 +39,7 @@ from resilience.watch.reading import Memory, Target, Timed
 REGEX_CPU_S = 1.0
 """The CPU limit of `progress_regex` for one log and probe."""
 QUERY_S = 4.0
-"""The time for each query of the scheduler, which is made only for runs with a user's own script."""
+"""The time for each query of the scheduler, which is made only for runs with a user's own script and for quiet logs."""
 LEAST_READ_BYTES = 4096
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
@@ -101,23 +103,27 @@ def _learners(target: Target, settings: LogSettings, context: Context) -> Sequen
     return runs
 
 
-MOST_QUESTIONS, QUESTIONS_S = 20, 5.0
-"""The most jobs whose CPU time is asked for in one tick, and the time after which no other is."""
+QUESTIONS_S = 2 * QUERY_S
+"""The time in one tick after which the CPU time of no other job is asked for."""
 
 
-def _cpu_seconds(context: Context) -> Callable[[str], float | None]:
-    """Return a function that asks the scheduler for the CPU seconds of a job: None if it does not know them."""
-    left, until = MOST_QUESTIONS, context.system.clock.monotonic() + QUESTIONS_S
+def _cpu_seconds(context: Context) -> Callable[[RunDirectory, str], float | None]:
+    """Return a function that asks the scheduler for the CPU seconds of a run's job: None if it does not know them."""
+    clock = context.system.clock
+    until = clock.monotonic() + QUESTIONS_S
 
-    def ask(job_id: str) -> float | None:
-        nonlocal left
-        if left <= 0 or context.system.clock.monotonic() > until:
+    def ask(directory: RunDirectory, job: str) -> float | None:
+        from resilience.base.background import BackgroundCall
+
+        if clock.monotonic() > until:
             return None
-        left -= 1
+
+        def seconds() -> float:
+            return context.scheduler(scheduler_of(read_intents(directory))).cpu_seconds(JobId.parse(job))
+
         try:
-            of_scheduler = getattr(context.scheduler(), "cpu_seconds", None)
-            return None if of_scheduler is None else of_scheduler(job_id)
-        except Exception:  # a plugin: a second witness may be missing, but must not stop the watchdog
+            return BackgroundCall(seconds, "CPU time").result(QUERY_S)
+        except Exception:  # of a plugin: the second witness may be missing, but must not stop the watchdog
             return None
 
     return ask

@@ -38,8 +38,8 @@ class FileSystemSettings:
             in.
         used_regex: regular expression for the usage in the command's output: the figure in the first group, the unit
             of a size in the same or a second group.
-        limit_regex: the same for the limit.
-        percent_regex: the same for the percentage, if the command prints no amounts.
+        limit_regex: regular expression for the limit, as `used_regex`.
+        percent_regex: regular expression for the percentage, if the command prints no amounts.
         command_max_age_s: the maximum age of the command's figures.
         quota: query lfs quota, mmlsquota, beegfs, quota and xfs_quota, depending on the file system.
         du: measure the directory with du, which is slow and loads a parallel file system.

@@ -25,10 +25,12 @@ from resilience.watch.checks._log.positions import (
     FIGURES,
     NUMBERS,
     RANKS,
+    STEP,
     TALK,
     WITH_FIGURES,
     Position,
     find,
+    numbers,
     rank_of,
 )
 from resilience.watch.checks._log.reading import (
@@ -54,7 +56,7 @@ OVER_S = 1800.0
 """A bar that was complete for this long gives way to another template: it was of a warm-up or of loading."""
 TALKS_IN = 3
 """A template that grew in this many intervals of the heartbeat may only talk."""
-NUMBERS_TIMES, NUMBERS_S = 10, 1800.0
+NUMBERS_TIMES, NUMBERS_S = 10, 1200.0
 """A line without a training word is the heartbeat after its numbers changed this often, over this many seconds."""
 _DIGITS = re.compile(rb"\d+")
 _SHAPE = 120
@@ -157,7 +159,7 @@ class _Digest:
         self.repeats = state.repeats
         self.has_output = self.is_alive = self.has_new_lines = False
         self.is_broken = bool(state.end) or state.phase == "start"
-        self.steps = self.progresses = 0
+        self.steps = self.progresses = self.rank = 0
         self.first_gap: Pause | None = None
         self.stamp = state.stamp
         self.gaps: list[float] = []
@@ -180,8 +182,12 @@ class _Digest:
                 self._found(found, rest)
         return self._state(bool(rest))
 
+    def _is_known(self) -> bool:
+        """Return whether the heartbeat is known; until it is, new lines are progress."""
+        return self.main is not None and (self.main.grows > 0 or self.main.rank == 0)
+
     def _is_unknown(self) -> bool:
-        return self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
+        return not self._is_known() or self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
 
     def _line(self, line: bytes) -> None:
         self.has_output = True
@@ -194,7 +200,7 @@ class _Digest:
             progressed = found is not None and self._found(found, line)
         if event is not None:
             self._marker(event, line)
-        if found is not None and not progressed and self.main is None and self.templates[found.key].rank >= TALK:
+        if found is not None and not progressed and not self._is_known() and self.rank >= TALK:
             return
         if not progressed:
             # Ignore all numbers in complaints, which count retries, and in the lines about an evaluation or a save.
@@ -232,6 +238,10 @@ class _Digest:
     def _found(self, found: Position, line: bytes) -> bool:
         """Process a position; return whether it is progress."""
         one = self.templates.get(found.key)
+        if one is not None and not one.grows and one.value == found.value and found.kind in (STEP, BAR):
+            # A number that stands still, `[stage 1/2] 120 updates`: another one may be the counter.
+            found = numbers(line) or found
+            one = self.templates.get(found.key)
         if found.kind in (FIGURES, NUMBERS):
             found = found._replace(value=float(lines_of.identity(line)))
         is_new = one is None
@@ -240,6 +250,7 @@ class _Digest:
             is_growth = one is self.main or one.rank == EVALUATION
         else:
             is_growth = self._grows(one, found)
+        self.rank = one.rank
         if found.epoch is not None and one.rank < TALK:
             self.epoch = max(self.epoch, found.epoch)
         if not is_growth:
@@ -254,7 +265,7 @@ class _Digest:
         if self.main is not None and one.turn != self.turn:
             one.turns += 1
             one.turn = self.turn
-        is_other = one.rank == RANKS[NUMBERS] and (self.main is None or not self.main.is_complete())
+        is_other = one.rank >= RANKS[NUMBERS] and one.rank < TALK and (self.main is None or not self.main.is_complete())
         if one.rank >= COMPLAINT or TALK <= one.rank < EVALUATION or is_other:
             return False
         if self.main is not None and not self.main.is_complete() and one.rank > SURE and one.only_talks(self.turn):
@@ -286,7 +297,7 @@ class _Digest:
             is_finer = one.rank == self.main.rank <= SURE and one.grows > FINER * self.main.grows
             if not is_finer and not (self.main.is_complete() and self.written - self.turned_at > OVER_S):
                 return
-        if one.rank == RANKS[NUMBERS] and (one.grows < NUMBERS_TIMES or self.written - one.since < NUMBERS_S):
+        if RANKS[NUMBERS] <= one.rank and (one.grows < NUMBERS_TIMES or self.written - one.since < NUMBERS_S):
             return
         if self.main is not None:
             self.step = self.best = self.fell_from = None
@@ -375,7 +386,7 @@ class _Digest:
         advanced = before.last_progress_at
         if self.progresses:
             advanced = self._when_advanced()
-        elif self.is_alive or (self.has_new_lines and self.main is None):
+        elif self.is_alive or (self.has_new_lines and not self._is_known()):
             advanced = self.written
             if before.error and before.error_kind in ORDINARY and self.error == before.error:
                 self.error, self.error_kind, self.errored = "", "", 0.0

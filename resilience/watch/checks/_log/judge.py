@@ -105,7 +105,7 @@ IDLE = 0.1
 
 def is_idle(cpu: Sequence[Sequence[float]]) -> bool:
     """Return whether the CPU time of a job confirms a hang; `cpu` as in LogReading."""
-    return len(cpu) > 2 and _load(cpu[1:]) < IDLE * _load(cpu)
+    return len(cpu) > 2 and cpu[2][1] >= cpu[1][1] and _load(cpu[1:]) < IDLE * _load(cpu)
 
 
 def _load(cpu: Sequence[Sequence[float]]) -> float:
@@ -187,7 +187,7 @@ def _faults(view: View) -> Iterator[Finding]:
             yield _empty(view)
         else:
             yield _hung(view)
-    elif log is not None and not log.kind and 0 < view.now - view.reading.told <= TOLD_S and not view.beats:
+    elif log is not None and not is_reported and view.reading.told and view.now - view.reading.told <= TOLD_S:
         yield _unknown_form(view)
     if log is not None and (wrong := _regressing(view, log)) is not None and beat is None:
         yield wrong
@@ -266,13 +266,17 @@ def _hung(view: View) -> Finding:
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
         )
+    if view.reading.unsure:  # the job may have ended
+        verdict = Verdict.UNKNOWN
+        parts.append(_unknown(view.reading))
     return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
 
 
 def _unknown_form(view: View) -> Finding:
     return _finding(
         view, Verdict.WARNING, "no-step",
-        "no step found in this log, so only its growth is checked: a hang that still writes is not noticed",
+        "no step found: the training has not begun, or the form of its log is unknown; then only the growth of the log "
+        "is checked, and a hang that still writes is not noticed",
         advice="set progress_regex in [watch.log], or call the guard in the training",
     )  # fmt: skip
 

@@ -56,9 +56,12 @@ _EVALUATES = re.compile(
 )
 _TALKS = re.compile(
     rb"prefetch|loader|worker|queue|cache|monitor|(?<![a-z])(?:mem|gpu|cpu|ram|io|disk|net|temp)|util|alive|ping"
-    rb"|up.?time|loaded|buffer|shuffl|telemetry|service|daemon|agent|scheduler|system|stat(?:s|us)|power|nccl|thread|fetch|upload|download|sync",
+    rb"|[0-9] ?[KMGT]iB|[0-9]W(?![a-z])|up.?time|loaded|buffer|shuffl|telemetry|service|daemon"
+    rb"|agent|scheduler|system|stat(?:s|us)|power|nccl|thread|fetch|upload|download|sync",
     re.IGNORECASE,
 )
+_LEFT = re.compile(rb"(?<![a-z])(?:remaining|left|to go)(?![a-z])", re.IGNORECASE)
+_DECIMAL = re.compile(rb"(?<![\w.])[0-9]+\.[0-9]{3,}(?![0-9]| ?(?:[mun]?s|%|[KMGT]i?B|[WC])(?![a-z]))")
 _WARM_UP = re.compile(rb"warm.?up", re.IGNORECASE)
 COMPLAINS = re.compile(
     rb"retry|retries|attempt|wait|time[- ]?out|timed out|fail|warn|keep-?alive|rendezvous|heartbeat|unreachable|refused"
@@ -66,7 +69,10 @@ COMPLAINS = re.compile(
     re.IGNORECASE,
 )
 _NOT_LETTERS = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+_BLANKS = b" \t\r\n0123456789"
 _FIGURE = re.compile(rb"[-+]?\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?|\b(?:nan|inf)\b", re.IGNORECASE)
+NEAR = 48
+"""How far behind a counter words are about it."""
 LETTERS = 32
 """The letters of a template that identify it: its beginning, as trainers append optional figures."""
 
@@ -101,7 +107,7 @@ def find(line: bytes, own: re.Pattern[bytes] | None = None, *, any_number: bool 
     if own is not None:
         return _find_own(line, own)
     match = _STEP.search(line)
-    if match is not None:
+    if match is not None and not _LEFT.search(line, 0, match.start(1)):
         step = match[1].replace(b",", b"")
         text = step.lstrip(b"0").decode() or "0"
         return Position(STEP, _key(STEP, line[: match.start(1)]), int(step), 0, _epoch(line), text, match.start(1))
@@ -115,8 +121,15 @@ def find(line: bytes, own: re.Pattern[bytes] | None = None, *, any_number: bool 
         epoch = _epoch(line)
         text = "" if epoch is None else f"epoch {epoch:g}"
         return Position(FIGURES, _key(FIGURES, letters), 0.0, 0, epoch, text, match.start())
-    match = _NUMBER_IN.search(line) if any_number else None
-    return None if match is None else Position(NUMBERS, _key(NUMBERS, _FIGURE.sub(b"", line[:320])), 0.0)
+    return numbers(line) if any_number else None
+
+
+def numbers(line: bytes) -> Position | None:
+    """Return any numbers in a line as a position, or None."""
+    if _NUMBER_IN.search(line) is None:
+        return None
+    shape = _FIGURE.sub(b"", line[:320]).translate(None, _BLANKS)
+    return Position(NUMBERS, crc32(shape[:LETTERS], RANKS[NUMBERS]), 0.0)
 
 
 def rank_of(found: Position, line: bytes) -> int:
@@ -132,9 +145,16 @@ def rank_of(found: Position, line: bytes) -> int:
         return rank - WITH_FIGURES
     if found.kind == FIGURES:
         return rank
-    if COMPLAINS.search(line):
+    # Behind a bar without a line end may be a line of something else.
+    end = len(line)
+    if found.kind != NUMBERS:
+        end = min(line.find(b"]", found.at) + 1 or end, found.at + NEAR)
+    if COMPLAINS.search(line, 0, end):
         return COMPLAINT
-    return TALK + rank if _TALKS.search(line) else rank
+    if _TALKS.search(line, 0, end):
+        return TALK + rank
+    # Of lines without known words, those with decimals are more likely to be of the training.
+    return rank if found.kind != NUMBERS or _DECIMAL.search(line) else rank + 1
 
 
 def _key(kind: str, text: bytes) -> int:

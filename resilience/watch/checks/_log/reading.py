@@ -35,11 +35,13 @@ class LogSettings:
         files: which logs of a pattern must make progress: each of them (each), only the one written to last (newest),
             or at least one (any).
         progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
-        timeout_s: a fixed time without progress, in every phase. Unset: learned, with the settings below.
+        timeout_s: a fixed time without progress, in every phase. Unset: learned, with `factor`, `floor_s` and
+            `ceiling_s`.
         factor: alert after this many typical step intervals without progress, where the heartbeat or an idle job
             confirms a hang. Where only a log shows it: twice the longest pause so far, at least 28 minutes.
         floor_s: the least time allowed without progress: file servers report changes up to a minute late.
-        ceiling_s: the most time allowed without progress, except in the phases below. Unset: an hour by the heartbeat,
+        ceiling_s: the most time allowed without progress, except at the start, in an evaluation and in a save. Unset:
+            an hour by the heartbeat,
             unlimited by the log.
         startup_s: the time allowed until the first step.
         evaluation_s: the time allowed in an evaluation. Unset: an hour, until one of this run has ended.
@@ -291,12 +293,12 @@ class LogReading:
         lines: the last lines of the log, as evidence.
         notes: further information for the user.
         clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
-        unsure: why it is unknown whether the job runs; empty if it is known.
         pauses: the fields of each Pause of this run or family of logs, over all its jobs.
         told: when the watchdog first said that it finds no step, by its clock; 0 if it has not.
         taught: (path, size, mtime in ns) of each log of `learn` that was read.
-        cpu: (time, CPU seconds of the job) of two questions to the scheduler since the log is quiet, oldest first; the
-            first pair is the start of the job, with 0 CPU seconds.
+        cpu: (time, CPU seconds of the job) of the first and the last answer of the scheduler since the log is quiet,
+            preceded by the start of the job, with 0 CPU seconds; `asked` is when the scheduler was last asked.
+        unsure: why it is unknown whether the job runs; empty if it is known.
     """
 
     run: str = ""
@@ -312,11 +314,12 @@ class LogReading:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     clock: Moment = (0.0, 0.0, "")
-    unsure: str = ""
     pauses: tuple[tuple[Any, ...], ...] = ()
     told: float = 0.0
     taught: tuple[tuple[Any, ...], ...] = ()
     cpu: tuple[tuple[float, float], ...] = ()
+    asked: float = 0.0
+    unsure: str = ""
 
 
 PATIENCE_S = 1680.0

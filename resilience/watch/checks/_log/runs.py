@@ -217,7 +217,7 @@ def _probe_run(
     pauses = _pauses_of_beats(reading.pauses, beat, last, before.clock[0] if before is not None else 0.0)
     reading = replace(reading, beat=_record(beat), pauses=pauses, **about)
     if beat is None and not run.over:
-        reading = replace(reading, cpu=_cpu(reading, before, run.job_id, reader))
+        reading = _with_cpu(reading, before, directory, reader)
     if run.over != RUN_IS_FINISHED and (named or not run.over or now - run.ended <= reader.settings.ignore_older_s):
         losses = _losses(directory, run.job_id, reading, before)
         save = _failed_save(directory, run.job_id, reading, before)
@@ -253,21 +253,20 @@ QUIET_S = 300.0
 """The CPU time of a job is asked for only when its log has been quiet for this long, and at this interval."""
 
 
-def _cpu(
-    reading: LogReading, before: LogReading | None, job_id: str, reader: LogReader
-) -> tuple[tuple[float, float], ...]:
-    """Return the answers about the CPU time of a job whose log is quiet, as in LogReading; none while it goes on."""
+def _with_cpu(reading: LogReading, before: LogReading | None, directory: RunDirectory, reader: LogReader) -> LogReading:
+    """Return a reading with the CPU time of its job if the log is quiet; otherwise the scheduler is not asked."""
     states = [reader.states[path] for path, _ in reading.logs]
     since = max((state.last_progress_at for state in states), default=0.0)
-    if reader.cpu_seconds is None or not states or reader.now - max(since, reading.began) < QUIET_S:
-        return ()
-    known = before.cpu if before is not None and before.attempt == reading.attempt else ()
-    if known and reader.now - known[-1][0] < QUIET_S / 2:
-        return known
-    seconds = reader.cpu_seconds(job_id)
-    if seconds is None:
-        return known
-    return (*(known[:2] or ((reading.began, 0.0),)), (reader.now, seconds))
+    quiet_s = reader.now - max(since, reading.began)
+    if reader.cpu_seconds is None or not states or not reading.label or quiet_s < QUIET_S:
+        return reading
+    is_same = before is not None and before.label == reading.label
+    cpu, asked = (before.cpu, before.asked) if is_same and before is not None else ((), 0.0)
+    if reader.now - asked >= QUIET_S / 2:
+        asked, seconds = reader.now, reader.cpu_seconds(directory, reading.label)
+        if seconds is not None:
+            cpu = (*(cpu[:2] or ((reading.began, 0.0),)), (reader.now, seconds))
+    return replace(reading, cpu=cpu, asked=asked)
 
 
 def _losses(directory: RunDirectory, job_id: str, reading: LogReading, before: LogReading | None) -> tuple[Loss, ...]:

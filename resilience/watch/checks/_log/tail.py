@@ -13,8 +13,10 @@ from binascii import crc32
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from resilience.runs.run_directory import RunDirectory
 from resilience.watch.checks._log import lines
 from resilience.watch.checks._log.digest import begun_again, digest
+from resilience.watch.checks._log.positions import NUMBERS
 from resilience.watch.checks._log.reading import (
     CONFIRMED_S,
     LogReading,
@@ -40,8 +42,6 @@ EVIDENCE_LINES = 5
 PATIENCE_S = 2.0
 """After this long a tick reads only the ends of the remaining logs: ten thousand new logs, or a flood of output."""
 HURRIED_BYTES = 4096
-UNKNOWN_S = 3600.0
-"""A log without any step for this long is judged by its growth, and the watchdog says so."""
 
 
 class LogReader:
@@ -50,7 +50,7 @@ class LogReader:
     Attributes:
         settings: of the watchdog.
         moment: (seconds since the epoch, monotonic seconds, boot id) of the tick.
-        cpu_seconds: returns the CPU seconds that a job has used so far; None if unknown.
+        cpu_seconds: returns the CPU seconds that a job of a run has used so far; None if unknown.
         states: the current state of each log read so far.
         families: what the logs of earlier jobs taught, by their names without numbers; None until it is needed.
     """
@@ -61,7 +61,7 @@ class LogReader:
         moment: Moment,
         own: re.Pattern[bytes] | None = None,
         arm: Callable[[str], None] | None = None,
-        cpu_seconds: Callable[[str], float | None] | None = None,
+        cpu_seconds: Callable[[RunDirectory, str], float | None] | None = None,
     ) -> None:
         self.cpu_seconds = cpu_seconds
         self.settings = settings
@@ -150,12 +150,15 @@ class LogReader:
             pauses = tuple(map(tuple, merged_pauses(pauses, *learned)))
         return LogReading(
             logs=logs, lines=self._lines(path, pauses), clock=self.moment, pauses=pauses,
-            told=before.told or self._told(self.states[path]), taught=before.taught,
+            told=self._told(self.states[path], before.told), taught=before.taught,
         )  # fmt: skip
 
-    def _told(self, state: LogState) -> float:
-        """Return the current time if a log has been read for a while without any step."""
-        is_unknown = not state.kind and state.size and not state.end and self.now - state.first_seen >= UNKNOWN_S
+    def _told(self, state: LogState, told: float) -> float:
+        """Return when the watchdog first said that it finds no step in a log; 0 if it need not."""
+        if told:
+            return told if state.kind in ("", NUMBERS) else min(told, 1.0)
+        is_unknown = state.kind in ("", NUMBERS) and state.size and not state.end
+        is_unknown = is_unknown and self.now - state.first_seen > self.settings.startup_s
         return self.now if is_unknown else 0.0
 
     def _lines(self, path: str, pauses: Sequence[Sequence[Any]]) -> tuple[str, ...]:
@@ -287,7 +290,7 @@ def _written(mtime: float, state: LogState, now: float) -> tuple[float, float]:
 
 
 def last_lines(path: str, count: int) -> tuple[str, ...]:
-    """Return the last lines of a log for display, without PULSE lines; none if it cannot be read."""
+    """Return the last lines of a log for display, without status lines of watchdogs; none if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ()

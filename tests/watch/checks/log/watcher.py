@@ -97,7 +97,7 @@ class LogWatcher:
         return last[0]
 
 
-def _no_scheduler() -> NoReturn:
+def _no_scheduler(*_: str) -> NoReturn:
     raise SchedulerUnavailable("squeue does not answer")
 
 
