@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from resilience.base.mounts import current_mounts, mount_of
-from resilience.base.processes import is_waiting_in_kernel
+from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.finding import Verdict
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
@@ -559,8 +559,7 @@ def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Pat
 
 
 def blocked_children() -> set[int]:
-    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return {pid for pid in numbers if is_waiting_in_kernel(pid)}
+    return {pid for pid in descendants(os.getpid()) if is_waiting_in_kernel(pid)}
 
 
 def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
