@@ -598,13 +598,15 @@ def test_the_data_and_the_environment_of_the_training_are_watched_without_being_
     with mounted(tmp_path / "data", "size=1m") as data, mounted(tmp_path / "env", "size=1m") as env:
         (data / "c4").mkdir()
         ballast(data, 0.999)  # a full file system is no fault of one that is only read
-        script = "#!/bin/bash\nresil_command='python train.py --data=$DATASETS/c4 --none /no/such/path'\n"
+        (tmp_path / "link").symlink_to("/no/such/target")
+        words = f"--data=$DATASETS/c4 --none /no/such/path {tmp_path}/link/x /dev/shm/no/such"
+        script = f"#!/bin/bash\nresil_command='python train.py {words}'\n"
         used_by_the_training(fs, script, [env, Path("/usr")])
         found = fs.tick()
         for directory in (data, env):
             (finding,) = found[f"login1:{directory}"]
             assert outcome(finding) == "OK" and finding.summary.endswith("; used by the training")
-        assert not any("/no/such" in subject or "/usr" in subject for subject in found)
+        assert not any("/no/such" in subject or "/usr" in subject or "link" in subject for subject in found)
         subprocess.run(["umount", "-l", env], check=True)
         (lost,) = fs.tick()[f"login1:{env}"]
         assert outcome(lost) == "CRITICAL missing" and "is not mounted any more" in lost.summary
