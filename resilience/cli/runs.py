@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,6 +28,9 @@ from resilience.cli.options import (
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
 from resilience.errors import ResilError
 from resilience.switch import Scope
+
+if TYPE_CHECKING:
+    from resilience.runs.run_directory import RunDirectory
 
 STATUS_EVERY_S = 10.0
 
@@ -92,6 +96,15 @@ def _write_log(text: bytes, header: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
+def _warn_of_relocation(directory: RunDirectory) -> None:
+    """Say that the jobs of a run that was copied or moved do not see its switches."""
+    from resilience.runs.submissions import describe_relocation, read_journal
+
+    with suppress(ResilError):  # the switch is set even if the journal cannot be read
+        if sentence := describe_relocation(read_journal(directory), directory):
+            print(f"  warning: {clean(sentence)}")
+
+
 # ---- switches -------------------------------------------------------------------------------------------------
 
 
@@ -116,6 +129,7 @@ def kill(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
     print(f"kill switch set: {switch.path}", flush=True)
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     if switch.is_empty:
@@ -141,19 +155,21 @@ def save(
     config: ConfigOption = None,
 ) -> None:
     """Make a run save now and continue, by setting its save switch."""
+    from resilience.runs.kill_outlook import read_outlook
     from resilience.runs.switches import set_switch
 
     project = open_project(config)
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
     print(f"save switch set: {switch.path}")
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
-    from resilience.runs.submissions import newest_intent, read_intents
-
-    last = newest_intent(read_intents(directory))
-    if last is not None and last.adopted:
-        print(f"  warning: job {last.job_id} was adopted: it was queued without resil and does not see the switch")
+    adopted: tuple[str, ...] = ()
+    with suppress(ResilError), patience("the switch is set; querying the scheduler for running jobs"):
+        adopted = read_outlook(project, directory).adopted
+    if adopted:
+        print(f"  warning: job {', '.join(adopted)} was adopted: queued without resil, it does not see the switch")
         print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
         return
     print("  a training that checks its switches saves, continues, and removes the switch")

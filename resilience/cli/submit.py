@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable
@@ -135,7 +136,7 @@ def submit(
         again = script_of_run(project.directory(name))
         if again is not None:
             own, arguments = again[0], arguments or again[1]
-            say(f"run {name} was queued with its own script, so this is again: {shlex.join((str(own), *arguments))}")
+            say(f"run {name} has its own script: queueing it again: {shlex.join((str(own), *arguments))}")
     request = SubmitRequest(
         run=name,
         script=own,
@@ -351,6 +352,8 @@ def adopt(
     from resilience.runs.templates.directives import parse_directives
 
     script = Path(target)
+    if not os.path.lexists(project.system.cwd / script):
+        raise UsageError(f"{target!r} is neither a job id nor a script", hint="for instance: resil adopt 8123456")
     job_name = dict(parse_directives(read_own_script(project.system.cwd / script)).options).get("job-name")
     request = SubmitRequest(run=run or run_name_from(job_name or script.stem), script=script)
     _queue(project, request, form="plan" if dry_run else "", as_json=as_json)

@@ -15,7 +15,7 @@ from resilience.messages import plural
 from resilience.runs import queue_cache
 from resilience.runs.project import Project, run_name_from
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.run_jobs import Owners, live_jobs
+from resilience.runs.run_jobs import Owners, live_jobs, of_task
 from resilience.runs.submissions import Intent, Outcome, new_token, read_intents, record_adoption
 from resilience.runs.submit import rollback, take_snapshot
 from resilience.runs.switches import policy_of_run, read_switch
@@ -32,7 +32,8 @@ class Adoption:
         run: the run's name.
         directory: of the run.
         scheduler: the scheduler of the job.
-        job: the job, or a record of the whole array.
+        job: the job, one task of an array, or a record of the whole array.
+        job_id: the id that was adopted: of the job, the task or the array.
         is_new: False if the job belonged to the run before; then nothing was written.
         notes: restrictions, for the user.
     """
@@ -41,19 +42,16 @@ class Adoption:
     directory: Path
     scheduler: str
     job: Job
+    job_id: JobId
     is_new: bool
     notes: tuple[str, ...]
 
-    @property
-    def job_id(self) -> JobId:
-        """Return the id of the job or the array."""
-        return self.job.id.whole
-
 
 def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = False) -> Adoption:
-    """Record a live job, with all tasks of its array, as a job of a run. Only the run directory is written.
+    """Record a live job, an array or one task of it, as a job of a run. Only the run directory is written.
 
-    `run`: name of the run; empty: the job's name made valid. `dry_run`: check everything and write nothing.
+    `run`: name of the run; empty: the job's name made valid, with the number of the task.
+    `dry_run`: check everything and write nothing.
 
     Raise SchedulerError if the job has ended or is unknown, SchedulerUnavailable if the scheduler does not answer,
     UsageError if resil queued the job for a run that is not in this state directory, or if the run is finished or
@@ -61,16 +59,24 @@ def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = Fal
     """
     scheduler, me = project.scheduler(), project.system.host.user
     job = _find_live(scheduler, job_id)
-    notes = _notes(job, job_id, me)
-    owner = _run_of(project, scheduler, job)
+    # The raw id of a running task, which squeue shows nowhere but users copy from $SLURM_JOB_ID, means this task.
+    task = job.id.task if job_id.task is not None or job_id.array != job.id.array else None
+    job_id = JobId(job.id.array, task)
+    notes = _notes(job, me)
+    owner = _run_of(project, scheduler, job, job_id)
     if owner is not None:
-        return Adoption(owner.run, owner.path, scheduler.name, job, False, notes)
-    name = check_run_name(run) if run else run_name_from(job.name)
+        return Adoption(owner.run, owner.path, scheduler.name, job, job_id, False, notes)
+    name = check_run_name(run) if run else _default_name(job, job_id)
     directory = project.directory(name)
     _check_directory(scheduler, directory, job, me, is_named=bool(run))
     if not dry_run:
-        _record(project, directory, scheduler, job)
-    return Adoption(name, directory.path, scheduler.name, job, True, notes)
+        _record(project, directory, scheduler, job, job_id)
+    return Adoption(name, directory.path, scheduler.name, job, job_id, True, notes)
+
+
+def _default_name(job: Job, job_id: JobId) -> str:
+    name = run_name_from(job.name)
+    return name if job_id.task is None else f"{name[:80]}-{job_id.task}"
 
 
 def _find_live(scheduler: Scheduler, job_id: JobId) -> Job:
@@ -83,10 +89,17 @@ def _find_live(scheduler: Scheduler, job_id: JobId) -> Job:
             if past and past[-1].state.is_final:
                 raise _ended(past[-1]) from None
         hint = "see your jobs: squeue --me; another user's job may be hidden from you (PrivateData)"
+        if scheduler.name == "local":
+            hint = "a job of SLURM? name the scheduler: --scheduler slurm"
         raise NoSuchJob(error.message, hint=hint) from None
-    if job.state.is_final:
-        raise _ended(job)
-    return job
+    own = job if job_id.task is None else of_task(job, job_id.task)
+    if own is None:
+        raise NoSuchJob(
+            f"there is no task {job_id} in the queue", hint=f"see its tasks: squeue --me -r -j {job_id.array}"
+        )
+    if own.state.is_final:
+        raise _ended(own)
+    return own
 
 
 def _ended(job: Job) -> SchedulerError:
@@ -97,8 +110,8 @@ def _ended(job: Job) -> SchedulerError:
     )
 
 
-def _run_of(project: Project, scheduler: Scheduler, job: Job) -> RunDirectory | None:
-    """Return the run of this state directory that has the job; None if no run has it.
+def _run_of(project: Project, scheduler: Scheduler, job: Job, job_id: JobId) -> RunDirectory | None:
+    """Return the run of this state directory that has the job or the array; None if no run has it as a whole.
 
     Raise UsageError if a run of another state directory has it.
     """
@@ -107,9 +120,10 @@ def _run_of(project: Project, scheduler: Scheduler, job: Job) -> RunDirectory | 
     for name, directory in directories.items():
         with suppress(StateDirectoryError):  # a damaged run must not hide the others
             journals[name] = [one for one in read_intents(directory) if one.scheduler == scheduler.name]
-    found = Owners(journals).runs_of(job.id.array, job.comment)
-    if found:
-        return directories[found[0]]
+    for name in Owners(journals).runs_of(job.id.array, job.comment):
+        known = {one.job_id for one in journals[name]}
+        if split_comment(job.comment) is not None or known & {job_id, job_id.whole}:
+            return directories[name]
     mark = split_comment(job.comment)
     if mark is None:
         return None
@@ -126,7 +140,7 @@ def _check_directory(scheduler: Scheduler, directory: RunDirectory, job: Job, me
     """Raise if the job would be watched wrongly in this directory."""
     if not directory.exists():
         return
-    name, other = directory.run, f"resil adopt {job.id.whole} --run NAME"
+    name, other = directory.run, f"resil adopt {job.id} --run NAME"
     if directory.is_finished():
         raise UsageError(
             f"run {name} is finished, so its jobs are not watched",
@@ -145,11 +159,11 @@ def _check_directory(scheduler: Scheduler, directory: RunDirectory, job: Job, me
         ids = ", ".join(sorted({str(one.id.whole) for one in live}))
         raise RunAlive(
             f"there is a live run {name} already: job {ids}",
-            hint=f"another run: {other}; one more job of it: resil adopt {job.id.whole} --run {name}",
+            hint=f"another run: {other}; one more job of it: resil adopt {job.id} --run {name}",
         )
 
 
-def _record(project: Project, directory: RunDirectory, scheduler: Scheduler, job: Job) -> None:
+def _record(project: Project, directory: RunDirectory, scheduler: Scheduler, job: Job, job_id: JobId) -> None:
     script, arguments = split_command(job.command)
     intent = Intent(
         new_token(),
@@ -158,10 +172,10 @@ def _record(project: Project, directory: RunDirectory, scheduler: Scheduler, job
         (script, *arguments) if script else (),
         # A log from after this time is of this job (run_logs.py).
         job.submit_time or project.system.clock.now(),
-        job_id=job.id.whole,
+        job_id=job_id,
         by=job.user,
         adopted=True,
-        output=job.stdout if job.id.task is None else job.stdout.replace(str(job.id), f"{job.id.array}_%a"),
+        output=_output(job, job_id),
         outcome=Outcome.SUBMITTED,
     )
     snapshot = take_snapshot(directory)
@@ -175,12 +189,17 @@ def _record(project: Project, directory: RunDirectory, scheduler: Scheduler, job
         queue_cache.invalidate(project.system, scheduler.name)
 
 
-def _notes(job: Job, asked: JobId, me: str) -> tuple[str, ...]:
+def _output(job: Job, job_id: JobId) -> str:
+    """Return where the output goes: of an array, with %a for the task."""
+    if job_id.task is not None:
+        return job.stdout.replace("%a", str(job_id.task))
+    return job.stdout if job.id.task is None else job.stdout.replace(str(job.id), f"{job.id.array}_%a")
+
+
+def _notes(job: Job, me: str) -> tuple[str, ...]:
     """Return what is restricted about the job. Pure, except for a look at its output file."""
     notes = []
-    if asked.task is not None:
-        notes.append(f"{asked} is a task of an array: the array {asked.whole} is adopted as a whole")
-    elif job.is_array_record and job.task_count > 1:
+    if job.is_array_record and job.task_count > 1:
         notes.append(f"all tasks of the array are watched; {plural(job.task_count, 'task')} still wait")
     if job.user not in ("", me):
         notes.append(f"the job belongs to {job.user}: resil watches it, but only {job.user} can cancel it")

@@ -32,7 +32,7 @@ from resilience.runs.submissions import (
     record_intervention,
     submitted_ids,
 )
-from resilience.submission import split_comment
+from resilience.submission import ArrayExpression, split_comment
 from resilience.system.ports import System, is_account
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ class Owners:
         self._by_token = {intent.token: run for run, intents in journals.items() for intent in intents}
         self._by_name = {run for run, intents in journals.items() if not intents}
         self._by_id: dict[int, list[str]] = {}
+        self._tasks: dict[tuple[str, int], set[int | None]] = {}
         for run, intents in journals.items():
             for job_id in submitted_ids(intents):
                 if run not in (runs := self._by_id.setdefault(job_id.array, [])):
                     runs.append(run)
+                self._tasks.setdefault((run, job_id.array), set()).add(job_id.task)
 
     def runs_of(self, array: int, comment: str) -> Sequence[str]:
         """Return the runs of a job with this id (of its array) and comment: one or none, except for shared ids."""
@@ -91,11 +93,39 @@ class Owners:
             run = mark[0]
         return () if run is None else (run,)
 
+    def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
+        """Return the jobs of each run that has any. Of an array, a run may have adopted single tasks."""
+        found: dict[str, list[Job]] = {}
+        for job in jobs:
+            for run in self.runs_of(job.id.array, job.comment):
+                tasks = self._tasks.get((run, job.id.array), {None})
+                own = [job] if None in tasks else [one for task in tasks if (one := of_task(job, task)) is not None]
+                if own:
+                    found.setdefault(run, []).extend(own)
+        return found
+
+
+def of_task(job: Job, task: int | None) -> Job | None:
+    """Return the record of one task from its own record, or from that of the pending tasks of its array; None if this
+    is a record of other tasks. Pure."""
+    if job.id.task is not None or task is None:
+        return job if job.id.task == task else None
+    with suppress(UsageError):  # a list of tasks that SLURM has cut off
+        if task not in ArrayExpression.parse(job.tasks).indices():
+            return None
+    return replace(job, id=JobId(job.id.array, task), tasks="", task_count=1)
+
+
+def handle_of(job: Job, intents: Sequence[Intent]) -> JobId:
+    """Return the id by which a job of a run is cancelled and waited for: that of its array, unless only tasks of the
+    array were adopted. Pure."""
+    known = {intent.job_id for intent in intents}
+    return job.id if job.id in known and job.id.whole not in known else job.id.whole
+
 
 def jobs_of_run(jobs: Iterable[Job], run: str, intents: Sequence[Intent]) -> tuple[Job, ...]:
     """Return the jobs of a run: those with one of the tokens in its journal. See Owners."""
-    owners = Owners({run: intents})
-    return tuple(job for job in jobs if owners.runs_of(job.id.array, job.comment))
+    return tuple(Owners({run: intents}).sort(jobs).get(run, ()))
 
 
 def submitters(
@@ -213,6 +243,8 @@ def confirm_gone(scheduler: Scheduler, directory: RunDirectory, intents: Sequenc
             hint="try again in a minute; if you know that it is over: --force",
         )
     job = presence.job
+    if job is not None and known[-1].job_id.task is not None:
+        job = of_task(job, known[-1].job_id.task)
     if presence.liveness is Liveness.GONE or job is None:
         return ()
     mark = split_comment(job.comment)
@@ -242,10 +274,11 @@ def resolve_after(project: Project, run: str, after: str) -> JobId:
                 hint="submit without --after, or see: resil status",
             )
         return presence.job.id.whole if presence.job is not None else job_id
-    job = newest(live_jobs(scheduler, project.directory(run), project.system.host.user))
+    directory = project.directory(run)
+    job = newest(live_jobs(scheduler, directory, project.system.host.user))
     if job is None:
         raise SchedulerError(f"run {run} has no job in the queue to wait for", hint="submit without --after")
-    return job.id.whole
+    return handle_of(job, read_intents(directory))
 
 
 def adopted_to_follow(project: Project, run: str) -> JobId | None:
@@ -254,11 +287,12 @@ def adopted_to_follow(project: Project, run: str) -> JobId | None:
     Raise SchedulerUnavailable if the scheduler does not answer.
     """
     directory, scheduler = project.directory(run), project.scheduler()
-    last = newest_intent(read_intents(directory)) if directory.exists() else None
+    intents = read_intents(directory) if directory.exists() else ()
+    last = newest_intent(intents)
     if last is None or not last.adopted or last.scheduler != scheduler.name:
         return None
     job = newest(live_jobs(scheduler, directory, project.system.host.user))
-    return None if job is None else job.id.whole
+    return None if job is None else handle_of(job, intents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +324,7 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
     before = live() or (() if pending_only else confirm_gone(scheduler, directory, intents, me))
     if not before:
         raise NoSuchJob(f"run {directory.run} has no job in the queue", hint="see: resil status")
-    requested = tuple(sorted({job.id.whole for job in before}))
+    requested = tuple(sorted({handle_of(job, intents) for job in before}))
     names = ", ".join(map(str, requested))
     deed = Deed.CANCELLED_PENDING if pending_only else Deed.CANCELLED
     done = Intervention(deed, me, project.system.clock.now(), tuple(job_id.array for job_id in requested))
@@ -325,4 +359,4 @@ def cancel(project: Project, directory: RunDirectory, *, pending_only: bool = Fa
             f"job {left} is still in the queue",
             hint=f"see its owner and reason: resil status {directory.run} --fresh; or use: resil kill {directory.run}",
         )
-    return Cancelled(requested, tuple(sorted({job.id.whole for job in after})))
+    return Cancelled(requested, tuple(sorted({handle_of(job, intents) for job in after})))

@@ -200,7 +200,7 @@ def _refuse_own_options(extra_args: tuple[str, ...]) -> None:
 def _dependency(request: SubmitRequest) -> str:
     parts = []
     if request.after is not None:
-        parts.append(f"afterany:{request.after.whole}")
+        parts.append(f"afterany:{request.after}")
     if request.dependency:
         written = write_dependency(request.dependency)
         if parts and "?" in written:
@@ -432,7 +432,7 @@ def _max_array_size(project: Project, plan: SubmitPlan) -> int | None:
 def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitPlan, script: str) -> tuple[str, ...]:
     """Return missing directories of output files: SLURM fails such a job without a message."""
     base = project.system.cwd if request.script is not None else project.loaded.project
-    options = {**dict(parse_directives(script).options), **plan.options}
+    options = {**dict(parse_directives(script).options), **plan.options, **passed_options(request.extra_args)}
     # The directory for logs of a rendered script is created with the run.
     own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None
     missing = []

@@ -30,14 +30,14 @@ REFUSED = [
     (("adopt", "12", "--run", "a b"), "there is no job"),
     (("status", LONG), "there is no run"),
     (("kill", LONG), "there is no run"),
-    (("status", "--watch", "--interval", "nan"), "--interval nan is not a number"),
+    (("status", "--watch", "--interval", "nan"), "is not a duration"),
     (("status", "--watch", "--interval", "inf"), "--interval"),
     (("status", "--watch", "--interval", "1e300"), "--interval"),
     (("status", "--watch", "--interval", "0"), "--interval"),
     (("status", "--watch", "--interval", "-5"), "--interval"),
-    (("watch", "fs", "--every", "0s"), "must be positive"),
-    (("watch", "fs", "--every", "99999999999d"), "longer than a hundred years"),
-    (("alert", "silence", "--check", "fs", "--for", "99999999999d"), "longer than a hundred years"),
+    (("watch", "fs", "--every", "0s"), "must be at least"),
+    (("watch", "fs", "--every", "99999999999d"), "longer than 100 years"),
+    (("alert", "silence", "--check", "fs", "--for", "99999999999d"), "longer than 100 years"),
 ]
 
 

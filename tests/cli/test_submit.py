@@ -106,7 +106,7 @@ def test_a_run_of_an_own_script_is_queued_with_it_again(shell: Shell) -> None:
     assert said.code == 0, said.err
     _, second = shell.fake.submissions
     assert (second.script, second.script_args) == (str(script), ("--lr", "0.1 x"))
-    assert f"this is again: {shlex.quote(str(script))} --lr '0.1 x'" in said.err
+    assert f"queueing it again: {shlex.quote(str(script))} --lr '0.1 x'" in said.err
 
 
 def test_the_template_is_used_again_only_if_asked_for(shell: Shell) -> None:
@@ -179,7 +179,7 @@ def test_adopting_is_planned_without_a_trace_and_told_to_programs(shell: Shell) 
 def test_the_switches_of_an_adopted_run_are_told_honestly(shell: Shell) -> None:
     shell.fake.records = [a_job(12, name="x")]
     shell.resil("adopt", "12")
-    assert "adopted: it was queued without resil and does not see the switch" in shell.resil("save", "x").out
+    assert "adopted: queued without resil, it does not see the switch" in shell.resil("save", "x").out
     shell.resil("submit", "--run", "x", "--template", "python")
     killed = shell.resil("kill", "x").out
     assert "adopted job 12: queued without resil, does not see the switch, saves nothing and runs on" in killed

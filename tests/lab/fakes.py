@@ -166,7 +166,7 @@ class FakeScheduler:
     def job(self, job_id: JobId) -> Job:
         self._called("job")
         found = [job for job in self.records if job.id == job_id] or [
-            job for job in self.records if job.id.whole == job_id
+            job for job in self.records if job.id.whole == job_id or (job.is_array_record and job.id == job_id.whole)
         ]
         if not found:
             raise NoSuchJob(f"there is no job {job_id}")

@@ -118,10 +118,37 @@ def test_an_array_is_adopted_as_a_whole(project: Project, fake: FakeScheduler) -
         a_job(12, JobState.PENDING, name="x", tasks="3-9%1", task_count=7),
         a_job(12, name="x", task=2, raw_id=40),
     ]
-    assert adopt(project, JobId(12, 2)).notes[0] == "12_2 is a task of an array: the array 12 is adopted as a whole"
+    assert "all tasks of the array are watched; 7 tasks still wait" in adopt(project, JobId(12)).notes
     directory = project.directory("x")
     assert len(jobs_of_run(fake.records, "x", read_intents(directory))) == 2
     assert adopt(project, JobId(12)).is_new is False
+    assert adopt(project, JobId(12, 2)).run == "x"
+    run_jobs.cancel(project, directory)
+    assert {job.state for job in fake.records} == {JobState.CANCELLED, JobState.COMPLETING}
+
+
+def test_one_task_of_an_array_is_a_run_of_its_own(project: Project, fake: FakeScheduler) -> None:
+    fake.records = [
+        a_job(12, JobState.PENDING, name="x", tasks="3-9%2", task_count=7, stdout="/s/12_%a.out"),
+        a_job(12, name="x", task=1, raw_id=40, stdout="/s/12_1.out"),
+        a_job(12, name="x", task=2, raw_id=41, stdout="/s/12_2.out"),
+    ]
+    assert [adopt(project, JobId(12, task)).run for task in (2, 5)] == ["x-2", "x-5"]
+    assert adopt(project, JobId(12, 2)).is_new is False
+    two, five = (project.directory(name) for name in ("x-2", "x-5"))
+    (running,), (waiting,) = (jobs_of_run(fake.records, one.run, read_intents(one)) for one in (two, five))
+    assert (running.raw_id, str(waiting.id), waiting.task_count) == (41, "12_5", 1)
+    assert [read_intents(one)[0].output for one in (two, five)] == ["/s/12_2.out", "/s/12_5.out"]
+    assert adopted_to_follow(project, "x-2") == JobId(12, 2)
+    assert adopt(project, JobId(12)).run == "x", "the whole array is another run"
+    assert run_jobs.cancel(project, two).ids == (JobId(12, 2),)
+
+
+def test_a_task_that_the_array_does_not_have_is_refused(project: Project, fake: FakeScheduler) -> None:
+    fake.records = [a_job(12, JobState.PENDING, name="x", tasks="3-9%2", task_count=7)]
+    with pytest.raises(NoSuchJob):
+        adopt(project, JobId(12, 99))
+    assert not project.loaded.state_dir.exists()
 
 
 def test_a_job_without_output_is_named_as_such(project: Project, fake: FakeScheduler) -> None:

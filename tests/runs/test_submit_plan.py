@@ -57,7 +57,7 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, str | None]]] = [
     ({"array": "1-10%3"}, {"array": "1-10%3"}),
     ({"chain": 3}, {}),
     ({"dependency": "12"}, {"dependency": "afterany:12"}),
-    ({"after": JobId(12, 3)}, {"dependency": "afterany:12"}),
+    ({"after": JobId(12, 3)}, {"dependency": "afterany:12_3"}),
     ({"after": JobId(12), "dependency": "afterok:9"}, {"dependency": "afterany:12,afterok:9"}),
     ({"exclude": "n[1-3]", "time": "1:00:00", "begin": "now+1hour"},
      {"exclude": "n[1-3]", "time": "1:00:00", "begin": "now+1hour"}),

@@ -82,8 +82,11 @@ def test_a_plain_job_is_adopted_watched_continued_and_finished(desk: Desk, clust
 def test_a_waiting_array_and_a_wrapped_job_are_adopted(desk: Desk) -> None:
     array = sbatch(desk, "--array=1-9%1", "--hold", "--job-name=sweep", "--wrap", "sleep 60")
     said = json.loads(typed(desk, "adopt", f"{array}_4", "--json").stdout)
+    assert (said["run"], said["job_id"], said["state"]) == ("sweep-4", f"{array}_4", "PENDING")
+    typed(desk, "cancel", "sweep-4")
+    assert len(desk.queue()) == 8 and f"{array}_4" not in desk.queue(), "the other tasks stay"
+    said = json.loads(typed(desk, "adopt", array, "--json").stdout)
     assert (said["run"], said["job_id"], said["state"]) == ("sweep", array, "PENDING")
-    assert "adopted as a whole" in said["notes"][0]
     assert desk.resil("adopt", "999999").returncode == 1
     again = desk.resil("submit", "--run", "sweep")
     assert again.returncode == 2 and "resil submit SCRIPT --run sweep" in again.stderr

@@ -26,7 +26,8 @@ class FileSystemSettings:
     Attributes:
         paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
             settings file, and to the current directory on the command line. Default: the file systems of the project,
-            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp.
+            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp, and of the command, the data
+            and the environment that the run's batch script and journal name.
         warn_percent: warn if more than this is used. Default: 85%, unless a free amount is set. Percentages and free
             amounts may both be set; crossing either counts.
         crit_percent: critical if more than this is used. Default: 95%, unless a free amount is set.

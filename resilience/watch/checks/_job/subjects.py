@@ -274,7 +274,7 @@ class WatchedRuns(Watched):
         super().__init__(subjects, None if set(users) <= {me} else users, own)
 
     def _is_of(self, run: str) -> Callable[[Job], bool]:
-        return lambda job: run in self._owners.runs_of(job.id.array, job.comment)
+        return lambda job: run in self._owners.sort([job])
 
     @property
     def keep(self) -> Keep:
@@ -282,11 +282,7 @@ class WatchedRuns(Watched):
         return lambda array, _, comment: bool(runs_of(array, comment))
 
     def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
-        found: dict[str, list[Job]] = {}
-        for job in jobs:
-            for run in self._owners.runs_of(job.id.array, job.comment):
-                found.setdefault(run, []).append(job)
-        return found
+        return self._owners.sort(jobs)
 
 
 class WatchedNames(Watched):
