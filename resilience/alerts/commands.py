@@ -144,7 +144,7 @@ class _ChannelsByIncident(dict[str, dict[str, None]]):
 
 
 def _errors(state: AlertState) -> tuple[str, ...]:
-    errors = (state.error, state.ledger.directory.error, *state.ledger.errors, *state.silences.errors)
+    errors = (state.note, state.error, state.ledger.directory.error, *state.ledger.errors, *state.silences.errors)
     whole = tuple(dict.fromkeys(filter(None, (*errors, state.outbox.error))))
     return tuple(text for text in whole if not any(text != other and text.endswith(other) for other in whole))
 

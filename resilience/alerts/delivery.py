@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from resilience.alerts import channel_health
 from resilience.alerts.alert import Alert, Reason
@@ -232,7 +233,7 @@ class _Flush:
             return False
         requests = {
             channel: DeliveryRequest(
-                entry.alert,
+                self._relocated(entry.alert),
                 self.routes[channel],
                 self.outbox.channels.thread(entry.alert.thread, channel),
                 min(SEND_S, left_s),
@@ -246,6 +247,11 @@ class _Flush:
             active.count += 1
             self._record(active, heads[channel], outcome)
         return True
+
+    def _relocated(self, alert: Alert) -> Alert:
+        """Return an alert whose commands work in this project, if its own project was moved here."""
+        is_moved = self.project not in ("", alert.project) and bool(alert.project) and not Path(alert.project).is_dir()
+        return replace(alert, project=self.project) if is_moved else alert
 
     def _sendable(self, channel: str) -> Iterator[Entry]:
         """Yield the messages that may be sent next, each read again: another node may have sent it meanwhile."""

@@ -81,12 +81,15 @@ def notify(
     notified = notifier.notify((*reports, *noted), system.clock.now(), source=source)
     if not state.error and notes is not None:
         notes.forget(project)
+    state.record_home()
     flushed = _deliver(project, state.outbox, deliver_s)
     lines = [line for group in notified.groups for line in _lines(group, flushed)]
     lines += _failures(flushed) if flushed is not None else ()
     if moved:
         lines.append(f"{plural(moved, 'alert file')} moved back from the fallback directory of this node")
     outbox_error = state.outbox.error if flushed is None else flushed.error
+    if state.note:
+        lines.append(state.note)
     return (*lines, *_errors(state, (*wrong, *notified.errors), outbox_error))
 
 

@@ -7,7 +7,7 @@ import os
 import shlex
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
@@ -16,10 +16,14 @@ from resilience.base.switches import name_of_user
 from resilience.errors import StateDirectoryError
 from resilience.runs.project import Project
 from resilience.system.fallback_directory import FallbackDirectory, fallback_path
+from resilience.system.files import read_regular, write_atomic
 from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 
 DIRECTORY = ".alerts"
 """Directory beside the runs, since one message may be about several runs."""
+
+HOME = "home"
+"""File with the absolute path of the directory that it is in: it differs in a copy, and after a move."""
 
 _PARTS = ("incidents", "silences", "outbox", "sent", "dead", "threads", "channels", "claims")
 
@@ -32,6 +36,7 @@ class AlertState:
         path: the directory; may not exist yet.
         error: why the directory is not used, because its disk does not respond or other users may write it; or empty.
         refusal: the error for commands, if other users may write the directory; else None.
+        note: a sentence about a state that was copied with its project and is set aside, or empty.
     """
 
     path: Path
@@ -40,6 +45,15 @@ class AlertState:
     outbox: Outbox
     error: str = ""
     refusal: StateDirectoryError | None = None
+    note: str = ""
+
+    def record_home(self) -> None:
+        """Record the path of the state, so that a copy of it is noticed. Best effort."""
+        incidents = self.ledger.directory
+        with suppress(OSError, StateDirectoryError):
+            if not incidents.is_unavailable and _home_of(self.path) != str(self.path):
+                mode = stat.S_IMODE(incidents.primary.stat().st_mode) & 0o666
+                write_atomic(self.path / HOME, f"{self.path}\n", mode=mode, durable=False)
 
     def flush_fallback(self) -> int:
         """Move the files of the fallback directory back; return how many were moved."""
@@ -56,8 +70,8 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    away, refusal, is_fallback_away = _examine(project, path, fallback) if touch else ("", None, False)
-    if is_fallback_away:
+    seen = _examine(project, path, fallback) if touch else _Examined()
+    if seen.is_fallback_away:
         fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
@@ -65,15 +79,16 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
         directory_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
-        unavailable=away,
+        unavailable=seen.error,
     )
     return AlertState(
         path,
         Ledger(incidents, LedgerCopy(fallback / "ledger-copy.json")),
         Silences(incidents.sibling("silences")),
         Outbox(incidents.sibling("outbox")),
-        away,
-        refusal,
+        seen.error,
+        seen.refusal,
+        seen.note,
     )
 
 
@@ -112,12 +127,19 @@ def _refusal(place: Path, command: str) -> StateDirectoryError:
     )
 
 
-def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDirectoryError | None, bool]:
-    """Examine the alert state and its fallback within a deadline.
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """Result of examining the alert state: why it is not used, the error for commands, a note for the user, and whether
+    the fallback does not respond."""
 
-    Return why the state is not used, or an empty text; the error for commands, if other users may write the state; and
-    whether the fallback does not respond.
-    """
+    error: str = ""
+    refusal: StateDirectoryError | None = None
+    note: str = ""
+    is_fallback_away: bool = False
+
+
+def _examine(project: Project, path: Path, fallback: Path) -> _Examined:
+    """Examine the alert state and its fallback within a deadline."""
     system, shared = project.system, project.loaded.settings.watch
     deadline_s = min(shared.state_deadline_s, shared.deadline_s)
 
@@ -126,25 +148,51 @@ def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDi
         if os.path.isdir(directory):  # noqa: PTH112
             os.listdir(directory)  # noqa: PTH208
 
-    def examine() -> tuple[str, str]:
+    def examine() -> tuple[str, str, str]:
+        note = set_copy_aside(path)
         list_files(path / "incidents")
         found = distrust(path, project.loaded.settings.run.group)
-        return (found.message, found.hint) if found is not None else ("", "")
+        return (found.message, found.hint, note) if found is not None else ("", "", note)
 
     probes = {
         path: state_probe(project.loaded.state_dir, examine, deadline_s),
         fallback: ChildProbe(f"fallback {fallback}", lambda: list_files(fallback), deadline_s, str(fallback)),
     }
-    error, refusal, is_fallback_away = "", None, False
+    seen = _Examined()
     for place, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
         if place == fallback:
-            is_fallback_away = answer.is_overdue
+            seen = replace(seen, is_fallback_away=answer.is_overdue)
         elif answer.is_overdue and answer.error is not None:
-            error = f"{path} does not respond: {answer.error.message}"
-        elif answer.error is None and answer.value[0]:
-            message, hint = answer.value
-            error, refusal = f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
-    return error, refusal, is_fallback_away
+            seen = replace(seen, error=f"{path} does not respond: {answer.error.message}")
+        elif answer.error is None:
+            message, hint, note = answer.value
+            refusal = StateDirectoryError(message, hint=hint) if message else None
+            seen = replace(seen, error=f"{message}; mend it: {hint}" if message else "", refusal=refusal, note=note)
+    return seen
+
+
+def set_copy_aside(path: Path) -> str:
+    """Rename an alert state that was copied together with its project, whose incidents and queued messages belong to
+    the original; return a sentence about that, or an empty text."""
+    home = _home_of(path)
+    with suppress(OSError):
+        if not home or home == str(path) or Path(home).samefile(path) or not (Path(home) / "incidents").is_dir():
+            return ""
+        aside = path.with_name(f"{path.name}.copied-{os.urandom(3).hex()}")
+        try:
+            path.rename(aside)
+        except OSError as error:
+            return f"these alerts were copied from {home}, and cannot be set aside: {error.strerror}"
+        return f"these alerts were copied from {home}, where they continue; the copy is set aside as {aside}"
+    return ""
+
+
+def _home_of(path: Path) -> str:
+    """Return the recorded path of an alert state, or an empty text."""
+    with suppress(StateDirectoryError):
+        found = read_regular(path / HOME)
+        return found[0].decode("utf-8", "surrogateescape").strip() if found is not None else ""
+    return ""
 
 
 def _gid(group: str) -> int | None:

@@ -161,7 +161,7 @@ def silence(
     subject: Annotated[
         str,
         typer.Option(
-            "--subject", metavar="PATTERN", help="Only this subject: /scratch*", autocompletion=complete_subjects
+            "--subject", metavar="PATTERN", help="Only this subject: /scratch*.", autocompletion=complete_subjects
         ),
     ] = "",
     run: Annotated[str, typer.Option("--run", "-r", metavar="PATTERN", help="Only these runs.")] = "",

@@ -9,7 +9,7 @@ import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,9 @@ from resilience.cli.options import (
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
 from resilience.errors import ResilError
 from resilience.switch import Scope
+
+if TYPE_CHECKING:
+    from resilience.runs.run_directory import RunDirectory
 
 STATUS_EVERY_S = 10.0
 
@@ -93,6 +96,15 @@ def _write_log(text: bytes, header: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
+def _warn_of_relocation(directory: RunDirectory) -> None:
+    """Say that the jobs of a run that was copied or moved do not see its switches."""
+    from resilience.runs.submissions import describe_relocation, read_journal
+
+    with suppress(ResilError):  # the switch is set even if the journal cannot be read
+        if sentence := describe_relocation(read_journal(directory), directory):
+            print(f"  warning: {clean(sentence)}")
+
+
 # ---- switches -------------------------------------------------------------------------------------------------
 
 
@@ -117,6 +129,7 @@ def kill(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
     print(f"kill switch set: {switch.path}", flush=True)
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     if switch.is_empty:
@@ -149,6 +162,7 @@ def save(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
     print(f"save switch set: {switch.path}")
+    _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     adopted: tuple[str, ...] = ()

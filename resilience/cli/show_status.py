@@ -119,6 +119,8 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(
             f"  {status.kill.why}: {describe(status.kill, now)}"
         )  # because of stop_after, or because the switch was cleared too late
+    if status.relocation:
+        print(f"  {clean(status.relocation)}")
     if status.unreadable:
         print(f"  {clean(status.unreadable)}")
     if status.trouble:
@@ -161,5 +163,5 @@ def _colour(state: JobState) -> str:
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
     kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
-    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention")
+    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention", "relocation")
     return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

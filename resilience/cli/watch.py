@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -203,7 +204,9 @@ def _command_of(name: str, check: Any) -> Any:
         for key, (_, default) in _SHARED.items():
             typed = (words.get(key) for words in (given, context.parent.params))
             shared[key] = next((value for value in typed if value not in (None, default)), default)
-        shared["deadline"] = shared["deadline"] or given.get("field_deadline_s") or ""
+        with suppress(UsageError):  # reported for the field of the settings
+            own = given.get("field_deadline_s") or ""
+            shared["deadline"] = shared["deadline"] or (own and f"{_duration('--deadline', own):g}s")
         overrides = absolute_paths(
             _overrides(options, check.argument, given), getattr(check, "path_fields", ()), System().cwd
         )

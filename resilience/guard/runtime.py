@@ -6,6 +6,7 @@ import _thread
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 
@@ -71,6 +72,10 @@ MAX_ABORTS = 3
 """Warn on stderr after this many aborted rounds in a row: requests are waiting."""
 
 
+MOST_PATHS = 64
+"""The most words of the command line that are searched for paths."""
+
+
 class GuardRuntime:
     """Owns everything that a guard starts. The guard calls the runtime, which sees only a `Gate` and a `LoopState`.
 
@@ -131,7 +136,9 @@ class GuardRuntime:
             self._recorder.warn(note)
         self._slot.set_phase(self._loop.phase)
         place = self._place
-        self._recorder.event("start", step=self._gate.count, world=place.world, job_id=place.job_id, pid=os.getpid())
+        self._recorder.event(
+            "start", step=self._gate.count, world=place.world, job_id=place.job_id, pid=os.getpid(), uses=_paths_used()
+        )
         self.signals.install()
         self._learned.read(self._writer.learned)
         self.agreement.start()
@@ -533,3 +540,12 @@ class GuardRuntime:
             self._gate, self.on_event, self._place, self._settings, self._writer.locate, self._recorder,
             lambda: self._timer.slowest_step_s or 0.0,
         )  # fmt: skip
+
+
+def _paths_used() -> list[str]:
+    """Return where the training's command, environment and data are: `resil watch fs` watches their file systems."""
+    words = (word.rpartition("=")[2] for word in sys.argv[:MOST_PATHS])
+    found = [sys.prefix, sys.base_prefix, *(word for word in words if word.startswith("/") and word.isprintable())]
+    with contextlib.suppress(OSError):
+        found.append(os.getcwd())
+    return list(dict.fromkeys(found))

@@ -25,7 +25,8 @@ class Context(NamedTuple):
             `cluster=` selects one of several SLURM clusters. Raises UsageError for an unknown scheduler.
         scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
         has_settings: whether a resil.toml was found.
-        shared: results that the probes in one child share (`together` of a check); None outside of such a child.
+        state_deadline_s: how long the state directory may take to respond.
+        shared: results that the checks of one tick share, and in a child its probes; None outside of a tick.
     """
 
     system: System
@@ -36,6 +37,7 @@ class Context(NamedTuple):
     scheduler: Callable[..., Scheduler]
     scheduler_deadline_s: float = 60.0
     has_settings: bool = False
+    state_deadline_s: float = 5.0
     shared: dict[Any, Any] | None = None
 
     def runs(self) -> tuple[RunDirectory, ...]:

@@ -112,8 +112,15 @@ def stdout_of(scheduler: Scheduler, job: Job) -> Path | None:
 
     Raise ResilError if the scheduler does not answer.
     """
+    import glob  # imported late: 2 ms
+
     named = job.stdout or scheduler.job(job.id).stdout
-    return Path(named) if named and os.path.isfile(named) else None  # noqa: PTH113
+    # SLURM does not expand all fields there, for instance %N and %4j (scontrol 22.05).
+    for pattern in (_escaped(named), *output_globs(named, start_of_job(job), job.user)) if named else ():
+        for path in glob.iglob(pattern):  # noqa: PTH207
+            if os.path.isfile(path):  # noqa: PTH113
+                return Path(path)
+    return None
 
 
 def output_globs(pattern: str, start: Start, user: str = "") -> tuple[str, ...]:

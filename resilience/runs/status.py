@@ -21,7 +21,14 @@ from resilience.runs.run_files import SIGN_OF_LIFE_S, last_beat, last_events, ne
 from resilience.runs.run_jobs import Queues, newest
 from resilience.runs.run_logs import last_step, logs_for_step
 from resilience.runs.settle import can_settle, settle, unsettled
-from resilience.runs.submissions import Intent, Intervention, Journal, own_script_of, read_journal
+from resilience.runs.submissions import (
+    Intent,
+    Intervention,
+    Journal,
+    describe_relocation,
+    own_script_of,
+    read_journal,
+)
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.switch import Switch
 
@@ -135,6 +142,7 @@ class RunStatus:
         lost: messages about jobs lost to a dead node or a reboot.
         waits: a sentence while the newest attempt waits for the end of an earlier one, or empty.
         intervention: what a person did to the run since the last submission, or None.
+        relocation: a sentence about a run directory that was copied or moved, or empty.
         headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
@@ -158,6 +166,7 @@ class RunStatus:
     unreadable: str = ""
     waits: str = ""
     intervention: Intervention | None = None
+    relocation: str = ""
 
 
 def run_statuses(
@@ -178,8 +187,9 @@ def run_statuses(
             if not answer.trouble and not any(job.state.is_alive for job in jobs):
                 answer = answer._replace(trouble=unsettled(journal.intents, project.system.clock.now()))
             logs = _logs(queues, directory, journal.intents, scheduler, jobs)
-            status = _status(project, directory, scheduler, jobs, answer, logs)
-            statuses.append(replace(status, intervention=journal.done))
+            status = _status(project, directory, scheduler, jobs, answer, logs, is_copy=bool(journal.copied_from))
+            relocation = describe_relocation(journal, directory)
+            statuses.append(replace(status, intervention=journal.done, relocation=relocation))
         except StateDirectoryError as error:
             if len(directories) == 1:
                 raise
@@ -195,10 +205,14 @@ def _status(
     jobs: tuple[Job, ...],
     answer: QueueAnswer,
     logs: Sequence[Path],
+    *,
+    is_copy: bool,
 ) -> RunStatus:
     now = project.system.clock.now()
     rows, finished = fold(jobs, now), directory.is_finished()
     attempts = read_attempts(directory)
+    if is_copy:  # those without an end are the original's
+        attempts = tuple(attempt for attempt in attempts if attempt.end is not None)
     if not answer.trouble and not any(row.is_alive for row in rows) and _shows_life(directory, attempts, jobs, now):
         trouble = f"the queue shows no job, but attempt {attempts[-1].number} sent a heartbeat just now"
         answer = answer._replace(trouble=trouble)
@@ -319,7 +333,12 @@ def _waits(directory: RunDirectory, attempts: Sequence[Attempt]) -> str:
 
 
 def _newest_step(seen: int | None, save: LastSave | None, attempts: Sequence[Attempt]) -> int | None:
-    """Return the last step: `seen` in a heartbeat or log, or that of a newer save of this attempt."""
+    """Return the last step: `seen` in a heartbeat or log, or that of a newer save of this attempt.
+
+    An attempt that has just started is at step 0 until it resumes: then the step of the last save is shown.
+    """
+    if not seen and save is not None and save.step:
+        return save.step
     is_of_this = save is not None and attempts and save.attempt == attempts[-1].number
     steps = (seen, save.step if save is not None and is_of_this else None)
     return max((step for step in steps if step is not None), default=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -112,16 +113,16 @@ def new_token() -> str:
 
 def record_intent(directory: RunDirectory, intent: Intent) -> None:
     """Journal that a submission is about to be sent. Raise StateDirectoryError on failure: then do not send."""
-    append_line(directory.path / layout.SUBMISSIONS, _to_record("intent", intent), mode=directory.file_mode)
+    append_line(directory.path / layout.SUBMISSIONS, _to_record(directory, "intent", intent), mode=directory.file_mode)
 
 
 def record_adoption(directory: RunDirectory, intent: Intent, adopter: str) -> None:
     """Journal a job that was queued without resil, in one line. Raise StateDirectoryError on failure."""
-    record = _to_record(ADOPTED, intent) | {"job_id": str(intent.job_id), "adopter": adopter}
+    record = _to_record(directory, ADOPTED, intent) | {"job_id": str(intent.job_id), "adopter": adopter}
     append_line(directory.path / layout.SUBMISSIONS, record, mode=directory.file_mode)
 
 
-def _to_record(event: str, intent: Intent) -> dict[str, object]:
+def _to_record(directory: RunDirectory, event: str, intent: Intent) -> dict[str, object]:
     return {
         "event": event,
         "token": intent.token,
@@ -132,6 +133,7 @@ def _to_record(event: str, intent: Intent) -> dict[str, object]:
         "script": intent.script,
         "argv": list(intent.argv),
         "output": intent.output,
+        "directory": str(directory.path),
     }
 
 
@@ -168,12 +170,49 @@ class Journal(NamedTuple):
             counts, not their times: clocks of login nodes differ.
         cancelled: the jobs and arrays that people ever cancelled.
         stopped: how many intents are older than the newest intervention.
+        copied_from: the run directory that this one is a copy of; empty if it is no copy. The intents of that run count
+            as refused: its jobs do not belong to this run.
+        moved_from: the former path of the run directory, if the newest intent was recorded there and that path is gone.
     """
 
     intents: tuple[Intent, ...]
     done: Intervention | None
     cancelled: frozenset[int]
     stopped: int
+    copied_from: str = ""
+    moved_from: str = ""
+
+
+def describe_relocation(journal: Journal, directory: RunDirectory) -> str:
+    """Return a sentence about a run directory that was copied or moved, with advice; else an empty text. Pure."""
+    here = shlex.quote(str(directory.path))
+    if journal.copied_from:
+        return (
+            f"this run directory is a copy of {journal.copied_from}: the jobs queued there are not this run's;"
+            f" to begin without its attempts and logs: rm -r {here}"
+        )
+    if journal.moved_from:
+        return (
+            f"its jobs were queued from {journal.moved_from}, which is gone: they see no switch that is set here, and"
+            f" write to the old path; to queue them anew: resil cancel {directory.run}, then resil submit"
+        )
+    return ""
+
+
+def _is_copy_of(origin: str, directory: RunDirectory) -> bool:
+    """Return whether another run directory with this journal exists at `origin`. Paths differ by mount and by link."""
+    try:
+        own = (directory.path / layout.SUBMISSIONS).stat()
+        return not os.path.samestat((Path(origin) / layout.SUBMISSIONS).stat(), own)
+    except OSError:
+        return False
+
+
+def _origin_of(record: Mapping[str, object]) -> str:
+    """Return the run directory in which an intent was recorded; of older journals, that of the rendered script."""
+    script = Path(str(record.get("script", "")))
+    known = script.is_absolute() and script.parent.name == layout.SCRIPTS
+    return str(record.get("directory", "")) or (str(script.parent.parent) if known else "")
 
 
 def read_journal(directory: RunDirectory) -> Journal:
@@ -183,6 +222,8 @@ def read_journal(directory: RunDirectory) -> Journal:
     stopped = 0
     done: Intervention | None = None
     before: dict[str, Intervention | None] = {}
+    here, copied_from, newest_origin = str(directory.path), "", ""
+    copies: dict[str, bool] = {}
     for record in read_lines(directory.path / layout.SUBMISSIONS):
         token = str(record.get("token", ""))
         if not token:
@@ -195,6 +236,17 @@ def read_journal(directory: RunDirectory) -> Journal:
         if event in ("intent", ADOPTED):
             if token in intents:
                 continue
+            origin = _origin_of(record)
+            if origin not in ("", here):
+                if origin not in copies:
+                    copies[origin] = _is_copy_of(origin, directory)
+                if copies[origin]:
+                    copied_from = origin
+                    # Without any intent, a job with the run's name would count as the run's. `token` stays unknown.
+                    theirs = f"{token} of {origin}"
+                    intents[theirs] = Intent(theirs, "", "", (), _seconds(record.get("time")), Outcome.REFUSED)
+                    continue
+            newest_origin = origin
             before[token], done = done, None
             argv = record.get("argv")
             intents[token] = Intent(
@@ -214,7 +266,10 @@ def read_journal(directory: RunDirectory) -> Journal:
             if intents[token].outcome is Outcome.REFUSED and token == next(reversed(intents)):
                 done = done or before[token]  # nothing was submitted
     is_undone = done is not None and done.deed is Deed.NOT_CANCELLED
-    return Journal(tuple(intents.values()), None if is_undone else done, frozenset(cancelled), stopped)
+    moved_from = newest_origin if newest_origin not in ("", here) and not os.path.exists(newest_origin) else ""  # noqa: PTH110
+    return Journal(
+        tuple(intents.values()), None if is_undone else done, frozenset(cancelled), stopped, copied_from, moved_from
+    )
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -107,7 +107,14 @@ def parse_attributes(docstring: str) -> dict[str, str]:
             helps |= dict.fromkeys(names, match[2])
         else:
             helps |= {name: f"{helps[name]} {text}" for name in names}
-    return {name: text.replace("`", "").strip() for name, text in helps.items()}
+    return {name: _as_help(text, helps) for name, text in helps.items()}
+
+
+def _as_help(text: str, fields: Collection[str]) -> str:
+    """Return the text of a setting as the sentence of an option: other settings are named by their options."""
+    named = re.sub(r"`(\w+)`", lambda match: flag_of(match[1]) if match[1] in fields else match[1], text)
+    plain = named.replace("`", "").strip()
+    return plain[:1].upper() + plain[1:]
 
 
 def parse_pairs(option: Option, texts: Sequence[str]) -> dict[str, str]:

@@ -31,12 +31,14 @@ class Place(NamedTuple):
         role: `project directory`, `home`, `$SCRATCH`; empty: the user named the path.
         is_needed: whether the training writes there.
         is_optional: whether a missing path is not a fault.
+        is_read: whether the training only reads it, so that a full file system is no fault.
     """
 
     path: str
     role: str = ""
     is_needed: bool = False
     is_optional: bool = False
+    is_read: bool = False
 
 
 def named_places(paths: Sequence[str], *, base: Path, home: Path, environ: Mapping[str, str]) -> tuple[Place, ...]:
@@ -52,9 +54,18 @@ def named_places(paths: Sequence[str], *, base: Path, home: Path, environ: Mappi
 
 
 def needed_places(
-    *, project: Path, state_dir: Path, home: Path, environ: Mapping[str, str], checkpoints: str = ""
+    *,
+    project: Path,
+    state_dir: Path,
+    home: Path,
+    environ: Mapping[str, str],
+    checkpoints: str = "",
+    reads: Sequence[str] = (),
 ) -> tuple[Place, ...]:
-    """Return the places that a training needs, most important first, each path once."""
+    """Return the places that a training needs, most important first, each path once.
+
+    `reads`: the paths of its command, its data and its environment.
+    """
     places = [Place(str(project), "project directory", is_needed=True)]
     if checkpoints:
         places.append(Place(checkpoints, "checkpoints", is_needed=True, is_optional=True))
@@ -66,6 +77,7 @@ def needed_places(
     places.append(Place(str(home), "home"))
     places.append(Place("/dev/shm", "/dev/shm", is_optional=True))
     places.append(Place("/tmp", "/tmp", is_optional=True))
+    places += [Place(path, "used by the training", is_optional=True, is_read=True) for path in reads]
     unique: dict[str, Place] = {}
     for place in places:
         unique.setdefault(os.path.normpath(place.path), place)

@@ -67,7 +67,7 @@ class _Asked(NamedTuple):
     """One target of a watchdog in a tick, with the earlier readings."""
 
     part: _Part
-    index: int
+    number: int
     target: Target
     before: Mapping[str, Timed[Any]]
 
@@ -96,7 +96,9 @@ class Tick:
             yield Report(check="settings", findings=(unknown("settings", self._project.unread),), time=self._began)
         stuck = StuckMemory.of(self._project.system)
         # Before the probes, so that both together take little more than the deadline.
-        store = ReadingStore(self._context, stuck, min(shared.state_deadline_s, shared.deadline_s / 2))
+        state_deadline_s = min(shared.state_deadline_s, shared.deadline_s / 2)
+        self._context = self._context._replace(state_deadline_s=state_deadline_s, shared={})
+        store = ReadingStore(self._context, stuck, state_deadline_s)
         for one in self._parts:
             _find_targets(one, self._context)
         memories = {r.watchdog.name: r.watchdog.check.memory for r in self._parts if r.targets and r.remembers}
@@ -113,14 +115,16 @@ class Tick:
                 # The probe needs its deadline too: it divides the time among the programs that it runs.
                 target = given._replace(deadline_s=min(deadline_s, shared.deadline_s) if is_capped else deadline_s)
                 together = _together(one.watchdog)
-                key = (together, target.name, target.deadline_s) if together else (number, index)
-                groups.setdefault(key, []).append(_Asked(one, index, target, before))
+                group: tuple[object, ...] = (number, index)
+                if together:
+                    group = (together, target.name, target.deadline_s)
+                groups.setdefault(group, []).append(_Asked(one, index, target, before))
             if one.is_complete:
                 yield self._report(one, store)
-        probes = {key: self._probe_of(group) for key, group in groups.items()}
-        for key, answer in probe_in_child(probes, stuck, self._clock):
-            for number, (one, index, target, _) in enumerate(groups[key]):
-                own = answer._replace(value=answer.value[number]) if answer.error is None else answer
+        probes = {group: self._probe_of(asked) for group, asked in groups.items()}
+        for group, answer in probe_in_child(probes, stuck, self._clock):
+            for position, (one, index, target, _) in enumerate(groups[group]):
+                own = answer._replace(value=answer.value[position]) if answer.error is None else answer
                 one.took_s = self._clock.monotonic() - self._started
                 one.answers[index] = findings_of(one.watchdog, target, own)
                 if own.error is None:
@@ -149,9 +153,8 @@ class Tick:
         assert target.deadline_s is not None
 
         def work() -> list[dict[str, Any]]:
-            shared = context._replace(shared={}) if len(group) > 1 else context
             return [
-                _probe_and_judge(part.watchdog, its_target, shared, before, part.remembered.series)
+                _probe_and_judge(part.watchdog, its_target, context, before, part.remembered.series)
                 for part, _, its_target, before in group
             ]
 

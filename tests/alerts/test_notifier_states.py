@@ -216,7 +216,8 @@ class Nights(RuleBasedStateMachine):
             is_due = incident.first_told is not None and incident.looked - incident.first_told >= HOUR
             is_present = incident.is_open and incident.gone is None and incident.flapping is None
             if is_due and is_present and incident.verdict is not UNKNOWN and incident.silenced is None:
-                has_other_news = incident.told == incident.looked  # WORSE and BETTER come first
+                # WORSE and BETTER come first, and may wait for the limit of another channel.
+                has_other_news = incident.told == incident.looked or incident.told_verdict is not incident.verdict
                 assert incident.escalated or incident.acknowledged_by or has_other_news, incident
 
     def is_night(self, time: float) -> bool:

@@ -47,6 +47,7 @@ def test_a_new_watchdog_works_as_it_stands_and_so_does_its_test(
     directory = shell.directory.parent / "plugins" if is_named else shell.directory / "resil_plugins"
     if not is_named:
         monkeypatch.delenv("RESIL_PLUGINS")
+        monkeypatch.setenv("RESIL_SCHEDULER__NAME", "local")
         watchdogs.checks.cache_clear()
     wrote = shell.resil("watch", "--new", "gpu_room")
     assert wrote.code == 0

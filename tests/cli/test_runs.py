@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -356,3 +357,21 @@ def test_ones_own_wins_and_the_shadowed_one_is_marked(shell: Shell) -> None:
 def test_an_unknown_template_is_answered_with_the_nearest(shell: Shell) -> None:
     said = shell.resil("templates", "torchrnu")
     assert said.code == 2 and "did you mean torchrun?" in said.err
+
+
+def test_commands_in_a_copied_project_leave_the_jobs_of_the_original_alone(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shell.resil("submit").code == 0
+    copy = shell.directory.parent / "copy"
+    shutil.copytree(shell.directory, copy)
+    monkeypatch.chdir(copy)
+    said = shell.resil("status", "--fresh")
+    assert "this run directory is a copy of" in said.out and "PENDING" not in said.out
+    (run,) = shell.resil("status", "--json").json["runs"]
+    assert run["relocation"].startswith("this run directory is a copy")
+    assert "warning: this run directory is a copy" in shell.resil("kill").out
+    shell.resil("cancel")
+    assert "cancel" not in shell.fake.calls
+    monkeypatch.chdir(shell.directory)
+    assert "PENDING" in shell.resil("status", "--fresh").out

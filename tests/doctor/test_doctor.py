@@ -168,7 +168,7 @@ def test_a_plugin_that_cannot_be_loaded_is_critical(tmp_path: Path, monkeypatch:
     finally:
         schedulers.cache_clear()
     assert (found.verdict, found.advice) == (Verdict.CRITICAL, "correct the file; all other plugins keep working")
-    assert "pbs.py) cannot be loaded: ZeroDivisionError" in found.text
+    assert "pbs.py:1: ZeroDivisionError" in found.text
 
 
 def test_missing_commands_of_slurm_are_critical_and_named(tmp_path: Path) -> None:

@@ -36,6 +36,26 @@ def test_an_array_is_one_row_led_by_what_runs() -> None:
     assert row.counts == {"COMPLETED": 1, "FAILED": 1, "RUNNING": 1, "PENDING": 7}
 
 
+def test_an_attempt_that_has_just_started_shows_the_step_of_the_last_save(tmp_path: Path) -> None:
+    project = make_project(tmp_path, FakeScheduler())
+    directory = project.directory("gpt")
+    directory.create("")
+    record_intent(directory, Intent("aa", "fake", "", (), NOW, by=ME))
+    for number in (1, 2):
+        path = directory.path / "attempts" / f"{number:04d}"
+        path.write_text(f'job_id = {number}\nlabel = "{number}"\nhost = "n{number}"\nstart = {NOW}\n')
+    journal = directory.path / "journal"
+    (journal / "1.0.jsonl").write_text(f'{{"event":"save","step":900,"time":{NOW},"attempt":1}}\n')
+    (directory.path / "beats" / "2.n2").write_text("step = 0\n")
+    (journal / "2.batch.jsonl").write_text('{"event":"waiting","attempt":2,"for":"0001"}\n')
+    (status,) = run_statuses(project, (directory,))
+    assert status.step == 900
+    assert status.waits == "attempt 2 waits for the end of attempt 1 (job 1 on n1)"
+    with open(journal / "2.batch.jsonl", "a") as file:
+        file.write('{"event":"attempt_start","attempt":2}\n')
+    assert run_statuses(project, (directory,))[0].waits == ""
+
+
 def test_an_array_that_only_waits_says_why() -> None:
     (row,) = fold([a_job(7, JobState.PENDING, tasks="1-10%1", task_count=10, reason="Resources")], NOW)
     assert (row.job, row.state, row.words) == ("7", JobState.PENDING, "waits for free nodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.errors import UsageError
+from resilience.plugins import Family
 from resilience.watch.options import (
     Option,
     absolute_paths,
@@ -52,14 +54,14 @@ class Every:
 
 def test_each_field_is_an_option_with_its_help_and_default() -> None:
     assert options_of(Every) == (
-        Option("paths", "--paths", "list", "TEXT", "what to probe; several lines long: with a colon.", "/a, /b"),
-        Option("warn_percent", "--warn-percent", "text", "PERCENT", "from how much on.", ""),
-        Option("crit_percent", "--crit-percent", "text", "PERCENT", "from how much on.", "90%"),
-        Option("grace_s", "--grace", "text", "DURATION", "how long.", "10 min"),
-        Option("free_bytes", "--free", "text", "SIZE", "how much.", "1.0 GiB"),
-        Option("is_shared", "--is-shared", "switch", "TEXT", "whether.", ""),
-        Option("limit", "--limit", "text", "NUMBER", "a number.", "3"),
-        Option("table", "--table", "table", "KEY=VALUE", "a table.", ""),
+        Option("paths", "--paths", "list", "TEXT", "What to probe; several lines long: with a colon.", "/a, /b"),
+        Option("warn_percent", "--warn-percent", "text", "PERCENT", "From how much on.", ""),
+        Option("crit_percent", "--crit-percent", "text", "PERCENT", "From how much on.", "90%"),
+        Option("grace_s", "--grace", "text", "DURATION", "How long.", "10 min"),
+        Option("free_bytes", "--free", "text", "SIZE", "How much.", "1.0 GiB"),
+        Option("is_shared", "--is-shared", "switch", "TEXT", "Whether.", ""),
+        Option("limit", "--limit", "text", "NUMBER", "A number.", "3"),
+        Option("table", "--table", "table", "KEY=VALUE", "A table.", ""),
         Option("word", "--word", "text", "TEXT", "", "any"),
     )
 
@@ -108,3 +110,17 @@ def test_typed_paths_are_relative_to_the_current_directory() -> None:
         "checkpoints": "/here/../ckpt",
         "word": "as it is",
     }
+
+
+def test_the_help_of_an_option_is_a_sentence_that_names_other_options() -> None:
+    """`--churn DURATION  see there.` was the help of an option once."""
+    family = Family("checks", "CHECK", ())
+    bad = []
+    for name in family.names():
+        for option in options_of(family.load(name).Settings):
+            text = option.help
+            is_sentence = text[:1].isupper() and text.endswith((".", ")")) and len(text.split()) > 3
+            points_away = re.search(r"\b(see there|above|below|the same for|likewise)\b|\b\w+_(s|bytes)\b", text)
+            if not is_sentence or (points_away and "[" not in text):
+                bad.append(f"{name} {option.flag}: {text}")
+    assert not bad, "\n".join(bad)

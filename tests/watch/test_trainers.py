@@ -10,7 +10,18 @@ import pytest
 from resilience.finding import Verdict
 from tests.watch.trainers import all_trainers
 from tests.watch.trainers.day import HOUR, STEP, Day, Now, Trainer
-from tests.watch.trainers.watching import ERRORS, KINDS, SILENT, Alarm, Result, false_rate, hang_of, watch_day
+from tests.watch.trainers.watching import (
+    ERRORS,
+    IN_EVAL,
+    KINDS,
+    SILENT,
+    TALKING,
+    Alarm,
+    Result,
+    false_rate,
+    hang_of,
+    watch_day,
+)
 
 
 class Plain(Trainer):
@@ -70,6 +81,14 @@ def test_hangs_of_every_kind_keep_the_background_that_the_kind_says() -> None:
         events = hang.events(hang.since + HOUR)
         assert all(event.at > hang.since for event in events)
         assert bool(events) == (kind != SILENT)
+
+
+@pytest.mark.parametrize("name", ["Megatron", "HuggingFaceWithoutBar", "Composer", "KerasBar", "EpochSteps"])
+def test_some_hours_of_a_trainer_cause_no_alarm_and_its_hangs_are_found(tmp_path: Path, name: str) -> None:
+    result = watch_day(all_trainers()[name], name, tmp_path, hours=5.0, kinds=(TALKING, IN_EVAL))
+    assert not result.false_alarms, result.alarms
+    assert all(delay.is_in_time for delay in result.delays), result.delays
+    assert {delay.kind for delay in result.delays} == {TALKING, IN_EVAL}
 
 
 @pytest.mark.soak

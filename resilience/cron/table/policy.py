@@ -129,8 +129,8 @@ class Policy(NamedTuple):
             )
         else:
             reason = f"{owner}, and group {self.group} does not control it safely"
-            directory = quoted(what.path.rpartition("/")[0] or "/")
-            hint = f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {directory}"
+            directory = what.path.rpartition("/")[0] or "/"
+            hint = f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {quoted(directory)}"
         return Refusal(reason, hint)
 
 

@@ -73,7 +73,7 @@ def read_phase(memory: mmap.mmap) -> str:
     return bytes(memory[_PHASE]).rstrip(b"\0").decode("utf-8", "replace")
 
 
-class Pulse:
+class Progress:
     """The last known progress of one rank, and the time of its last change by this node's clock.
 
     Attributes:
@@ -115,30 +115,30 @@ class RankBeat:
 
     Attributes:
         pid: of its process, in its own pid namespace.
-        pulse: its last known progress.
+        progress: its last known progress.
         end: RUNNING; LEFT if its guard was closed; GONE if its process ended without closing.
     """
 
-    __slots__ = ("end", "pid", "pulse")
+    __slots__ = ("end", "pid", "progress")
 
-    def __init__(self, pid: int, pulse: Pulse, end: str = RUNNING) -> None:
+    def __init__(self, pid: int, progress: Progress, end: str = RUNNING) -> None:
         self.pid = pid
-        self.pulse = pulse
+        self.progress = progress
         self.end = end
 
 
 def compose(attempt: int, host: str, ranks: Mapping[int, RankBeat], now: float) -> str:
     """Given the ranks of a node, return the text of its beats file. `step` is that of the slowest rank."""
-    slowest = min((beat.pulse.steps for beat in ranks.values()), default=0)
+    slowest = min((beat.progress.steps for beat in ranks.values()), default=0)
     lines = [f"attempt = {attempt}", f"host = {quote(host)}", f"time = {now:.3f}", f"step = {slowest}"]
     for rank, beat in sorted(ranks.items()):
-        pulse = beat.pulse
+        progress = beat.progress
         lines += [
             f"[rank.{rank}]",
             f"pid = {beat.pid}",
-            f"step = {pulse.steps}",
-            f"advanced = {pulse.advanced:.3f}",
-            f"phase = {quote(pulse.phase)}",
+            f"step = {progress.steps}",
+            f"advanced = {progress.advanced:.3f}",
+            f"phase = {quote(progress.phase)}",
         ]
         if beat.end:
             lines.append(f"{beat.end} = true")

@@ -32,7 +32,7 @@ import time
 
 from resilience.base.files import read_own
 from resilience.guard.agreement.address_file import remove_own
-from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Pulse, RankBeat, read_phase
+from resilience.guard.heartbeat.beat import GONE, LEFT, RUNNING, SIZE, Progress, RankBeat, read_phase
 from resilience.guard.heartbeat.run_directory import RunDirectoryWriter, read_learned, stacks_requested
 
 TYPE_CHECKING = False
@@ -79,7 +79,7 @@ class RankConnection:
         self.memory: mmap.mmap | None = None
         self.stacks = -1
         self.stacks_signal = 0
-        self.beat = RankBeat(pid, Pulse(time.time()))
+        self.beat = RankBeat(pid, Progress(time.time()))
         self.process = -1
         if pid > 0:  # 0: in a pid namespace not visible here; then only its connection shows its end
             with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ class RankConnection:
         """Sample its shared memory."""
         if self.memory is not None:
             words = struct.unpack_from("=2Q", self.memory, 0)
-            self.beat.pulse.update((words[0], words[1], read_phase(self.memory)), now)
+            self.beat.progress.update((words[0], words[1], read_phase(self.memory)), now)
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a packet; drop it if the rank does not read."""
@@ -277,7 +277,7 @@ class WriterProcess:
             now = time.time()
             for peer in self._ranks:
                 peer.sample(now)
-                if peer.beat.pulse.is_news(now, self._early_s):
+                if peer.beat.progress.is_news(now, self._early_s):
                     self._files.hurry()
             self._take_stacks()
             self._drop_silent()

@@ -14,7 +14,7 @@ import time
 from resilience import layout
 from resilience.base.background import BackgroundCall
 from resilience.base.files import replace_file
-from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.beat import Progress, RankBeat
 from resilience.guard.heartbeat.run_directory import (
     RunDirectoryWriter,
     append_journal,
@@ -85,7 +85,7 @@ class HeartbeatWriter:
         self._writes_routine = False
         self._learned = ""
         self._writes_beat = settings.mirror != "off" and place.is_first and bool(place.run_dir)
-        self._pulse, self._first_steps = Pulse(time.time()), Pulse(time.time())
+        self._progress, self._first_steps = Progress(time.time()), Progress(time.time())
         self._first_steps.update(slot.read(), time.time())
         self._beat_due = 0.0
         self._writer = RunDirectoryWriter(place.run_dir, place.job_id, place.attempt, place.host, most_lines=MAX_EVENTS)
@@ -264,13 +264,13 @@ class HeartbeatWriter:
 
     def _due_beat(self, last: bool) -> dict[int, RankBeat] | None:
         """Return the heartbeat that this rank writes itself, if due."""
-        self._pulse.update(self._slot.read(), time.time())
+        self._progress.update(self._slot.read(), time.time())
         if not self._writes_beat or (self._line is not None and not self._line.given_up):
             return None
         if not last and time.monotonic() < self._beat_due:
             return None
         self._beat_due = time.monotonic() + self._settings.beat_s
-        return {self._place.rank: RankBeat(os.getpid(), self._pulse)}
+        return {self._place.rank: RankBeat(os.getpid(), self._progress)}
 
     def _write_finished(self) -> None:
         if not self._owed_finish:

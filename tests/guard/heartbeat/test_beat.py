@@ -18,7 +18,7 @@ from resilience.guard.heartbeat.beat import (
     GONE,
     LEFT,
     SIZE,
-    Pulse,
+    Progress,
     RankBeat,
     SharedProgress,
     compose,
@@ -128,13 +128,13 @@ def test_storing_a_step_makes_no_system_call(tmp_path: Path) -> None:
     assert abs(calls(1_000_000) - calls(0)) <= 20  # how an interpreter starts and ends differs by a few
 
 
-def test_a_pulse_stands_still_when_the_rank_does() -> None:
-    pulse = Pulse(100.0)
-    pulse.update((5, 0, "train"), 101.0)
-    pulse.update((5, 0, "train"), 190.0)
-    assert (pulse.steps, pulse.phase, pulse.advanced) == (5, "train", 101.0)
-    pulse.update((5, 1, "eval"), 191.0)
-    assert pulse.advanced == 191.0  # a poll in an evaluation is a sign of life, too
+def test_progress_stands_still_when_the_rank_does() -> None:
+    progress = Progress(100.0)
+    progress.update((5, 0, "train"), 101.0)
+    progress.update((5, 0, "train"), 190.0)
+    assert (progress.steps, progress.phase, progress.advanced) == (5, "train", 101.0)
+    progress.update((5, 1, "eval"), 191.0)
+    assert progress.advanced == 191.0  # a poll in an evaluation is a sign of life, too
 
 
 def test_an_empty_memory_has_an_empty_phase() -> None:
@@ -143,9 +143,9 @@ def test_an_empty_memory_has_an_empty_phase() -> None:
 
 
 def beat(pid: int, steps: int, phase: str = "train", end: str = "") -> RankBeat:
-    pulse = Pulse(0.0)
-    pulse.update((steps, 0, phase), 1700000000.25)
-    return RankBeat(pid, pulse, end)
+    progress = Progress(0.0)
+    progress.update((steps, 0, phase), 1700000000.25)
+    return RankBeat(pid, progress, end)
 
 
 def test_it_reads_as_the_reference_shows_it() -> None:
@@ -176,19 +176,19 @@ def test_a_name_from_a_strange_locale_is_shown_with_a_question_mark() -> None:
 
 
 def test_steps_are_news_for_a_while_after_the_first() -> None:
-    pulse = Pulse(0.0)
-    pulse.update((900, 0, "start"), 1.0)  # resumed
-    assert not pulse.is_news(1.0, 10.0)
-    pulse.update((900, 1, "train"), 2.0)
-    assert not pulse.is_news(2.0, 10.0), "a phase is no step"
-    pulse.update((901, 1, "train"), 60.0)
-    assert pulse.is_news(60.0, 10.0)
-    pulse.update((901, 1, "train"), 61.0)
-    assert not pulse.is_news(61.0, 10.0)
-    pulse.update((902, 1, "train"), 69.0)
-    assert pulse.is_news(69.0, 10.0)
-    pulse.update((903, 1, "train"), 70.5)
-    assert not pulse.is_news(70.5, 10.0)
+    progress = Progress(0.0)
+    progress.update((900, 0, "start"), 1.0)  # resumed
+    assert not progress.is_news(1.0, 10.0)
+    progress.update((900, 1, "train"), 2.0)
+    assert not progress.is_news(2.0, 10.0), "a phase is no step"
+    progress.update((901, 1, "train"), 60.0)
+    assert progress.is_news(60.0, 10.0)
+    progress.update((901, 1, "train"), 61.0)
+    assert not progress.is_news(61.0, 10.0)
+    progress.update((902, 1, "train"), 69.0)
+    assert progress.is_news(69.0, 10.0)
+    progress.update((903, 1, "train"), 70.5)
+    assert not progress.is_news(70.5, 10.0)
 
 
 def test_status_reads_the_slowest_ranks_step(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from resilience.base.files import replace_file
-from resilience.guard.heartbeat.beat import Pulse, RankBeat
+from resilience.guard.heartbeat.beat import Progress, RankBeat
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.heartbeat.process import MOST_LINES, Files, refresh_directory
 from resilience.guard.rank_info import RankInfo
@@ -529,7 +529,7 @@ def beats(run: Path) -> dict[str, Any]:
 
 def test_a_rank_is_shown_soon_after_it_came_and_nothing_before(files: Files, run: Path) -> None:
     assert not list((run / "beats").iterdir())
-    files.admit(0, RankBeat(77, Pulse(5.0)))
+    files.admit(0, RankBeat(77, Progress(5.0)))
     wait_until((run / "beats" / "12.n1").exists)
     assert beats(run)["rank"]["0"]["pid"] == 77
 
@@ -537,7 +537,7 @@ def test_a_rank_is_shown_soon_after_it_came_and_nothing_before(files: Files, run
 def test_what_a_killed_mirror_left_beside_the_beats_is_removed(files: Files, run: Path) -> None:
     (run / "beats" / ".12.n1.abc.tmp").touch()
     os.utime(run / "beats" / ".12.n1.abc.tmp", (1000.0, 1000.0))
-    files.admit(0, RankBeat(77, Pulse(5.0)))
+    files.admit(0, RankBeat(77, Progress(5.0)))
     wait_until(lambda: [path.name for path in (run / "beats").iterdir()] == ["12.n1"])
 
 
@@ -559,10 +559,10 @@ def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: P
 
 def test_the_last_words_are_written_before_the_end(run: Path) -> None:
     files = make_files(run, beat_s=1000.0)
-    pulse = Pulse(5.0)
-    files.admit(0, RankBeat(77, pulse))
+    progress = Progress(5.0)
+    files.admit(0, RankBeat(77, progress))
     wait_until((run / "beats" / "12.n1").exists)
-    pulse.update((41, 0, "train"), 6.0)
+    progress.update((41, 0, "train"), 6.0)
     files.add_line(0, b"{}\n")
     files.finish(20.0)
     assert beats(run)["step"] == 41

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -559,7 +559,8 @@ def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Pat
 
 
 def blocked_children() -> set[int]:
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if is_waiting_in_kernel(pid)}  # noqa: PTH208
+    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return {pid for pid in numbers if is_waiting_in_kernel(pid)}
 
 
 def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
@@ -578,4 +579,54 @@ def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> 
             pytest.skip("the temporary directory is on a file system without quotas")
         assert (tmp_path / "calls").read_text() == "called\n"
         for report in reports:
-            assert any("quota: exit code 1" in line for line in report.findings[0].looked), report
+            assert any("quota: no quota here" in line for line in report.findings[0].looked), report
+
+
+def used_by_the_training(fs: Watching, text: str, uses: Sequence[Path] = ()) -> None:
+    """Write the records of a run: its batch script, and the start of its guard."""
+    run = fs.project.loaded.state_dir / "gpt"
+    for name in ("scripts", "journal"):
+        (run / name).mkdir(parents=True, exist_ok=True)
+    (run / "scripts" / "one").write_text(text)
+    intent = {"event": "intent", "token": "t", "script": str(run / "scripts" / "one"), "argv": [], "time": 1.0}
+    (run / "submissions.jsonl").write_text(json.dumps(intent) + "\n")
+    start = {"event": "start", "rank": 0, "uses": [str(path) for path in uses]}
+    (run / "journal" / "7.0.jsonl").write_text(json.dumps(start) + "\n")
+
+
+def test_the_data_and_the_environment_of_the_training_are_watched_without_being_named(tmp_path: Path) -> None:
+    fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 1.0\n", environ={"DATASETS": f"{tmp_path}/data"})
+    with mounted(tmp_path / "data", "size=1m") as data, mounted(tmp_path / "env", "size=1m") as env:
+        (data / "c4").mkdir()
+        ballast(data, 0.999)  # a full file system is no fault of one that is only read
+        script = "#!/bin/bash\nresil_command='python train.py --data=$DATASETS/c4 --none /no/such/path'\n"
+        used_by_the_training(fs, script, [env, Path("/usr")])
+        found = fs.tick()
+        for directory in (data, env):
+            (finding,) = found[f"login1:{directory}"]
+            assert outcome(finding) == "OK" and finding.summary.endswith("; used by the training")
+        assert not any("/no/such" in subject or "/usr" in subject for subject in found)
+        subprocess.run(["umount", "-l", env], check=True)
+        (lost,) = fs.tick()[f"login1:{env}"]
+        assert outcome(lost) == "CRITICAL missing" and "is not mounted any more" in lost.summary
+
+
+def test_data_on_a_hung_file_system_is_stuck_and_not_named_twice(tmp_path: Path) -> None:
+    fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 0.5\n")
+    with hung_disk(tmp_path / "data") as data:
+        used_by_the_training(fs, f"python {data}/train.py --data {data}/c4 --val {data}/val\n")
+        found = fs.tick()
+        assert [outcome(finding) for finding in found[str(data)]] == ["UNKNOWN stuck"]
+
+
+def test_a_full_image_that_the_user_names_is_no_fault(fs: Watching, tmp_path: Path) -> None:
+    image = tmp_path / "image.sqsh"
+    if shutil.which("mksquashfs") is None:
+        pytest.skip("needs mksquashfs")
+    (tmp_path / "content").mkdir()
+    (tmp_path / "content" / "a").write_text("a" * 5000)
+    subprocess.run(["mksquashfs", tmp_path / "content", image, "-quiet"], check=True, capture_output=True)
+    with mounted(tmp_path / "apps", "loop,ro", kind="squashfs", source=str(image)) as directory:
+        for kind in ("fs", "inodes"):
+            (found,) = Watching(tmp_path, kind).tick(directory).values()
+            assert [outcome(finding) for finding in found] == ["OK"]

@@ -26,7 +26,8 @@ class FileSystemSettings:
     Attributes:
         paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
             settings file, and to the current directory on the command line. Default: the file systems of the project,
-            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp.
+            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp, and of the command, the data
+            and the environment that the run's batch script and journal name.
         warn_percent: warn if more than this is used. Default: 85%, unless a free amount is set. Percentages and free
             amounts may both be set; crossing either counts.
         crit_percent: critical if more than this is used. Default: 95%, unless a free amount is set.
@@ -37,8 +38,8 @@ class FileSystemSettings:
             in.
         used_regex: regular expression for the usage in the command's output: the figure in the first group, the unit
             of a size in the same or a second group.
-        limit_regex: the same for the limit.
-        percent_regex: the same for the percentage, if the command prints no amounts.
+        limit_regex: regular expression for the limit, as `used_regex`.
+        percent_regex: regular expression for the percentage, if the command prints no amounts.
         command_max_age_s: the maximum age of the command's figures.
         quota: query lfs quota, mmlsquota, beegfs, quota and xfs_quota, depending on the file system.
         du: measure the directory with du, which is slow and loads a parallel file system.

@@ -53,8 +53,8 @@ def judge_reading(
         findings += _unread_limits(subject, reading, "no size reported")
         findings += [] if findings else _no_limit(subject, reading, task)
         return tuple(_with_explanation(findings, reading, []))
-    # A read-only file system cannot fill up.
-    can_fill = not reading.read_only
+    # A read-only file system cannot fill up, and on one that the training only reads, no write can fail.
+    can_fill = not reading.read_only and not reading.is_read
     worst = max(judged, key=lambda entry: (entry[0], _share(entry[2], task.thresholds)))
     verdict, why, fullest = worst
     room = min((_free(item, task.thresholds) for _, _, item in judged if item.kind != PERCENT), default=None)
@@ -91,6 +91,10 @@ def judge_reading(
     return tuple(_with_explanation(findings, reading, [*states, *notes]))
 
 
+_NEVER_WRITABLE = frozenset({"squashfs", "iso9660", "udf", "erofs", "cramfs", "romfs"})
+"""Images: to be read-only is no fault of these."""
+
+
 def _inaccessible(subject: str, reading: FileSystemReading) -> Finding:
     verdict = {"unreadable": Verdict.UNKNOWN}.get(reading.trouble, Verdict.CRITICAL)
     was_there = reading.path in reading.mounts
@@ -104,7 +108,7 @@ def _inaccessible(subject: str, reading: FileSystemReading) -> Finding:
 
 def _read_only(subject: str, reading: FileSystemReading, task: Task) -> list[Finding]:
     """Report a read-only mount, usually a remount after an error, unless it was never writable and is not needed."""
-    if not reading.read_only or task.accepts_read_only:
+    if not reading.read_only or task.accepts_read_only or reading.is_read or reading.type in _NEVER_WRITABLE:
         return []
     if not (reading.is_needed or reading.seen_writable or reading.is_named):
         return []

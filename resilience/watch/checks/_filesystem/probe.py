@@ -18,6 +18,7 @@ from resilience import layout
 from resilience.base.mounts import Mount, current_mounts, mount_of, resolve_local_links
 from resilience.errors import ProbeError
 from resilience.runs.context import Context
+from resilience.runs.used_paths import used_paths
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import (
     PERCENT,
@@ -224,6 +225,7 @@ class _Probe:
             project=context.project, state_dir=context.state_dir, home=context.system.host.home,
             environ=context.system.environ,
             checkpoints=self._places((self.task.checkpoints,))[0].path if self.task.checkpoints else "",
+            reads=used_paths(context),
         )  # fmt: skip
         for point, group in by_mount(places, mounts).items():
             mount = next((item for item in reversed(mounts) if item.point == point), None)
@@ -297,13 +299,14 @@ class _Probe:
         is_named = bool(self.task.paths)
         base = FileSystemReading(
             path=place.path,
-            roles=tuple(one.place.role for one in group if one.place.role) + ((A_FILE,) if state.is_file else ()),
+            roles=_roles(group) + ((A_FILE,) if state.is_file else ()),
             mount=mount.point if mount is not None else "",
             type=mount.type if mount is not None else "",
             device=mount.source if mount is not None else "",
             is_local=mount is not None and mount.is_node_local,
             is_needed=any(one.place.is_needed for one in group) or (is_named and self._is_written(place.path, mount)),
             is_named=is_named,
+            is_read=all(one.place.is_read for one in group),
             looked=tuple(f"{one.place.path}: {one.state.note}" for one in group if one.state.note),
         )
         if state.status is None or (mount is not None and self._lost_from(place.path, mount)):
@@ -415,3 +418,9 @@ class _Probe:
         """Return whether a path is on the probed file system, without accessing another one, which may hang."""
         mounts = current_mounts()  # read again, because stat triggers autofs
         return mount is not None and mount_of(Path(resolve_local_links(path, mounts)), mounts) == mount
+
+
+def _roles(group: Sequence[_Probed]) -> tuple[str, ...]:
+    """Return the roles of the places, each once; those that the training only reads count if there is no other."""
+    written = [one.place.role for one in group if one.place.role and not one.place.is_read]
+    return tuple(dict.fromkeys(written or (one.place.role for one in group if one.place.role)))

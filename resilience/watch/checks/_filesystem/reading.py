@@ -244,6 +244,7 @@ class FileSystemReading:
         is_local: whether the file system is probably local to this node.
         is_needed: whether the training writes there.
         is_named: whether the settings name the path.
+        is_read: whether the training only reads there.
         trouble: why nothing could be read: missing, dangling, unreadable, stale; otherwise empty.
         detail: the same as a sentence.
         advice: what to do about it.
@@ -267,6 +268,7 @@ class FileSystemReading:
     is_local: bool = False
     is_needed: bool = False
     is_named: bool = False
+    is_read: bool = False
     trouble: str = ""
     detail: str = ""
     advice: str = ""

@@ -1,1 +1,1 @@
-"""Parts of the job watchdog: subjects, queries, confirmation, findings, and PULSE lines."""
+"""Parts of the job watchdog: subjects, queries, confirmation, findings, and status lines."""

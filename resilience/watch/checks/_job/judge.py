@@ -283,7 +283,7 @@ class _Case:
             yield self._finding(Verdict.WARNING, OWN_NAME, summary, "give the watchdog's job another name")
         if self.reading.pulse:
             advice = "set pulse_file to a separate file"
-            yield self._finding(Verdict.WARNING, PULSE, f"cannot write the PULSE line: {self.reading.pulse}", advice)
+            yield self._finding(Verdict.WARNING, PULSE, f"cannot write the status line: {self.reading.pulse}", advice)
 
 
 _BEHIND = frozenset({"Dependency", "JobArrayTaskLimit"})

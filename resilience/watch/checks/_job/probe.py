@@ -1,4 +1,4 @@
-"""The probe of the job watchdog, its only I/O: run directories, one query per queue, second sources, PULSE lines.
+"""The probe of the job watchdog, its only I/O: run directories, one query per queue, second sources, status lines.
 
 Three steps per queue: query it, confirm that missing jobs are gone (confirm.py), and compose a reading per subject.
 """
@@ -222,6 +222,8 @@ class _QueueProbe:
         last_end = max((end for end in ends if end is not None), default=None)
         restarts = {str(job.raw_id): job.restarts for job in alive if job.restarts}
         failures = [*(past.failures if past else ()), *_failures(ended), *_requeues(past, restarts, now)]
+        if facts is not None and facts.has_attempts:
+            failures = []  # each of them is an attempt, and a job that did not train is none
         reading = JobReading(
             kind="run" if facts is not None else "name",
             scheduler=answer.scheduler,

@@ -1,4 +1,4 @@
-"""PULSE lines: an hourly line about each job, in the format of `slurm-status.py` (BigScience and ml-engineering).
+"""Status lines: an hourly `PULSE:` line about each job, as `slurm-status.py` writes it (BigScience, ml-engineering).
 
 The wording is the same except for its errors: here a start in the past is not a negative time, a held job is not
 `waiting to be scheduled`, and no state is `fix me`.
@@ -79,7 +79,7 @@ def describe_pulse(seen: Sequence[SeenJob], now: float) -> str:
 
 
 def last_pulses(text: str) -> dict[str, float]:
-    """Return the time of the newest PULSE line about each name in a log, in seconds since the epoch.
+    """Return the time of the newest status line about each name in a log, in seconds since the epoch.
 
     A name may contain blanks, so every possible end of the name is returned. The repeated hour at the end of daylight
     saving time is ambiguous.

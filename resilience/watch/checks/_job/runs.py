@@ -24,6 +24,7 @@ from resilience.runs.submissions import (
     Intent,
     Intervention,
     describe_intervention,
+    newest_intent,
     read_journal,
 )
 from resilience.runs.switches import policy_of_run, read_switch
@@ -84,6 +85,11 @@ class RunFacts:
         return tuple(intent.job_id.array for intent in self.intents if intent.job_id is not None)
 
     @property
+    def has_attempts(self) -> bool:
+        """Return whether its jobs record their attempts: rendered scripts do."""
+        return bool(self.starts) or self.last_end is not None or self.last_beat is not None
+
+    @property
     def newest_chain(self) -> tuple[int, ...]:
         """Return its jobs and arrays since a person last cancelled or cleared it: a single new job is no chain."""
         return tuple(intent.job_id.array for intent in self.intents[self.stopped :] if intent.job_id is not None)
@@ -96,6 +102,8 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
         try:
             journal = read_journal(directory)
             intents = journal.intents
+            if journal.copied_from and newest_intent(intents) is None:
+                continue  # its jobs are those of the original
             over, over_since = _over(directory, now)
             starts, last_end, last_beat = _attempts(directory, now - within_s)
             yield RunFacts(

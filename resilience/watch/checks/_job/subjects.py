@@ -220,7 +220,7 @@ class Subject:
 
     Attributes:
         name: the subject of findings.
-        shown: its name in a PULSE line.
+        shown: its name in a status line.
         mine: whether its jobs belong to the current user, to whom they are always visible.
         facts: from the run's own files; None for a name.
         is_ours: returns whether a job belongs to it.

@@ -35,11 +35,13 @@ class LogSettings:
         files: which logs of a pattern must make progress: each of them (each), only the one written to last (newest),
             or at least one (any).
         progress_regex: regular expression with one group, which is the step; replaces the built-in patterns.
-        timeout_s: a fixed time without progress, in every phase. Unset: learned, with the settings below.
+        timeout_s: a fixed time without progress, in every phase. Unset: learned, with `factor`, `floor_s` and
+            `ceiling_s`.
         factor: alert after this many typical step intervals without progress, where the heartbeat or an idle job
             confirms a hang. Where only a log shows it: twice the longest pause so far, at least 28 minutes.
         floor_s: the least time allowed without progress: file servers report changes up to a minute late.
-        ceiling_s: the most time allowed without progress, except in the phases below. Unset: an hour by the heartbeat,
+        ceiling_s: the most time allowed without progress, except at the start, in an evaluation and in a save. Unset:
+            an hour by the heartbeat,
             unlimited by the log.
         startup_s: the time allowed until the first step.
         evaluation_s: the time allowed in an evaluation. Unset: an hour, until one of this run has ended.

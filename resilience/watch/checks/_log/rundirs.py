@@ -20,7 +20,7 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_beat, read_attempts, read_tail
 from resilience.runs.run_jobs import Queues
 from resilience.runs.run_logs import logs_by_age, logs_of, start_of_attempt, start_of_job
-from resilience.runs.submissions import Intent, own_script_of, read_intents
+from resilience.runs.submissions import Intent, newest_intent, own_script_of, read_journal
 from resilience.system.files import read_regular
 from resilience.watch.checks._log.losses import (
     MOST_IN_A_ROW,
@@ -71,7 +71,10 @@ def run_now(directory: RunDirectory, now: float, queues: Queues) -> RunNow:
     """
     attempts = read_attempts(directory, newest=1)
     attempt = attempts[-1] if attempts else None
-    intents = read_intents(directory)
+    journal = read_journal(directory)
+    intents = journal.intents
+    if journal.copied_from and newest_intent(intents) is None:
+        return RunNow(None, "", f"it is a copy of {journal.copied_from}", now, ())
     own = _own_run(directory, intents, queues, now) if own_script_of(directory, intents) else None
     if own is not None:
         return own

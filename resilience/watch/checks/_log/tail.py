@@ -290,7 +290,7 @@ def _written(mtime: float, state: LogState, now: float) -> tuple[float, float]:
 
 
 def last_lines(path: str, count: int) -> tuple[str, ...]:
-    """Return the last lines of a log for display, without PULSE lines; none if it cannot be read."""
+    """Return the last lines of a log for display, without status lines of watchdogs; none if it cannot be read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ()

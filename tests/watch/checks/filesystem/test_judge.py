@@ -9,7 +9,7 @@ import pytest
 
 from resilience.finding import Finding, Verdict
 from resilience.watch.checks._filesystem.judge import judge_reading
-from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount, FileSystemReading
+from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, Amount, FileSystemReading
 from resilience.watch.checks._filesystem.task import task_of
 from resilience.watch.checks.fs import FsSettings
 from resilience.watch.checks.inodes import InodesSettings
@@ -250,3 +250,12 @@ def test_several_faults_are_reported_worst_first_and_figures_once() -> None:
     assert [f.fault for f in found] == ["checkpoint", "quota-grace", "space"]
     assert [bool(f.figures) for f in found] == [True, False, False]
     assert all(f.looked for f in found)
+
+
+@pytest.mark.parametrize("kind", [BYTES, INODES])
+def test_a_full_file_system_that_the_training_only_reads_is_no_fault(kind: str) -> None:
+    full = Amount(kind=kind, source="statvfs", scope=FILE_SYSTEM, used=1000.0, limit=1000.0)
+    reading = FileSystemReading(path="/cvmfs/soft", type="fuse", amounts=(full,), is_read=True, read_only=kind == BYTES)
+    settings = FsSettings() if kind == BYTES else InodesSettings()
+    (found,) = judge_reading("/cvmfs/soft", [Timed(NOW, reading)], task_of(settings, kind), NOW)
+    assert found.verdict is OK

@@ -163,3 +163,14 @@ def test_during_a_requeue_nothing_is_said_to_be_missing(stage: Stage) -> None:
     stage.queue.records[:] = []
     stage.job(7, JobState.COMPLETING, **running(end_time=NOW - 500))
     assert stage.faults() == {"ends-soon": WARNING}
+
+
+def test_jobs_that_were_no_attempts_are_no_churn_and_a_forced_end_is_none(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    for task in range(1, 11):
+        stage.job(7, JobState.FAILED, task=task, raw_id=7 + task, end_time=NOW - task, exit_code=ExitCode(143))
+    stage.job(7, task=11, raw_id=18, **running())
+    stage.job(7, JobState.PENDING, tasks="12-20%1", task_count=9, reason="JobArrayTaskLimit")
+    assert stage.finding().fault == "requeue-churn", "without any attempt the jobs count"
+    stage.attempt(directory, 1, NOW - 60)
+    stage.expect("OK", "running for")

@@ -217,7 +217,7 @@ def trains(step: int, attempt: int = 2) -> Happens:
 STORIES: dict[str, Story] = {
     "many ranks and one fault are one finding": [
         (0, (journals(start() + b"".join(nan(12, rank=rank) for rank in range(64)) + stop(12)), ends(1)), NONFINITE,
-         f"says: the loss is NaN at step 12 on rank 0 and 63 others{STOPS}; job 101 is over: exited with 1\n")],
+         f"says: the loss is NaN at step 12 on rank 0 and 63 others{STOPS}; job 101 is over: exited, exit code 1\n")],
     "so many ranks are counted as are read": [
         (0, journals(start() + b"".join(nan(12, rank=rank) for rank in range(300))), NONFINITE,
          "on rank 0 and at least 99 others")],

@@ -156,7 +156,7 @@ def test_a_run_with_a_failed_save(watchdog: LogWatcher, run: Run, claim: str) ->
 def test_a_failure_outlasts_its_attempt_until_a_later_one_has_saved(watchdog: LogWatcher, run: Run) -> None:
     over = (journals(failed(80)), ends(1))
     follow(watchdog, run, [
-        (0, journals(start() + save(40)), "OK"), (0, over, SAVE_FAILED, "; job 101 is over: exited with 1\n"),
+        (0, journals(start() + save(40)), "OK"), (0, over, SAVE_FAILED, "; job 101 is over: exited, exit code 1\n"),
     ])  # fmt: skip
     for attempt in (2, 3):  # and the second ends before it has saved
         waits = f"attempt {attempt} has not saved yet"

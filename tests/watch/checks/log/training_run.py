@@ -15,7 +15,7 @@ from typing import Any
 
 from resilience import layout
 from resilience.guard import TrainingGuard
-from resilience.guard.heartbeat.beat import GONE, RUNNING, Pulse, RankBeat, compose
+from resilience.guard.heartbeat.beat import GONE, RUNNING, Progress, RankBeat, compose
 from resilience.guard.heartbeat.run_directory import as_line
 from tests.guard.guards import QUIET, job_environ, make_run
 from tests.lab.fakes import NOW, FakeClock
@@ -65,9 +65,9 @@ class Run:
         now = self.clock.time + ahead_s
         beats = {}
         for number, (step, quiet_s, phase) in ranks.items():
-            pulse = Pulse(now - quiet_s)
-            pulse.steps, pulse.phase = step, phase
-            beats[number] = RankBeat(4000 + number, pulse, GONE if number in gone else RUNNING)
+            progress = Progress(now - quiet_s)
+            progress.steps, progress.phase = step, phase
+            beats[number] = RankBeat(4000 + number, progress, GONE if number in gone else RUNNING)
         path = self.path / "beats" / f"{job_id}.{host}"
         path.write_text(compose(attempt, host, beats, now))
         os.utime(path, (self.clock.time, self.clock.time))

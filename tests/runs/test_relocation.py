@@ -1,0 +1,127 @@
+"""A project that was copied or moved: its jobs and alerts stay those of the original, and commands say so."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from resilience.alerts.commands import listing
+from resilience.alerts.notify import notify
+from resilience.finding import Finding, Report, Verdict
+from resilience.runs.project import Project
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import (
+    Intent,
+    describe_relocation,
+    new_token,
+    newest_intent,
+    read_intents,
+    read_journal,
+    record_intent,
+    submitted_ids,
+)
+from resilience.settings.load import load
+from resilience.system.ports import System
+from tests.lab.fakes import NOW, make_system
+
+
+def submitted(path: Path, token: str = "", script: str = "") -> RunDirectory:
+    directory = RunDirectory(path)
+    directory.create("")
+    record_intent(directory, Intent(token or new_token(), "fake", script, (), NOW, by="ada"))
+    return directory
+
+
+def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> None:
+    original = submitted(tmp_path / "a/gpt")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = RunDirectory(tmp_path / "b/gpt")
+    assert newest_intent(read_intents(copy)) is None and newest_intent(read_intents(original)) is not None
+    assert submitted_ids(read_intents(copy)) == ()
+    said = describe_relocation(read_journal(copy), copy)
+    assert f"is a copy of {original.path}" in said and f"rm -r {copy.path}" in said
+    own = new_token()
+    submitted(copy.path, own)
+    newest = newest_intent(read_intents(copy))
+    assert newest is not None and newest.token == own
+    assert describe_relocation(read_journal(original), original) == ""
+
+
+def test_a_copy_of_an_older_journal_is_known_by_its_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "a/gpt"
+    submitted(path, script=str(path / "scripts/aa.sbatch"))
+    journal = path / "submissions.jsonl"
+    journal.write_text(journal.read_text().replace(f'"directory":"{path}"', '"old":1'))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert read_journal(RunDirectory(tmp_path / "b/gpt")).copied_from == str(path)
+
+
+def test_a_moved_run_keeps_its_jobs_and_says_that_they_use_the_old_path(tmp_path: Path) -> None:
+    original = submitted(tmp_path / "a/gpt")
+    (tmp_path / "a").rename(tmp_path / "c")
+    moved = RunDirectory(tmp_path / "c/gpt")
+    assert len(read_intents(moved)) == 1
+    said = describe_relocation(read_journal(moved), moved)
+    assert f"queued from {original.path}, which is gone" in said and "resil cancel gpt" in said
+    submitted(moved.path)
+    assert describe_relocation(read_journal(moved), moved) == "", "queued anew"
+
+
+def test_another_path_to_the_same_directory_is_neither(tmp_path: Path) -> None:
+    submitted(tmp_path / "a/gpt")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    same = RunDirectory(tmp_path / "link/gpt")
+    assert len(read_intents(same)) == 1 and describe_relocation(read_journal(same), same) == ""
+
+
+class Alerting:
+    """A project with a channel, at a path."""
+
+    def __init__(self, path: Path, log: str = "") -> None:
+        path.mkdir(exist_ok=True)
+        log = log or str(path.parent / "log")
+        (path / "resil.toml").write_text(
+            f'[run]\nname = "gpt"\n[alert]\nchannels = ["console"]\n[channel.console]\npath = "{log}"\n'
+        )
+        self.system: System = make_system(path.parent, environ={"XDG_STATE_HOME": str(path.parent / "node")}, cwd=path)
+        self.project: Any = Project(self.system, load(self.system))
+
+    def tick(self) -> str:
+        fault = Finding(subject="/data", verdict=Verdict.CRITICAL, fault="space", summary="full")
+        return "\n".join(notify(self.project, [Report(check="fs", findings=(fault,), time=NOW)]))
+
+
+def test_a_copied_project_begins_without_the_alerts_of_the_original(tmp_path: Path) -> None:
+    original = Alerting(tmp_path / "a")
+    assert "notified console" in original.tick()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copy = Alerting(tmp_path / "b")
+    found = listing(copy.project)
+    assert found.known == () and "these alerts were copied from" in found.errors[0]
+    assert listing(copy.project).errors == (), "said once"
+    assert len(list((tmp_path / "b/.resil").glob(".alerts.copied-*"))) == 1
+    assert "notified console" in copy.tick(), "an incident of its own"
+    assert copy.tick() == original.tick() == ""
+    ids = {known.incident.episode for one in (copy, original) for known in listing(one.project).known}
+    assert len(ids) == 2
+
+
+def test_a_moved_project_keeps_its_alerts(tmp_path: Path) -> None:
+    original = Alerting(tmp_path / "a")
+    original.tick()
+    (tmp_path / "a").rename(tmp_path / "c")
+    moved = Alerting(tmp_path / "c")
+    assert moved.tick() == ""
+    assert (tmp_path / "c/.resil/.alerts/home").read_text() == f"{tmp_path}/c/.resil/.alerts\n"
+    assert len(listing(moved.project).known) == 1
+
+
+def test_a_message_that_was_queued_before_a_move_names_the_new_path(tmp_path: Path) -> None:
+    original = Alerting(tmp_path / "a", "/dev/full")
+    assert "queued for console" in original.tick()
+    (tmp_path / "a").rename(tmp_path / "c")
+    moved = Alerting(tmp_path / "c")
+    moved.system.clock.time += 3600  # type: ignore[attr-defined]
+    moved.tick()
+    assert f"cd {tmp_path}/c && resil alert ack" in (tmp_path / "log").read_text()
