@@ -50,4 +50,5 @@ def _required(package: str) -> str:
         found = requires("resil") or []
     except PackageNotFoundError:  # a clone on PYTHONPATH
         found = []
-    return next((line for line in found if ";" not in line and line.startswith(package)), package)
+    name = package.replace("_", "-")
+    return next((line for line in found if ";" not in line and line.replace("_", "-").startswith(name)), package)

@@ -56,13 +56,21 @@ OK_ROWS = 20
 
 
 def show_reports(
-    reports: Sequence[Report], *, explain: bool = False, as_json: bool = False, everything: bool = False
+    reports: Sequence[Report],
+    *,
+    explain: bool = False,
+    as_json: bool = False,
+    everything: bool = False,
+    is_first: bool = True,
 ) -> int:
-    """Print the findings. Return the exit code of the worst verdict. `everything`: as with `--all`."""
+    """Print the findings. Return the exit code of the worst verdict.
+
+    `everything`: as with `--all`. `is_first`: print the headers of a table.
+    """
     if as_json:
         print_json("watch", to_json(reports))
     elif sys.stdout.isatty():
-        print(*terminal_lines(reports, explain=explain), sep="\n")
+        print(*terminal_lines(reports, explain=explain)[not is_first :], sep="\n")
     else:
         print(*lines(reports, explain=explain, everything=everything), sep="\n")
     return _worst(reports).exit_code
@@ -318,7 +326,7 @@ def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_
     def show(number: int, frame: FrameType | None) -> None:
         new = [report for report in reports if report not in shown]
         if new:
-            _show(new, request)
+            _show(new, request, shown=shown)
             shown.extend(new)
 
     with handled(show, signal.SIGALRM):
@@ -408,8 +416,9 @@ class _View:
         self.live.show(show)
 
 
-def _print(reports: Sequence[Report], request: WatchRequest) -> None:
-    show_reports(reports, explain=request.explain, as_json=request.as_json, everything=request.name is None)
+def _print(reports: Sequence[Report], request: WatchRequest, *, is_first: bool = True) -> None:
+    everything = request.name is None
+    show_reports(reports, explain=request.explain, as_json=request.as_json, everything=everything, is_first=is_first)
 
 
 def _show(
@@ -422,7 +431,7 @@ def _show(
         if view is not None:
             view.show(new)
         elif new or not reports:
-            _print(new, request)
+            _print(new, request, is_first=not shown)
         sys.stdout.flush()
     except OSError as error:
         if not isinstance(error, BrokenPipeError):

@@ -136,7 +136,8 @@ def submit(
         again = script_of_run(project.directory(name))
         if again is not None:
             own, arguments = again[0], arguments or again[1]
-            say(f"run {name} has its own script: queueing it again: {shlex.join((str(own), *arguments))}")
+            words = shlex.join((str(own), *arguments))
+            say(f"run {name} has its own script: queueing it again: {words} (a template instead: --template NAME)")
     request = SubmitRequest(
         run=name,
         script=own,

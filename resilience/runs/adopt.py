@@ -84,10 +84,11 @@ def _find_live(scheduler: Scheduler, job_id: JobId) -> Job:
     try:
         job = scheduler.job(job_id)
     except NoSuchJob as error:
+        past: tuple[Job, ...] = ()
         with suppress(ResilError):  # without accounting the end of a job is forgotten after some minutes
             past = scheduler.history([job_id])
-            if past and past[-1].state.is_final:
-                raise _ended(past[-1]) from None
+        if past and past[-1].state.is_final:
+            raise _ended(past[-1]) from None
         hint = "see your jobs: squeue --me; another user's job may be hidden from you (PrivateData)"
         if scheduler.name == "local":
             hint = "a job of SLURM? name the scheduler: --scheduler slurm"
@@ -119,7 +120,8 @@ def _run_of(project: Project, scheduler: Scheduler, job: Job, job_id: JobId) -> 
     journals = {}
     for name, directory in directories.items():
         with suppress(StateDirectoryError):  # a damaged run must not hide the others
-            journals[name] = [one for one in read_intents(directory) if one.scheduler == scheduler.name]
+            if own := [one for one in read_intents(directory) if one.scheduler == scheduler.name]:
+                journals[name] = own
     for name in Owners(journals).runs_of(job.id.array, job.comment):
         known = {one.job_id for one in journals[name]}
         if split_comment(job.comment) is not None or known & {job_id, job_id.whole}:

@@ -20,6 +20,8 @@ from resilience.system.files import read_regular
 from resilience.system.stuck import StuckMemory, probe_in_child, state_probe
 
 MOST_PATHS = 32
+LONGEST = 255
+"""A longer path may exceed NAME_MAX, and is hardly one."""
 MOST_RUNS = 4
 """The most runs whose records are read: those that were submitted last."""
 READ_BYTES = 2**18
@@ -55,7 +57,8 @@ def paths_in(script: str, environ: Mapping[str, str], home: Path) -> list[str]:
 
 def bounded(paths: Iterable[str]) -> list[str]:
     """Return the first of the paths that are not of the operating system, each once."""
-    return list(dict.fromkeys(path for path in paths if not _OF_THE_SYSTEM.match(path)))[:MOST_PATHS]
+    usable = (path for path in paths if not _OF_THE_SYSTEM.match(path) and len(path) < LONGEST)
+    return list(dict.fromkeys(usable))[:MOST_PATHS]
 
 
 def _read(context: Context) -> list[str]:

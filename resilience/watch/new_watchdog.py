@@ -158,7 +158,7 @@ def write_watchdog(name: str, directory: Path, taken: tuple[str, ...]) -> NewWat
         raise UsageError(f"{existing[0]} exists", hint="choose another name, or remove the file")
     if name in taken:
         raise UsageError(
-            f"there is a watchdog {name!r} already", hint="choose another name; resil watch --list has all"
+            f"there is a watchdog {name!r} already", hint="choose another name; list them: resil watch --list"
         )
     make_directory(new.watchdog.parent, mode=0o755)
     class_name = "".join(part.capitalize() for part in name.split("_"))

@@ -17,7 +17,7 @@ from resilience.cli.show_top import age, bar, shortened, show_top
 from resilience.watch.scan import scan
 from resilience.watch.scan.scan import Progress
 from resilience.watch.scan.tree import Record
-from resilience.watch.scan.worker import REMEMBERED, Worker
+from resilience.watch.scan.worker import Worker
 from tests.lab.fakes import NOW, FakeClock, make_project
 from tests.lab.shell import Shell
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
@@ -75,7 +75,7 @@ def test_growth_that_cannot_be_known_is_not_denied(
 ) -> None:
     monkeypatch.setattr(scan, "SMALL", -1)  # this tree stands for a large one
     root = a_tree(tmp_path / "tree", tops=5, subs=20, files=30)
-    for number in range(REMEMBERED):
+    for number in range(1000):
         write(root / "other" / str(number % 20) / str(number), 20_000)
     settle(root)
     assert top(tmp_path, root, clock=FakeClock(NOW - DAY / 2)) == 0

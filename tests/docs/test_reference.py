@@ -318,3 +318,17 @@ def run_program(source: str) -> object:
     with pytest.raises(SystemExit) as ended:
         exec(compile(source, "train.py", "exec"), {})
     return ended.value.code
+
+
+# ---- paths ----------------------------------------------------------------------------------------------------
+
+OURS = re.compile(r"`((?:resilience|tests|scripts|benchmarks|slurm_templates)/[\w./-]*\w(?:/|\.\w+)?)(?:::\w+)?`")
+"""A path of this repository in a text; `resilience/schedulers/NAME.py` is one to write."""
+
+
+@every_page
+def test_every_path_of_the_repository_that_a_page_names_is_there(where: Page) -> None:
+    if "measured" in where.path.parts or where.path.name == "CHANGELOG.md":
+        return  # what was there on that day
+    named = [path for path in OURS.findall(where.prose) if not re.search(r"[A-Z]{3}|\*", path)]
+    assert not [path for path in named if not (ROOT / path).exists()]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -198,6 +200,32 @@ def test_sigterm_prints_and_sends_what_is_known_and_the_rest_is_unknown(watching
     assert "notified console: 1 incident" in errors
 
 
+def test_a_terminal_shows_findings_while_others_are_awaited(watching: Shell) -> None:
+    (watching.directory / "some").write_text("9")
+    watching.settings('[watch]\ndeadline_s = 1000\nchecks = ["licence", "slow"]\n[watch.licence]\nservers = ["some"]\n'
+                      '[watch.slow]\npaths = ["sleep"]\n')  # fmt: skip
+    ours, its = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "resilience", "watch", "--all"], cwd=watching.directory, env=watching.environment,
+        stdout=its, stderr=its,
+    )  # fmt: skip
+    os.close(its)
+    seen = b""
+    while b"9 licences left" not in seen:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # EIO: the process has closed its end
+            pytest.fail(seen.decode())
+    assert process.poll() is None and b"sleep" not in seen
+    process.terminate()
+    with contextlib.suppress(OSError):  # EIO: the process has closed its end
+        while chunk := os.read(ours, 65536):
+            seen += chunk
+    assert process.wait(PATIENCE_S) == 3
+    os.close(ours)
+    assert b"no answer before SIGTERM" in seen and seen.count(b"VERDICT") == seen.count(b"9 licences left") == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_look_and_its_children_within_two_seconds(watching: Shell, number: int) -> None:
     process = start(watching, "watch", "slow", "sleep", "--deadline", "1000s")
@@ -292,7 +320,7 @@ def resident_kib(pid: int) -> int:
 )  # fmt: skip
 def test_memory_does_not_drift_over_many_ticks(watching: Shell, ticks: int) -> None:
     (watching.directory / "some").write_text("9")
-    process = start(watching, "watch", "licence", "some", "--every", "0.001s", "--no-alert")
+    process = start(watching, "watch", "licence", "some", "--every", "0.01s", "--no-alert")
     assert process.stdout is not None
     sizes = []
     for number in range(ticks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,15 @@ def test_the_journal_has_the_events_from_start_to_end(run: Path) -> None:
     kept = ("resume", "request", "decision", "save_begin", "save")
     assert sorted(event for event in told if event in kept) == sorted(kept)
     assert told.index("decision") < told.index("save_begin") < told.index("save")
+
+
+def test_the_start_names_the_paths_that_the_training_uses(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data=/datasets/c4", "/apps/one.yaml", "--key=s3cret", "-v"])
+    with make_guard(run):
+        pass
+    start = json.loads((run / "journal" / "12.0.jsonl").read_text().splitlines()[0])
+    assert {"/datasets/c4", "/apps/one.yaml", sys.prefix, str(Path.cwd())} <= set(start["uses"])
+    assert "s3cret" not in str(start)
 
 
 def test_a_trigger_that_wants_to_is_notified_of_every_save(run: Path) -> None:

@@ -93,6 +93,13 @@ def test_a_job_that_has_ended_is_refused_with_its_end(project: Project, fake: Fa
     assert f"job 12 has ended: {state}" in error.message
 
 
+def test_an_ended_job_that_only_accounting_knows_is_refused_with_its_end(
+    project: Project, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "history", lambda _: (a_job(12, JobState.TIMEOUT),))
+    assert "job 12 has ended: TIMEOUT" in refused(SchedulerError, project).message
+
+
 def test_an_unknown_job_is_refused(project: Project) -> None:
     assert "squeue --me" in refused(NoSuchJob, project).hint
 

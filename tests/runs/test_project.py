@@ -131,5 +131,5 @@ def test_a_run_obeys_whom_it_was_submitted_to_obey_whatever_my_settings_say(
 
 def test_a_project_can_be_asked_from_another_directory(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    elsewhere = Project(replace(project.system, cwd=tmp_path), project.loaded)
+    elsewhere = Project(replace(project.system, cwd=tmp_path), project.loaded, project._clients)
     assert elsewhere.directory("gpt").path == project.directory("gpt").path

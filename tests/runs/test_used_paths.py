@@ -31,5 +31,9 @@ def test_paths_of_a_script(line: str, expected: list[str]) -> None:
     assert paths_in(line, ENVIRON, Path("/home/alice")) == expected
 
 
+def test_a_word_too_long_for_a_file_name_is_none() -> None:
+    assert paths_in("python /data/" + "x" * 300, {}, Path("/home")) == []
+
+
 def test_their_number_is_bounded() -> None:
     assert len(paths_in(" ".join(f"/data/{n}" for n in range(1000)), {}, Path("/home"))) == MOST_PATHS

@@ -162,9 +162,8 @@ def test_a_tick_takes_as_long_as_its_longest_deadline_over_all_watchdogs(project
 @pytest.mark.parametrize("seconds", ["0", "1e300"])
 @pytest.mark.parametrize("key", ["deadline_s", "state_deadline_s"])
 def test_deadlines_out_of_range_are_rejected(tmp_path: Path, key: str, seconds: str) -> None:
-    project = make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n")
     with pytest.raises(SettingsError, match=key):
-        list(watch(project, [a_watchdog()]))
+        list(watch(make_project(tmp_path, settings=f"[watch]\n{key} = {seconds}\n"), [a_watchdog()]))
 
 
 def test_the_judge_gets_all_readings_and_the_probe_the_newest(project: Project, clock: FakeClock) -> None:

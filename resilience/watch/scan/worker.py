@@ -38,7 +38,7 @@ RACY_NS = 3_000_000_000
 """A directory that changed less than this before it was read may change again within the same clock tick and keep its
 mtime (git calls such entries racily clean; FAT has a resolution of 2 s)."""
 
-REMEMBERED, REMEMBERED_PER_DIRECTORY = 1000, 250
+REMEMBERED, REMEMBERED_PER_DIRECTORY = 500, 250
 """The files that each scan looks at again: the newest and the largest, so many of each in all and of one directory."""
 
 WAITING = 0.5

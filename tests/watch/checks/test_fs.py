@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from resilience.base.mounts import current_mounts, mount_of
-from resilience.base.processes import is_waiting_in_kernel
+from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.finding import Verdict
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
@@ -304,7 +304,7 @@ def test_an_invalid_path_is_rejected(fs: Watching, path: str, words: str) -> Non
         ({"du": True, "du_limit_bytes": "2TiB"}, "needs a directory in paths"),
         ({"du_limit_bytes": "2TiB"}, "is set without du = true"),
         ({"purge_days": -3.0}, "purge_days = -3 is not a number of days"),
-        ({"purge_days": float("nan")}, "purge_days = nan is not a number of days"),
+        ({"purge_days": float("nan")}, "must be a number"),
         (
             {"du": True, "du_limit_bytes": "2TiB", "command": ("q",), "percent_regex": "(x)"},
             "du and command are both set",
@@ -559,8 +559,7 @@ def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Pat
 
 
 def blocked_children() -> set[int]:
-    numbers = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-    return {pid for pid in numbers if is_waiting_in_kernel(pid)}
+    return {pid for pid in descendants(os.getpid()) if is_waiting_in_kernel(pid)}
 
 
 def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
@@ -599,13 +598,15 @@ def test_the_data_and_the_environment_of_the_training_are_watched_without_being_
     with mounted(tmp_path / "data", "size=1m") as data, mounted(tmp_path / "env", "size=1m") as env:
         (data / "c4").mkdir()
         ballast(data, 0.999)  # a full file system is no fault of one that is only read
-        script = "#!/bin/bash\nresil_command='python train.py --data=$DATASETS/c4 --none /no/such/path'\n"
+        (tmp_path / "link").symlink_to("/no/such/target")
+        words = f"--data=$DATASETS/c4 --none /no/such/path {tmp_path}/link/x /dev/shm/no/such"
+        script = f"#!/bin/bash\nresil_command='python train.py {words}'\n"
         used_by_the_training(fs, script, [env, Path("/usr")])
         found = fs.tick()
         for directory in (data, env):
             (finding,) = found[f"login1:{directory}"]
             assert outcome(finding) == "OK" and finding.summary.endswith("; used by the training")
-        assert not any("/no/such" in subject or "/usr" in subject for subject in found)
+        assert not any("/no/such" in subject or "/usr" in subject or "link" in subject for subject in found)
         subprocess.run(["umount", "-l", env], check=True)
         (lost,) = fs.tick()[f"login1:{env}"]
         assert outcome(lost) == "CRITICAL missing" and "is not mounted any more" in lost.summary

@@ -259,7 +259,9 @@ class _Probe:
         for place in self.needed().get(target, ()):
             one = _Probed(place, self._state_of(place.path))
             is_lost = bool(self._lost_from(place.path, one.state.mount))
-            if place.is_optional and one.state.fault == "missing" and not is_lost:
+            # A script may name paths of a container or of other nodes.
+            unseen = ("missing", "dangling", "unreadable") if place.is_read else ("missing",)
+            if place.is_optional and one.state.fault in unseen and not is_lost:
                 continue
             if one.state.status is None or is_lost:
                 found[place.path,] = [one]

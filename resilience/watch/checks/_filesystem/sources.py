@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,32 +19,8 @@ from resilience.errors import ProbeError, QuantityError
 from resilience.messages import plural
 from resilience.quantities import format_duration, parse_bytes
 from resilience.system.ports import System
-from resilience.watch.checks._filesystem.quota import (
-    DU,
-    NO_QUOTA,
-    beegfs_8_command,
-    beegfs_command,
-    du_command,
-    gpfs_attributes_command,
-    gpfs_command,
-    gpfs_device,
-    gpfs_fileset_command,
-    lustre_command,
-    lustre_pools_command,
-    lustre_project_command,
-    parse_beegfs,
-    parse_beegfs_8,
-    parse_du,
-    parse_gpfs,
-    parse_gpfs_fileset,
-    parse_lustre,
-    parse_lustre_pools,
-    parse_lustre_project,
-    parse_unix,
-    parse_xfs,
-    unix_command,
-    xfs_command,
-)
+from resilience.watch.checks._filesystem import quota
+from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
 from resilience.watch.checks._filesystem.task import SiteCommand, Task
 from resilience.watch.processor import BACKTRACKS, cpu_limit
@@ -84,12 +61,6 @@ class Sources:
         """Record that a source failed."""
         self.explanation.append(f"{name}: {why}")
         self.failed[name] = why
-
-    def add(self, amounts: Sequence[Amount], explanation: Sequence[str], failed: Mapping[str, str]) -> None:
-        """Add the results of sources that were queried for another amount."""
-        self.amounts += amounts
-        self.explanation += explanation
-        self.failed |= failed
 
     def run(self, argv: Sequence[str], *, most_s: float = TOOL_S, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
         """Return the stdout and stderr of a tool. Raise ProbeError if it is missing, fails, or exceeds its time."""
@@ -159,11 +130,11 @@ def query_quota(
         return
     key = ("quota", *paths)
     if shared is not None and key in shared:
-        sources.add(*shared[key])
+        sources.amounts, sources.explanation, sources.failed = (copy(part) for part in shared[key])
         return
     _query_tools(sources, paths, mount)
     if shared is not None and not task.site.argv:  # otherwise the site's results are among them
-        shared[key] = (list(sources.amounts), list(sources.explanation), dict(sources.failed))
+        shared[key] = (copy(sources.amounts), copy(sources.explanation), copy(sources.failed))
 
 
 def _query_tools(sources: Sources, paths: Sequence[str], mount: Mount) -> None:
@@ -187,8 +158,8 @@ def query_du(sources: Sources, task: Task, path: str, before: Mapping[str, float
         sources.explanation.append(f"du: run {format_duration(now - old[0])} ago")
     else:
         try:
-            text, errors = sources.run(du_command(path, task.kind), most_s=task.du_deadline_s, codes=(0, 1))
-            amount = parse_du(text, errors, task.kind, task.du_limit)
+            text, errors = sources.run(quota.du_command(path, task.kind), most_s=task.du_deadline_s, codes=(0, 1))
+            amount = quota.parse_du(text, errors, task.kind, task.du_limit)
             sources.amounts.append(amount)
             sources.explanation.append(f"du: run just now{'; ' + amount.note if amount.note else ''}")
             return now, amount.used
@@ -255,12 +226,12 @@ def _query_lustre(sources: Sources, paths: Sequence[str], mount: Mount) -> Seque
     projects = []
     for path in paths:
         try:
-            projects.append(parse_lustre_project(sources.run(lustre_project_command(path))[0]))
+            projects.append(quota.parse_lustre_project(sources.run(quota.lustre_project_command(path))[0]))
         except ProbeError as error:
             sources.fail("lfs project", error.message)
 
     def one(kind: str, name: str) -> Sequence[Amount]:
-        return parse_lustre(sources.run(lustre_command(kind, name, paths[0]))[0])
+        return quota.parse_lustre(sources.run(quota.lustre_command(kind, name, paths[0]))[0])
 
     requested = [*_user_and_groups(sources, paths), *(("project", name) for name in projects)]
     return [*_each(sources, requested, one), *_query_lustre_pools(sources, requested, mount)]
@@ -270,10 +241,10 @@ def _query_lustre_pools(sources: Sources, requested: Sequence[tuple[str, str]], 
     """Return the limits in OST pools. Most users have none, and Lustre before 2.14 has no such limits."""
     found: list[Amount] = []
     try:
-        for pool in parse_lustre_pools(sources.run(lustre_pools_command(mount.point))[0])[:MOST_POOLS]:
+        for pool in quota.parse_lustre_pools(sources.run(quota.lustre_pools_command(mount.point))[0])[:MOST_POOLS]:
             for kind, name in dict.fromkeys(requested):
-                text = sources.run(lustre_command(kind, name, mount.point, pool))[0]
-                own = (item for item in parse_lustre(text) if item.kind == BYTES and (item.limit or item.soft))
+                text = sources.run(quota.lustre_command(kind, name, mount.point, pool))[0]
+                own = (item for item in quota.parse_lustre(text) if item.kind == BYTES and (item.limit or item.soft))
                 found += [item._replace(scope=f"{item.scope} in pool {pool}") for item in own]
     except ProbeError as error:
         sources.fail("lfs quota --pool", error.message)
@@ -281,17 +252,17 @@ def _query_lustre_pools(sources: Sources, requested: Sequence[tuple[str, str]], 
 
 
 def _query_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
-    device, filesets = gpfs_device(mount.source), []
+    device, filesets = quota.gpfs_device(mount.source), []
     for path in paths:
         try:
-            filesets.append(parse_gpfs_fileset(sources.run(gpfs_attributes_command(path))[0]))
+            filesets.append(quota.parse_gpfs_fileset(sources.run(quota.gpfs_attributes_command(path))[0]))
         except ProbeError as error:
             sources.fail("mmlsattr", error.message)
 
     def one(kind: str, name: str) -> Sequence[Amount]:
         if kind == "fileset":
-            return parse_gpfs(sources.run(gpfs_fileset_command(name, device))[0], device, filesets)
-        return parse_gpfs(sources.run(gpfs_command())[0], device, filesets)
+            return quota.parse_gpfs(sources.run(quota.gpfs_fileset_command(name, device))[0], device, filesets)
+        return quota.parse_gpfs(sources.run(quota.gpfs_command())[0], device, filesets)
 
     requested = [("fileset", name) for name in filesets if name != "root"]
     return _each(sources, [("user", sources.system.host.user), *requested], one)
@@ -299,27 +270,27 @@ def _query_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequenc
 
 def _query_beegfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
     def one(kind: str, name: str) -> Sequence[Amount]:
-        return parse_beegfs(sources.run(beegfs_command(kind, name, mount.point))[0], kind, name)
+        return quota.parse_beegfs(sources.run(quota.beegfs_command(kind, name, mount.point))[0], kind, name)
 
     return _each(sources, _user_and_groups(sources, paths), one)
 
 
 def _query_beegfs_8(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
-    return parse_beegfs_8(sources.run(beegfs_8_command(mount.point))[0], _user_and_groups(sources, paths))
+    return quota.parse_beegfs_8(sources.run(quota.beegfs_8_command(mount.point))[0], _user_and_groups(sources, paths))
 
 
 def _query_xfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
     def one(kind: str, name: str) -> Sequence[Amount]:
-        return parse_xfs(sources.run(xfs_command(kind, name, mount.point))[0])
+        return quota.parse_xfs(sources.run(quota.xfs_command(kind, name, mount.point))[0])
 
     return _each(sources, _user_and_groups(sources, paths), one)
 
 
 def _query_unix(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
-    text, errors = sources.run(unix_command(mount.point), codes=(0, 1))
-    if not text.strip() and errors.strip() and NO_QUOTA not in errors:
+    text, errors = sources.run(quota.unix_command(mount.point), codes=(0, 1))
+    if not text.strip() and errors.strip() and quota.NO_QUOTA not in errors:
         raise ProbeError(errors.strip().split("\n")[0][:200])
-    return parse_unix(text, mount.source, sources.system.clock.now()) if text.strip() else ()
+    return quota.parse_unix(text, mount.source, sources.system.clock.now()) if text.strip() else ()
 
 
 def _each(

@@ -326,7 +326,8 @@ def _no_log(view: View) -> Finding:
         return _finding(view, Verdict.OK, "", text, with_lines=False)
     return _finding(
         view, Verdict.UNKNOWN, "missing",
-        f"no log and no heartbeat of job {reading.label} found, which began {format_duration(waited_s)} ago",
+        f"no log and no heartbeat of job {reading.label} found, which began {format_duration(waited_s)} ago"
+        + "".join(f"; {note}" for note in reading.notes),
         advice="name its log: resil watch log PATH",
     )  # fmt: skip
 

@@ -115,8 +115,9 @@ def _own_run(directory: RunDirectory, intents: Sequence[Intent], queues: Queues,
     label, began = str(lead.id), lead.start_time or 0.0
     over, ended = _over(directory, None, str(lead.raw_id))
     if not over and lead.state.is_final:
-        code = "" if lead.exit_code is None else f", exit code {lead.exit_code.status or lead.exit_code}"
-        over, ended = f"job {label} is over: {lead.state}{code}", lead.end_time or now
+        code = lead.exit_code
+        how = "" if code is None else f", signal {code.signal}" if code.signal else f", exit code {code.status}"
+        over, ended = f"job {label} is over: {lead.state}{how}", lead.end_time or now
     logs = logs_of(directory, start_of_job(lead), intents)[:MOST_LOGS]
     notes = [f"the output of job {label} goes to {of_lead.output}"] if of_lead is not None and of_lead.output else []
     if not logs and not over and (path := queues.stdout_of(scheduler, lead)) is not None:

@@ -97,7 +97,7 @@ def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
     own.submit(7)
     own.job(7)
     own.expect("OK", "no log and no heartbeat yet")
-    own.expect("UNKNOWN missing", "no log and no heartbeat of job 7", wait_s=HOUR)
+    own.expect("UNKNOWN missing", "no log and no heartbeat of job 7", "goes to", "slurm-%j.out", wait_s=HOUR)
 
 
 def test_a_log_that_only_the_scheduler_knows_is_found(own: Own) -> None:
