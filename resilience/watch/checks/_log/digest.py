@@ -54,6 +54,8 @@ SURE = RANKS[BAR] - WITH_FIGURES
 FINER = 4
 OVER_S = 1800.0
 """A bar that was complete for this long gives way to another template: it was of a warm-up or of loading."""
+STANDS_STILL = -1
+"""The `turns` of a template that was seen again before its number has ever grown."""
 TALKS_IN = 3
 """A template that grew in this many intervals of the heartbeat may only talk."""
 NUMBERS_TIMES, NUMBERS_S = 10, 1200.0
@@ -185,7 +187,7 @@ class _Digest:
 
     def _is_known(self) -> bool:
         """Return whether the heartbeat is known; until it is, new lines are progress."""
-        return self.main is not None and (self.main.grows > 0 or self.main.rank == 0)
+        return self.main is not None and self.main.turns != STANDS_STILL
 
     def _is_unknown(self) -> bool:
         return not self._is_known() or self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
@@ -249,6 +251,7 @@ class _Digest:
         one = self.templates.get(found.key)
         if one is not None and not one.grows and one.value == found.value and found.kind in (STEP, BAR):
             # A number that stands still, `[stage 1/2] 120 updates`: another one may be the counter.
+            one.turns = STANDS_STILL
             found = numbers(line) or found
             one = self.templates.get(found.key)
         if found.kind in (FIGURES, NUMBERS):
@@ -266,6 +269,7 @@ class _Digest:
             return False
         one.value, one.epoch = found.value, self.epoch
         one.grows += not is_new
+        one.turns = max(0, one.turns)
         if one is not self.main:
             self._compare(one)
         if one is self.main:

@@ -94,7 +94,7 @@ class Template(NamedTuple):
         top: the last number of a counter that restarts; 0 if it never did.
         total: of a progress bar, 0 without one.
         grows: how often the number grew.
-        turns: in how many intervals of the heartbeat it grew.
+        turns: in how many intervals of the heartbeat it grew; -1 if it was seen again and has never grown.
         turn: the last of these intervals.
         since: the first of these intervals; for NUMBERS, when it first grew.
     """
