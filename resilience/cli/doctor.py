@@ -74,7 +74,7 @@ def config_group() -> None:
 @config.command(epilog="Examples: resil config check; resil config check -c other.toml")
 def check(config: ConfigOption = None) -> None:
     """Check the settings, and print every error. Exits with 2 when there is one."""
-    from resilience.cli.entry import print_error
+    from resilience.cli.output import print_error
     from resilience.doctor.settings import find_errors
     from resilience.messages import plural
     from resilience.system.ports import System

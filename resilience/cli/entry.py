@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
 
 EXIT_INTERRUPTED = 130
-MESSAGE_LIMIT = 2000
 EXIT_UNKNOWN = 3
 """The exit code of a `resil watch` that could not check, for any reason: 1 and 2 are verdicts."""
 
@@ -59,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()  # a broken pipe can still be handled here
         return code
     except ResilError as error:
-        print_error(error)
+        _print_error(error)
         return _failed(arguments, error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -74,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
         # Every write of resil to a full disk is reported where it happens; this one is to standard output.
         from resilience.cli.output import close_stdout
 
-        print_error(ResilError(f"cannot write to standard output: {error.strerror}",
+        _print_error(ResilError(f"cannot write to standard output: {error.strerror}",
                                hint="the command may have succeeded: resil status"))  # fmt: skip
         close_stdout()
         return _failed(arguments, 1)
@@ -82,6 +81,12 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(arguments, _missing_module(error))
     except Exception as error:
         return _failed(arguments, _internal_error(error))
+
+
+def _print_error(error: ResilError) -> None:
+    from resilience.cli.output import print_error
+
+    print_error(error)
 
 
 def _failed(arguments: Sequence[str], code: int) -> int:
@@ -100,7 +105,7 @@ def _missing_module(error: ModuleNotFoundError) -> int:
 
     if (error.name or "").partition(".")[0] not in PACKAGES:
         return _internal_error(error)
-    print_error(missing_packages())
+    _print_error(missing_packages())
     return 1
 
 
@@ -120,15 +125,6 @@ def _make_streams_writable() -> None:
             setattr(sys, name, io.StringIO())
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-
-
-def print_error(error: ResilError) -> None:
-    """Print an error and its hint on standard error."""
-    from resilience.cli.output import say
-    from resilience.messages import cut
-
-    # A value may be a hundred thousand characters long, and every message quotes it.
-    say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 def quick_path(arguments: Sequence[str]) -> Callable[[], int] | None:
@@ -227,5 +223,5 @@ def _print_usage(error: Any) -> int:
         print(context.get_help())
         return 0
     path = context.command_path if context is not None else "resil"
-    print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+    _print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
     return int(error.exit_code)

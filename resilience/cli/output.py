@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     import signal
     from types import FrameType
 
+    from resilience.errors import ResilError
     from resilience.finding import Verdict
     from resilience.runs.project import Project
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
+
+MESSAGE_LIMIT = 2000
+"""The most characters of an error that are printed."""
 
 NARROW = 12
 """Columns are not clipped below this width, unless all of them are as narrow."""
@@ -155,6 +159,14 @@ def say(text: str) -> None:
     """Print a message on standard error; a closed standard error is ignored."""
     with suppress(OSError):
         print("\n".join(clean(line) for line in f"resil: {text}".split("\n")), file=sys.stderr, flush=True)
+
+
+def print_error(error: ResilError) -> None:
+    """Print an error and its hint on standard error."""
+    from resilience.messages import cut
+
+    # A value may be a hundred thousand characters long, and every message quotes it.
+    say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
 
 
 @contextmanager

@@ -148,7 +148,7 @@ def _accounting(scheduler: Scheduler, config: ClusterConfig) -> Iterator[Diagnos
 
 def _scrontab(project: Project, config: ClusterConfig) -> Iterator[Diagnosis]:
     """Run `scrontab -l`: slurm.conf may enable what has no program here."""
-    from resilience.cron.drivers._ticks.programs import ProgramUnavailable
+    from resilience.cron.drivers import ProgramUnavailable
     from resilience.cron.drivers.scrontab import Scrontab
     from resilience.watch.watchdogs import context_of
 

@@ -172,11 +172,9 @@ def _cron(project: Project) -> Iterator[Callable[[], object]]:
         check_backend(settings.backend)
 
     def mode() -> None:
-        from resilience.cron.drivers._slurm.chain import Mode
-        from resilience.messages import suggest
+        from resilience.cron.drivers.slurm import check_mode
 
-        if settings.mode not in set(Mode):
-            raise SettingsError(f"unknown mode {settings.mode!r} in [cron]", hint=suggest(settings.mode, list(Mode)))
+        check_mode(settings.mode)
 
     def catch_up() -> None:
         from resilience.cron.table.options import parse_catch_up

@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from resilience.errors import ProbeError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
     from resilience.cron.records import Installation
     from resilience.runs.context import Context
     from resilience.settings.cron_settings import CronSettings
+
+
+class ProgramFailed(ProbeError):
+    """A table of the user could not be read."""
+
+
+class ProgramUnavailable(ProgramFailed):
+    """The program of a table is missing, or does not serve this user or this machine; a retry will not help."""
 
 
 class Availability(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.base.processes import is_there
-from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.drivers._ticks.lines import (
     check_writable,
@@ -97,7 +97,7 @@ class Crontab:
             done = programs.run_program(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
             if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
                 return done.stdout
-        raise programs.ProgramFailed(
+        raise ProgramFailed(
             "the crontab contains carriage returns, and cannot be read unchanged",
             hint=f"remove them: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e: {programs.error_of(done)}",
         )
@@ -114,10 +114,10 @@ class Crontab:
         # Debian: `You (alice) are not allowed to use this program (crontab)`; cronie with PAM: `... not allowed to
         # access to (crontab) because of pam configuration.`
         if "not allowed" in text or "permission denied" in text or "pam " in text:
-            raise programs.ProgramUnavailable(
+            raise ProgramUnavailable(
                 f"you are not allowed to use crontab here: {said}", hint="ask an administrator for /etc/cron.allow"
             )
-        raise programs.ProgramFailed(f"crontab -l failed: {said}", transient=True)
+        raise ProgramFailed(f"crontab -l failed: {said}", transient=True)
 
     def write(self, table: str, context: Context) -> None:
         """See programs.Program.write."""

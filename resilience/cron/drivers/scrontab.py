@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.drivers._ticks.lines import (
     check_writable,
@@ -55,11 +55,11 @@ class Scrontab:
         if done.stdout.startswith("no crontab for ") or done.stderr.startswith("no crontab for "):
             return None
         if "is disabled on this cluster" in done.stderr + done.stdout:
-            raise programs.ProgramUnavailable(
+            raise ProgramUnavailable(
                 "scrontab is disabled on this cluster",
                 hint="ask an administrator: ScronParameters=enable in slurm.conf",
             )
-        raise programs.ProgramFailed(
+        raise ProgramFailed(
             f"scrontab -l failed: {programs.error_of(done)}",
             hint="slurmctld may be down; jobs keep running",
             transient=True,
@@ -104,7 +104,7 @@ class ScrontabDriver:
         """Check that the cluster has it enabled."""
         try:
             self.program.read(context)
-        except programs.ProgramUnavailable as error:
+        except ProgramUnavailable as error:
             if _is_enabled(context):
                 reason = f"the cluster has scrontab enabled, but: {error.message}"
                 return Availability(False, reason, "the program may be on a login node only, or not on PATH")

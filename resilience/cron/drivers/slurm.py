@@ -20,7 +20,7 @@ from resilience.cron.drivers._slurm.script import (
 )
 from resilience.cron.records import Installation
 from resilience.cron.state_directory import CronDirectory
-from resilience.errors import ResilError, SchedulerError
+from resilience.errors import ResilError, SchedulerError, SettingsError
 from resilience.job import Job, Liveness
 from resilience.pending_reason import explain_reason
 from resilience.quantities import format_duration
@@ -36,6 +36,14 @@ _NEVER_HINT = (
     "compare [cron] time_limit_s (pulse_limit_s for pulses) with MaxTime in `scontrol show partition`; "
     "lower it, or set another partition in [cron] sbatch"
 )
+
+
+def check_mode(mode: str) -> None:
+    """Raise SettingsError if this is no mode of the scheduler's jobs: `daemon` or `pulse`."""
+    from resilience.messages import suggest
+
+    if mode not in set(Mode):
+        raise SettingsError(f"unknown mode {mode!r} in [cron]", hint=suggest(mode, list(Mode)))
 
 
 @dataclass(frozen=True, slots=True)

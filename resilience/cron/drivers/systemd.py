@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.cron.drivers import Availability, DriverState, Step
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, Step
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.drivers._ticks.lines import (
     check_writable,
@@ -279,7 +279,7 @@ class SystemdDriver:
                 env={**environ, "LC_ALL": "C"},
             )
         except ResilError as error:
-            raise programs.ProgramFailed(error.message, hint=error.hint, transient=error.transient) from error
+            raise ProgramFailed(error.message, hint=error.hint, transient=error.transient) from error
 
     def _run(self, context: Context, *words: str) -> None:
         done = self._systemctl(context, *words)
@@ -292,9 +292,7 @@ class SystemdDriver:
     def _show(self, installation: Installation, context: Context) -> dict[str, str]:
         done = self._systemctl(context, "show", self._timer(installation), "--property=LoadState,ActiveState")
         if done.returncode != 0 or any(word in done.stderr.lower() for word in _NO_BUS):
-            raise programs.ProgramFailed(
-                f"your systemd manager does not answer: {programs.error_of(done)}", transient=True
-            )
+            raise ProgramFailed(f"your systemd manager does not answer: {programs.error_of(done)}", transient=True)
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
 
     def _is_active(self, installation: Installation, context: Context) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
+from resilience.cron.drivers import ProgramFailed, ProgramUnavailable
 from resilience.errors import ProbeError, ResilError
 from resilience.runs.context import Context
 from resilience.system.files import own_directory
@@ -26,14 +27,6 @@ READ_S = 15.0
 ATTEMPTS = 8
 LOCK_S = 20.0
 """Time limit for the lock; afterwards we continue without it."""
-
-
-class ProgramFailed(ProbeError):
-    """The table could not be read."""
-
-
-class ProgramUnavailable(ProgramFailed):
-    """The program is missing, or does not serve this user or this machine; a retry will not help."""
 
 
 class Program(Protocol):

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from resilience.cron.drivers import ProgramFailed, ProgramUnavailable
 from resilience.cron.drivers._ticks import programs
 from resilience.cron.drivers._ticks.programs import (
     LOCK_S,
-    ProgramFailed,
-    ProgramUnavailable,
     change,
     error_of,
     run_program,
