@@ -295,6 +295,7 @@ _ADOPT_EPILOG = """Examples:
 resil adopt 8123456: watch a job that runs or waits, as a run with the job's name.
 
 resil adopt 8123456 --run gpt: watch it under the name gpt.
+
 resil submit train.sbatch --run gpt: queue the next job behind it.
 
 resil adopt train.sbatch: queue an unchanged script as a run, like resil submit train.sbatch."""
