@@ -266,9 +266,6 @@ def _hung(view: View) -> Finding:
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
         )
-    if view.reading.unsure:  # the job may have ended
-        verdict = Verdict.UNKNOWN
-        parts.append(_unknown(view.reading))
     return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
 
 
