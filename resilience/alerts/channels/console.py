@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.alerts.alert import Alert
-from resilience.alerts.message import acknowledge_command, headline, moment
+from resilience.alerts.message import SELF_CHECK, acknowledge_command, headline, moment
 from resilience.errors import DeliveryError, SettingsError
 from resilience.system.ports import System
 
@@ -46,7 +46,8 @@ class ConsoleChannel:
     def compose(self, alert: Alert, settings: ConsoleSettings, thread: Mapping[str, str]) -> str:
         """Return the line, with the time and the command to acknowledge."""
         line = f"{moment(alert.time)} [resil] {headline(alert, 300)}"
-        if alert.notices and not alert.is_resolved and not alert.is_test:
+        is_incident = any(notice.check != SELF_CHECK for notice in alert.notices)
+        if is_incident and not alert.is_resolved and not alert.is_test:
             line += f" - {acknowledge_command(alert)}"
         return line
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from resilience.alerts.channel_health import NodeState, failure_alert
 from resilience.alerts.channels.console import CHANNEL, ConsoleSettings
 from resilience.system.ports import System
 from tests.alerts.channels.alerts import HOSTILE, hostile, resolved
@@ -24,6 +25,13 @@ def test_a_line_goes_to_standard_error(system: System, capsys: pytest.CaptureFix
     assert said.out == "" and said.err.count("\n") == 1
     assert "[resil] CRITICAL: /scratch: 98% used" in said.err
     assert "cd '/home/ada/my gpt' && resil alert ack 3f9a1c" in said.err
+
+
+def test_an_alert_about_a_channel_is_no_incident_to_acknowledge() -> None:
+    alert = failure_alert(
+        "email", NodeState(error="refused"), incident_id="0228ce32", now=9.0, waiting=1, host="l", project="/p"
+    )
+    assert "ack" not in CHANNEL.compose(alert, ConsoleSettings(), {})
 
 
 def test_lines_are_appended_to_a_private_file(system: System, tmp_path: Path) -> None:
