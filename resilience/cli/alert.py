@@ -366,7 +366,7 @@ def _row(known: IncidentStatus, now: float) -> tuple[str, ...]:
         since = f"resolved {_age(now - incident.resolved)} ago"
     elif incident.gone is not None:
         since = f"recovered {_age(now - incident.gone)} ago"
-    elif incident.is_stale(now):
+    elif incident.is_expired(now):
         since += ", not checked recently"
     summary = cut(clean(incident.summary), _SUMMARY_CHARACTERS)
     return (

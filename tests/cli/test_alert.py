@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.message import plain_text
+from resilience.alerts.notify import notify
 from resilience.alerts.routes import channels
 from resilience.cli import alert as alert_command
 from resilience.cli import entry
-from resilience.finding import Verdict
+from resilience.finding import Report, Verdict
 from tests.lab.hung import hung_directory
 from tests.lab.shell import ALERTING, SETTINGS, Office, Said, Shell, full, well
 from tests.system.people import NOBODY, needs_root, open_the_way
@@ -86,6 +87,15 @@ def test_a_recovered_incident_is_not_shown_as_critical(office: Office) -> None:
     assert "recovered, was CRITICAL" in said.splitlines()[0] and "no longer found the fault" in said
     document = office.resil("list", "--json").json
     assert [incident["state"] for incident in document["incidents"]] == ["faulty", "recovered"]
+
+
+def test_an_incident_that_is_no_longer_checked_is_shown_as_such_while_its_end_waits(office: Office) -> None:
+    office.shell.settings(ALERTING.replace("group_s = 0", "group_s = 3600"))
+    for findings in ((full(), full("/home")), *[(full("/home"),)] * 3):
+        assert "not checked" not in office.resil("list").out
+        notify(office.shell.project, [Report(check="fs", findings=findings, time=time.time())], typed="")
+    (line,) = [line for line in office.resil("list").out.splitlines() if "/scratch" in line]
+    assert "not checked recently" in line
 
 
 def test_many_incidents_are_acknowledged_at_once(office: Office) -> None:
