@@ -278,22 +278,26 @@ def _once(
 ) -> int:
     """Run all requested watchdogs once, or `only` some of them.
 
-    A signal that ends a single run is no reason to lose what is known: the findings are printed and sent, those of
-    targets that have not answered are UNKNOWN. A second signal ends the process at once.
+    A signal that ends the process is no reason to lose what is known: the findings are printed and sent, those of
+    targets that have not answered are UNKNOWN. A repeated watch omits watchdogs without an answer, and raises Ended
+    then. A second signal ends the process at once.
     """
     watchdogs, reports = _watchdogs(request, project)
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
-    tick, deadline_s = Tick(project, watchdogs, on_readings), ALERTING_S
+    tick, deadline_s, ending = Tick(project, watchdogs, on_readings), ALERTING_S, None
     with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
             for report in tick:
                 reports.append(report)
         except Ended as ended:
-            if request.every_s is not None:
-                raise
             reports += tick.unfinished(str(ended))
             deadline_s = ENDING_S
+            if request.every_s is not None:
+                ending = ended
+                reports = [r for r in reports if any(f.verdict is not Verdict.UNKNOWN for f in r.findings)]
+                if not reports:
+                    raise
     order = [watchdog.name for watchdog in watchdogs]
     reports.sort(key=lambda report: order.index(report.check) if report.check in order else -1)
     code = _show(reports, request, view, shown)
@@ -309,6 +313,8 @@ def _once(
             say(f"ended by {ended}: alerts may not have been sent; the next tick sends them")
     elif code and request.every_s is None:
         _say_look(request, project)
+    if ending is not None:
+        raise ending
     return code
 
 
@@ -325,9 +331,15 @@ def _shown_as_they_come(reports: Sequence[Report], request: WatchRequest, *, is_
 
     def show(number: int, frame: FrameType | None) -> None:
         new = [report for report in reports if report not in shown]
-        if new:
-            _show(new, request, shown=shown)
-            shown.extend(new)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            if new:
+                # A signal between printing and recording would have the reports printed twice.
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGHUP})
+                _show(new, request, shown=shown)
+                shown.extend(new)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     with handled(show, signal.SIGALRM):
         signal.setitimer(signal.ITIMER_REAL, PROMPT_S, PROMPT_S)

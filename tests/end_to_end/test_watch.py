@@ -184,17 +184,20 @@ def test_a_fallback_directory_that_hangs_too_is_replaced_by_one_in_tmp(watching:
     assert time.monotonic() - started < 30
 
 
-def test_sigterm_prints_and_sends_what_is_known_and_the_rest_is_unknown(watching: Shell) -> None:
+@pytest.mark.parametrize(("options", "code"), [((), 2), (("--every", "1h"), 0)])  # 2: CRITICAL, of the licences
+def test_sigterm_prints_and_sends_what_is_known_and_the_rest_is_unknown(
+    watching: Shell, options: tuple[str, ...], code: int
+) -> None:
     (watching.directory / "some").write_text("0")
     watching.settings('[watch]\ndeadline_s = 1000\nchecks = ["licence", "slow"]\n[watch.licence]\nservers = ["some"]\n'
                       '[watch.slow]\npaths = ["sleep", "/"]\n[alert]\nchannels = ["console"]\n')  # fmt: skip
-    process = start(watching, "watch", "--all")
+    process = start(watching, "watch", "--all", *options)
     sleeping = watching.directory / "sleeping"
     watching.until(lambda: sleeping.exists() and sleeping.read_text().endswith("\n"))
     time.sleep(1)  # the other targets answer meanwhile
     process.terminate()
     out, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 2, out + errors  # CRITICAL, of the licences
+    assert process.returncode == code, out + errors
     assert "LICENCE CRITICAL - some: 0 licences left" in out and "SLOW OK - /: it answers" in out
     assert "SLOW UNKNOWN - sleep: no answer before SIGTERM, after " in out
     assert "notified console: 1 incident" in errors
