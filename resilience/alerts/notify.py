@@ -114,14 +114,18 @@ def _known_channels(project: Project) -> tuple[str, ...]:
 
 def _lines(group: NotificationGroup, flushed: Flushed | None) -> list[str]:
     """Return lines such as `notified email: 2 incidents (3f9a1c04, 77e0d2b1)`: a channel is notified once it accepted
-    the message. Until then the message is queued for it."""
-    sent = flushed.sent if flushed is not None else ()
-    accepted = {name for delivery in sent for name in (delivery.entry.name, *delivery.entry.covers)}
+    the message. Until then the message is queued for it, unless the channel rejected it for good."""
+    words = {
+        name: word
+        for word, deliveries in (("notified", flushed.sent), ("rejected by", flushed.dead))
+        for delivery in deliveries
+        for name in (delivery.entry.name, *delivery.entry.covers)
+    } if flushed is not None else {}  # fmt: skip
     ids = [one.incident.episode for one in group.notifications]
     named = ", ".join(ids[:MAX_NAMED]) + (", ..." if len(ids) > MAX_NAMED else "")
     channels: dict[str, list[str]] = {}
     for channel in group.channels:
-        word = "notified" if entry_name(group.alert.id, channel) in accepted else "queued for"
+        word = words.get(entry_name(group.alert.id, channel), "queued for")
         channels.setdefault(word, []).append(channel)
     return [f"{word} {', '.join(names)}: {plural(len(ids), 'incident')} ({named})" for word, names in channels.items()]
 
