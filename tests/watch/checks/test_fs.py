@@ -284,6 +284,14 @@ def test_an_invalid_path_is_rejected(fs: Watching, path: str, words: str) -> Non
     assert words in fs.refused(paths=(path,))
 
 
+def test_an_invalid_path_does_not_hide_the_others(fs: Watching, disk: Path) -> None:
+    found = fs.tick("$NOWHERE/x", disk)
+    assert [finding.verdict for finding in found[f"login1:{disk}"]] == [Verdict.OK]
+    (invalid,) = found["$NOWHERE/x"]
+    assert invalid.verdict is Verdict.UNKNOWN and "$NOWHERE is not set" in invalid.summary
+    assert invalid.fault == "settings" and "write the full path" in invalid.advice
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from resilience import layout
 from resilience.base.mounts import Mount, current_mounts, mount_of, resolve_local_links
-from resilience.errors import ProbeError
+from resilience.errors import ProbeError, UsageError
 from resilience.runs.context import Context
 from resilience.runs.used_paths import used_paths
 from resilience.watch.checks._filesystem.quota import DU
@@ -158,19 +158,28 @@ Before = Mapping[str, Timed[FileSystemReading]]
 
 
 def targets_of(task: Task, context: Context) -> tuple[Target, ...]:
-    """Return the targets: each named path, or the file systems that a training needs. Accesses no disk."""
+    """Return the targets: each named path, or the file systems that a training needs. Accesses no disk.
+
+    An invalid path is a target too, whose probe fails, so that the others are checked. Raise UsageError if all are.
+    """
     probe = _Probe(task, context, {})
     mounts = current_mounts()
-    names = [probe.name_of(place.path, mounts) for place in probe.named()] if task.paths else list(probe.needed())
+    places, invalid = probe.named()
+    if invalid and not places:
+        raise next(iter(invalid.values()))
+    names = [*(probe.name_of(place.path, mounts) for place in places), *invalid] if task.paths else [*probe.needed()]
     deadline_s = task.du_deadline_s + DEADLINE_S if task.du_limit is not None else None
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
 
 
 def probe_target(target: Target, task: Task, context: Context, before: Before) -> dict[str, FileSystemReading]:
-    """Probe one target and return a reading for each subject. Raise ProbeError if there is none."""
+    """Probe one target and return a reading for each subject. Raise ProbeError if there is none, UsageError if the
+    target is an invalid path."""
     clock = context.system.clock
     deadline = clock.monotonic() + TOOLS_SHARE * (target.deadline_s or DEADLINE_S)
     probe = _Probe(task, context, {subject: timed for subject, timed in before.items() if is_whole(timed.reading)})
+    if error := probe.named()[1].get(target.name):
+        raise error
     readings = {
         subject: probe.read(group, subject, Sources(context.system, deadline))
         for subject, group in probe.groups(target.name).items()
@@ -214,9 +223,16 @@ class _Probe:
 
     # ---- places and subjects ----------------------------------------------------------------------------------------
 
-    def named(self) -> tuple[Place, ...]:
-        """Return the paths in the settings; relative ones are relative to the project."""
-        return self._places(self.task.paths)
+    def named(self) -> tuple[tuple[Place, ...], dict[str, UsageError]]:
+        """Return the paths in the settings, relative ones relative to the project, and the errors by invalid path."""
+        places: dict[str, Place] = {}
+        invalid: dict[str, UsageError] = {}
+        for text in self.task.paths:
+            try:
+                places |= {place.path: place for place in self._places((text,))}
+            except UsageError as error:
+                invalid[text if text.strip() and text.isprintable() else repr(text)] = error
+        return tuple(places.values()), invalid
 
     def needed(self) -> dict[str, tuple[Place, ...]]:
         """Return the places that a training needs, by the name of their file system."""
@@ -248,7 +264,7 @@ class _Probe:
         """Return the places of a target with their states, by subject."""
         if self.task.paths:
             groups = {}
-            for place in self.named():
+            for place in self.named()[0]:
                 if target.endswith(place.path) and self.name_of(place.path, current_mounts()) == target:
                     state = self._state_of(place.path)
                     # A path whose file system was unmounted is on a local disk now, but keeps its subject.
