@@ -107,7 +107,9 @@ def distrust(path: Path, group: str = "") -> StateDirectoryError | None:
             return _refusal(path.parent, f"chmod o-w {shlex.quote(str(path.parent))}")
     for place in (path, *(path / name for name in _PARTS)):
         with suppress(OSError):
-            info = place.lstat()
+            link = place.lstat()
+            # The mode of a link is always 777; that of its target counts, if the link is of a trusted owner.
+            info = place.stat() if stat.S_ISLNK(link.st_mode) and link.st_uid in trusted else link
             is_of_group = bool(group) and info.st_gid == gid
             if info.st_uid not in trusted and not is_of_group:
                 owner, aside = name_of_user(info.st_uid), shlex.quote(f"{place}.foreign")
@@ -117,7 +119,8 @@ def distrust(path: Path, group: str = "") -> StateDirectoryError | None:
                 )
             is_open_to_group = info.st_mode & stat.S_IWGRP and not is_of_group and (gid is not None or not group)
             if info.st_mode & stat.S_IWOTH or is_open_to_group:
-                return _refusal(place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(path))}")
+                root = place.resolve() if stat.S_ISLNK(link.st_mode) else path
+                return _refusal(place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(root))}")
     return None
 
 

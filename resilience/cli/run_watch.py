@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -305,7 +306,8 @@ def _once(
         from resilience.cron import notes
 
         if request.typed:  # a mistyped option or target is no incident
-            reports = [r for r in reports if all(finding.fault != SETTINGS_FAULT for finding in r.findings)]
+            kept = [tuple(f for f in report.findings if f.fault != SETTINGS_FAULT) for report in reports]
+            reports = [replace(report, findings=found) for report, found in zip(reports, kept, strict=True) if found]
         try:
             for text in send_alerts(project, reports, notes, typed=request.typed, deadline_s=deadline_s):
                 say(text)

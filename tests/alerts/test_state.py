@@ -109,6 +109,20 @@ def test_a_state_directory_that_others_may_only_add_to_is_no_danger(tmp_path: Pa
     assert len(listing(project).known) == 1
 
 
+@pytest.mark.parametrize("place", [".alerts", ".alerts/incidents"])
+def test_a_state_behind_a_link_is_as_safe_as_the_directory_it_leads_to(tmp_path: Path, place: str) -> None:
+    project = alert_project(tmp_path)
+    elsewhere, linked = tmp_path / "elsewhere", project.loaded.state_dir / place
+    linked.rename(elsewhere)
+    linked.symlink_to(elsewhere)
+    assert len(listing(project).known) == 1
+    elsewhere.chmod(0o777)
+    with pytest.raises(StateDirectoryError, match=f"other users may write {linked}") as caught:
+        listing(project)
+    subprocess.run(["sh", "-c", caught.value.hint], check=True)
+    assert len(listing(project).known) == 1
+
+
 def test_a_state_of_the_group_of_the_run_is_trusted(tmp_path: Path) -> None:
     group = grp.getgrgid(os.getgid()).gr_name
     project = alert_project(tmp_path, f'group = "{group}"')

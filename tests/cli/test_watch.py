@@ -195,6 +195,14 @@ def test_a_mistyped_option_is_no_incident_even_if_alerts_are_asked_for(
     assert not notified.exists() or notified.read_text() == ""
 
 
+def test_a_mistyped_path_does_not_keep_the_fault_of_another_from_being_notified(
+    watching: Shell, notified: Path
+) -> None:
+    said = watching.resil("watch", "fs", "$NO_SUCH_VARIABLE", "/no/such/place", "--alert")
+    assert said.code == 2 and "$NO_SUCH_VARIABLE is not set" in said.out
+    assert notified.read_text() == "fs:CRITICAL"
+
+
 def test_alerting_that_fails_does_not_change_the_verdict(
     watching: Shell, notified: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
