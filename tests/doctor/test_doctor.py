@@ -46,6 +46,15 @@ def test_everything_is_looked_at_and_nothing_is_left_behind(tmp_path: Path) -> N
     assert sorted((tmp_path / "project").rglob("*")) == before
 
 
+def test_a_plugin_directory_that_is_not_there_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plugins").mkdir()
+    monkeypatch.setenv("RESIL_PLUGINS", f"{tmp_path}/plugins")
+    assert "plugins" not in topics(make_project(tmp_path))
+    monkeypatch.setenv("RESIL_PLUGINS", f"{tmp_path}/plugins:{tmp_path}/plugin")
+    found = topics(make_project(tmp_path))["plugins"]
+    assert found.verdict is Verdict.WARNING and found.text.startswith(f"{tmp_path}/plugin of $RESIL_PLUGINS is not")
+
+
 def test_without_settings_the_way_to_some_is_told(tmp_path: Path) -> None:
     found = topics(make_project(tmp_path, FakeScheduler(name="local"), settings=""))["settings"]
     assert (found.verdict, found.advice) == (Verdict.OK, "write a commented one: resil init")
