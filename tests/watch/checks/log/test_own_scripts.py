@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resilience.finding import Verdict
 from resilience.job import ExitCode, JobId, JobState
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
@@ -91,6 +92,26 @@ def test_an_array_is_watched_task_by_task(own: Own) -> None:
     own.log("slurm-7_1.out", "step 100 loss\n")
     own.log("slurm-7_2.out", "step 101 loss\n")
     own.expect("OK", "step 101")
+
+
+def test_a_task_that_hangs_beside_others_that_go_on_is_found(own: Own) -> None:
+    own.submit(7, "slurm-%A_%a.out")
+    for task in (1, 2):
+        own.job(7, task=task, raw_id=7 + task)
+    for step in range(30):
+        for task in (1, 2):
+            own.log(f"slurm-7_{task}.out", f"step {step} loss\n")
+        own.clock.sleep(MINUTE)
+        assert {finding.verdict for finding in own.watchdog.findings()} == {Verdict.OK}
+    for step in range(30, 100):
+        own.log("slurm-7_2.out", f"step {step} loss\n")
+        own.clock.sleep(MINUTE)
+        found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"gpt": "OK", "gpt 7_1": "CRITICAL silent"}
+    own.job(7, JobState.COMPLETED, task=1, raw_id=8, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.clock.sleep(MINUTE)
+    found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"gpt": "OK", "gpt 7_1": "OK"}
 
 
 def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
