@@ -5,6 +5,7 @@ Three steps per queue: query it, confirm that missing jobs are gone (confirm.py)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -323,13 +324,20 @@ def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) 
 def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
     """Return whether its jobs follow one another. Jobs that match a pattern may be unrelated."""
     facts = subject.facts
-    if past is not None and past.is_chain and (facts is None or past.ids == facts.ids[-IDS_KEPT:]):
+    tasks = Counter(job.id.array for job in jobs if job.state is JobState.RUNNING and job.id.task is not None)
+    if max(tasks.values(), default=0) > 1:
+        return False  # tasks that run at the same time
+    same = past if past is not None and (facts is None or past.ids == facts.ids[-IDS_KEPT:]) else None
+    if same is not None and same.is_chain:
         return True
     waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
     if waits or any("%" in job.tasks for job in jobs):
         return True
     if subject.requested is not None and subject.requested.is_pattern:
         return False
+    seen = {job.label.partition("_")[0] for job in same.jobs if "_" in job.label} if same is not None else ()
+    if tasks and all(str(array) in seen for array in tasks):
+        return False  # the last of them
     known = facts.newest_chain if facts is not None else ()
     of_chain = [job for job in jobs if not known or job.id.array in known]
     return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in of_chain)

@@ -16,6 +16,7 @@ from resilience.errors import ResilError, SettingsError
 from resilience.job import Job
 from resilience.runs.run_jobs import Owners
 from resilience.schedulers import Keep, Scheduler
+from resilience.submission import split_comment
 from resilience.switch import printable
 from resilience.system.ports import Clock
 from resilience.watch.checks._job.runs import RunFacts
@@ -293,7 +294,7 @@ class WatchedNames(Watched):
     """Jobs by name, except the watchdog's own job and those with the same script.
 
     The name of a run also means the run's jobs: those of a user's own script have the name of that script. A live job
-    of this name that is not the run's keeps the name a name.
+    of this name that is of no run keeps the name a name.
     """
 
     def __init__(
@@ -302,7 +303,7 @@ class WatchedNames(Watched):
         requested = tuple({one.written: one for one in map(parse_requested, settings.names)}.values())
         self._matcher = Matcher(requested)
         self._owners = Owners({one.run: one.intents for one in runs if not one.error})
-        facts = {one.run: one for one in runs}
+        facts = self._runs = {one.run: one for one in runs}
         users: Sequence[str] = settings.users
         others = sorted({user for one in runs for user in one.users} | {me}) if runs else []
         subjects = [
@@ -347,7 +348,8 @@ class WatchedNames(Watched):
         for job in jobs:
             if job.raw_id not in left_out:
                 for one in self._matcher.find(job.name):
-                    if job.id not in of_runs.get(names[one], ()):
+                    is_other = one.written in self._runs and split_comment(job.comment) is not None
+                    if not is_other and job.id not in of_runs.get(names[one], ()):
                         found.setdefault(names[one], []).append(job)
         return found
 

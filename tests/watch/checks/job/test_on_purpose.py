@@ -199,3 +199,11 @@ def test_a_live_job_of_that_name_that_is_not_the_runs_is_watched_by_name(stage: 
     stage.kill(stage.run("gpt", 7))
     stage.add(a_job(9, JobState.RUNNING, name="gpt", **running()))
     stage.expect("OK", "as job 9", names=("gpt",))
+
+
+def test_a_job_of_another_run_does_not_count_by_its_name(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.run("gpt-1", 9)
+    stage.job(9, run="gpt-1", **running(name="gpt"))
+    stage.job(7, JobState.FAILED, name="gpt", end_time=NOW - 5, exit_code=ExitCode(1))
+    stage.expect("CRITICAL not-queued", "job 7 ended: FAILED", names=("gpt",))
