@@ -270,10 +270,14 @@ def _hung(view: View) -> Finding:
 
 
 def _unknown_form(view: View) -> Finding:
-    return _finding(
-        view, Verdict.WARNING, "no-step",
+    text = (
         "no step found: the training has not begun, or the form of its log is unknown; then only the growth of the log "
-        "is checked, and a hang that still writes is not noticed",
+        "is checked, and a hang that still writes is not noticed"
+    )
+    if view.log is not None and view.log.kind:
+        text = f"no step found; lines like {view.log.shape!r} count as progress, as their numbers change regularly"
+    return _finding(
+        view, Verdict.WARNING, "no-step", text,
         advice="set progress_regex in [watch.log], or call the guard in the training",
     )  # fmt: skip
 
