@@ -26,6 +26,7 @@ from resilience.watch.checks._log.reading import (
     Pause,
     is_pause,
     median,
+    merged_pauses,
     packed,
     pause_of,
     phase_of,
@@ -192,6 +193,10 @@ def probe_runs(
             before_job = before.get(subject) or LogReading(clock=reader.moment, **lessons(reading))
             with suppress(StateDirectoryError):
                 readings[subject] = _probe_run(directory, job, before_job, reader, named=named)
+        if run.beside:  # what one of them learned is known to all
+            own = {subject: one for subject, one in readings.items() if one.run == directory.run}
+            pauses = tuple(map(tuple, merged_pauses(*(one.pauses for one in own.values()))))
+            readings |= {subject: replace(one, pauses=pauses) for subject, one in own.items()}
     return readings
 
 

@@ -114,6 +114,20 @@ def test_a_task_that_hangs_beside_others_that_go_on_is_found(own: Own) -> None:
     assert found == {"gpt": "OK", "gpt 7_1": "OK"}
 
 
+def test_what_one_task_learned_is_known_to_the_others(own: Own) -> None:
+    own.submit(7, "slurm-%A_%a.out")
+    for task in (1, 2):
+        own.job(7, task=task, raw_id=7 + task)
+    found = set()
+    for minute in range(100):
+        own.clock.sleep(MINUTE)
+        for task in (1, 2):
+            if not (task == 1 and 10 <= minute < 35) and not (task == 2 and 50 <= minute < 95):
+                own.log(f"slurm-7_{task}.out", f"step {minute} loss\n")
+        found |= {outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"OK"}, "task 2 pauses for 45 minutes, and task 1 did so for 25"
+
+
 def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
     own.submit(7)
     own.job(7)
