@@ -128,6 +128,16 @@ def test_what_one_task_learned_is_known_to_the_others(own: Own) -> None:
     assert found == {"OK"}, "task 2 pauses for 45 minutes, and task 1 did so for 25"
 
 
+def test_a_log_with_the_words_of_the_batch_shell_alone_is_no_proof_of_a_hang(own: Own) -> None:
+    own.submit(7)
+    own.job(7)
+    own.log("slurm-7.out", "loading modules\nlogging to /scratch/train.log\n")
+    own.expect("OK", wait_s=MINUTE)
+    own.expect("WARNING silent", "never named a step", "writes to another file", wait_s=HOUR)
+    own.expect("WARNING silent", wait_s=9 * HOUR)
+    assert "resil watch log PATH" in own.watchdog.finding().advice
+
+
 def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
     own.submit(7)
     own.job(7)
