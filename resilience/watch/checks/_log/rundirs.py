@@ -128,7 +128,8 @@ def _own_run(directory: RunDirectory, intents: Sequence[Intent], queues: Queues,
         intent = known.get(job.id.array)
         logs = logs_of(directory, start_of_job(job), intents)[:MOST_LOGS]
         notes = [f"the output of job {label} goes to {intent.output}"] if intent is not None and intent.output else []
-        if not logs and not over and (path := queues.stdout_of(scheduler, job)) is not None:
+        is_asked = not logs and not over and (job is lead or job.stdout)  # one query of the scheduler, not one per task
+        if is_asked and (path := queues.stdout_of(scheduler, job)) is not None:
             logs = (str(path),)
         began = job.start_time or 0.0
         return RunNow(None, str(job.raw_id), over, ended, logs, tuple(notes), label, began, unsure)
