@@ -394,13 +394,16 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         ends = f"resil cancel {run} (at once)"
     else:
         ends = f"only {clean(job.user)} can: scancel {adoption.job_id}"
-    print(f"  stop    {ends}; no guard: `resil kill` and `resil save` do not reach this job")
+    reach = "" if adoption.by_resil else "; no guard: `resil kill` and `resil save` do not reach this job"
+    print(f"  stop    {ends}{reach}")
 
 
 def _next_submit(adoption: Adoption) -> str:
     """Return the command that queues the next job behind an adopted one."""
     from resilience.runs.adopt import split_command
 
+    if not adoption.is_followed:  # resil queued the newest job of this run
+        return f"resil submit --run {adoption.run} --after auto (queues behind it)"
     script, arguments = split_command(adoption.job.command)
     if not script or not Path(script).is_file():
         return f"resil submit SCRIPT --run {adoption.run} (queues behind it)"

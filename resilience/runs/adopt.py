@@ -16,7 +16,15 @@ from resilience.runs import queue_cache
 from resilience.runs.project import Project, run_name_from
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_jobs import Owners, live_jobs, of_task
-from resilience.runs.submissions import Intent, Outcome, new_token, read_intents, record_adoption
+from resilience.runs.submissions import (
+    Intent,
+    Outcome,
+    adopted_ids,
+    new_token,
+    newest_intent,
+    read_intents,
+    record_adoption,
+)
 from resilience.runs.submit import rollback, take_snapshot
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.schedulers import Scheduler
@@ -35,6 +43,8 @@ class Adoption:
         job: the job, one task of an array, or a record of the whole array.
         job_id: the id that was adopted: of the job, the task or the array.
         is_new: False if the job belonged to the run before; then nothing was written.
+        is_followed: whether the next submit of the run queues behind it by itself.
+        by_resil: whether resil queued it, so that the switches reach it.
         notes: restrictions, for the user.
     """
 
@@ -45,6 +55,8 @@ class Adoption:
     job_id: JobId
     is_new: bool
     notes: tuple[str, ...]
+    is_followed: bool = True
+    by_resil: bool = False
 
 
 def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = False) -> Adoption:
@@ -65,7 +77,10 @@ def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = Fal
     notes = _notes(job, me)
     owner = _run_of(project, scheduler, job, job_id)
     if owner is not None:
-        return Adoption(owner.run, owner.path, scheduler.name, job, job_id, False, notes)
+        intents = read_intents(owner)
+        last, by_resil = newest_intent(intents), job.id.array not in adopted_ids(intents)
+        followed = last is not None and last.adopted
+        return Adoption(owner.run, owner.path, scheduler.name, job, job_id, False, notes, followed, by_resil)
     name = check_run_name(run) if run else _default_name(job, job_id)
     directory = project.directory(name)
     _check_directory(scheduler, directory, job, me, is_named=bool(run))

@@ -34,7 +34,9 @@ NO_TASK = 4294967294
 """SLURM's NO_VAL, which replaces %a in the log of a job that is not of an array."""
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
 _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
-_LOG_STEP = re.compile(rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(]*([0-9]{1,18})(?![0-9])", re.IGNORECASE)
+_LOG_STEP = re.compile(
+    rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,18})(?![0-9])", re.IGNORECASE
+)
 _FIELD = re.compile(r"%(?P<width>[0-9]*)(?P<letter>[%AabJjNnstux])")
 """sbatch(1), "filename pattern"."""
 

@@ -433,6 +433,7 @@ def _missing_directories(project: Project, request: SubmitRequest, plan: SubmitP
     """Return missing directories of output files: SLURM fails such a job without a message."""
     base = project.system.cwd if request.script is not None else project.loaded.project
     options = {**dict(parse_directives(script).options), **plan.options, **passed_options(request.extra_args)}
+    base = base / (options.get("chdir") or "")
     # The directory for logs of a rendered script is created with the run.
     own = str(project.directory(request.run).path).replace("%", "%%") if request.script is None else None
     missing = []

@@ -157,6 +157,19 @@ def test_the_run_of_an_adopted_job_continues_behind_it_with_its_script(shell: Sh
     assert shell.resil("submit", "--run", "x").code == 1, "now a job of resil is live: the usual rule"
 
 
+def test_a_job_that_resil_queued_is_shown_with_what_works_for_it(shell: Shell) -> None:
+    script = own_script(shell)
+    shell.fake.records = [a_job(12, name="x", command=str(script))]
+    shell.resil("adopt", "12")
+    assert shell.resil("submit", "--run", "x").code == 0
+    said = shell.resil("adopt", "12")
+    assert "do not reach this job" in line(said.out, "stop")
+    pasted = shlex.split(line(said.out, "next").partition(" (queues")[0])
+    assert shell.resil(*pasted[1:]).code == 0
+    newest = max(job.id.array for job in shell.fake.records)
+    assert line(shell.resil("adopt", str(newest)).out, "stop") == "resil cancel x (at once)"
+
+
 def test_a_template_can_continue_an_adopted_job(shell: Shell) -> None:
     shell.fake.records = [a_job(12, name="gpt", command="")]  # sbatch --wrap
     shell.resil("adopt", "12")

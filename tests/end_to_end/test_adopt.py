@@ -18,10 +18,10 @@ while [ ! -e stop ]; do step=$((step + 1)); echo "step $step loss 0.5"; sleep 0.
 """
 
 
-def plain_sbatch(shell: Shell, script: Path) -> str:
+def plain_sbatch(shell: Shell, script: Path, *arguments: str) -> str:
     """Queue a script with the `sbatch` that jobs of the embedded scheduler have; return the job's id."""
     code = "from resilience.schedulers._local.shim import main; main()"
-    argv = [sys.executable, "-c", code, "sbatch", "--parsable", str(script)]
+    argv = [sys.executable, "-c", code, "sbatch", "--parsable", str(script), *arguments]
     said = subprocess.run(argv, cwd=shell.directory, env=shell.environment, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stderr
     return said.stdout.strip()
@@ -61,8 +61,9 @@ def test_a_plain_job_is_adopted_watched_continued_and_ended(shell: Shell) -> Non
 def test_a_waiting_job_is_adopted_before_its_start_and_an_ended_one_is_refused(shell: Shell) -> None:
     script = shell.directory / "train.sh"
     script.write_text(SCRIPT.replace("--job-name=plain", "--job-name=plain\n#SBATCH --hold"))
-    job = plain_sbatch(shell, script)
+    job = plain_sbatch(shell, script, "--lr", "0.1")
     adopted = shell.resil("adopt", job, "--run", "later")
+    assert f"resil submit {script} --run later -- -- --lr 0.1 (queues behind it)" in adopted.stdout
     assert f"adopted job {job} (PENDING) as run later" in adopted.stdout, adopted.stderr
     assert "queued" in shell.resil("status", "later").stdout
     assert shell.resil("cancel", "later").returncode == 0

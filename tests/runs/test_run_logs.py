@@ -89,6 +89,8 @@ LOGS = [
     ("[INFO] iteration [ 33/100]\n", 33),
     ("iter: 5 | iter 6\n", 6),
     ("step #12\n", 12),
+    ('{"step": 33, "loss": 0.5}\n', 33),
+    ("{'iteration': 34}\n", 34),
     ("\rstep 1\rstep 2\rstep 3", 3),
     ("steps per second: 9\nmisstep 4\n", None),
     ("last step\n2026-01-01 10:00\n", None),

@@ -372,6 +372,14 @@ def test_a_directory_for_the_output_of_an_own_script_must_be_there(tmp_path: Pat
     assert facts(tmp_path, None, script).missing_directories == ()
 
 
+def test_the_directory_of_the_output_is_looked_for_where_the_job_changes_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "logs").mkdir(parents=True)
+    own = tmp_path / "mine.sh"
+    script = f"#!/bin/bash\n#SBATCH -D {tmp_path}/elsewhere\n#SBATCH -o logs/a.out\n#SBATCH -e errors/a.err\n"
+    own.write_text(script)
+    assert facts(tmp_path, None, script, script=own).missing_directories == (f"{tmp_path}/elsewhere/errors",)
+
+
 @pytest.mark.parametrize("name", ["~", "~nosuchuser"])
 def test_a_tilde_is_no_home_to_slurm(tmp_path: Path, name: str) -> None:
     found = facts(tmp_path, None, f"#!/bin/bash\n#SBATCH --output={name}/x.out\n", script=Path("x.sh"))

@@ -192,7 +192,7 @@ def job_of(entry: Entry, task: Task, host: str) -> Job:
         time_limit_s=task.time_limit_s,
         dependency=f"{task.dependency}(unfulfilled)" if task.dependency and task.start is None else "",
         comment=entry.comment,
-        command=entry.command,
+        command=" ".join((entry.command, *entry.script_args)),
         stdout=task.stdout
         or posixpath.join(entry.directory, entry.output or default_output(entry.indices is not None)),
         restarts=task.restarts,

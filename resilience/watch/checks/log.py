@@ -236,8 +236,9 @@ def _probe_all_runs(context: Context, known: Mapping[str, LogReading], reader: L
         if before.run and run not in readings and not is_reported:
             over = "removed, or ended long ago"
             readings[run] = LogReading(run=run, over=over, clock=reader.moment, **lessons(before))
-    active = sum(not reading.over and not reading.nothing for reading in readings.values())
-    rest = f"; {len(readings) - active} not" if active < len(readings) else ""
+    runs = [reading for run, reading in readings.items() if run == reading.run]  # the others are jobs beside a run's
+    active = sum(not reading.over and not reading.nothing for reading in runs)
+    rest = f"; {len(runs) - active} not" if active < len(runs) else ""
     summary = f"{plural(active, 'active run')}{rest}" if active else f"no active run in {context.state_dir}"
     return readings | {str(context.state_dir): LogReading(nothing=summary, notes=("none",), clock=reader.moment)}
 

@@ -90,7 +90,7 @@ class _Case:
         elif not self.reading.jobs:
             found.append(self._missing())
         elif self.reading.over:
-            rest = f"; {plural(len(self.reading.jobs), 'job')} still in the queue, will exit by themselves"
+            rest = f"; {plural(len(self.reading.jobs), 'job')} still in the queue"
             found.append(self._finding(Verdict.OK, "", self.reading.over + rest))
             found += list(self._ending_long())
         else:

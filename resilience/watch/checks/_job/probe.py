@@ -5,10 +5,12 @@ Three steps per queue: query it, confirm that missing jobs are gone (confirm.py)
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from resilience.errors import UsageError
+from resilience.errors import ResilError, UsageError
 from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.runs.context import Context
@@ -97,8 +99,10 @@ def _client(context: Context, name: str, cluster: str) -> Scheduler:
 def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[tuple[str, Watched]]:
     """Return the schedulers with their subjects; the empty name is the default scheduler."""
     if settings.names:
-        own = own_job(context.system.environ, _client(context, "", cluster).name, cluster)
-        return [("", WatchedNames(settings, own, cluster))]
+        default = _client(context, "", cluster).name
+        own = own_job(context.system.environ, default, cluster)
+        named = () if settings.users or cluster else _named_runs(settings, context, default)
+        return [("", WatchedNames(settings, own, context.system.host.user, cluster, named))]
     me, now = context.system.host.user, context.system.clock.now()
     facts = tuple(read_runs(context.runs(), me=me, now=now, within_s=settings.churn_s))
     if not facts:
@@ -112,6 +116,16 @@ def _watched(settings: JobSettings, context: Context, cluster: str) -> Sequence[
         ("" if name == default else name, WatchedRuns(by_scheduler[name], me, own_job(context.system.environ, name)))
         for name in sorted(by_scheduler, key=lambda name: (name != default, name))
     ]
+
+
+def _named_runs(settings: JobSettings, context: Context, scheduler: str) -> tuple[RunFacts, ...]:
+    """Return the runs of the state directory among the names, if their jobs are of this scheduler."""
+    with suppress(ResilError):
+        me, now = context.system.host.user, context.system.clock.now()
+        directories = [directory for directory in context.runs() if directory.run in settings.names]
+        found = read_runs(directories, me=me, now=now, within_s=settings.churn_s)
+        return tuple(_settled(one, context) for one in found if one.intents and one.scheduler in ("", scheduler))
+    return ()
 
 
 def _settled(facts: RunFacts, context: Context) -> RunFacts:
@@ -141,10 +155,11 @@ class _QueueProbe:
     def read(self, answer: QueueAnswer) -> dict[str, JobReading]:
         """Return a reading for each subject and one for the queue, from the queue's answer."""
         jobs = self.watched.sort(answer.jobs)
+        subjects = [self.watched.with_jobs(one, jobs.get(one.name, ())) for one in self.watched.subjects]
         readings: dict[str, JobReading] = {}
         if not answer.error:
-            certain = self._confirm(jobs)
-            for subject in self.watched.subjects:
+            certain = self._confirm(subjects, jobs)
+            for subject in subjects:
                 reading = self._reading(subject, answer, jobs.get(subject.name, []), certain.get(subject.name))
                 if reading is not None:
                     readings[subject.name] = reading
@@ -155,10 +170,10 @@ class _QueueProbe:
                     readings[name] = replace(readings[name], pulse=error)
         return {**readings, queue_subject(answer.scheduler): self._queue_reading(answer)}
 
-    def _confirm(self, jobs: Mapping[str, Sequence[Job]]) -> dict[str, Confirmation]:
+    def _confirm(self, subjects: Sequence[Subject], jobs: Mapping[str, Sequence[Job]]) -> dict[str, Confirmation]:
         """Query second sources for all subjects that should have a live job but have none in the answer."""
         missing = []
-        for subject in self.watched.subjects:
+        for subject in subjects:
             rows, facts, earlier = jobs.get(subject.name, ()), subject.facts, self.before.get(subject.name)
             is_over = facts is not None and (facts.error or self._over(facts, rows)[0])
             if is_over or self.watched.error_of(subject) or any(job.state.is_alive for job in rows):
@@ -210,7 +225,7 @@ class _QueueProbe:
         if not over and not alive:
             over, over_since = _cancelled_by_owner(certain.last, now)
         is_old = over_since is not None and now - over_since > self.settings.forget_s and facts is not None
-        if is_old and not alive:
+        if is_old and not alive and subject.requested is None:
             return None
         error = self.watched.error_of(subject) or (facts.error if facts is not None else "")
         gone, unsure = certain.gone, certain.unsure
@@ -309,13 +324,20 @@ def _newest_ids(subject: Subject, jobs: Sequence[Job], past: JobReading | None) 
 def _is_chain(subject: Subject, jobs: Sequence[Job], past: JobReading | None) -> bool:
     """Return whether its jobs follow one another. Jobs that match a pattern may be unrelated."""
     facts = subject.facts
-    if past is not None and past.is_chain and (facts is None or past.ids == facts.ids[-IDS_KEPT:]):
+    tasks = Counter(job.id.array for job in jobs if job.state is JobState.RUNNING and job.id.task is not None)
+    if max(tasks.values(), default=0) > 1:
+        return False  # tasks that run at the same time
+    same = past if past is not None and (facts is None or past.ids == facts.ids[-IDS_KEPT:]) else None
+    if same is not None and same.is_chain:
         return True
     waits = len(jobs) > 1 and any(job.state.is_waiting and job.dependency for job in jobs)
     if waits or any("%" in job.tasks for job in jobs):
         return True
     if subject.requested is not None and subject.requested.is_pattern:
         return False
+    seen = {job.label.partition("_")[0] for job in same.jobs if "_" in job.label} if same is not None else ()
+    if tasks and all(str(array) in seen for array in tasks):
+        return False  # the last of them
     known = facts.newest_chain if facts is not None else ()
     of_chain = [job for job in jobs if not known or job.id.array in known]
     return len(set(known)) > 1 or any(job.is_array_record or job.id.task is not None for job in of_chain)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import translate
 
@@ -16,6 +16,7 @@ from resilience.errors import ResilError, SettingsError
 from resilience.job import Job
 from resilience.runs.run_jobs import Owners
 from resilience.schedulers import Keep, Scheduler
+from resilience.submission import split_comment
 from resilience.switch import printable
 from resilience.system.ports import Clock
 from resilience.watch.checks._job.runs import RunFacts
@@ -255,6 +256,10 @@ class Watched(ABC):
     def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
         """Return the jobs of each subject, by its name, without the watchdog's own job."""
 
+    def with_jobs(self, subject: Subject, jobs: Sequence[Job]) -> Subject:
+        """Return a subject as its jobs in the queue define it."""
+        return subject
+
     def error_of(self, subject: Subject) -> str:
         """Return why a subject could not be searched for; otherwise empty."""
         return ""
@@ -286,41 +291,66 @@ class WatchedRuns(Watched):
 
 
 class WatchedNames(Watched):
-    """Jobs by name, except the watchdog's own job and those with the same script."""
+    """Jobs by name, except the watchdog's own job and those with the same script.
 
-    def __init__(self, settings: JobSettings, own: OwnJob, cluster: str = "") -> None:
+    The name of a run also means the run's jobs: those of a user's own script have the name of that script. A live job
+    of this name that is of no run keeps the name a name.
+    """
+
+    def __init__(
+        self, settings: JobSettings, own: OwnJob, me: str = "", cluster: str = "", runs: Sequence[RunFacts] = ()
+    ) -> None:
         requested = tuple({one.written: one for one in map(parse_requested, settings.names)}.values())
         self._matcher = Matcher(requested)
-        users = settings.users
+        self._owners = Owners({one.run: one.intents for one in runs if not one.error})
+        facts = self._runs = {one.run: one for one in runs}
+        users: Sequence[str] = settings.users
+        others = sorted({user for one in runs for user in one.users} | {me}) if runs else []
         subjects = [
             Subject(
                 name=subject_of(one.written, users, cluster),
                 shown=subject_of(one.written if one.is_pattern else one.name, (), cluster),
-                mine=not users,
+                mine=not users and (one.written not in facts or set(facts[one.written].users) <= {me}),
                 is_ours=self._is_of(one),
+                facts=facts.get(one.written),
                 requested=one,
             )
             for one in requested
         ]
-        super().__init__(subjects, (() if EVERYBODY in users else users) if users else None, own)
+        known = () if EVERYBODY in users else users
+        super().__init__(subjects, known if users else others if set(others) - {me} else None, own)
 
     def _is_of(self, one: RequestedName) -> Callable[[Job], bool]:
-        return lambda job: one in self._matcher.find(job.name) and not self.own.is_own_job(job)
+        def is_ours(job: Job) -> bool:
+            is_named = one in self._matcher.find(job.name) and not self.own.is_own_job(job)
+            return is_named or one.written in self._owners.sort([job])
+
+        return is_ours
 
     @property
     def keep(self) -> Keep:
-        find, own = self._matcher.find, self.own.ids
-        return lambda array, name, _: bool(find(name)) or array in own
+        find, own, runs_of = self._matcher.find, self.own.ids, self._owners.runs_of
+        return lambda array, name, comment: bool(find(name)) or array in own or bool(runs_of(array, comment))
+
+    def with_jobs(self, subject: Subject, jobs: Sequence[Job]) -> Subject:
+        """Return the subject without the facts of its run if a live job has this name and is not the run's."""
+        if subject.facts is None:
+            return subject
+        is_run = all(subject.name in self._owners.sort([job]) for job in jobs if job.state.is_alive)
+        return subject if is_run else replace(subject, facts=None)
 
     def sort(self, jobs: Iterable[Job]) -> dict[str, list[Job]]:
         jobs = tuple(jobs)
         left_out = self.own.siblings(jobs) if self.own.ids else frozenset()
         names = {subject.requested: subject.name for subject in self.subjects}
-        found: dict[str, list[Job]] = {}
+        found = self._owners.sort(jobs)
+        of_runs = {name: {job.id for job in own} for name, own in found.items()}
         for job in jobs:
             if job.raw_id not in left_out:
                 for one in self._matcher.find(job.name):
-                    found.setdefault(names[one], []).append(job)
+                    is_other = one.written in self._runs and split_comment(job.comment) is not None
+                    if not is_other and job.id not in of_runs.get(names[one], ()):
+                        found.setdefault(names[one], []).append(job)
         return found
 
     def error_of(self, subject: Subject) -> str:

@@ -257,23 +257,45 @@ def _hung(view: View) -> Finding:
     is_sure = view.beats or view.settings.timeout_s is not None or is_idle_job
     if is_idle_job:
         parts.insert(1, "the job is idle")
+    is_banner = not is_sure and log is not None and not log.kind and _wrote_only_at_start(view, log)
     verdict = Verdict.CRITICAL
     if view.reading.unsure:  # the job may have ended
         verdict = Verdict.UNKNOWN
         parts.append(_unknown(view.reading))
+    elif is_banner:
+        verdict = Verdict.WARNING
+        parts.insert(1, "it never named a step: the training hangs at its start, or writes to another file")
     elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
         verdict = Verdict.WARNING
         parts.insert(
             1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
         )
-    return _finding(view, verdict, fault, "; ".join(parts), advice=_debug_advice(view))
+    advice = _debug_advice(view)
+    if is_banner:
+        advice = f"if the training writes to another file, watch that: resil watch log PATH; otherwise {advice}"
+    return _finding(view, verdict, fault, "; ".join(parts), advice=advice)
+
+
+BANNER_S = 300.0
+"""A log that is written only this long after the start of its job may be that of the batch shell alone."""
+
+
+def _wrote_only_at_start(view: View, log: LogState) -> bool:
+    """Return whether the log of a user's own script may not be the training's: with `srun --output` or `tee`, that is
+    another file."""
+    is_own = bool(view.reading.run) and not view.reading.attempt
+    return is_own and log.last_output_at - view.reading.began <= BANNER_S
 
 
 def _unknown_form(view: View) -> Finding:
-    return _finding(
-        view, Verdict.WARNING, "no-step",
+    text = (
         "no step found: the training has not begun, or the form of its log is unknown; then only the growth of the log "
-        "is checked, and a hang that still writes is not noticed",
+        "is checked, and a hang that still writes is not noticed"
+    )
+    if view.log is not None and view.log.kind:
+        text = f"no step found; lines like {view.log.shape!r} count as progress, as their numbers change regularly"
+    return _finding(
+        view, Verdict.WARNING, "no-step", text,
         advice="set progress_regex in [watch.log], or call the guard in the training",
     )  # fmt: skip
 

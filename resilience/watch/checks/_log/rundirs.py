@@ -10,11 +10,12 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from resilience import layout
 from resilience.errors import ResilError
+from resilience.job import Job, JobState
 from resilience.runs.attempts import Attempt
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_beat, read_attempts, read_tail
@@ -33,6 +34,8 @@ from resilience.watch.checks._log.losses import (
 
 JOURNAL_BYTES = 32768
 """How much of the end of a journal is read: some 250 events, or the longest possible line."""
+MOST_BESIDE = 64
+"""The most jobs of one run whose logs are judged beside that of the newest job."""
 MOST_LOGS = 4096
 """The most logs of one run: one per rank is common."""
 RUN_IS_FINISHED = "the run is finished"
@@ -51,6 +54,7 @@ class RunNow:
         notes: further information for the user.
         label: the displayed id of the job; `began` is when it started, in seconds since the epoch, 0 if unknown.
         unsure: why it is unknown whether the job runs; empty if it is known.
+        beside: the other running jobs of a user's own script, such as tasks of an array without a limit.
     """
 
     attempt: Attempt | None
@@ -62,6 +66,7 @@ class RunNow:
     label: str = ""
     began: float = 0.0
     unsure: str = ""
+    beside: tuple[RunNow, ...] = ()
 
 
 def run_now(directory: RunDirectory, now: float, queues: Queues) -> RunNow:
@@ -112,17 +117,26 @@ def _own_run(directory: RunDirectory, intents: Sequence[Intent], queues: Queues,
         elif not over and not unsure:  # ended longer ago than the scheduler remembers
             over, ended = "the queue shows no job of it", max(map(_mtime, map(str, paths)), default=0.0)
         return RunNow(None, "", over, ended, tuple(map(str, paths)), unsure=unsure)
-    label, began = str(lead.id), lead.start_time or 0.0
-    over, ended = _over(directory, None, str(lead.raw_id))
-    if not over and lead.state.is_final:
-        code = lead.exit_code
-        how = "" if code is None else f", signal {code.signal}" if code.signal else f", exit code {code.status}"
-        over, ended = f"job {label} is over: {lead.state}{how}", lead.end_time or now
-    logs = logs_of(directory, start_of_job(lead), intents)[:MOST_LOGS]
-    notes = [f"the output of job {label} goes to {of_lead.output}"] if of_lead is not None and of_lead.output else []
-    if not logs and not over and (path := queues.stdout_of(scheduler, lead)) is not None:
-        logs = (str(path),)
-    return RunNow(None, str(lead.raw_id), over, ended, logs, tuple(notes), label, began, unsure)
+
+    def job_now(job: Job) -> RunNow:
+        label = str(job.id)
+        over, ended = _over(directory, None, str(job.raw_id))
+        if not over and job.state.is_final:
+            code = job.exit_code
+            how = "" if code is None else f", signal {code.signal}" if code.signal else f", exit code {code.status}"
+            over, ended = f"job {label} is over: {job.state}{how}", job.end_time or now
+        intent = known.get(job.id.array)
+        logs = logs_of(directory, start_of_job(job), intents)[:MOST_LOGS]
+        notes = [f"the output of job {label} goes to {intent.output}"] if intent is not None and intent.output else []
+        is_asked = not logs and not over and (job is lead or job.stdout)  # one query of the scheduler, not one per task
+        if is_asked and (path := queues.stdout_of(scheduler, job)) is not None:
+            logs = (str(path),)
+        began = job.start_time or 0.0
+        return RunNow(None, str(job.raw_id), over, ended, logs, tuple(notes), label, began, unsure)
+
+    others = sorted((job for job in started if job.state is JobState.RUNNING and job.id != lead.id), key=lambda j: j.id)
+    own = [job for job in others if (one := known.get(job.id.array)) is None or own_script_of(directory, (one,))]
+    return replace(job_now(lead), beside=tuple(map(job_now, own[:MOST_BESIDE])))
 
 
 def _over(directory: RunDirectory, attempt: Attempt | None, job_id: str) -> tuple[str, float]:

@@ -7,6 +7,7 @@ of its node's clock, so only their differences are used, and its age is measured
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, fields, replace
 from typing import Any
 
@@ -25,13 +26,14 @@ from resilience.watch.checks._log.reading import (
     Pause,
     is_pause,
     median,
+    merged_pauses,
     packed,
     pause_of,
     phase_of,
     unpacked,
     with_pause,
 )
-from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, beat_files, read_trainings, run_now
+from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, RunNow, beat_files, read_trainings, run_now
 from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, last_lines
 
 
@@ -175,7 +177,8 @@ def probe_runs(
     for directory in directories:
         known = before.get(directory.run)
         try:
-            reading, ended = _probe_run(directory, known, reader, queues, named=named)
+            run = run_now(directory, reader.now, queues)
+            reading = _probe_run(directory, run, known, reader, named=named)
         except StateDirectoryError as error:
             readings[directory.run] = LogReading(
                 run=directory.run, nothing=error.message, notes=("not-read",), clock=reader.moment,
@@ -183,16 +186,24 @@ def probe_runs(
                 **lessons(known),
             )  # fmt: skip
             continue
-        if named or not reading.over or reader.now - ended <= reader.settings.ignore_older_s:
+        if named or not reading.over or reader.now - run.ended <= reader.settings.ignore_older_s:
             readings[directory.run] = reading
+        for job in run.beside:
+            subject = f"{directory.run} {job.label}"
+            before_job = before.get(subject) or LogReading(clock=reader.moment, **lessons(reading))
+            with suppress(StateDirectoryError):
+                readings[subject] = _probe_run(directory, job, before_job, reader, named=named)
+        if run.beside:  # what one of them learned is known to all
+            own = {subject: one for subject, one in readings.items() if one.run == directory.run}
+            pauses = tuple(map(tuple, merged_pauses(*(one.pauses for one in own.values()))))
+            readings |= {subject: replace(one, pauses=pauses) for subject, one in own.items()}
     return readings
 
 
 def _probe_run(
-    directory: RunDirectory, before: LogReading | None, reader: LogReader, queues: Queues, *, named: bool
-) -> tuple[LogReading, float]:
+    directory: RunDirectory, run: RunNow, before: LogReading | None, reader: LogReader, *, named: bool
+) -> LogReading:
     now = reader.now
-    run = run_now(directory, now, queues)
     number, began = run.attempt.number if run.attempt is not None else 0, run.began
     about: dict[str, Any] = {
         "run": directory.run,
@@ -226,7 +237,7 @@ def _probe_run(
         )
     if beat is not None and run.logs and not reading.lines and now - beat.advanced > min(60.0, reader.settings.floor_s):
         reading = replace(reading, lines=last_lines(run.logs[0], EVIDENCE_LINES))
-    return reading, run.ended
+    return reading
 
 
 def lessons(before: LogReading | None) -> dict[str, Any]:

@@ -284,3 +284,16 @@ def test_readings_of_a_day_ago_do_not_count_for_durations(stage: Stage) -> None:
     stage.tick(names=GPT)
     stage.wait(25 * HOUR)
     assert stage.faults(names=GPT) == {"suspended": WARNING}
+
+
+def test_tasks_that_run_at_the_same_time_need_no_successor(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.job(7, JobState.RUNNING, task=1, raw_id=8, **running())
+    stage.job(7, JobState.PENDING, task=None, tasks="2-3", task_count=2, reason="Resources")
+    stage.expect("OK", "2 more queued")
+    stage.queue.records.pop()
+    for task in (2, 3):
+        stage.job(7, JobState.RUNNING, task=task, raw_id=7 + task, **running())
+    stage.expect("OK", "and 2 more")
+    stage.queue.records[1:] = []
+    stage.expect("OK", "no job queued behind it")

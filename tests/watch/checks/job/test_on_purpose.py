@@ -174,3 +174,36 @@ def test_jobs_that_were_no_attempts_are_no_churn_and_a_forced_end_is_none(stage:
     assert stage.finding().fault == "requeue-churn", "without any attempt the jobs count"
     stage.attempt(directory, 1, NOW - 60)
     stage.expect("OK", "running for")
+
+
+def test_the_name_of_a_run_means_its_jobs_whatever_their_own_name_is(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.job(7, **running(name="train.sbatch"))
+    stage.expect("OK", "as job 7", names=("gpt",))
+    stage.queue.records[:] = []
+    stage.job(7, JobState.FAILED, name="train.sbatch", end_time=NOW - 5, exit_code=ExitCode(1))
+    finding = stage.expect("CRITICAL not-queued", "job 7 ended: FAILED", names=("gpt",))
+    assert "resil submit --run gpt" in finding.advice
+
+
+def test_a_deed_excuses_a_run_that_is_watched_by_its_name(stage: Stage) -> None:
+    directory = stage.run("gpt", 7)
+    stage.job(7, JobState.COMPLETED, name="train.sbatch", end_time=NOW - 5, exit_code=ExitCode(75))
+    stage.kill(directory)
+    stage.expect("OK", f"stopped on purpose: {ME} set the kill switch", names=("gpt",))
+    stage.wait(48 * HOUR)
+    stage.expect("OK", "stopped on purpose", names=("gpt",))
+
+
+def test_a_live_job_of_that_name_that_is_not_the_runs_is_watched_by_name(stage: Stage) -> None:
+    stage.kill(stage.run("gpt", 7))
+    stage.add(a_job(9, JobState.RUNNING, name="gpt", **running()))
+    stage.expect("OK", "as job 9", names=("gpt",))
+
+
+def test_a_job_of_another_run_does_not_count_by_its_name(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.run("gpt-1", 9)
+    stage.job(9, run="gpt-1", **running(name="gpt"))
+    stage.job(7, JobState.FAILED, name="gpt", end_time=NOW - 5, exit_code=ExitCode(1))
+    stage.expect("CRITICAL not-queued", "job 7 ended: FAILED", names=("gpt",))

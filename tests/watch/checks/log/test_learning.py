@@ -335,3 +335,11 @@ def _without_train_pause(reading: Any) -> Any:
     from dataclasses import replace
 
     return replace(reading, pauses=tuple(one for one in reading.pauses if one[0] != "train"))
+
+
+def test_the_notice_names_the_line_that_counts_although_it_has_no_training_word(watchdog: LogWatcher) -> None:
+    for number in range(40):
+        watchdog.write(f"{number},{number % 7}\n")
+        watchdog.clock.sleep(MINUTE)
+        finding = watchdog.finding()
+    assert outcome(finding) == "WARNING no-step" and "lines like '#,#' count as progress" in finding.summary

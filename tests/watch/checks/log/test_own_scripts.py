@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from resilience.finding import Verdict
 from resilience.job import ExitCode, JobId, JobState
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
@@ -91,6 +92,50 @@ def test_an_array_is_watched_task_by_task(own: Own) -> None:
     own.log("slurm-7_1.out", "step 100 loss\n")
     own.log("slurm-7_2.out", "step 101 loss\n")
     own.expect("OK", "step 101")
+
+
+def test_a_task_that_hangs_beside_others_that_go_on_is_found(own: Own) -> None:
+    own.submit(7, "slurm-%A_%a.out")
+    for task in (1, 2):
+        own.job(7, task=task, raw_id=7 + task)
+    for step in range(30):
+        for task in (1, 2):
+            own.log(f"slurm-7_{task}.out", f"step {step} loss\n")
+        own.clock.sleep(MINUTE)
+        assert {finding.verdict for finding in own.watchdog.findings()} == {Verdict.OK}
+    for step in range(30, 100):
+        own.log("slurm-7_2.out", f"step {step} loss\n")
+        own.clock.sleep(MINUTE)
+        found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"gpt": "OK", "gpt 7_1": "CRITICAL silent"}
+    own.job(7, JobState.COMPLETED, task=1, raw_id=8, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.clock.sleep(MINUTE)
+    found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"gpt": "OK", "gpt 7_1": "OK"}
+
+
+def test_what_one_task_learned_is_known_to_the_others(own: Own) -> None:
+    own.submit(7, "slurm-%A_%a.out")
+    for task in (1, 2):
+        own.job(7, task=task, raw_id=7 + task)
+    found = set()
+    for minute in range(100):
+        own.clock.sleep(MINUTE)
+        for task in (1, 2):
+            if not (task == 1 and 10 <= minute < 35) and not (task == 2 and 50 <= minute < 95):
+                own.log(f"slurm-7_{task}.out", f"step {minute} loss\n")
+        found |= {outcome(finding) for finding in own.watchdog.findings()}
+    assert found == {"OK"}, "task 2 pauses for 45 minutes, and task 1 did so for 25"
+
+
+def test_a_log_with_the_words_of_the_batch_shell_alone_is_no_proof_of_a_hang(own: Own) -> None:
+    own.submit(7)
+    own.job(7)
+    own.log("slurm-7.out", "loading modules\nlogging to /scratch/train.log\n")
+    own.expect("OK", wait_s=MINUTE)
+    own.expect("WARNING silent", "never named a step", "writes to another file", wait_s=HOUR)
+    own.expect("WARNING silent", wait_s=9 * HOUR)
+    assert "resil watch log PATH" in own.watchdog.finding().advice
 
 
 def test_a_job_without_any_log_is_unknown_after_startup_s(own: Own) -> None:
