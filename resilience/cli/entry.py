@@ -53,6 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         if PathFinder.find_spec("cronsim") is None:  # a tenth of a millisecond
             _check_packages()
+        _reject_empty(arguments)
         quick = quick_path(arguments)
         code = quick() if quick is not None else _run_typer(arguments)
         sys.stdout.flush()  # a broken pipe can still be handled here
@@ -81,6 +82,23 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(arguments, _missing_module(error))
     except Exception as error:
         return _failed(arguments, _internal_error(error))
+
+
+_NEVER_EMPTY = frozenset({"--deadline", "--every", "--timeout", "--jitter", "--ok", "--catch-up"})
+
+
+def _reject_empty(arguments: Sequence[str]) -> None:
+    """Reject an empty value that would silently mean the default: `--deadline "$LIMIT"` with an unset variable."""
+    before = ""
+    for word in arguments:
+        if word == "--":
+            return
+        option = before if not word else word[:-1] if word.endswith("=") else ""
+        if option in _NEVER_EMPTY:
+            raise UsageError(
+                f"{option} has an empty value", hint="is a shell variable unset? To use the default, omit the option"
+            )
+        before = word
 
 
 def _print_error(error: ResilError) -> None:
@@ -222,6 +240,10 @@ def _print_usage(error: Any) -> int:
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
         return 0
+    import re
+
     path = context.command_path if context is not None else "resil"
-    _print_error(UsageError(error.format_message().rstrip(), hint=f"{path} --help"))
+    message = re.sub(r"not a valid int(?: range)?\b", "not a whole number", error.format_message().rstrip())
+    message = re.sub(r"not a valid float(?: range)?\b", "not a number", message)
+    _print_error(UsageError(message, hint=f"{path} --help"))
     return int(error.exit_code)

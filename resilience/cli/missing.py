@@ -6,9 +6,13 @@ is there as well, and says what it lacks.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 
 from resilience.errors import ResilError
 from resilience.messages import plural
@@ -37,9 +41,27 @@ def missing_packages() -> ResilError:
     return ResilError(
         f"this Python, {sys.executable}, has the guard of resil, but lacks {plural(len(missing), 'package')} that its"
         f" commands need: {', '.join(missing)}",
-        hint="run resil where it is installed with its packages; or add them here: "
+        hint=f"{_elsewhere()}; or add them here: "
         + shlex.join([sys.executable, "-m", "pip", "install", *map(_required, missing)]),
     )
+
+
+def _elsewhere() -> str:
+    """Return what to type instead: an active environment of a training hides the `resil` of the login node."""
+    found = other_resil(os.environ.get("PATH", "").split(os.pathsep), Path(sys.executable).parent)
+    if found is None:
+        return "run resil where it is installed with its packages"
+    return f"use the other one on your PATH: {shlex.join([str(found), *sys.argv[1:]])}"
+
+
+def other_resil(path: Sequence[str], own: Path) -> Path | None:
+    """Return the first `resil` on a PATH that is not in this Python's own directory; None if there is none."""
+    for directory in filter(None, path):
+        program = Path(directory) / "resil"
+        with suppress(OSError, RuntimeError):  # RuntimeError: a loop of links
+            if program.resolve().parent != own.resolve() and program.is_file() and os.access(program, os.X_OK):
+                return program
+    return None
 
 
 def _required(package: str) -> str:

@@ -355,7 +355,7 @@ def adopt(
     from resilience.runs.templates.directives import parse_directives
 
     script = Path(target)
-    if not os.path.lexists(project.system.cwd / script):
+    if not target or not os.path.lexists(project.system.cwd / script):
         raise UsageError(f"{target!r} is neither a job id nor a script", hint="for instance: resil adopt 8123456")
     job_name = dict(parse_directives(read_own_script(project.system.cwd / script)).options).get("job-name")
     request = SubmitRequest(run=run or run_name_from(job_name or script.stem), script=script)

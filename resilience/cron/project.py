@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from resilience.cron.records import Entry, Kind
 from resilience.cron.state_directory import CronDirectory
-from resilience.errors import ProbeError
+from resilience.errors import ProbeError, SettingsError
 
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
@@ -157,10 +157,25 @@ class CronProject:
         )
 
 
+def check_amounts(settings: CronSettings) -> None:
+    """Raise SettingsError for an interval without a length, a negative number of outputs, or a folder that is none."""
+    for key, example in (("tick_s", "60s"), ("pulse_s", "15m")):
+        if getattr(settings, key) <= 0:
+            raise SettingsError(
+                f"{key} = {getattr(settings, key):g} in [cron] must be above 0",
+                hint=f'for instance {key} = "{example}"',
+            )
+    if settings.keep_runs < 0:
+        raise SettingsError(f"keep_runs = {settings.keep_runs} in [cron] must not be negative", hint="keep_runs = 20")
+    if any(ord(character) < 32 for character in settings.folder):
+        raise SettingsError(f"folder = {settings.folder!r} in [cron] contains a control character")
+
+
 def open_cron(project: Project) -> CronProject:
-    """Return the cron of a project. Does not access the disk."""
+    """Return the cron of a project. Does not access the disk. Raise SettingsError for settings that no tick can use."""
     loaded = project.loaded
     settings = loaded.settings.cron_settings
+    check_amounts(settings)
     directory = loaded.project / Path(settings.folder).expanduser()
     return CronProject(project, settings, directory, CronDirectory(loaded.state_dir, loaded.settings.run.group))
 

@@ -41,6 +41,7 @@ def check_settings(project: Project) -> None:
 def setting_errors(project: Project) -> Iterator[ResilError]:
     """Yield an error for each setting that has the right type and cannot be used."""
     runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan)
+    yield from _errors_of(_script(project))
     # The name has a check of its own, and the others need a valid one.
     settings = project.loaded.settings
     without_name = replace(settings, run=replace(settings.run, name=""))
@@ -103,6 +104,17 @@ def _check_plan(project: Project) -> None:
     plan_submit(SubmitRequest(run="run"), replace(settings, submit=submit), "logs")
 
 
+def _script(project: Project) -> Iterator[Callable[[], object]]:
+    """Yield a check for each line that the settings write into a script."""
+    from resilience.runs.templates.directives import write_directive
+    from resilience.runs.templates.script import check_variable
+
+    settings = project.loaded.settings
+    yield from (partial(check_variable, name) for name in settings.environment)
+    for name, value in settings.sbatch.items():
+        yield partial(write_directive, name, None if isinstance(value, bool) else str(value))
+
+
 def _watchdogs(project: Project) -> Iterator[Callable[[], object]]:
     """Yield a check for each key of a watchdog, and one for its targets."""
     from resilience.watch.watchdogs import checks, context_of, kind_of, load_watchdog
@@ -162,6 +174,7 @@ def _keys(
 
 def _cron(project: Project) -> Iterator[Callable[[], object]]:
     """Yield checks of the settings that only `resil cron` uses."""
+    from resilience.cron.project import check_amounts
     from resilience.cron.report import check_reporting
 
     settings = project.loaded.settings.cron_settings
@@ -186,4 +199,4 @@ def _cron(project: Project) -> Iterator[Callable[[], object]]:
                 f"catch_up = {settings.catch_up!r} in [cron]: {error.message}", hint=error.hint
             ) from None
 
-    yield from (backend, mode, catch_up, partial(check_reporting, settings))
+    yield from (backend, mode, catch_up, partial(check_amounts, settings), partial(check_reporting, settings))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
         left = sorted(key for key in options if key in _NOT_SETTINGS - _TAKEN_ELSEWHERE)
         if left:
             notes.append(f"left out, because resil or each submit sets them: {', '.join(f'--{key}' for key in left)}")
-        notes += _launch_notes(launch, options.get("nodes") or "1")
+        notes += _launch_notes(launch, options)
     run = run_name_from((options.get("job-name") or name).strip())
     lead = _lead(options.get("signal") or "")
     sbatch = []
@@ -103,11 +104,12 @@ def compose_settings(name: str, script: str) -> tuple[str, tuple[str, ...]]:
         template=quote_toml(launch.template if launch is not None else "python"),
         array=quote_toml(_array(options.get("array") or "")),
         lead=quote_toml(lead),
+        per_node=f"gpus_per_node = {launch.per_node}" if launch and launch.per_node else "# gpus_per_node = 8",
         sbatch="\n".join(sbatch) if sbatch else _SBATCH_EXAMPLE,
     ), tuple(notes)
 
 
-def _launch_notes(launch: Launch | None, nodes: str) -> list[str]:
+def _launch_notes(launch: Launch | None, options: Mapping[str, str | None]) -> list[str]:
     """Return notes about the command and the template that were guessed from a script."""
     if launch is None:
         return ["no line of the script starts Python or a launcher: set command, template and setup"]
@@ -119,7 +121,12 @@ def _launch_notes(launch: Launch | None, nodes: str) -> list[str]:
         notes.append("command uses shell variables: set them in setup, with the modules of the script")
     else:
         notes.append("check the command, and put the modules of the script into setup")
-    if launch.template == "python" and not nodes.startswith("1"):
+    if launch.in_all and not {"ntasks", "ntasks-per-node"} & set(options):
+        notes.append(
+            f"left out of the launch: {launch.in_all}; set the processes per node: gpus_per_node in [template]"
+        )
+    nodes = options.get("nodes") or "1"
+    if launch.template == "python" and nodes.partition("-")[0].strip() != "1":
         notes.append(f"{nodes} nodes and one process: the other nodes would be idle; set template or nodes")
     return notes
 
@@ -235,5 +242,5 @@ signal_lead_s = {lead}
 
 [template]
 # Variables of the template; `resil templates NAME` lists them.
-# gpus_per_node = 8
+{per_node}
 """

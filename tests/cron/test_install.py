@@ -116,6 +116,8 @@ def test_a_driver_that_raises_does_not_hide_the_others(site: Site, tmp_path: Pat
     (tmp_path / "plugins" / "drivers" / "rude.py").write_text(
         "class Rude:\n    summary, rank = 'rude', 1\n"
         "    def availability(self, context):\n        raise KeyError('x')\n"
+        "    def plan(self, installation, settings, context): ...\n"
+        "    install = uninstall = state = plan\n"
         "DRIVER = Rude()\n"
     )
     drivers.cache_clear()

@@ -52,6 +52,14 @@ BAD = {
     "signal with a lead": ('[submit]\nsignal = "B:USR1@300"\n', "is not a signal", ""),
     "array": ('[submit]\narray = "ten"\n', "'ten' is not an array", "--array 10"),
     "time": ('[sbatch]\ntime = "soon"\n', "not a SLURM time", "20:00:00"),
+    "a name no variable can have": ('[environment]\n"A B" = "x"\n', "'A B' cannot be the name of an environment", ""),
+    "a variable of resil": ('[environment]\nRESIL_RUN = "x"\n', "RESIL_RUN is reserved", ""),
+    "a line break for sbatch": ('[sbatch]\nmail-user = "a\\nb"\n', "mail-user", ""),
+    "a template's name": (f'[run]\ntemplate = "{"x" * 5000}"\n', "there is no template", "there are"),
+    "ticks without a pause": ("[cron]\ntick_s = 0\n", "tick_s = 0 in [cron] must be above 0", "60s"),
+    "pulses without a pause": ("[cron]\npulse_s = 0\n", "pulse_s = 0 in [cron] must be above 0", "15m"),
+    "fewer outputs than none": ("[cron]\nkeep_runs = -1\n", "keep_runs = -1 in [cron]", "20"),
+    "a cron directory": ('[cron]\nfolder = "a\\u0000b"\n', "folder", ""),
     "array among sbatch's": ("[sbatch]\narray = 10\n", "cannot be set in [sbatch]", "[submit]"),
 }
 

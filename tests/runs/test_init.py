@@ -167,6 +167,8 @@ LAUNCHES = [
     ("export P=$(python -c 'print(1)')\nsrun python train.py", "srun", "python train.py"),
     ("python prepare.py\nsrun python train.py > out.txt &\nwait", "srun", "python train.py > out.txt"),
     ("which python; python --version; nvidia-smi\ntorchrun train.py", "torchrun", "python train.py"),
+    ("python prepare.py\nsrun torchrun train.py\npython upload.py --last", "torchrun", "python train.py"),
+    ("python prepare.py\npython train.py", "python", "python train.py"),
 ]
 
 
@@ -178,6 +180,35 @@ def test_template_and_command_are_guessed_from_the_launch(
     run = settings_of(tmp_path, text).run
     assert (run.template, run.command) == (template, command or "python train.py")
     assert any("taken from" in note for note in notes) or body == "bash run.sh"
+
+
+@pytest.mark.parametrize(
+    ("launch", "processes"),
+    [("srun torchrun --nproc_per_node 8 train.py", 8), ("torchrun --nproc-per-node=4 train.py", 4),
+     ("deepspeed --num_gpus=2 train.py", 2), ("torchrun --nproc_per_node=gpu train.py", None),
+     ("torchrun train.py --nproc_per_node 3", None), ("torchrun --nproc_per_node=$N train.py", None)],
+)  # fmt: skip
+def test_the_processes_per_node_of_a_launcher_are_taken_over(
+    tmp_path: Path, launch: str, processes: int | None
+) -> None:
+    """Without them, a script that requests no GPUs by number would train with one process per node."""
+    text, _ = compose_settings("x", f"#!/bin/bash\n{launch}\n")
+    assert settings_of(tmp_path, text).launcher.get("gpus_per_node") == processes
+
+
+def test_a_number_of_processes_that_the_template_does_not_know_is_told() -> None:
+    for launch, option in (("mpirun -np 16 python train.py", "-np 16"), ("srun -n 8 python train.py", "-n 8"),
+                           ("accelerate launch --num_processes=16 train.py", "--num_processes=16")):  # fmt: skip
+        _, notes = compose_settings("x", f"#!/bin/bash\n{launch}\n")
+        assert any(option in note and "gpus_per_node" in note for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "told"), [("1", False), ("1-1", False), ("16", True), ("2", True), ("1-4", False), ("2-4", True)]
+)
+def test_one_process_on_several_nodes_is_told(nodes: str, told: bool) -> None:
+    _, notes = compose_settings("x", f"#!/bin/bash\n#SBATCH --nodes={nodes}\npython train.py\n")
+    assert any("would be idle" in note for note in notes) == told
 
 
 TAKEN: list[tuple[str, str, Any]] = [

@@ -18,6 +18,8 @@ _PROGRAMS = (
 _TEMPLATES = tuple((name, re.compile(rf"(?<![\w.-])(?:{pattern})")) for name, pattern in _PROGRAMS)
 _PYTHON = re.compile(r"(?<![\w.-])(?:[\w./~${}-]*/)?python[\d.]*\s.*")
 _TRAINING = re.compile(r"(?:^|\s)(-m\s+(?!torch\.|accelerate\.|deepspeed\.)[\w.]+.*|[\w./~${}\"-]+\.py\b.*)")
+_PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)(?:=|\s+)([0-9]{1,4})(?=\s)")
+_IN_ALL = re.compile(r"(?<=\s)(?:-np?\s*|--(?:ntasks|np|num_processes)(?:=|\s+))[0-9]{1,9}(?=\s)")
 _ENDING = re.compile(r"\s*&\s*$")
 
 
@@ -29,11 +31,15 @@ class Launch:
         line: as written, with its continuation lines joined.
         template: `python`, `srun`, `torchrun`, `accelerate`, `deepspeed` or `container`.
         command: the training without its launcher, as `[run] command` needs it; empty if it was not found.
+        per_node: the processes per node that the launcher was given as a number; None: it was not.
+        in_all: the launcher's option for the number of all processes, as written; empty: none.
     """
 
     line: str
     template: str
     command: str
+    per_node: int | None = None
+    in_all: str = ""
 
 
 def launches_of(script: str) -> tuple[Launch, ...]:
@@ -42,9 +48,15 @@ def launches_of(script: str) -> tuple[Launch, ...]:
 
 
 def training_of(script: str) -> Launch | None:
-    """Return the launch that is the training: the last one with a Python file or module, else the last; or None."""
+    """Return the launch that is the training, or None.
+
+    It is the last one of a launcher with a Python file or module, else the last one of Python, else the last: plain
+    Python before and after `srun python train.py` prepares and uploads.
+    """
     found = launches_of(script)
-    return next((one for one in reversed(found) if one.command), found[-1] if found else None)
+    trainings = [one for one in reversed(found) if one.command]
+    launched = (one for one in trainings if one.template != "python")
+    return next(launched, trainings[0] if trainings else found[-1] if found else None)
 
 
 def parse_launch(line: str) -> Launch | None:
@@ -62,7 +74,15 @@ def parse_launch(line: str) -> Launch | None:
     else:
         match = _TRAINING.search(bare)
         command = f"python {match[1]}" if match is not None else ""
-    return Launch(line, template, command.strip() if _is_whole(command) else "")
+    launcher = bare[: match.start()] + " " if match is not None else ""
+    per_node, in_all = _PER_NODE.search(launcher), _IN_ALL.search(launcher)
+    return Launch(
+        line,
+        template,
+        command.strip() if _is_whole(command) else "",
+        per_node=int(per_node[1]) if per_node is not None else None,
+        in_all=in_all[0] if in_all is not None else "",
+    )
 
 
 def _runs_a_file(command: str) -> bool:

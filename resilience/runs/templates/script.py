@@ -118,8 +118,9 @@ class TemplateLibrary:
         if not bare or bare in (".", ".."):
             return None
         for origin, directory in self.directories:
-            if requested in ("", origin) and (directory / bare).is_file():
-                return directory / bare
+            with suppress(OSError):  # ENAMETOOLONG: no template either
+                if requested in ("", origin) and (directory / bare).is_file():
+                    return directory / bare
         return None
 
 
@@ -227,7 +228,7 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "template": template,
         "command": _check_bash(spec.command, "the command"),
         "setup": tuple(_check_bash(line, "the setup") for line in spec.setup),
-        "environment": tuple((_check_variable(name), value) for name, value in sorted(spec.environment.items())),
+        "environment": tuple((check_variable(name), value) for name, value in sorted(spec.environment.items())),
         "signal": _check(spec.signal, _SIGNAL, "the signal for the batch shell", "USR1"),
         "signal_lead_s": spec.signal_lead_s,
         "beat_s": _number(spec.beat_s),
@@ -297,7 +298,8 @@ def _check_bash(text: str, what: str) -> str:
     return text
 
 
-def _check_variable(name: str) -> str:
+def check_variable(name: str) -> str:
+    """Return the name of a variable of [environment]. Raise TemplateError if no script can set it."""
     if name.startswith(("RESIL_", "resil_")) and name != "RESIL_GUARD":
         raise TemplateError(f"{name} is reserved by resil and cannot be set in [environment]")
     return _check(name, _VARIABLE_NAME, "the name of an environment variable")
