@@ -125,6 +125,6 @@ def test_a_setting_that_the_guard_would_refuse_is_refused_before_anything_is_que
     shell.settings(SETTINGS + "host_memory_percent = 0.95\n")
     for words in (["submit"], ["config", "check"], ["status"]):
         said = shell.resil(*words)
-        assert said.returncode == 2 and said.stdout == ""
+        assert said.returncode == 2 and (words[0] == "config" or not said.stdout)
         assert "host_memory_percent = 0.95 means 0.95 %" in said.stderr and "resil.toml" in said.stderr
     assert not (shell.directory / ".resil").exists()

@@ -339,7 +339,7 @@ def test_two_hundred_calls_leave_no_zombie_no_descriptor_no_thread() -> None:
     before = children()  # of this worker: it may have booted a cluster for other tests
     for number in range(200):
         once(number)
-    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
     wait_until(lambda: threading.active_count() == threads)
     wait_until(lambda: children() <= before)
 

@@ -621,7 +621,7 @@ def test_the_data_and_the_environment_of_the_training_are_watched_without_being_
 
 
 def test_data_on_a_hung_file_system_is_stuck_and_not_named_twice(tmp_path: Path) -> None:
-    fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 0.5\n")
+    fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 3\n")
     with hung_disk(tmp_path / "data") as data:
         used_by_the_training(fs, f"python {data}/train.py --data {data}/c4 --val {data}/val\n")
         found = fs.tick()
