@@ -99,14 +99,15 @@ def test_a_name_that_nobody_has_is_critical_and_an_expression_that_is_none_is_a_
     assert "Traceback" not in said.stderr
 
 
-def test_a_watchdog_inside_a_job_of_the_watched_name_does_not_find_itself(shell: Shell) -> None:
+def test_a_watchdog_inside_a_job_of_the_run_counts_this_job(shell: Shell) -> None:
+    """Tokens tell the jobs of a run from a watchdog of the same name, as a name alone does not."""
     shell.settings(RUN.format(command="resil watch job gpt --json --scheduler local > own.json; echo $? > own.code"))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     assert shell.resil("submit", PATH=path).returncode == 0
     shell.until(lambda: (shell.directory / "own.code").exists() and (shell.directory / "own.code").read_text() != "")
-    faults = {f["fault"] for f in json.loads((shell.directory / "own.json").read_text())["reports"][0]["findings"]}
-    assert {"own-name", "not-queued"} <= faults
-    assert (shell.directory / "own.code").read_text().strip() == "2"
+    found = json.loads((shell.directory / "own.json").read_text())["reports"][0]["findings"]
+    assert [(one["subject"], one["fault"]) for one in found] == [("gpt", ""), ("queue of local", "")]
+    assert (shell.directory / "own.code").read_text().strip() == "0"
 
 
 def test_the_pulse_has_a_log_of_its_own(shell: Shell) -> None:

@@ -224,6 +224,8 @@ class _QueueProbe:
         over, over_since = self._over(facts, jobs) if facts is not None else ("", None)
         if not over and not alive:
             over, over_since = _cancelled_by_owner(certain.last, now)
+        if not over and not alive and facts is not None and not facts.has_attempts:
+            over, over_since = _completed(facts, certain.last, jobs, past)
         is_old = over_since is not None and now - over_since > self.settings.forget_s and facts is not None
         if is_old and not alive and subject.requested is None:
             return None
@@ -260,7 +262,7 @@ class _QueueProbe:
             restarts=restarts,
             is_chain=_is_chain(subject, jobs, past),
             is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
-            own=self.watched.own_name(subject),
+            own=self.watched.own_name(subject) if facts is None else "",  # tokens tell a run's jobs apart
             looked=self._explanation(subject, answer, len(jobs), gone or unsure),
         )
         if facts is not None and self.settings.churn_count and len(facts.starts) >= self.settings.churn_count:
@@ -300,6 +302,25 @@ def _conditions(
         elif job.job_state is JobState.COMPLETING:
             found[f"completing:{job.raw}"] = job.end
     return found
+
+
+def _completed(
+    facts: RunFacts, last: Job | None, rows: Sequence[Job], past: JobReading | None
+) -> tuple[str, float | None]:
+    """Return why a run of a user's own script needs no job, and since when: its newest job ended with exit code 0.
+
+    A rendered script marks the run as finished. The queue forgets the job after MinJobAge; the reading does not.
+    """
+    if not facts.ids:
+        return "", None
+    newest = facts.ids[-1]
+    over = f"complete: job {newest} ended with exit code 0"
+    if past is not None and past.over == over:
+        return over, past.over_since
+    ended = [job for job in (*rows, *([last] if last is not None else [])) if newest in (job.id.array, job.raw_id)]
+    if not ended or any(job.state is not JobState.COMPLETED for job in ended):
+        return "", None
+    return over, max((job.end_time for job in ended if job.end_time is not None), default=None)
 
 
 def _correct_by_files(facts: RunFacts, gone: str, unsure: str, now: float) -> tuple[str, str]:

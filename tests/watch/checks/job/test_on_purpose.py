@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from resilience.errors import SchedulerError
-from resilience.job import ExitCode, JobState
+from resilience.job import ExitCode, JobId, JobState
 from resilience.runs import run_jobs, switches
 from resilience.switch import Scope
 from tests.lab.fakes import ME, NOW, FakeScheduler, a_job
@@ -184,6 +186,27 @@ def test_the_name_of_a_run_means_its_jobs_whatever_their_own_name_is(stage: Stag
     stage.job(7, JobState.FAILED, name="train.sbatch", end_time=NOW - 5, exit_code=ExitCode(1))
     finding = stage.expect("CRITICAL not-queued", "job 7 ended: FAILED", names=("gpt",))
     assert "resil submit --run gpt" in finding.advice
+
+
+def test_an_own_script_that_ended_with_exit_code_0_is_complete(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    stage.job(7, JobState.COMPLETED, end_time=NOW - 5, exit_code=ExitCode(0))
+    stage.expect("OK", "complete: job 7 ended with exit code 0")
+    stage.queue.records[:] = []
+    stage.wait(600)
+    stage.expect("OK", "complete: job 7 ended with exit code 0")
+    stage.run("gpt", 8)
+    stage.job(8, JobState.FAILED, end_time=NOW + 600, exit_code=ExitCode(1))
+    stage.wait(60)
+    stage.expect("CRITICAL not-queued", "job 8 ended: FAILED")
+
+
+def test_an_array_of_an_own_script_is_complete_when_all_its_tasks_are(stage: Stage) -> None:
+    stage.run("gpt", 7)
+    for task, state in ((1, JobState.FAILED), (2, JobState.COMPLETED)):
+        job = stage.job(7, state, end_time=NOW - 5)
+        stage.queue.records[-1] = replace(job, id=JobId(7, task), raw_id=70 + task)
+    assert stage.finding().verdict is CRITICAL
 
 
 def test_a_deed_excuses_a_run_that_is_watched_by_its_name(stage: Stage) -> None:
