@@ -347,8 +347,9 @@ class Pool:
         if worker.batch:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
-        until = time.monotonic() + 0.2
-        while not _has_ended(worker.pid) and time.monotonic() < until:  # one that hangs in the kernel ends later
+        # One that hangs in the kernel ends later; an idle one ends as soon as a busy machine lets it run.
+        until = time.monotonic() + (0.2 if worker.batch else 5.0)
+        while not _has_ended(worker.pid) and time.monotonic() < until:
             time.sleep(0.0003)
 
     def end(self) -> None:
