@@ -410,14 +410,14 @@ def test_what_is_passed_through_is_judged_by_its_long_names(words: tuple[str, ..
 
 
 PATTERNS = [
-    ("#!/bin/bash\n", {}, {}, "/work/slurm-%j.out"),
-    ("#!/bin/bash\n#SBATCH -a 1-3\n", {}, {}, "/work/slurm-%A_%a.out"),
-    ("#!/bin/bash\n", {"array": "1-3%1"}, {}, "/work/slurm-%A_%a.out"),
-    ("#!/bin/bash\n#SBATCH -o a.log\n", {}, {}, "/work/a.log"),
-    ("#!/bin/bash\n#SBATCH -o a.log\n", {}, {"SBATCH_OUTPUT": "b.log"}, "/work/b.log"),
-    ("#!/bin/bash\n#SBATCH -o a.log\n", {"output": "c.log"}, {"SBATCH_OUTPUT": "b.log"}, "/work/c.log"),
+    ("#!/bin/bash\n", {}, {}, "/home/me/slurm-%j.out"),
+    ("#!/bin/bash\n#SBATCH -a 1-3\n", {}, {}, "/home/me/slurm-%A_%a.out"),
+    ("#!/bin/bash\n", {"array": "1-3%1"}, {}, "/home/me/slurm-%A_%a.out"),
+    ("#!/bin/bash\n#SBATCH -o a.log\n", {}, {}, "/home/me/a.log"),
+    ("#!/bin/bash\n#SBATCH -o a.log\n", {}, {"SBATCH_OUTPUT": "b.log"}, "/home/me/b.log"),
+    ("#!/bin/bash\n#SBATCH -o a.log\n", {"output": "c.log"}, {"SBATCH_OUTPUT": "b.log"}, "/home/me/c.log"),
     ("#!/bin/bash\n#SBATCH -D /data -o %x/%j.log\n", {}, {}, "/data/my.sh/%j.log"),
-    ("#!/bin/bash\n#SBATCH -J 50% -o %x-%%x\n", {}, {}, "/work/50%%-%%x"),
+    ("#!/bin/bash\n#SBATCH -J 50% -o %x-%%x\n", {}, {}, "/home/me/50%%-%%x"),
     ("#!/bin/bash\n#SBATCH --output=/logs/%A.out\n", {"chdir": "sub"}, {}, "/logs/%A.out"),
 ]
 
@@ -426,4 +426,4 @@ PATTERNS = [
 def test_where_the_output_of_a_script_goes(
     script: str, options: dict[str, str | None], environ: dict[str, str], pattern: str
 ) -> None:
-    assert output_pattern(script, options, environ, "/work", "my.sh") == pattern
+    assert output_pattern(script, options, environ, "/home/me", "my.sh") == pattern

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.slurm import accounting
 from tests.lab.slurm.cluster import Cluster
 
 HERE = Path(__file__).parent
@@ -41,6 +42,15 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     with Cluster() as booted:
         request.config.stash[CLUSTER] = booted
         yield booted
+
+
+@pytest.fixture(scope="module")
+def accounted() -> Iterator[Cluster]:
+    """A small cluster with a database of its own."""
+    if reasons := Cluster.requirements(dbd=True):
+        pytest.skip(f"no SLURM accounting: {'; '.join(reasons)}; to get it: {accounting.HOW_TO_GET}")
+    with Cluster(nodes=2, dbd=True) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

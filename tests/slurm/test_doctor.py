@@ -5,24 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.lab.slurm import accounting
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cluster_run import ClusterRun
 from tests.lab.slurm.processes import until
-
-
-@pytest.fixture(scope="module")
-def accounted() -> Iterator[Cluster]:
-    """A small cluster with a database of its own."""
-    if reasons := Cluster.requirements(dbd=True):
-        pytest.skip(f"no SLURM accounting: {'; '.join(reasons)}; to get it: {accounting.HOW_TO_GET}")
-    with Cluster(nodes=1, dbd=True) as cluster:
-        yield cluster
 
 
 @pytest.fixture

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.lab.slurm import accounting
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.processes import until
 from tests.slurm.test_commands import Desk
@@ -20,14 +18,6 @@ SCRIPT = """\
 #SBATCH -o logs/%x-%4j.%N.txt
 for step in $(seq 1 9999); do echo "step $step loss 1"; sleep 0.3; done
 """
-
-
-@pytest.fixture(scope="module")
-def accounted() -> Iterator[Cluster]:
-    if reasons := Cluster.requirements(dbd=True):
-        pytest.skip(f"no SLURM accounting: {'; '.join(reasons)}; to get it: {accounting.HOW_TO_GET}")
-    with Cluster(nodes=2, dbd=True) as cluster:
-        yield cluster
 
 
 @pytest.fixture

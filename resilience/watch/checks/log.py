@@ -19,6 +19,7 @@ from string import Template
 
 from resilience import layout
 from resilience.base.mounts import current_mounts, mount_of
+from resilience.base.processes import boot_id
 from resilience.errors import ProbeError, SettingsError
 from resilience.finding import Finding
 from resilience.job import JobId
@@ -41,7 +42,6 @@ REGEX_CPU_S = 1.0
 QUERY_S = 4.0
 """The time for each query of the scheduler, which is made only for runs with a user's own script and for quiet logs."""
 LEAST_READ_BYTES = 4096
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LogCheck:
@@ -66,7 +66,7 @@ class LogCheck:
     ) -> Mapping[str, LogReading]:
         """Read the new part of the logs of one file system, or of the runs of the state directory."""
         clock = context.system.clock
-        moment: Moment = (clock.now(), clock.monotonic(), _boot())
+        moment: Moment = (clock.now(), clock.monotonic(), boot_id()[:8])
         known = {subject: _moved(timed.reading, moment) for subject, timed in before.items()}
         own = compiled(settings.progress_regex) if settings.progress_regex else None
         if settings.learn:
@@ -271,10 +271,3 @@ def _bounded(own: re.Pattern[bytes] | None) -> Iterator[Callable[[str], None] | 
 def _moved(reading: LogReading, moment: Moment) -> LogReading:
     before = reading.clock
     return shifted(reading, jump_s((before[0], before[1], before[2]), moment))
-
-
-def _boot() -> str:
-    try:
-        return BOOT.read_text().strip()[:8]
-    except OSError:
-        return ""

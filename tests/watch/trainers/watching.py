@@ -207,13 +207,13 @@ _FAILURES = (
     "[rank3]:[E1122 03:12:10.123456 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=88123, OpType=ALLREDUCE, NumelIn=5120, NumelOut=5120, Timeout(ms)=600000) ran for 600005 "
     "milliseconds before timing out.\n",
-    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/work/train.py", line 412, in <module>\n'
+    '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/exp/train.py", line 412, in <module>\n'
     "[rank3]: RuntimeError: CUDA error: an illegal memory access was encountered\n",
-    'Traceback (most recent call last):\n  File "/work/data.py", line 88, in __iter__\n    batch = next(self.loader)\n'
+    'Traceback (most recent call last):\n  File "/exp/data.py", line 88, in __iter__\n    batch = next(self.loader)\n'
     "RuntimeError: DataLoader worker (pid 12345) is killed by signal: Killed. \n",
-    'Traceback (most recent call last):\n  File "/work/train.py", line 77, in save\n    torch.save(state, path)\n'
+    'Traceback (most recent call last):\n  File "/exp/train.py", line 77, in save\n    torch.save(state, path)\n'
     "OSError: [Errno 116] Stale file handle\n",
-    'Traceback (most recent call last):\n  File "/work/train.py", line 230, in run\n    assert batch.shape[0]\n'
+    'Traceback (most recent call last):\n  File "/exp/train.py", line 230, in run\n    assert batch.shape[0]\n'
     "ValueError: expected 64 samples, got 63\n",
 )
 
