@@ -114,8 +114,9 @@ def plan(
     """Given a forecast, return the action: `wait`, `stop` (a save was just made), or `save` (and stop).
 
     Wait if the job ends before the limit is reached, or if its end is unknown: then only the level stops. Otherwise
-    continue as long as another regular save fits, and stop right after the last one that does: no work is lost and no
-    extra save is made. If the limit is near and a save barely fits, save now.
+    continue as long as another regular save fits, and stop right after the last one that does: no extra save is made,
+    and only the steps done until the thread woken by that save has polled are lost. If the limit is near and a save
+    barely fits, save now.
 
     Args:
         end_in_s: time left to the job; None for unknown or never.
