@@ -30,6 +30,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("adopt", "submit:adopt", "Run", "Watch a job that was queued with plain sbatch, as a run."),
         ("status", "runs:status", "Run", "Show every run: state, reason, time left, next job."),
         ("logs", "runs:logs", "Run", "Show the end of a run's log, and follow it."),
+        ("why", "why:why", "Run", "Show why the last attempt ended, or what a log says."),
         ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
         ("save", "runs:save", "Steer", "Make a run save now and continue."),
         ("clear", "runs:clear", "Steer", "Clear the switches of a run."),

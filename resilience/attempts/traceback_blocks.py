@@ -1,0 +1,116 @@
+"""Python tracebacks in a log: their exception, and the deepest frame of the user's own code. Pure.
+
+Ranks write into one log at the same time; their lines are told apart by the prefixes of torchrun (`[rank3]:`,
+`[default3]:`) and of `srun --label` (`3: `).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+_PREFIX = re.compile(r"^(?:\[(?:rank|default) ?(?P<torch>\d{1,6})\]:? ?|\s{0,6}(?P<srun>\d{1,6}): )")
+_HEAD = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s*(?:\| )?File "(?P<path>[^"]+)", line (?P<line>\d+)(?:, in (?P<name>\S+))?')
+_FINAL = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?::\s?(?P<message>.*))?$")
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
+_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen |/python\d\.\d+/(?!.*(?:train|run))|^<string>$")
+"""Paths of installed packages and of the standard library."""
+_MOST_LINES = 2000
+"""A traceback that has no end after this many lines is no traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """One traceback, or the first of a chain.
+
+    Attributes:
+        begin, end: indexes of its first line and of the line with the exception.
+        exception: type as printed: `torch.OutOfMemoryError`.
+        message: the rest of that line.
+        frame: `train.py:88 in step`, the deepest frame outside of installed packages, else the deepest; may be empty.
+        is_own: whether that frame is outside of installed packages.
+        rank: of the process; None: unknown.
+    """
+
+    begin: int
+    end: int
+    exception: str
+    message: str
+    frame: str
+    is_own: bool
+    rank: int | None
+
+
+def split_rank(line: str) -> tuple[int | None, str]:
+    """Return the rank in a line's prefix, or None, and the line without the prefix."""
+    if line[:1] not in "[ 0123456789":
+        return None, line
+    found = _PREFIX.match(line)
+    if found is None:
+        return None, line
+    return int(found["torch"] or found["srun"]), line[found.end() :]
+
+
+def tracebacks(lines: Sequence[str]) -> list[Traceback]:
+    """Return the tracebacks of all ranks in order of their first lines; of a chain of exceptions only the first."""
+    heads = [index for index, line in enumerate(lines) if _HEAD in line]
+    found: list[Traceback] = []
+    chained: dict[int | None, int] = {}
+    for head in heads:
+        rank, first = split_rank(lines[head])
+        if chained.get(rank, -1) >= head:
+            one = _read(lines, head, rank, first)
+            if one is not None:
+                chained[rank] = _chain_end(lines, one, rank)
+            continue
+        one = _read(lines, head, rank, first)
+        if one is not None:
+            found.append(one)
+            chained[rank] = _chain_end(lines, one, rank)
+    return found
+
+
+def _read(lines: Sequence[str], head: int, rank: int | None, first: str) -> Traceback | None:
+    indent = len(first) - len(first.lstrip())
+    before = first[: first.index(_HEAD)]
+    frames: list[re.Match[str]] = []
+    for index in range(head + 1, min(len(lines), head + _MOST_LINES)):
+        whose, line = split_rank(lines[index])
+        if whose != rank:
+            continue
+        body = line.removeprefix(before) if before.strip() else line[indent:]
+        if (frame := _FRAME.match(body)) is not None:
+            frames.append(frame)
+        elif body[:1] not in (" ", "\t", "") and (final := _FINAL.match(body)) is not None:
+            frame_text, is_own = _deepest(frames)
+            return Traceback(head, index, final["type"], final["message"] or "", frame_text, is_own, rank)
+        elif body[:1] not in (" ", "\t", "") and frames:
+            return None  # something else wrote into the middle
+    return None
+
+
+def _chain_end(lines: Sequence[str], one: Traceback, rank: int | None) -> int:
+    """Return the index up to which a further traceback of the same rank belongs to the chain; -1: there is none."""
+    seen = 0
+    for index in range(one.end + 1, min(len(lines), one.end + 40)):
+        whose, line = split_rank(lines[index])
+        if whose != rank:
+            continue
+        if any(words in line for words in _CHAINED):
+            return index + 40
+        seen += bool(line.strip())
+        if seen > 8:
+            break
+    return -1
+
+
+def _deepest(frames: Sequence[re.Match[str]]) -> tuple[str, bool]:
+    own = [frame for frame in frames if not _FOREIGN.search(frame["path"])]
+    chosen = (own or list(frames))[-1:]
+    if not chosen:
+        return "", False
+    name = PurePosixPath(chosen[0]["path"]).name
+    return f"{name}:{chosen[0]['line']} in {chosen[0]['name'] or '<module>'}", bool(own)

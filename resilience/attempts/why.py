@@ -1,0 +1,120 @@
+"""Gathers the evidence of an attempt, or of a log alone, and classifies it: `resil why`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.failure import Failure
+from resilience.errors import NotSupported, ResilError, SchedulerError, UsageError
+from resilience.job import Job, JobId
+from resilience.runs.attempts import Attempt, AttemptEnd
+from resilience.runs.run_files import read_attempts, read_tail
+from resilience.runs.run_logs import logs_of, start_of_attempt
+from resilience.runs.submissions import read_intents
+from resilience.system.files import explain_os_error
+
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+
+TAIL_BYTES = 2**20
+"""The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """Why an attempt ended.
+
+    Attributes:
+        run: its run; empty for a log alone.
+        attempt: number of the attempt; None for a log alone.
+        job: displayed id of its job; may be empty.
+        logs: files that were read.
+        failure: the classification.
+        notes: evidence that could not be read, one sentence each.
+    """
+
+    run: str = ""
+    attempt: int | None = None
+    job: str = ""
+    logs: tuple[str, ...] = ()
+    failure: Failure
+    notes: tuple[str, ...] = ()
+
+
+def why_of_log(path: Path) -> Why:
+    """Classify the end of any log. Raise StateDirectoryError if it cannot be read."""
+    return Why(logs=(str(path),), failure=classify(Evidence(log=read_end(path))))
+
+
+def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = None) -> Why:
+    """Classify the last attempt of a run that ended, or that of a job.
+
+    Raise UsageError if there is no such attempt.
+    """
+    attempt = _attempt(directory, job)
+    notes: list[str] = []
+    record = _record(project, attempt, notes)
+    logs = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
+    texts = []
+    for log in logs:
+        try:
+            texts.append(read_end(Path(log)))
+        except ResilError as error:
+            notes.append(error.message)
+    if not logs:
+        notes.append("no log of this attempt was found")
+    evidence = Evidence(
+        end=attempt.end,
+        exit_code=attempt.exit_code,
+        state=record.state if record is not None and record.state.is_final else None,
+        state_text=record.reason if record is not None and record.reason.startswith("CANCELLED") else "",
+        stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
+        log="\n".join(texts),
+    )
+    return Why(
+        run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=classify(evidence),
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def read_end(path: Path) -> str:
+    """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
+    try:
+        raw, _ = read_tail(path, TAIL_BYTES)
+    except OSError as error:
+        raise explain_os_error(error, "read", path) from error
+    return raw.decode("utf-8", "replace")
+
+
+def _attempt(directory: RunDirectory, job: JobId | None) -> Attempt:
+    attempts = read_attempts(directory)
+    if job is not None:
+        attempts = tuple(one for one in attempts if str(job) in (one.label, str(one.job_id)))
+    if not attempts:
+        of_job = f" of job {job}" if job is not None else ""
+        raise UsageError(
+            f"run {directory.run} has no attempt{of_job}",
+            hint=f"classify its log: resil why $(resil logs {directory.run} --path)",
+        )
+    return next((one for one in reversed(attempts) if one.end is not None), attempts[-1])
+
+
+def _record(project: Project, attempt: Attempt, notes: list[str]) -> Job | None:
+    """Return the job's record: of the accounting, else of the queue, which remembers jobs for minutes."""
+    try:
+        scheduler = project.scheduler()
+        job_id = JobId.parse(attempt.label)
+        with suppress(NotSupported):
+            records = [one for one in scheduler.history([job_id]) if one.raw_id == attempt.job_id]
+            if records:
+                return records[-1]
+        rows = scheduler.jobs(finished=True, keep=lambda number, *_: number == job_id.array)
+        return next((row for row in rows if row.raw_id == attempt.job_id), None)
+    except SchedulerError as error:
+        notes.append(f"the scheduler was not asked: {error.message}")
+        return None
