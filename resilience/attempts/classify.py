@@ -52,6 +52,7 @@ _SIGNALS = {
     11: FailureClass.SEGFAULT,
 }  # fmt: skip
 """SIGILL, SIGABRT, SIGBUS, SIGFPE, SIGSEGV (signal(7))."""
+_VAGUE = {FailureClass.EXCEPTION, FailureClass.UNKNOWN}
 _FROM_OUTSIDE = {FailureClass.WALLTIME, FailureClass.PREEMPTED, FailureClass.NODE_FAILURE, FailureClass.CANCELLED}
 
 
@@ -265,29 +266,39 @@ def _of_match(one: _Match, reading: _Reading, confidence: Confidence) -> Failure
     line = split_rank(reading.lines[one.index])[1].strip()
     block = next((block for block in reading.blocks if block.begin <= one.index <= block.end), None)
     where = f"{block.frame}: " if block is not None and block.is_own else ""
-    rank, host, _ = reading.culprit
-    named = [match for match in reading.matches if match.host] if not one.host else [one]
+    rank, host = _culprit(one.rank, one.host, reading)
     return Failure(
         failure=one.rule.failure,
         confidence=confidence,
         reason=f"the log says: {cut(line, 200)}",
         advice=one.rule.advice,
         fingerprint=f"{one.rule.failure}: {where}{_mask(line)}",
-        rank=one.rank if one.rank is not None else rank,
-        host=one.host or host or (named[0].host if named else ""),
+        rank=rank,
+        host=host,
         quotes=_quotes(one.index, reading, one.rule.failure),
     )
 
 
+def _culprit(rank: int | None, host: str, reading: _Reading) -> tuple[int | None, str]:
+    """Return the first failing rank and its host: of the line itself, else as torchelastic or srun names them."""
+    elastic_rank, elastic_host, _ = reading.culprit
+    rank = elastic_rank if rank is None else rank
+    if not host and rank == elastic_rank:
+        host = elastic_host
+    named = [one for one in reading.matches if one.host]
+    same = next((one for one in named if one.rank == rank), None)
+    return rank, host or (same.host if same is not None else "")
+
+
 def _of_traceback(block: Traceback, reading: _Reading) -> Failure:
     said = f"{block.exception}: {block.message}" if block.message else block.exception
-    rank, host, _ = reading.culprit
+    rank, host = _culprit(block.rank, "", reading)
     return Failure(
         failure=FailureClass.EXCEPTION,
         confidence=Confidence.LIKELY,
         reason=f"an exception ended it{f' in {block.frame}' if block.frame else ''}: {cut(said, 200)}",
         fingerprint=f"exception: {block.frame}: {_mask(said)}",
-        rank=block.rank if block.rank is not None else rank,
+        rank=rank,
         host=host,
         quotes=_quotes(block.end, reading, FailureClass.EXCEPTION),
     )
@@ -319,10 +330,14 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, f"it ended with exit code {code}, without a known cause")
     else:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
-    hints = [one for one in reading.matches if one.rule.role is Role.CONFIRMATION]
-    if found.failure is killed and any(one.rule.failure is FailureClass.HOST_OOM for one in hints):
-        found = replace(found, failure=FailureClass.HOST_OOM, reason=f"{found.reason}, and the log names memory")
-    return replace(_with_quotes(found, reading, found.failure), rank=rank, host=host)
+    hints = [
+        one for one in reading.matches if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, reading)
+    ]
+    hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
+    if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
+        found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
+    found = _with_quotes(found, reading, found.failure)
+    return found if rank is None and not host else replace(found, rank=rank, host=host)
 
 
 def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Failure:

@@ -101,9 +101,12 @@ def parse_rules(text: str, name: str) -> tuple[Rule, ...]:
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"failure rules {name}: {error}") from error
     lines = [number for number, line in enumerate(text.splitlines(), 1) if line.strip() == "[[rule]]"]
-    if unknown := [key for key in tables if key != "rule"]:
-        raise SettingsError(f"failure rules {name}: unknown table [{unknown[0]}]", hint="each rule is a [[rule]]")
-    return tuple(_rule(table, f"{name}:{line}") for table, line in zip(tables.get("rule", ()), lines, strict=True))
+    rules = tables.pop("rule", [])
+    if tables or not isinstance(rules, list) or len(rules) != len(lines):
+        raise SettingsError(
+            f"failure rules {name}: only [[rule]] tables are allowed", hint="one [[rule]] for each rule"
+        )
+    return tuple(_rule(table, f"{name}:{line}") for table, line in zip(rules, lines, strict=True))
 
 
 def _rule(table: Mapping[str, Any], name: str) -> Rule:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.attempts.classify import Evidence, classify
 from resilience.attempts.failure import Failure
-from resilience.errors import NotSupported, ResilError, SchedulerError, UsageError
+from resilience.attempts.ledger import evidence_of, read_end
+from resilience.errors import NotSupported, SchedulerError, UsageError
 from resilience.job import Job, JobId
-from resilience.runs.attempts import Attempt, AttemptEnd
-from resilience.runs.run_files import read_attempts, read_tail
+from resilience.runs.attempts import Attempt
+from resilience.runs.run_files import read_attempts
 from resilience.runs.run_logs import logs_of, start_of_attempt
 from resilience.runs.submissions import read_intents
-from resilience.system.files import explain_os_error
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.runs.run_directory import RunDirectory
-
-TAIL_BYTES = 2**20
-"""The end of a log that is read: a failure and its echoes from a thousand ranks fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,35 +57,15 @@ def why_of_run(project: Project, directory: RunDirectory, job: JobId | None = No
     notes: list[str] = []
     record = _record(project, attempt, notes)
     logs = logs_of(directory, start_of_attempt(attempt), read_intents(directory))
-    texts = []
-    for log in logs:
-        try:
-            texts.append(read_end(Path(log)))
-        except ResilError as error:
-            notes.append(error.message)
-    if not logs:
-        notes.append("no log of this attempt was found")
-    evidence = Evidence(
-        end=attempt.end,
-        exit_code=attempt.exit_code,
+    evidence = replace(
+        evidence_of(directory, attempt, notes),
         state=record.state if record is not None and record.state.is_final else None,
         state_text=record.reason if record is not None and record.reason.startswith("CANCELLED") else "",
-        stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
-        log="\n".join(texts),
     )
     return Why(
         run=directory.run, attempt=attempt.number, job=attempt.label, logs=logs, failure=classify(evidence),
         notes=tuple(notes),
     )  # fmt: skip
-
-
-def read_end(path: Path) -> str:
-    """Return the end of a log, of whatever bytes. Raise StateDirectoryError if it cannot be read."""
-    try:
-        raw, _ = read_tail(path, TAIL_BYTES)
-    except OSError as error:
-        raise explain_os_error(error, "read", path) from error
-    return raw.decode("utf-8", "replace")
 
 
 def _attempt(directory: RunDirectory, job: JobId | None) -> Attempt:

@@ -1,0 +1,229 @@
+"""Is another attempt worth its allocation? The circuit breaker of a run. Pure.
+
+A restart heals some failures and repeats others. The breaker is *closed* while attempts make progress, *open* when
+further ones would burn the allocation (queued jobs are to be held, not cancelled), and *half open* when one more is
+worth trying. Progress is a new durable step: a step that is only in memory is lost with the attempt.
+
+The budget of attempts in a row without progress is that of NVRx's restart agent (3 for general failures, at once for
+failures of the program that recur; docs of nvidia-resiliency-ext), the back-off that of Kubernetes' CrashLoopBackOff
+(10 s, doubled each time, at most 5 min).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from resilience.attempts.failure import Confidence, Failure, FailureClass
+from resilience.attempts.ledger import LedgerRow
+from resilience.messages import plural
+from resilience.quantities import format_duration
+
+
+class Treatment(StrEnum):
+    """What a restart does for a class of failures."""
+
+    END = "end"
+    """There is nothing to restart."""
+    NEUTRAL = "neutral"
+    """Not the training's fault: neither a failure nor progress. A budget of its own."""
+    HEALS = "heals"
+    """May heal by itself, or on other nodes: after the budget, one more at a time, ever later."""
+    RETRY = "retry"
+    """Worth the budget, and then a person."""
+    TWICE = "twice"
+    """Heals unless the same cause recurs at the same step."""
+    NEVER = "never"
+    """No restart heals it."""
+
+
+TREATMENTS: Mapping[FailureClass, Treatment] = {
+    FailureClass.FINISHED: Treatment.END,
+    FailureClass.STOPPED: Treatment.NEUTRAL,
+    FailureClass.WALLTIME: Treatment.NEUTRAL,
+    FailureClass.PREEMPTED: Treatment.NEUTRAL,
+    FailureClass.CANCELLED: Treatment.NEUTRAL,
+    FailureClass.NODE_FAILURE: Treatment.NEUTRAL,
+    FailureClass.GPU_FAULT: Treatment.HEALS,
+    FailureClass.GPU_LINK: Treatment.HEALS,
+    FailureClass.NETWORK: Treatment.HEALS,
+    FailureClass.COLLECTIVE_TIMEOUT: Treatment.HEALS,
+    FailureClass.RENDEZVOUS: Treatment.HEALS,
+    FailureClass.PORT_IN_USE: Treatment.HEALS,
+    FailureClass.IO_ERROR: Treatment.HEALS,
+    FailureClass.STALE_HANDLE: Treatment.HEALS,
+    FailureClass.KILLED: Treatment.RETRY,
+    FailureClass.SEGFAULT: Treatment.RETRY,
+    FailureClass.UNKNOWN: Treatment.RETRY,
+    FailureClass.HOST_OOM: Treatment.TWICE,
+    FailureClass.GPU_OOM: Treatment.TWICE,
+    FailureClass.GPU_PROGRAM: Treatment.TWICE,
+    FailureClass.SHARED_MEMORY: Treatment.TWICE,
+    FailureClass.NAN_LOSS: Treatment.TWICE,
+    FailureClass.CHECKPOINT: Treatment.TWICE,
+    FailureClass.EXCEPTION: Treatment.TWICE,
+    FailureClass.DISK_FULL: Treatment.NEVER,
+    FailureClass.QUOTA: Treatment.NEVER,
+    FailureClass.READ_ONLY: Treatment.NEVER,
+    FailureClass.MISSING_MODULE: Treatment.NEVER,
+    FailureClass.MISSING_FILE: Treatment.NEVER,
+    FailureClass.MISSING_LIBRARY: Treatment.NEVER,
+    FailureClass.LAUNCHER: Treatment.NEVER,
+}
+
+_DELIBERATE = {FailureClass.STOPPED, FailureClass.CANCELLED}
+SHORT_S = 300.0
+"""Without a guard no step is known: an attempt that failed sooner than this counts as one without progress."""
+BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
+"""Kubernetes, pod lifecycle, CrashLoopBackOff."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerPolicy:
+    """[breaker]: when attempts stop.
+
+    Attributes:
+        failures: attempts in a row without progress, whatever their causes, that open the breaker.
+        half_open: further attempts, one at a time and ever later, where the cause may heal.
+        neutral: attempts in a row that ended by preemption, time limit or node failure without progress: a run that
+            never gets further burns its allocation too.
+    """
+
+    failures: int = 3
+    half_open: int = 3
+    neutral: int = 20
+
+
+class State(StrEnum):
+    """State of a breaker."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The decision.
+
+    Attributes:
+        state: see State.
+        reason: one sentence.
+        burnt: attempts in a row without progress.
+        culprit: a host on which all of these failed while others did not fail; empty: none.
+        retry_at: when an open breaker lets one attempt through; None: a person must close it.
+    """
+
+    state: State
+    reason: str
+    burnt: int = 0
+    culprit: str = ""
+    retry_at: float | None = None
+
+
+def decide(attempts: Sequence[LedgerRow], policy: BreakerPolicy, now: float, *, closed_at: float = 0.0) -> Verdict:
+    """Return whether a further attempt may train.
+
+    An attempt whose end is unknown never opens the breaker.
+
+    Args:
+        attempts: of the run, oldest first.
+        closed_at: when a person last closed the breaker, seconds since the epoch; earlier attempts do not count.
+    """
+    ended = [one for one in attempts if one.failure is not None and one.start_time >= closed_at]
+    if not ended:
+        return Verdict(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
+    last = ended[-1]
+    if treatment_of(last) is Treatment.END:
+        return Verdict(state=State.CLOSED, reason="the run is finished")
+    since = _since_progress(attempts, ended)
+    failures = [one for one in since if treatment_of(one) is not Treatment.NEUTRAL]
+    if not failures:
+        ended_early = [one for one in since if one.failure is not None and one.failure.failure not in _DELIBERATE]
+        if len(ended_early) < policy.neutral:
+            return Verdict(state=State.CLOSED, reason="the last attempts made progress, or were ended from outside")
+        text = f"{plural(len(ended_early), 'attempt')} in a row ended from outside before a new checkpoint"
+        return Verdict(state=State.OPEN, reason=text, burnt=len(ended_early))
+    why = _why_open(failures, policy)
+    if why:
+        return _open(failures, why, policy, now)
+    text = f"{plural(len(failures), 'attempt')} of {policy.failures} without progress: {_named(failures[-1])}"
+    return Verdict(state=State.CLOSED, reason=text, burnt=len(failures), culprit=_culprit(failures))
+
+
+def treatment_of(row: LedgerRow) -> Treatment:
+    """Return what a restart does for this failure; a mere guess never counts as hopeless."""
+    assert row.failure is not None
+    found = TREATMENTS[row.failure.failure]
+    if found in (Treatment.NEVER, Treatment.TWICE) and row.failure.confidence is Confidence.GUESS:
+        return Treatment.RETRY
+    return found
+
+
+def _since_progress(attempts: Sequence[LedgerRow], ended: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Return the ended attempts after the last one that made progress."""
+    best: int | None = None
+    found: list[LedgerRow] = []
+    counted = {one.attempt for one in ended}
+    for one in attempts:
+        if _makes_progress(one, best):
+            found = []
+        elif one.attempt in counted:
+            found.append(one)
+        if one.durable_step is not None:
+            best = one.durable_step if best is None else max(best, one.durable_step)
+    return found
+
+
+def _makes_progress(one: LedgerRow, best: int | None) -> bool:
+    if one.durable_step is not None:
+        return best is None or one.durable_step > best
+    if one.first_step is None and one.last_step is None:  # no guard: only the time tells
+        return one.seconds is not None and one.seconds >= SHORT_S
+    return False
+
+
+def _why_open(failures: Sequence[LedgerRow], policy: BreakerPolicy) -> str:
+    last = failures[-1]
+    assert last.failure is not None
+    if treatment_of(last) is Treatment.NEVER:
+        return f"no restart heals it: {_named(last)}"
+    same = [one for one in failures[:-1] if _is_same(one, last)]
+    if treatment_of(last) is Treatment.TWICE and same:
+        return f"the same cause twice at the same step: {_named(last)}"
+    if len(failures) >= policy.failures:
+        return f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
+    return ""
+
+
+def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
+    first, second = one.failure, other.failure
+    assert first is not None and second is not None
+    return first.fingerprint == second.fingerprint and one.last_step == other.last_step
+
+
+def _open(burnt: Sequence[LedgerRow], reason: str, policy: BreakerPolicy, now: float) -> Verdict:
+    """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over."""
+    last, culprit = burnt[-1], _culprit(burnt)
+    tried = len(burnt) - policy.failures
+    if treatment_of(last) is not Treatment.HEALS or last.end_time is None or tried >= policy.half_open:
+        return Verdict(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
+    retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
+    state = State.HALF_OPEN if now >= retry_at else State.OPEN
+    where = f" on other nodes than {culprit}" if culprit else ""
+    when = f"in {format_duration(retry_at - now)}" if now < retry_at else "now"
+    text = f"{reason}; one more may run {when}{where}"
+    return Verdict(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
+
+
+def _culprit(failures: Sequence[LedgerRow]) -> str:
+    """Return the host that all of several failures name."""
+    hosts = {one.failure.host for one in failures if one.failure is not None}
+    return hosts.pop() if len(failures) > 1 and len(hosts) == 1 else ""
+
+
+def _named(row: LedgerRow) -> str:
+    failure: Failure | None = row.failure
+    assert failure is not None
+    return f"{str(failure.failure).replace('_', ' ')} (attempt {row.attempt})"

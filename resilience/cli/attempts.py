@@ -1,0 +1,113 @@
+"""`resil why` and `resil attempts`: why attempts ended, and the ledger of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from resilience.cli.options import (
+    ConfigOption,
+    JsonOption,
+    RunArgument,
+    SchedulerOption,
+    open_project,
+    single_command,
+)
+from resilience.cli.output import clean, paint, print_json, print_table
+
+if TYPE_CHECKING:
+    from resilience.attempts.ledger import LedgerRow
+    from resilience.attempts.why import Why
+
+SHOWN = 20
+"""Attempts of the table, without --all."""
+
+
+@single_command("Examples: resil why; resil why gpt; resil why 4242_3; resil why logs/slurm-4242.out --json")
+def why(
+    what: Annotated[
+        str, typer.Argument(metavar="[RUN|JOB|FILE]", help="A run (default: the project's), a job, or any log.")
+    ] = "",
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+    scheduler: SchedulerOption = "",
+) -> None:
+    """Show why the last attempt ended: class, cause, evidence, and what to try."""
+    from resilience.attempts.why import why_of_log, why_of_run
+    from resilience.job import JobId
+
+    path = Path(what) if what else None
+    if path is not None and path.is_file():
+        found = why_of_log(path)
+    else:
+        project = open_project(config, scheduler)
+        job = JobId.parse(what) if what[:1].isdigit() else None
+        found = why_of_run(project, project.existing("" if job is not None else what), job)
+    if as_json:
+        print_json("why", {"why": found})
+    else:
+        _show(found)
+
+
+def _show(found: Why) -> None:
+    failure = found.failure
+    whose = f"attempt {found.attempt} of {found.run} (job {found.job})" if found.attempt is not None else found.logs[0]
+    print(f"{clean(whose)}: {paint(str(failure.failure).replace('_', ' '), 'bold')} ({failure.confidence})")
+    print(f"  {clean(failure.reason)}")
+    if failure.rank is not None or failure.host:
+        rank = f"rank {failure.rank}" if failure.rank is not None else ""
+        print(f"  first: {clean(' on '.join(part for part in (rank, failure.host) if part))}")
+    for quote in failure.quotes:
+        print(paint(f"  {quote.line:>7}  {clean(quote.text)}", "dim"))
+    if failure.advice:
+        print(f"  try: {clean(failure.advice)}")
+    for note in found.notes:
+        print(f"  note: {clean(note)}")
+
+
+@single_command("Examples: resil attempts; resil attempts gpt --all; resil attempts gpt --json")
+def attempts(
+    run: RunArgument = "",
+    everything: Annotated[bool, typer.Option("--all", help=f"All attempts, not only the last {SHOWN}.")] = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Show each attempt of a run: job, nodes, duration, steps, how it ended and why."""
+    from resilience.attempts.breaker import BreakerPolicy, decide
+    from resilience.attempts.ledger import read_ledger
+
+    project = open_project(config)
+    directory = project.existing(run)
+    now = project.system.clock.now()
+    rows = read_ledger(directory, newest=None if everything or as_json else SHOWN)
+    verdict = decide(rows, BreakerPolicy(), now)
+    if as_json:
+        print_json("attempts", {"run": directory.run, "attempts": rows, "breaker": verdict})
+        return
+    if not rows:
+        print(f"run {clean(directory.run)} has no attempt yet")
+        return
+    headers = ("ATTEMPT", "JOB", "NODE", "BEGAN", "RAN", "STEPS", "SAVED", "END", "CAUSE")
+    print_table(headers, [_cells(row, now) for row in rows])
+    print(f"  {clean(verdict.reason)}")
+
+
+def _cells(row: LedgerRow, now: float) -> tuple[str, ...]:
+    from resilience.quantities import format_duration
+    from resilience.system.ports import iso_time
+
+    failure = row.failure
+    steps = "" if row.last_step is None else f"{'?' if row.first_step is None else row.first_step} to {row.last_step}"
+    return (
+        str(row.attempt),
+        row.job,
+        row.nodes or row.host,
+        iso_time(row.start_time)[:16].replace("T", " "),
+        format_duration(row.seconds if row.seconds is not None else max(0.0, now - row.start_time)),
+        steps,
+        "" if row.durable_step is None else str(row.durable_step),
+        "running" if failure is None else str(failure.failure).replace("_", " "),
+        "" if failure is None else failure.reason,
+    )

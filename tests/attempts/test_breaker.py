@@ -1,0 +1,153 @@
+"""When further attempts stop: never while a run makes progress, never after more than the budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from resilience.attempts.breaker import TREATMENTS, BreakerPolicy, State, Treatment, Verdict, decide
+from resilience.attempts.failure import Confidence, Failure, FailureClass
+from resilience.attempts.ledger import LedgerRow
+
+C = FailureClass
+POLICY = BreakerPolicy()
+HISTORIES = 5_000
+
+
+def row(
+    number: int,
+    failure: FailureClass | None,
+    *,
+    durable: int | None = None,
+    last: int | None = None,
+    host: str = "",
+    fingerprint: str = "",
+    confidence: Confidence = Confidence.LIKELY,
+    seconds: float = 1.0,
+    has_guard: bool = True,
+) -> LedgerRow:
+    cause = None
+    if failure is not None:
+        cause = Failure(
+            failure=failure, confidence=confidence, reason="", fingerprint=fingerprint or str(failure), host=host
+        )
+    start, seen = 1000.0 * number, durable or 0
+    return LedgerRow(
+        attempt=number,
+        job=str(number),
+        start_time=start,
+        end_time=None if cause is None else start + seconds,
+        first_step=0 if has_guard else None,
+        last_step=last if last is not None or not has_guard else seen,
+        durable_step=durable,
+        failure=cause,
+    )
+
+
+def at_end(rows: Sequence[LedgerRow], later_s: float = 0.0) -> Verdict:
+    return decide(rows, POLICY, 1000.0 * len(rows) + 1.0 + later_s)
+
+
+def test_every_class_has_a_treatment() -> None:
+    assert TREATMENTS.keys() == set(FailureClass)
+
+
+@pytest.mark.parametrize(
+    ("classes", "state"),
+    [
+        ([C.UNKNOWN], State.CLOSED),
+        ([C.UNKNOWN, C.KILLED], State.CLOSED),
+        ([C.UNKNOWN, C.KILLED, C.SEGFAULT], State.OPEN),
+        ([C.DISK_FULL], State.OPEN),
+        ([C.MISSING_MODULE], State.OPEN),
+        ([C.EXCEPTION], State.CLOSED),
+        ([C.EXCEPTION, C.EXCEPTION], State.OPEN),
+        ([C.NAN_LOSS, C.NAN_LOSS], State.OPEN),
+        ([C.NAN_LOSS, C.EXCEPTION], State.CLOSED),
+        ([C.PREEMPTED] * 5, State.CLOSED),
+        ([C.WALLTIME] * 10, State.CLOSED),
+        ([C.PREEMPTED] * 20, State.OPEN),
+        ([C.UNKNOWN, C.PREEMPTED, C.UNKNOWN, C.NODE_FAILURE, C.UNKNOWN], State.OPEN),
+        ([C.UNKNOWN, C.UNKNOWN, C.FINISHED], State.CLOSED),
+        ([C.STOPPED] * 30, State.CLOSED),
+    ],
+    ids=str,
+)
+def test_attempts_without_progress(classes: list[FailureClass], state: State) -> None:
+    rows = [row(1, C.WALLTIME, durable=50)] + [row(n, one, durable=50) for n, one in enumerate(classes, 2)]
+    assert at_end(rows).state is state
+
+
+def test_a_new_checkpoint_resets_the_budget() -> None:
+    rows = [row(n, C.UNKNOWN, durable=10 * (n // 3)) for n in range(1, 40)]
+    assert all(at_end(rows[:n]).state is State.CLOSED for n in range(3, 40))
+
+
+def test_the_same_exception_at_another_step_is_another_cause() -> None:
+    first, other, same = row(1, C.EXCEPTION, last=7), row(2, C.EXCEPTION, last=9), row(2, C.EXCEPTION, last=7)
+    assert at_end([first, other]).state is State.CLOSED
+    assert at_end([first, same]).state is State.OPEN
+
+
+def test_alternating_causes_cannot_loop_for_ever() -> None:
+    rows = [row(n, (C.NETWORK, C.UNKNOWN)[n % 2]) for n in range(1, 5)]
+    assert at_end(rows[:3]).state is State.OPEN
+
+
+def test_a_guess_is_never_hopeless() -> None:
+    assert at_end([row(1, C.DISK_FULL, confidence=Confidence.GUESS)]).state is State.CLOSED
+
+
+def test_what_may_heal_is_tried_again_one_at_a_time_and_ever_later() -> None:
+    rows = [row(n, C.NETWORK, host="n7") for n in range(1, 4)]
+    waits = []
+    for number in range(4, 8):
+        verdict = at_end(rows)
+        assert verdict.state is State.OPEN
+        if verdict.retry_at is None:
+            break
+        assert "other nodes than n7" in verdict.reason
+        end = rows[-1].end_time
+        assert end is not None
+        waits.append(verdict.retry_at - end)
+        assert decide(rows, POLICY, verdict.retry_at).state is State.HALF_OPEN
+        rows.append(row(number, C.NETWORK, host="n7"))
+    assert waits == [10.0, 20.0, 40.0] and len(rows) == POLICY.failures + POLICY.half_open
+
+
+def test_a_person_closes_it() -> None:
+    rows = [row(n, C.UNKNOWN) for n in range(1, 4)]
+    assert decide(rows, POLICY, 4000.0, closed_at=3500.0).state is State.CLOSED
+    assert decide([*rows, row(4, C.UNKNOWN)], POLICY, 4500.0, closed_at=3500.0).burnt == 1
+
+
+def test_without_a_guard_the_time_tells() -> None:
+    rows = [row(n, C.UNKNOWN, has_guard=False, seconds=4000.0) for n in range(1, 9)]
+    assert at_end(rows).state is State.CLOSED
+    rows = [row(n, C.UNKNOWN, has_guard=False, seconds=4.0) for n in range(1, 4)]
+    assert at_end(rows).state is State.OPEN
+
+
+def test_over_drawn_histories_it_never_stops_progress_and_never_burns_more_than_its_budget() -> None:
+    """A scheduler that obeys the breaker, and a training whose failures are drawn."""
+    drawn = random.Random(20261122)
+    neutral = [one for one, how in TREATMENTS.items() if how is Treatment.NEUTRAL]
+    others = [one for one in FailureClass if one not in neutral and one is not C.FINISHED]
+    for _ in range(HISTORIES):
+        rows: list[LedgerRow] = []
+        durable: int | None = None
+        burnt, progressed, chance = 0, False, drawn.choice((0.0, 0.2, 0.9))
+        for number in range(1, 30):
+            verdict = at_end(rows, later_s=drawn.choice((0.0, 15.0, 900.0)))
+            if progressed:
+                assert verdict.state is State.CLOSED, "it has just made progress"
+            if verdict.state is State.OPEN:
+                break
+            failure = drawn.choice(neutral if drawn.random() < 0.3 else others)
+            if progressed := drawn.random() < chance:
+                durable = (durable or 0) + 1
+            rows.append(row(number, failure, durable=durable, host=drawn.choice(("n1", "n2", ""))))
+            burnt = 0 if progressed else burnt + (failure not in neutral)
+            assert burnt <= POLICY.failures + POLICY.half_open

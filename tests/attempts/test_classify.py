@@ -1,0 +1,136 @@
+"""Which line of a log is the cause, and which are echoes; what the batch shell and the scheduler say comes first."""
+
+from __future__ import annotations
+
+import pytest
+
+from resilience.attempts.classify import Evidence, classify
+from resilience.attempts.failure import Confidence, FailureClass
+from resilience.job import JobState
+from resilience.runs.attempts import AttemptEnd
+
+C = FailureClass
+STEPS = "\n".join(f"[rank0]: step {step} | loss 2.{step % 90 + 10} | 812 ms" for step in range(200)) + "\n"
+OWN = """[rank3]: Traceback (most recent call last):
+[rank3]:   File "/home/ada/train.py", line 88, in step
+[rank3]:     loss = model(batch)
+[rank3]:   File "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1736, in _call_impl
+[rank3]:     return forward_call(*args, **kwargs)
+[rank3]:   File "/home/ada/model.py", line 12, in forward
+[rank3]:     return self.table[index]
+[rank3]: KeyError: 'en'
+"""
+ECHO = (
+    "[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, remote process exited\n"
+    "[rank0]:[E1120 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(3)\n"
+    "slurmstepd: error: *** STEP 42.0 ON n1 CANCELLED AT 2026-11-20T03:14:15 ***\n"
+    "srun: error: n7: task 3: Exited with exit code 1\n"
+)
+LIMIT = "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-20T03:14:15 DUE TO TIME LIMIT ***\n"
+TORCHRUN = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_03:14:15
+  host      : n4
+  rank      : 5 (local_rank: 1)
+  exitcode  : -9 (pid: 4711)
+  error_file: <N/A>
+"""
+CHAIN = """Traceback (most recent call last):
+  File "/home/ada/data.py", line 7, in read
+    return cache[name]
+KeyError: 'shard-17'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 31, in main
+    batch = data.read(name)
+ValueError: no shard
+"""
+
+
+@pytest.mark.parametrize(
+    ("evidence", "failure", "confidence"),
+    [
+        (Evidence(end=AttemptEnd.FINISHED, exit_code=0, log=OWN), C.FINISHED, Confidence.CERTAIN),
+        (Evidence(end=AttemptEnd.STOPPED, exit_code=75, log=STEPS), C.STOPPED, Confidence.CERTAIN),
+        (Evidence(state=JobState.TIMEOUT, exit_code=143, log=STEPS + ECHO), C.WALLTIME, Confidence.CERTAIN),
+        (Evidence(state=JobState.NODE_FAIL, log=STEPS), C.NODE_FAILURE, Confidence.CERTAIN),
+        (Evidence(state=JobState.FAILED, exit_code=1, log=STEPS + OWN + ECHO), C.EXCEPTION, Confidence.LIKELY),
+        (Evidence(exit_code=1, log=STEPS + ECHO), C.NETWORK, Confidence.GUESS),
+        (Evidence(exit_code=137, log=STEPS), C.KILLED, Confidence.GUESS),
+        (Evidence(exit_code=137, has_oom_kill=True, log=STEPS), C.HOST_OOM, Confidence.CERTAIN),
+        (
+            Evidence(exit_code=1, log=STEPS + "RuntimeError: DataLoader worker (pid 4) is killed by signal: Killed.\n"),
+            C.HOST_OOM,
+            Confidence.GUESS,
+        ),
+        (Evidence(exit_code=137, log=STEPS + TORCHRUN), C.EXCEPTION, Confidence.GUESS),
+        (Evidence(exit_code=139, log=STEPS), C.SEGFAULT, Confidence.GUESS),
+        (Evidence(exit_code=1, log=STEPS), C.UNKNOWN, Confidence.GUESS),
+        (Evidence(exit_code=1, log=OWN + STEPS), C.UNKNOWN, Confidence.GUESS),
+        (
+            Evidence(exit_code=1, log=STEPS + LIMIT + OWN),
+            C.WALLTIME,
+            Confidence.CERTAIN,
+        ),
+        (
+            Evidence(exit_code=1, log="".join(f"step {step} loss: nan\n" for step in range(9)) + "ValueError: x\n"),
+            C.NAN_LOSS,
+            Confidence.LIKELY,
+        ),
+        (Evidence(exit_code=1, log="step 3 loss: nan\n" + STEPS), C.UNKNOWN, Confidence.GUESS),
+    ],
+    ids=lambda value: str(value) if isinstance(value, FailureClass | Confidence) else "",
+)  # fmt: skip
+def test_what_counts_first(evidence: Evidence, failure: FailureClass, confidence: Confidence) -> None:
+    found = classify(evidence)
+    assert (found.failure, found.confidence) == (failure, confidence), found.reason
+
+
+def test_the_first_failing_rank_its_host_and_its_own_line_are_named() -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + ECHO.splitlines()[0] + "\n" + OWN + ECHO))
+    assert (found.rank, found.host) == (3, "n7")
+    assert found.fingerprint == "exception: model.py:12 in forward: KeyError: 'en'"
+    assert "model.py:12 in forward" in found.reason
+    assert any("NCCL error" in quote.text for quote in found.quotes), "the echo is quoted, behind the cause"
+
+
+def test_torchelastic_names_rank_and_host() -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + TORCHRUN))
+    assert (found.rank, found.host) == (5, "n4")
+
+
+def test_of_chained_exceptions_the_first_is_the_cause() -> None:
+    found = classify(Evidence(exit_code=1, log=STEPS + CHAIN))
+    assert found.fingerprint == "exception: data.py:7 in read: KeyError: 'shard-N'"
+
+
+def test_torchelastics_error_file_comes_before_the_log() -> None:
+    found = classify(Evidence(exit_code=1, elastic=OWN, elastic_rank=11, elastic_host="n9", log=STEPS + ECHO))
+    assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 11, "n9")
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param("", id="empty"),
+        pytest.param("\0" * 5000, id="NUL"),
+        pytest.param("\n" * 100_000, id="line feeds"),
+        pytest.param("x" * 3_000_000, id="one long line"),
+        pytest.param("\x1b[31m" * 10_000, id="colours"),
+        pytest.param("[rank99999999999]: x", id="a strange rank"),
+        pytest.param("Traceback (most recent call last):", id="a head alone"),
+    ],
+)
+def test_junk_is_an_unknown_cause(log: str) -> None:
+    assert classify(Evidence(exit_code=1, log=log)).failure is C.UNKNOWN
+
+
+def test_the_same_fault_has_the_same_fingerprint_in_another_attempt() -> None:
+    first = "2026-11-20 03:14:15 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    again = "2026-11-21 11:00:01 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB"
+    one, two = (classify(Evidence(exit_code=1, log=STEPS + line)) for line in (first, again))
+    assert one.fingerprint == two.fingerprint
