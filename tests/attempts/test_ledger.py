@@ -1,0 +1,98 @@
+"""The ledger: attempts, their steps and their causes; evidence may be missing or damaged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from resilience.attempts.failure import FailureClass
+from resilience.attempts.ledger import LedgerRow, fold_steps, read_ledger
+from resilience.runs.attempts import AttemptEnd
+from resilience.runs.run_directory import RunDirectory
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "gpt")
+    for name in ("attempts", "journal", "logs"):
+        (directory.path / name).mkdir(parents=True)
+    return directory
+
+
+def attempt(
+    run: RunDirectory,
+    number: int,
+    *,
+    end: str = "",
+    code: int = 1,
+    log: str = "",
+    events: list[dict[str, Any]] = [],  # noqa: B006
+) -> None:
+    path, job = run.path / "attempts" / f"{number:04d}", 40 + number
+    path.write_text(f'job_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {1000 * number}\n')
+    if end:
+        path.with_suffix(".end").write_text(f'end = "{end}"\nexit_code = {code}\ntime = {1000 * number + 60}\n')
+    start = {"event": "attempt_start", "attempt": number, "nodes": "n[1-2]"}
+    (run.path / "journal" / f"{job}.batch.jsonl").write_text(json.dumps(start) + "\n")
+    (run.path / "journal" / f"{job}.0.jsonl").write_text(
+        "".join(json.dumps({"attempt": number, **event}) + "\n" for event in events)
+    )
+    (run.path / "logs" / f"gpt-{job}.out").write_text(log)
+
+
+def test_a_row_tells_steps_nodes_time_and_cause(run: RunDirectory) -> None:
+    events = [{"event": "resume", "step": 20}, {"event": "save", "step": 40}, {"event": "decision", "step": 45}]
+    attempt(run, 1, end="exited", log="OSError: [Errno 28] No space left on device\n", events=events)
+    attempt(run, 2)
+    first, second = read_ledger(run)
+    assert (first.first_step, first.last_step, first.durable_step) == (20, 45, 40)
+    assert (first.nodes, first.seconds, first.exit_code, first.end) == ("n[1-2]", 60.0, 1, AttemptEnd.EXITED)
+    assert first.failure is not None and first.failure.failure is FailureClass.DISK_FULL
+    assert second.failure is None and second.end is None, "it runs"
+
+
+def test_an_attempt_without_an_end_is_lost_once_another_has_begun(run: RunDirectory) -> None:
+    attempt(run, 1)
+    assert [row.end for row in read_ledger(run)] == [None]
+    attempt(run, 2)
+    assert [row.end for row in read_ledger(run)] == [AttemptEnd.LOST, None]
+
+
+def test_a_cause_is_kept_when_its_log_is_deleted(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", log="ModuleNotFoundError: No module named 'apex'\n")
+    (before,) = read_ledger(run)
+    (run.path / "logs" / "gpt-41.out").unlink()
+    assert read_ledger(run) == (before,)
+
+
+@pytest.mark.parametrize("kept", ["", "{", '{"version": 99}', "[]", '{"version": 1, "end": "exited", "failure": {}}'])
+def test_a_damaged_cause_is_found_again(run: RunDirectory, kept: str) -> None:
+    attempt(run, 1, end="exited", log="ModuleNotFoundError: No module named 'apex'\n")
+    (run.path / "attempts" / "0001.why").write_text(kept)
+    (row,) = read_ledger(run)
+    assert row.failure is not None and row.failure.failure is FailureClass.MISSING_MODULE
+
+
+def test_a_lost_attempt_that_ends_after_all_is_classified_anew(run: RunDirectory) -> None:
+    attempt(run, 1)
+    attempt(run, 2)
+    assert read_ledger(run)[0].end is AttemptEnd.LOST
+    attempt(run, 1, end="finished", code=0)
+    row: LedgerRow = read_ledger(run)[0]
+    assert row.failure is not None and row.failure.failure is FailureClass.FINISHED
+
+
+def test_a_directory_that_cannot_be_written_loses_no_row(run: RunDirectory) -> None:
+    attempt(run, 1, end="exited", log="KeyError: 'x'\n")
+    (run.path / "attempts" / "0001.why").mkdir()
+    assert [row.attempt for row in read_ledger(run)] == [1]
+
+
+def test_steps_of_a_journal() -> None:
+    assert fold_steps([]) == (None, None, None)
+    assert fold_steps([{"event": "save", "step": "x"}, {"event": "save", "step": True}]) == (None, None, None)
+    events = [{"event": "resume", "step": 5}, {"event": "save", "step": 9}, {"event": "resume", "step": 9}]
+    assert fold_steps(events) == (5, 9, 9)
