@@ -123,7 +123,9 @@ def reconcile_intents(
 ) -> Iterator[JobId]:
     """Look up every submission without a known outcome, journal its outcome, and yield the jobs found.
 
-    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may still be sending it.
+    Dead accounting does not block a submit: the queue, queried twice, has no job of the earlier submission that is
+    alive. Its outcome stays unknown. Raise SchedulerUnavailable if the queue cannot be queried, or a submission is so
+    young that another submit may still be sending it.
     """
     clock = project.system.clock
     now = clock.now()
@@ -131,7 +133,14 @@ def reconcile_intents(
         if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
         age_s = now - intent.time
-        job_id = settle.look_up(intent, scheduler, clock)
+        try:
+            job_id = settle.look_up(intent, scheduler, clock)
+        except settle.AccountingUnavailable as error:
+            progress(
+                f"the outcome of an earlier submission{describe_age(age_s)} is not known: {error.message}; if it queued"
+                " a job, this job has ended: the queue does not show it"
+            )
+            continue
         if job_id is not None:
             settle.record(directory, intent, job_id, now)
             progress(f"an earlier submit without a recorded result did queue job {job_id}")
