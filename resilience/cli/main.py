@@ -57,8 +57,10 @@ class LazyGroup(TyperGroup):
             return None
         from importlib import import_module
 
+        from resilience.cli.options import ascii_numbers
+
         module, _, app = COMMANDS[cmd_name].home.partition(":")
-        command = typer.main.get_command(getattr(import_module(module), app))
+        command = ascii_numbers(typer.main.get_command(getattr(import_module(module), app)))
         command.name = cmd_name
         return command
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from resilience.errors import ResilError
     from resilience.finding import Verdict
     from resilience.runs.project import Project
+    from resilience.runs.templates.lint import LintFinding
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
@@ -167,6 +168,12 @@ def print_error(error: ResilError) -> None:
 
     # A value may be a hundred thousand characters long, and every message quotes it.
     say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
+
+
+def print_warnings(findings: Iterable[LintFinding]) -> None:
+    """Print findings about a batch script on standard error."""
+    for finding in findings:
+        say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
 
 
 @contextmanager

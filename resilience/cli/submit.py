@@ -22,7 +22,7 @@ from resilience.cli.options import (
     open_project,
     single_command,
 )
-from resilience.cli.output import chosen, clean, patience, print_json, say
+from resilience.cli.output import chosen, clean, patience, print_json, print_warnings, say
 from resilience.errors import UsageError
 from resilience.messages import plural
 
@@ -176,8 +176,7 @@ def _queue(
     from resilience.runs.submit import test_only as start_estimate
 
     prepared = prepare(project, request)
-    for finding in prepared.findings:
-        say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
+    print_warnings(prepared.findings)
     if late := late_notice(project):
         say(f"warning: {late}")
     if form == "plan":

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, scheduler_override
+from resilience.cli.options import (
+    ConfigOption,
+    JsonOption,
+    SchedulerOption,
+    ascii_numbers,
+    duration_s,
+    scheduler_override,
+)
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
@@ -228,7 +235,7 @@ def _command_of(name: str, check: Any) -> Any:
         name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": without_unit}
     )
     decorate(command)
-    return typer.main.get_command(made)
+    return ascii_numbers(typer.main.get_command(made))
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:

@@ -6,13 +6,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.errors import ResilError, SchedulerError, SettingsError, StateDirectoryError, UsageError
 from resilience.runs.project import Project
 from resilience.runs.templates.script import template_library
 from resilience.settings.load import check
 from resilience.settings.sections import PluginTable
 from resilience.system.ports import System
+
+if TYPE_CHECKING:
+    from resilience.runs.templates.lint import LintFinding
 
 
 def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
@@ -40,7 +44,7 @@ def check_settings(project: Project) -> None:
 
 def setting_errors(project: Project) -> Iterator[ResilError]:
     """Yield an error for each setting that has the right type and cannot be used."""
-    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan)
+    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan, submit_warnings)
     yield from _errors_of(_script(project))
     # The name has a check of its own, and the others need a valid one.
     settings = project.loaded.settings
@@ -90,7 +94,7 @@ def _check_lead(project: Project) -> None:
 
 
 def _check_signal(project: Project) -> None:
-    from resilience.runs.submit_plan import split_signal
+    from resilience.submission import split_signal
 
     submit = project.loaded.settings.submit
     split_signal(f"B:{submit.signal}@{int(submit.signal_lead_s)}")
@@ -102,6 +106,20 @@ def _check_plan(project: Project) -> None:
     settings = project.loaded.settings
     submit = replace(settings.submit, signal="USR1", signal_lead_s=300.0)  # these have a check of their own
     plan_submit(SubmitRequest(run="run"), replace(settings, submit=submit), "logs")
+
+
+def submit_warnings(project: Project) -> tuple[LintFinding, ...]:
+    """Return what `resil submit` would warn of. Raise UsageError for what `resil submit` would refuse."""
+    from resilience.runs.submit import prepare
+    from resilience.runs.submit_plan import SubmitRequest
+
+    if not project.loaded.settings.run.command.strip():
+        return ()
+    # Only the cluster can judge the size of an array, and only the file system the directory of a run.
+    try:
+        return prepare(project, SubmitRequest(run="run", array="1")).findings
+    except (SchedulerError, StateDirectoryError):
+        return ()
 
 
 def _script(project: Project) -> Iterator[Callable[[], object]]:

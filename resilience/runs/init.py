@@ -12,11 +12,11 @@ from resilience.errors import UsageError
 from resilience.messages import cut
 from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.runs.project import run_name_from
-from resilience.runs.submit_plan import read_own_script, split_signal
+from resilience.runs.submit_plan import read_own_script
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.launches import Launch, training_of
 from resilience.settings.load import FILE_NAME
-from resilience.submission import ArrayExpression, serial_array
+from resilience.submission import ArrayExpression, serial_array, split_signal
 from resilience.system.files import make_directory, shipped_directory, write_atomic
 
 _TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})

@@ -88,10 +88,6 @@ def check_settings(settings: JobSettings) -> None:
             f"require = {settings.require!r} of the job watchdog is unknown",
             hint='use require = "queued" or require = "running"',
         )
-    if settings.min_queued is not None and settings.min_queued < 0:
-        raise SettingsError(f"min_queued = {settings.min_queued} of the job watchdog is less than 0")
-    if settings.churn_count < 0:
-        raise SettingsError(f"churn_count = {settings.churn_count} of the job watchdog is less than 0")
     for field in ("deadline_s", "churn_s", "pulse_s"):
         if getattr(settings, field) <= 0:
             raise SettingsError(f"{field} of the job watchdog must be more than 0")
