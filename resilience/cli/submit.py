@@ -283,7 +283,8 @@ def _show_queued(project: Project, prepared: Prepared, result: SubmitResult) -> 
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    for line in describe_submit_outlook(read_submit_outlook(project, prepared)):
+    only = result.ids[0] if len(result.ids) == 1 else None
+    for line in describe_submit_outlook(read_submit_outlook(project, prepared, only)):
         print(f"  {clean(line)}")
 
 
@@ -382,7 +383,8 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         print(f"job {adoption.job_id} already belongs to run {run}; nothing was changed")
     else:
         where = f" on {clean(job.nodes)}" if job.nodes else ""
-        print(f"{'would adopt' if dry_run else 'adopted'} job {adoption.job_id} ({job.state}{where}) as run {run}")
+        state = ", ".join(f"{count} {name}" for name, count in sorted(adoption.tasks.items())) or job.state
+        print(f"{'would adopt' if dry_run else 'adopted'} job {adoption.job_id} ({state}{where}) as run {run}")
     for note in adoption.notes:
         print(f"  note: {clean(note)}")
     print(f"  log     {clean(job.stdout) or 'not known'}")
