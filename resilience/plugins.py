@@ -220,10 +220,10 @@ def exit_refused() -> Iterator[None]:
     """
     leave, pid = os._exit, os.getpid()
 
-    def refuse(code: int) -> NoReturn:
+    def refuse(status: int) -> NoReturn:
         if os.getpid() != pid:
-            leave(code)
-        raise SystemExit(f"it called os._exit({code})")
+            leave(status)
+        raise SystemExit(f"it called os._exit({status})")
 
     os._exit = refuse
     try:

@@ -96,7 +96,10 @@ def test_a_copy_neither_shows_nor_waits_for_the_attempt_that_runs_in_the_origina
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copied = make_project(tmp_path / "b", fake)
     directory = copied.directory("gpt")
-    shown = lambda: [one.number for one in run_statuses(copied, [directory], fresh=True)[0].attempts]  # noqa: E731
+
+    def shown() -> list[int]:
+        return [one.number for one in run_statuses(copied, [directory], fresh=True)[0].attempts]
+
     assert shown() == [1]
 
     said: list[str] = []
