@@ -85,20 +85,27 @@ def submit(
         str, typer.Option("--after", metavar="JOB|auto", help="Queue behind a live job; auto: the run's newest.")
     ] = "",
     dependency: Annotated[
-        str, typer.Option("--dependency", "-d", metavar="EXPR", help="As sbatch; a bare id is written afterany:ID.")
+        str,
+        typer.Option("--dependency", "-d", metavar="EXPR", help="Dependency, as sbatch; a bare id means afterany:ID."),
     ] = "",
     exclude: Annotated[str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes never to use.")] = "",
     signal: Annotated[
-        str, typer.Option("--signal", metavar="B:SIG@SEC", help="Signal before the time limit, as sbatch.")
+        str, typer.Option("--signal", metavar="B:SIG@SEC", help="Send this signal before the time limit, as sbatch.")
     ] = "",
     time: Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="Time limit of each job, as sbatch.")] = "",
-    begin: Annotated[str, typer.Option("--begin", "-b", metavar="TIME", help="Not before this, as sbatch.")] = "",
-    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False,
+    begin: Annotated[str, typer.Option("--begin", "-b", metavar="TIME", help="The earliest start, as sbatch.")] = "",
+    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue the jobs held, as sbatch.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A variable of the template. Repeatable.")
     ] = None,
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="See: resil templates.", autocompletion=complete_templates)
+        str,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="Use this template: one of resil templates.",
+            autocompletion=complete_templates,
+        ),
     ] = "",
     run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")] = "",
     dry_run: Annotated[

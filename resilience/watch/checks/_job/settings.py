@@ -26,7 +26,8 @@ class JobSettings:
             characters. Jobs that match one pattern count as one chain. Default: the runs of the state directory.
         users: owners of the jobs in `names`: login names, or `*` for all users. Default: the current user.
         clusters: the SLURM clusters to query for `names`, with one query each. Default: the local cluster.
-        require: `queued`: a pending job is enough; `running`: a fault if no job is running for `max_pending_s`.
+        require: the state that a run needs. `queued`: a pending job is enough. `running`: no running job for
+            `max_pending_s` is a fault.
         max_pending_s: how long all jobs of a run may be pending. Default: no limit, and 10 minutes with
             `require = "running"`.
         blocked_s: CRITICAL after a run is blocked this long by what only others can change (a partition that is down,
