@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import ResilError, SchedulerError, SettingsError, StateDirectoryError, UsageError
+from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.runs.project import Project
 from resilience.runs.templates.script import template_library
 from resilience.settings.load import check
@@ -109,17 +109,29 @@ def _check_plan(project: Project) -> None:
 
 
 def submit_warnings(project: Project) -> tuple[LintFinding, ...]:
-    """Return what `resil submit` would warn of. Raise UsageError for what `resil submit` would refuse."""
+    """Return what `resil submit` would warn of. Raise UsageError for what `resil submit` would refuse.
+
+    In a child with a deadline: the run directory and the directories of output files may be on a disk that hangs.
+    """
+    from resilience.runs.open_project import in_child
     from resilience.runs.submit import prepare
     from resilience.runs.submit_plan import SubmitRequest
+    from resilience.runs.templates.lint import LintFinding, Severity
+
+    def look() -> list[tuple[str, str]]:
+        request = SubmitRequest(run="run", array="1")  # only the cluster can judge the size of an array
+        return [(finding.message, finding.hint) for finding in prepare(project, request).findings]
 
     if not project.loaded.settings.run.command.strip():
         return ()
-    # Only the cluster can judge the size of an array, and only the file system the directory of a run.
-    try:
-        return prepare(project, SubmitRequest(run="run", array="1")).findings
-    except (SchedulerError, StateDirectoryError):
-        return ()
+    place = f"submit of {project.loaded.state_dir}"
+    answer = in_child(project.system, place, look, project.loaded.settings.watch.deadline_s)
+    if isinstance(answer.error, UsageError):
+        raise answer.error
+    if answer.error is not None:
+        text = f"resil submit could not be checked: {answer.error.message}"
+        return (LintFinding(Severity.WARN, text, answer.error.hint),)
+    return tuple(LintFinding(Severity.WARN, message, hint) for message, hint in answer.value)
 
 
 def _script(project: Project) -> Iterator[Callable[[], object]]:
