@@ -301,8 +301,7 @@ def test_alerting_that_crashes_or_hangs_is_reported_and_changes_no_finding(
             time.sleep(100)
         return os._exit(1) if how == "die" else (1 / 0,)  # type: ignore[return-value]
 
-    monkeypatch.setattr(watching, "ALERTING_S", 0.5)
-    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [])
+    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [], deadline_s=0.5)
     assert said.startswith("alerts may not have been sent: ")
 
 
