@@ -431,6 +431,7 @@ def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario:
 @pytest.mark.parametrize(
     ("source", "others"),
     [
+        ("login1:/p", ()),
         ("login2:/p", (finding(OK, "/home"),)),  # another node may have other file systems
         ("login1:/q", (finding(OK, "/home"),)),  # another project of the same state directory
         ("login1:/p fs paths=['/home']", (finding(OK, "/home"),)),  # another line of the crontab
@@ -441,12 +442,13 @@ def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario:
 def test_checks_that_may_not_include_the_subject_close_nothing(
     scenario: Scenario, source: str, others: tuple[Finding, ...]
 ) -> None:
-    scenario.source = "login1:/p"
-    scenario.tick(finding(WARNING))
-    scenario.source = source
-    for _ in range(10):
-        scenario.tick(*others, after_s=MINUTE)
-    assert next(i for i in scenario.ledger.incidents() if i.subject == "/scratch").is_open
+    for first in ("login1:/p", "") if not source else ("login1:/p",):
+        scenario.source = first
+        scenario.tick(finding(WARNING), after_s=MINUTE)
+        scenario.source = source
+        for _ in range(10):
+            scenario.tick(*others, after_s=MINUTE)
+        assert next(i for i in scenario.ledger.incidents() if i.subject == "/scratch").is_open
 
 
 def test_a_subject_that_comes_back_in_time_stays_the_same_incident(scenario: Scenario) -> None:

@@ -111,6 +111,7 @@ def test_a_moved_project_keeps_its_alerts(tmp_path: Path) -> None:
     original = Alerting(tmp_path / "a")
     original.tick()
     (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "a/.resil/.alerts").mkdir(parents=True)  # another project begins at the old path
     moved = Alerting(tmp_path / "c")
     assert moved.tick() == ""
     assert (tmp_path / "c/.resil/.alerts/home").read_text() == f"{tmp_path}/c/.resil/.alerts\n"

@@ -183,6 +183,13 @@ def test_the_log_of_a_task_is_not_that_of_another_task(run: RunDirectory, tmp_pa
     assert len(logs_by_age(run, intents)) == 3
 
 
+def test_a_log_in_the_run_directory_belongs_to_the_job_whose_whole_label_is_in_its_name(run: RunDirectory) -> None:
+    for name in ("12_3.out", "12_3.rank7.out", "112_3.out", "12_31.out", "12.out", "12_4.out"):
+        put(run, f"logs/gpt-{name}", "x")
+    for start, own in ((Start(12, 3), ["12_3.out", "12_3.rank7.out"]), (Start(12), ["12.out"])):
+        assert logs_of(run, start) == tuple(str(run.path / "logs" / f"gpt-{name}") for name in own)
+
+
 def test_a_file_without_an_id_in_its_name_is_of_this_run_only_if_written_since_its_submit(
     run: RunDirectory, tmp_path: Path
 ) -> None:

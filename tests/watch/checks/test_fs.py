@@ -18,6 +18,8 @@ import pytest
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.finding import Verdict
+from resilience.watch.checks._filesystem import probe
+from resilience.watch.checks._filesystem.probe import PlaceState, state_of
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
 from tests.lab.disks import fill, make_read_only
@@ -570,7 +572,15 @@ def blocked_children() -> set[int]:
     return {pid for pid in descendants(os.getpid()) if is_waiting_in_kernel(pid)}
 
 
-def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
+def test_a_path_is_read_and_a_quota_tool_runs_once_for_both_amounts(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def log_and_read(path: str) -> PlaceState:  # in the child
+        with (tmp_path / "paths").open("a") as file:
+            file.write(f"{path}\n")
+        return state_of(path)
+
+    monkeypatch.setattr(probe, "state_of", log_and_read)
     tools = tmp_path / "bin"
     tools.mkdir()
     a_program(tools, "quota", f"echo called >> {tmp_path}/calls; exit 1")
@@ -578,9 +588,11 @@ def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> 
     project = a_project(tmp_path, f'[watch.fs]\npaths = ["{tmp_path}"]\n[watch.inodes]\npaths = ["{tmp_path}"]\n',
                         environ={"PATH": f"{tools}:/usr/bin:/bin"})  # fmt: skip
     for names in (("fs", "inodes"), ("inodes", "fs")):
-        (tmp_path / "calls").unlink(missing_ok=True)
+        for name in ("calls", "paths"):
+            (tmp_path / name).unlink(missing_ok=True)
         reports = list(watch(project, [load_watchdog(project, name) for name in names]))
         assert {report.check for report in reports} == {"fs", "inodes"}
+        assert (tmp_path / "paths").read_text() == f"{tmp_path}\n"
         mount = mount_of(str(tmp_path), current_mounts())
         if mount is None or mount.type not in ("ext4", "xfs", "btrfs"):
             pytest.skip("the temporary directory is on a file system without quotas")

@@ -213,8 +213,8 @@ def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root:
 
 def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> None:
     root, cache = tmp_path / "tree", tmp_path / "cache"
-    write(root / "a" / "x", 50_000)
-    write(root / "b" / "y", 10)
+    write(root / "a" / "p" / "x", 50_000)
+    write(root / "b" / "q" / "y", 10)
     settle(root)
     run_scan(root, cache)
     (root / "a").rename(root / "c")
