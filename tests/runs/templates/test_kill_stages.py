@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.templates.batch import PYTHON, Batch, Script, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import PYTHON, Batch, Script
 
 HANGS = f"exec {PYTHON} -c 'import time; print(\"ready\", flush=True); time.sleep(600)'"
 IGNORES_TERM = (

@@ -18,8 +18,8 @@ from resilience.watch.scan import worker
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import REMEMBERED, REMEMBERED_PER_DIRECTORY, Worker
-from tests.guard.guards import wait_until
 from tests.lab.disks import small_disk
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import LONG_AGO, NOW, a_tree, du, kib, run_scan, settle, write
@@ -491,7 +491,7 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
         workers = children_of(process.pid)
         process.kill()
     assert workers
-    wait_until(lambda: not any(map(is_running, workers)))
+    until(lambda: not any(map(is_running, workers)))
 
 
 def is_running(pid: int) -> bool:
