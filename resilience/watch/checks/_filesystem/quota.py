@@ -138,20 +138,10 @@ def lustre_command(kind: str, name: str, path: str, pool: str = "") -> list[str]
     return ["lfs", "quota", option, name, *(["--pool", pool] if pool else []), path]
 
 
-def lustre_pools_command(mount_point: str) -> list[str]:
-    """Return `lfs pool_list /scratch`, which prints the OST pools of a file system."""
-    return ["lfs", "pool_list", mount_point]
-
-
 def parse_lustre_pools(text: str) -> tuple[str, ...]:
     """Return the pools in the output of `lfs pool_list`: `flash` for the row `lustre.flash`."""
     rows = (line.strip() for line in text.split("\n") if not line.startswith("Pools from"))
     return tuple(row.partition(".")[2] for row in rows if "." in row)
-
-
-def lustre_project_command(path: str) -> list[str]:
-    """Return `lfs project -d /scratch/lab`, which prints the project of a directory."""
-    return ["lfs", "project", "-d", path]
 
 
 def parse_lustre_project(text: str) -> str:
@@ -203,21 +193,6 @@ _FILESET = re.compile(r"^fileset name:\s*(\S+)\s*$", re.MULTILINE)
 _GPFS_KINDS = {"USR": "user", "GRP": "group", "FILESET": "fileset"}
 _GPFS_COLUMNS = ("filesystemName", "quotaType", "blockUsage", "blockQuota", "blockLimit", "blockGrace",
             "filesUsage", "filesQuota", "filesLimit", "filesGrace")  # fmt: skip
-
-
-def gpfs_command() -> list[str]:
-    """Return `mmlsquota -Y`, which prints the user's quotas on all file systems."""
-    return ["mmlsquota", "-Y"]
-
-
-def gpfs_fileset_command(fileset: str, device: str) -> list[str]:
-    """Return `mmlsquota -Y -j work gpfs0`, which prints the quota of a fileset."""
-    return ["mmlsquota", "-Y", "-j", fileset, device]
-
-
-def gpfs_attributes_command(path: str) -> list[str]:
-    """Return `mmlsattr -L /gpfs/labs/six`, which prints the fileset of a directory."""
-    return ["mmlsattr", "-L", path]
 
 
 def parse_gpfs_fileset(text: str) -> str:
@@ -319,11 +294,6 @@ _BEEGFS_8_DEFAULT = "storage_pool_default"
 _UNLIMITED = str(2**63 - 1)
 
 
-def beegfs_8_command(mount_point: str) -> list[str]:
-    """Return `beegfs quota list-usage --mount /beegfs --raw --output ndjson`: the user's quotas and the groups'."""
-    return ["beegfs", "quota", "list-usage", "--mount", mount_point, "--raw", "--output", "ndjson"]
-
-
 def parse_beegfs_8(text: str, owners: Sequence[tuple[str, str]]) -> tuple[Amount, ...]:
     """Return the amounts of these users and groups, each (kind, name), in all storage pools.
 
@@ -400,11 +370,6 @@ NO_QUOTA = "not found or has no quota enabled"
 
 _EPOCH_S = 10**8
 """A larger raw grace value is a time since the epoch, not a duration."""
-
-
-def unix_command(mount_point: str) -> list[str]:
-    """Return `quota -u -g -v -w -p -f /home`."""
-    return ["quota", "-u", "-g", "-v", "-w", "-p", "-f", mount_point]
 
 
 def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
