@@ -204,14 +204,15 @@ def acknowledge(
         chosen = [incident for id in ids for incident in _incidents_of(state, id, now)]
     found = {incident.episode: incident for incident in chosen}
     if undo:
-        return tuple(map(state.ledger.unacknowledge, found))
+        return tuple(map(state.ledger.unacknowledge, found.values()))
     for incident in found.values():
         if not incident.is_open:
             raise UsageError(
                 f"{incident.episode} is already resolved: {incident.check} {incident.subject}",
                 hint="list open incidents: resil alert list",
             )
-    return tuple(state.ledger.acknowledge(id, project.system.host.user, note, now) for id in found)
+    user = project.system.host.user
+    return tuple(state.ledger.acknowledge(incident, user, note, now) for incident in found.values())
 
 
 def _incidents_of(state: AlertState, text: str, now: float) -> tuple[Incident, ...]:

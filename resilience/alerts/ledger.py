@@ -243,24 +243,19 @@ class Ledger(_Store):
         if self._copy is not None:
             self._copy.save(self._open.values(), now)
 
-    def acknowledge(self, text: str, by: str, note: str, now: float) -> Incident:
-        """Acknowledge an incident: stops reminders and further escalation.
+    def acknowledge(self, incident: Incident, by: str, note: str, now: float) -> Incident:
+        """Acknowledge an open incident: stops reminders and further escalation.
 
-        Raise UsageError if the incident does not exist or is resolved, StateDirectoryError if the acknowledgement
-        cannot be written where the watchdogs read it.
+        Raise StateDirectoryError if the acknowledgement cannot be written where the watchdogs read it.
         """
-        incident = self.find(text, now)
-        if not incident.is_open:
-            raise UsageError(f"{incident.episode} is already resolved: {incident.check} {incident.subject}")
         acknowledged = _Acknowledgement(acknowledged_by=by, acknowledged_at=now, acknowledged_note=note)
         record = to_record(acknowledged, complete=True)
         name = incident.episode + _ACKNOWLEDGED
         self._write_for_watchdogs(name, to_json(record, indent=1), "acknowledgement", "acknowledge")
         return replace(incident, **record)
 
-    def unacknowledge(self, text: str) -> Incident:
-        """Remove an acknowledgement: reminders resume. Raise UsageError if the incident does not exist."""
-        incident = self.find(text)
+    def unacknowledge(self, incident: Incident) -> Incident:
+        """Remove an acknowledgement: reminders resume."""
         self.directory.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,14 @@ def test_the_same_id_twice_is_one_and_an_unclear_one_is_refused(project: Project
     assert len(commands.acknowledge(project, ["aaaa0001", "aaaa0001"], "")) == 1
     with pytest.raises(UsageError, match="several"):
         commands.acknowledge(project, ["aaaa"], "")
+
+
+def test_a_resolved_incident_cannot_be_acknowledged_and_then_none_is(project: Project) -> None:
+    ledger = open_alert_state(project).ledger
+    ledger.save(replace(ledger.find("aaaa0002"), resolved=NOW))
+    with pytest.raises(UsageError, match="is already resolved"):
+        commands.acknowledge(project, ["aaaa0001", "aaaa0002"], "")
+    assert not ledger.find("aaaa0001").acknowledged_by
 
 
 def test_a_silence_matches_incidents_and_expires(project: Project) -> None:

@@ -248,7 +248,7 @@ def test_a_fault_that_comes_back_is_a_new_incident(scenario: Scenario) -> None:
 def test_an_acknowledgement_stops_reminders_but_not_the_resolution(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, escalation=("1h: list",))
     (first,) = scenario.tick(finding(WARNING))
-    scenario.ledger.acknowledge(first.episode, "ada", "on it", scenario.now)
+    scenario.ledger.acknowledge(scenario.ledger.find(first.episode), "ada", "on it", scenario.now)
     assert [scenario.tick(finding(WARNING), after_s=HOUR) for _ in range(30)] == [[]] * 30
     (worse,) = scenario.tick(finding(CRITICAL), after_s=MINUTE)
     assert (worse.reason, worse.acknowledged_by) == (Reason.WORSE, "ada")
