@@ -24,13 +24,6 @@ from resilience.runs.run_logs import (
 from resilience.runs.submissions import Intent, Outcome
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "llama")
-    directory.create("")
-    return directory
-
-
 def put(run: RunDirectory, name: str, content: bytes | str, age_s: float = 0.0) -> Path:
     path = run.path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)

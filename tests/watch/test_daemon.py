@@ -18,10 +18,10 @@ from resilience.watch.daemon import NAP_S, DueLogs, FollowedLog, LogDeadlines, L
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
 from tests.lab.fakes import FakeClock
+from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
 from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
 from tests.watch.checks.log.watcher import write
-from tests.watch.hung import hung_disk
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_file_system_that_hangs_hides_no_log_of_another(tmp_path: Path, follow
     log = tmp_path / "a.log"
     log.touch()
     mount = tmp_path / "hung"
-    with hung_disk(mount) as hung:
+    with hung_directory(mount) as hung:
         now = time.time()
         logs = [followed("hung", now - 10, 0.2, hung / "b.log"), followed("silent", now, 0.3, log)]
         follower.follow(logs)

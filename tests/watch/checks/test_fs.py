@@ -24,9 +24,9 @@ from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
 from tests.lab.disks import fill, make_read_only
 from tests.lab.fakes import FakeClock
+from tests.lab.hung import hung_directory
 from tests.watch.checks.filesystem.watching import Watching, a_program, a_project, bound, mounted
 from tests.watch.checks.outcome import outcome
-from tests.watch.hung import hung_disk
 
 MIB = 2**20
 FIGURES = {"used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
@@ -229,7 +229,7 @@ def test_a_file_system_without_a_size_is_unknown(fs: Watching) -> None:
 
 def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path: Path, disk: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 1.0\n")
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         began = time.monotonic()
         found = fs.tick(hung / "x", disk)
         assert time.monotonic() - began < 15
@@ -240,7 +240,7 @@ def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path
 def test_a_disk_that_was_repaired_and_is_full_is_not_hidden_by_the_probe_that_hung(tmp_path: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 0.5\n")
     libc = ctypes.CDLL(None)
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         for _ in range(2):
             assert list(map(outcome, fs.tick(hung)[str(hung)])) == ["UNKNOWN stuck"]
         libc.umount2(bytes(hung), 2)  # umount -l; the server stays silent, and the first probe waits for it
@@ -552,7 +552,7 @@ def test_a_tick_costs_little_memory(fs: Watching, disk: Path) -> None:
 
 
 def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Path, disk: Path) -> None:
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         settings = f'[watch]\ndeadline_s = 0.5\n[watch.fs]\npaths = ["{hung}", "{disk}"]\n'
         project = a_project(tmp_path, settings + f'[watch.inodes]\npaths = ["{disk}", "{hung}"]\n')
         waiting = blocked_children()
@@ -634,7 +634,7 @@ def test_the_data_and_the_environment_of_the_training_are_watched_without_being_
 
 def test_data_on_a_hung_file_system_is_stuck_and_not_named_twice(tmp_path: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 3\n")
-    with hung_disk(tmp_path / "data") as data:
+    with hung_directory(tmp_path / "data") as data:
         used_by_the_training(fs, f"python {data}/train.py --data {data}/c4 --val {data}/val\n")
         found = fs.tick()
         assert [outcome(finding) for finding in found[str(data)]] == ["UNKNOWN stuck"]

@@ -19,9 +19,9 @@ from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import REMEMBERED, REMEMBERED_PER_DIRECTORY, Worker
 from tests.lab.disks import small_disk
+from tests.lab.hung import hung_directory
 from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import LONG_AGO, NOW, a_tree, du, kib, run_scan, settle, write
 
 DAY = 86400
@@ -362,7 +362,7 @@ def test_where_stat_calls_wait_for_a_server_many_are_in_flight(tmp_path: Path, m
 
 
 def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
-    with hung_disk(root / "t1" / "dead"):
+    with hung_directory(root / "t1" / "dead"):
         found = run_scan(root, deadline_s=20)
         assert found.is_complete
         assert found.tree.files[0] == 60
@@ -370,7 +370,7 @@ def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
 
 
 def test_a_root_that_hangs_is_reported_within_the_deadline(tmp_path: Path) -> None:
-    with hung_disk(tmp_path / "dead") as dead:
+    with hung_directory(tmp_path / "dead") as dead:
         began = time.monotonic()
         found = run_scan(dead, tmp_path / "cache", deadline_s=3)
         assert time.monotonic() - began < 3 + 15
@@ -382,7 +382,7 @@ def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
     monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root, directory: {})
-    with hung_disk(root / "t1" / "dead"):
+    with hung_directory(root / "t1" / "dead"):
         for _ in range(2):  # the second time beside what is known
             found = run_scan(root, cache, deadline_s=4)
             assert found.took_s < 20
@@ -527,7 +527,7 @@ def test_workers_do_not_keep_the_output_open(root: Path) -> None:
         "import sys\nfrom pathlib import Path\nfrom resilience.watch.scan.scan import scan\n"
         "scan(Path(sys.argv[1]), None, now=1.8e9, deadline_s=1)\nprint('done')\n"
     )
-    with hung_disk(root / "dead"):
+    with hung_directory(root / "dead"):
         done = subprocess.run(
             [sys.executable, "-c", program, root / "dead"], stdout=subprocess.PIPE, text=True, timeout=30
         )
