@@ -111,6 +111,8 @@ def test_an_acknowledgement_has_a_name_a_time_and_a_note(project: Project) -> No
 
 def test_the_same_id_twice_is_one_and_an_unclear_one_is_refused(project: Project) -> None:
     assert len(commands.acknowledge(project, ["aaaa0001", "aaaa0001"], "")) == 1
+    with pytest.raises(UsageError, match="there is no incident"):
+        commands.acknowledge(project, ["deadbeef"], "")
     with pytest.raises(UsageError, match="several"):
         commands.acknowledge(project, ["aaaa"], "")
 

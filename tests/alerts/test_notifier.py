@@ -428,6 +428,15 @@ def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario:
     assert again.reason is Reason.FIRST and again.episode != end.episode
 
 
+def test_an_incident_that_was_never_notified_is_closed_without_a_notification(scenario: Scenario) -> None:
+    scenario.source = "login1:/p"
+    scenario.policy = replace(POLICY, unknown_for_s=HOUR)
+    sent = scenario.tick(finding(UNKNOWN))
+    for _ in range(3):
+        sent += scenario.tick(finding(OK, "/home"), after_s=MINUTE)
+    assert sent == [] and not scenario.only().is_open
+
+
 @pytest.mark.parametrize(
     ("source", "others"),
     [

@@ -265,6 +265,15 @@ def test_with_no_configuration_each_place_that_a_training_needs_is_probed_once(t
     assert len(found) == len({f.subject for findings in found.values() for f in findings})
 
 
+def test_a_link_that_leads_to_another_disk_is_followed_while_the_first_is_there(fs: Watching, disk: Path) -> None:
+    link = fs.directory / "link"
+    with mounted(fs.directory / "other", "size=8m") as other:
+        for target, size in ((disk, "4.0 MiB"), (other, "8.0 MiB")):
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+            fs.expect("OK", link, size)
+
+
 def test_two_nodes_disks_of_the_same_name_are_two(tmp_path: Path, disk: Path) -> None:
     names = {Watching(tmp_path, host=host).finding(disk).subject for host in ("n01", "n02")}
     assert names == {f"n01:{disk}", f"n02:{disk}"}
