@@ -314,7 +314,7 @@ def test_the_setting_wins_over_what_was_learned(batch: Batch, setting: str, boun
 
 def test_where_a_guard_was_seen_every_rank_is_asked_for_its_stacks_before_sigterm(batch: Batch) -> None:
     batch.switch("stacks.7").write_text("stale")
-    script = train(batch, HANGS, kill_timeout_s=3, beat_s=2)
+    script = train(batch, HANGS, kill_timeout_s=3, guard={"RESIL_GUARD__BEAT_S": "2"})
     assert not batch.switch("stacks.7").exists(), "one of an earlier start of the same job"
     guard_says(batch, "start", step=0, system=2, job_id="7")
     set_kill(batch)
