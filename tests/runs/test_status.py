@@ -103,6 +103,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"state": JobState.COMPLETING}, "its processes are ending"),
     ({"state": JobState.FAILED, "exit_code": ExitCode(1)}, "exit code 1"),
     ({"state": JobState.FAILED, "exit_code": ExitCode(0, 9)}, "ended by signal 9"),
+    ({"state": JobState.NODE_FAIL, "exit_code": ExitCode(1)}, "lost with its node"),
     ({"state": JobState.COMPLETED, "exit_code": ExitCode(0)}, ""),
     ({"state": JobState.RUNNING}, ""),
 ]
