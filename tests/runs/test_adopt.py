@@ -11,6 +11,7 @@ from resilience.errors import NoSuchJob, ResilError, RunAlive, SchedulerError, S
 from resilience.job import JobId, JobState
 from resilience.runs import run_jobs
 from resilience.runs.adopt import adopt, split_command
+from resilience.runs.kill_outlook import read_outlook
 from resilience.runs.project import Project
 from resilience.runs.run_jobs import adopted_to_follow, jobs_of_run
 from resilience.runs.status import run_statuses
@@ -76,6 +77,12 @@ def test_adopting_twice_says_so_and_changes_nothing(project: Project, fake: Fake
     assert (again.run, again.is_new) == ("x", False)
     assert (project.directory("x").path / layout.SUBMISSIONS).read_bytes() == journal
     assert not project.directory("y").path.exists()
+
+
+def test_a_kill_knows_that_an_adopted_job_runs_on(project: Project, fake: FakeScheduler) -> None:
+    fake.records = [a_job(12, name="x")]
+    adopt(project, JobId(12))
+    assert read_outlook(project, project.directory("x")).adopted == ("12",)
 
 
 def test_a_job_of_resil_is_not_adopted_a_second_time(project: Project, fake: FakeScheduler) -> None:

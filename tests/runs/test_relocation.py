@@ -11,6 +11,7 @@ from resilience.alerts.notify import notify
 from resilience.finding import Finding, Report, Verdict
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.status import run_statuses
 from resilience.runs.submissions import (
     Intent,
     describe_relocation,
@@ -23,7 +24,7 @@ from resilience.runs.submissions import (
 )
 from resilience.settings.load import load
 from resilience.system.ports import System
-from tests.lab.fakes import NOW, make_system
+from tests.lab.fakes import NOW, FakeScheduler, make_project, make_system
 
 
 def submitted(path: Path, token: str = "", script: str = "") -> RunDirectory:
@@ -46,6 +47,15 @@ def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> Non
     newest = newest_intent(read_intents(copy))
     assert newest is not None and newest.token == own
     assert describe_relocation(read_journal(original), original) == ""
+
+
+def test_an_attempt_that_was_copied_before_its_end_is_no_attempt_of_the_copy(tmp_path: Path) -> None:
+    original = submitted(tmp_path / "a/gpt")
+    (original.path / "attempts/0001").write_text('job_id = 7\nlabel = "7"\nhost = "n1"\nstart = 1\n')
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    project = make_project(tmp_path, FakeScheduler())
+    found = [run_statuses(project, (RunDirectory(tmp_path / name / "gpt"),))[0] for name in ("a", "b")]
+    assert [len(status.attempts) for status in found] == [1, 0]
 
 
 def test_a_copy_of_an_older_journal_is_known_by_its_scripts(tmp_path: Path) -> None:
