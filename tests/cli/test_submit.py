@@ -52,6 +52,13 @@ def test_a_submit_ends_with_guard_log_and_stop(
     assert line(out, "log") == f"{log} (judged by resil watch log)"
 
 
+def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Shell) -> None:
+    shell.resil("submit")
+    (shell.run_dir / "journal" / "101.0.jsonl").write_text('{"event":"start","attempt":1}\n')
+    shell.fake.records.clear()
+    assert line(shell.resil("submit", "--force").out, "guard") == "seen in an earlier attempt"
+
+
 @pytest.mark.parametrize("file", ["pkg/train.py", "pkg/train/__main__.py"])
 def test_the_guard_of_a_module_is_found_in_its_file(shell: Shell, file: str) -> None:
     path = shell.directory / file
@@ -59,13 +66,6 @@ def test_the_guard_of_a_module_is_found_in_its_file(shell: Shell, file: str) -> 
     path.write_text(GUARDED)
     out = shell.resil("submit", "--run", "gpt", str(own_script(shell, body="srun python -m pkg.train --lr 1"))).out
     assert line(out, "guard").startswith(f"{path.name} imports it")
-
-
-def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Shell) -> None:
-    shell.resil("submit")
-    (shell.run_dir / "journal" / "101.0.jsonl").write_text('{"event":"start","attempt":1}\n')
-    shell.fake.records.clear()
-    assert line(shell.resil("submit", "--force").out, "guard") == "seen in an earlier attempt"
 
 
 def test_the_outlook_is_in_the_json_too(shell: Shell) -> None:
