@@ -16,6 +16,8 @@ from resilience.quantities import parse_bytes
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 
 _FIGURE = r"\[?(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<unit>[kKmMgGtTpPeE]?)(?:i?B)?\]?\*?"
+KINDS = (BYTES, INODES)
+"""In the order of the columns of a table."""
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _NO_LIMIT = frozenset({"", "-", "none", "unlimited", "no", "off", "∞", "infinite"})
 _GRACE_PART = r"([0-9]{1,9})\s*(weeks?|days?|hours?|minutes?|mins?|seconds?|secs?|w|d|h|m|s)"
@@ -176,9 +178,8 @@ def parse_lustre(text: str) -> tuple[Amount, ...]:
             name = words[0]
             continue
         row = words if name else words[1:]
-        size, files = figures_of(row, LUSTRE)
-        amounts.append(amount(BYTES, LUSTRE, scope, *size))
-        amounts.append(amount(INODES, LUSTRE, scope, *files))
+        for kind, figures in zip(KINDS, figures_of(row, LUSTRE), strict=True):
+            amounts.append(amount(kind, LUSTRE, scope, *figures))
         in_table, name = False, ""  # per-server rows or a remark follow: "uid 1001 is using default ..."
     if not amounts:
         raise ProbeError(f"lfs quota printed no table: {text.strip()[:120]!r}")
@@ -234,10 +235,9 @@ def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Am
             continue
         name = row.get("name") or own or row.get("id", "")
         scope = f"{kind} {name}".strip() + (f" in {own}" if kind != "fileset" and own not in ("", "root") else "")
-        size = (row["blockUsage"], row["blockQuota"], row["blockLimit"], row["blockGrace"])
-        files = (row["filesUsage"], row["filesQuota"], row["filesLimit"], row["filesGrace"])
-        amounts.append(amount(BYTES, GPFS, scope, *size))
-        amounts.append(amount(INODES, GPFS, scope, *files))
+        for what, column in zip(KINDS, ("block", "files"), strict=True):
+            figures = (row[column + part] for part in ("Usage", "Quota", "Limit", "Grace"))
+            amounts.append(amount(what, GPFS, scope, *figures))
     if not header:
         raise ProbeError(f"mmlsquota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
@@ -394,11 +394,9 @@ def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
         name = ""
         if owner != device:
             continue
-        size, files = figures_of(row, UNIX)
-        used, soft, limit, grace = size
-        amounts.append(amount(BYTES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
-        used, soft, limit, grace = files
-        amounts.append(amount(INODES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
+        for kind, figures in zip(KINDS, figures_of(row, UNIX), strict=True):
+            figures[-1] = _grace_left(figures[-1], now)
+            amounts.append(amount(kind, UNIX, scope, *figures))
     if not scope:
         raise ProbeError(f"quota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
