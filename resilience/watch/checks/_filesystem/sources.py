@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from resilience.base.mounts import Mount
 from resilience.errors import ProbeError, QuantityError
@@ -22,11 +22,8 @@ from resilience.system.ports import System
 from resilience.watch.checks._filesystem import quota
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
-from resilience.watch.checks._filesystem.task import Task, command_unit
+from resilience.watch.checks._filesystem.task import FileSystemSettings, Task, command_unit
 from resilience.watch.processor import BACKTRACKS, cpu_limit
-
-if TYPE_CHECKING:
-    from resilience.watch.checks._filesystem import FileSystemSettings
 
 TOOL_S = 3.0
 """The time limit of one quota tool; lfs, quota and mmlsquota usually take tens of milliseconds."""
