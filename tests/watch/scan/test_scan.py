@@ -394,6 +394,24 @@ def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
     assert (found.tree.files[0], kib(found)) == (60, du(root))
 
 
+def test_below_a_directory_that_hangs_no_more_workers_hang(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_scan(root, cache)
+    look = Worker._look
+
+    def hang(self: Worker, path: bytes) -> os.stat_result:
+        if path.startswith(b"t1"):
+            time.sleep(600)
+        return look(self, path)
+
+    monkeypatch.setattr(Worker, "_look", hang)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # two workers
+    found = run_scan(root, cache, deadline_s=15)
+    assert 1 <= len(in_state(found, STUCK)) <= 3, "of the six that are known"
+    assert found.tree.files[0] == 60
+
+
 def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) -> None:
     root, cache = a_tree(tmp_path / "tree", tops=15, subs=20, files=1), tmp_path / "cache"
     first = run_scan(root, cache, deadline_s=0.0)
