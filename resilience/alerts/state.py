@@ -8,7 +8,7 @@ import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
@@ -71,8 +71,8 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    seen = _examine(project, path, fallback) if touch else _Examined()
-    if seen.is_fallback_away:
+    error, refusal, note, is_fallback_away = _examine(project, path, fallback) if touch else ("", None, "", False)
+    if is_fallback_away:
         fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
@@ -80,16 +80,16 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
         directory_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
-        unavailable=seen.error,
+        unavailable=error,
     )
     return AlertState(
         path,
         Ledger(incidents, LedgerCopy(fallback / "ledger-copy.json")),
         Silences(incidents.sibling("silences")),
         Outbox(incidents.sibling("outbox")),
-        seen.error,
-        seen.refusal,
-        seen.note,
+        error,
+        refusal,
+        note,
     )
 
 
@@ -147,19 +147,9 @@ def _refusal(place: Path, command: str) -> StateDirectoryError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Examined:
-    """Result of examining the alert state: why it is not used, the error for commands, a note for the user, and whether
-    the fallback does not respond."""
-
-    error: str = ""
-    refusal: StateDirectoryError | None = None
-    note: str = ""
-    is_fallback_away: bool = False
-
-
-def _examine(project: Project, path: Path, fallback: Path) -> _Examined:
-    """Examine the alert state and its fallback within a deadline."""
+def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDirectoryError | None, str, bool]:
+    """Examine the alert state and its fallback within a deadline; return error, refusal and note of the AlertState, and
+    whether the fallback does not respond."""
     system, shared = project.system, project.loaded.settings.watch
     deadline_s = min(shared.state_deadline_s, shared.deadline_s)
 
@@ -178,17 +168,17 @@ def _examine(project: Project, path: Path, fallback: Path) -> _Examined:
         path: state_probe(project.loaded.state_dir, examine, deadline_s),
         fallback: ChildProbe(f"fallback {fallback}", lambda: list_files(fallback), deadline_s, str(fallback)),
     }
-    seen = _Examined()
+    error, refusal, note, is_fallback_away = "", None, "", False
     for place, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
         if place == fallback:
-            seen = replace(seen, is_fallback_away=answer.is_overdue)
+            is_fallback_away = answer.is_overdue
         elif answer.is_overdue and answer.error is not None:
-            seen = replace(seen, error=f"{path} does not respond: {answer.error.message}")
+            error = f"{path} does not respond: {answer.error.message}"
         elif answer.error is None:
             message, hint, note = answer.value
-            refusal = StateDirectoryError(message, hint=hint) if message else None
-            seen = replace(seen, error=f"{message}; mend it: {hint}" if message else "", refusal=refusal, note=note)
-    return seen
+            if message:
+                error, refusal = f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
+    return error, refusal, note, is_fallback_away
 
 
 def set_copy_aside(path: Path) -> str:

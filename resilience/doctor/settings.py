@@ -171,7 +171,7 @@ def _alerts(project: Project) -> Iterator[Callable[[], object]]:
     known = {*channels().names(), *settings.channels}
 
     def channel(route: Route) -> None:
-        found, channel_settings = route.load()
+        found, channel_settings = route()
         found.check(channel_settings)
 
     for name in settings.alert.channels:

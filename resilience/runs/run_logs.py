@@ -108,7 +108,9 @@ def newest_log(directory: RunDirectory, intents: Sequence[Intent] = ()) -> Path 
 
 def logs_of(directory: RunDirectory, start: Start, intents: Sequence[Intent] = ()) -> tuple[str, ...]:
     """Return the paths of the logs of one start: by the label in their names, or where its submission sends them."""
-    own = {path for path in _files(directory.path / layout.LOGS) if _has_label(Path(path).name, start.label)}
+    # The label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`.
+    label = re.compile(rf"(?<![0-9_]){start.label}(?![0-9_])")
+    own = {path for path in _files(directory.path / layout.LOGS) if label.search(Path(path).name)}
     for intent in intents:
         if intent.job_id is not None and intent.job_id.array == start.array:
             own |= set(_outputs(intent, start))
@@ -193,17 +195,6 @@ def _files(directory: Path) -> dict[str, float]:
                 if not entry.name.startswith(".") and entry.is_file():
                     found[entry.path] = entry.stat().st_mtime
     return found
-
-
-def _has_label(name: str, label: str) -> bool:
-    """Return whether a log's name contains the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
-    position = name.find(label)
-    while position >= 0:
-        before, after = name[:position][-1:], name[position + len(label) :][:1]
-        if not (before.isdigit() or before == "_") and not (after.isdigit() or after == "_"):
-            return True
-        position = name.find(label, position + 1)
-    return False
 
 
 # ---- steps ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
+from resilience.runs.submissions import newest_intent, own_script_of, read_intents
 from resilience.runs.templates.directives import option_of, parse_directives
 from resilience.runs.templates.launches import parse_launch
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
@@ -290,7 +290,7 @@ def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | Non
     Raise UsageError if the script is unknown or gone.
     """
     last = newest_intent(read_intents(directory)) if directory.exists() else None
-    if last is None or not has_own_script(directory, last):
+    if last is None or not own_script_of(directory, [last]):
         return None
     hint = f"name it: resil submit SCRIPT --run {directory.run}; or use the template: --template NAME"
     if not last.script:
@@ -298,7 +298,7 @@ def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | Non
     path = Path(last.script)
     if not os.path.lexists(path):
         raise UsageError(f"the own script of run {directory.run} is gone: {path}", hint=hint)
-    return path, arguments_of(last)
+    return path, last.argv[last.argv.index(last.script) + 1 :] if last.script in last.argv else ()
 
 
 def read_own_script(path: Path) -> str:

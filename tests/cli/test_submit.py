@@ -64,6 +64,15 @@ def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Sh
     assert line(shell.resil("submit", "--force").out, "guard") == "seen in an earlier attempt"
 
 
+@pytest.mark.parametrize("file", ["pkg/train.py", "pkg/train/__main__.py"])
+def test_the_guard_of_a_module_is_found_in_its_file(shell: Shell, file: str) -> None:
+    path = shell.directory / file
+    path.parent.mkdir(parents=True)
+    path.write_text(GUARDED)
+    out = shell.resil("submit", "--run", "gpt", str(own_script(shell, body="srun python -m pkg.train --lr 1"))).out
+    assert line(out, "guard").startswith(f"{path.name} imports it")
+
+
 def test_the_outlook_is_in_the_json_too(shell: Shell) -> None:
     document = shell.resil("submit", "--json").json
     assert document["guard"] == "unknown" and document["log"].endswith("/logs/gpt-%j.out")

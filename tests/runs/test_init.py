@@ -183,6 +183,7 @@ LAUNCHES = [
     ("which python; python --version; nvidia-smi\ntorchrun train.py", "torchrun", "python train.py"),
     ("python prepare.py\nsrun torchrun train.py\npython upload.py --last", "torchrun", "python train.py"),
     ("python prepare.py\npython train.py", "python", "python train.py"),
+    ("python train.py\npython -c 'print(1)'\npython - <<<1", "python", "python train.py"),
 ]
 
 

@@ -51,6 +51,15 @@ def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> Non
     assert describe_relocation(read_journal(original), original) == ""
 
 
+def test_an_attempt_that_was_copied_before_its_end_is_no_attempt_of_the_copy(tmp_path: Path) -> None:
+    original = submitted(tmp_path / "a/gpt")
+    (original.path / "attempts/0001").write_text('job_id = 7\nlabel = "7"\nhost = "n1"\nstart = 1\n')
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    project = make_project(tmp_path, FakeScheduler())
+    found = [run_statuses(project, (RunDirectory(tmp_path / name / "gpt"),))[0] for name in ("a", "b")]
+    assert [len(status.attempts) for status in found] == [1, 0]
+
+
 def test_a_copy_of_an_older_journal_is_known_by_its_scripts(tmp_path: Path) -> None:
     path = tmp_path / "a/gpt"
     submitted(path, script=str(path / "scripts/aa.sbatch"))
@@ -147,6 +156,7 @@ def test_a_moved_project_keeps_its_alerts(tmp_path: Path) -> None:
     original = Alerting(tmp_path / "a")
     original.tick()
     (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "a/.resil/.alerts").mkdir(parents=True)  # another project begins at the old path
     moved = Alerting(tmp_path / "c")
     assert moved.tick() == ""
     assert (tmp_path / "c/.resil/.alerts/home").read_text() == f"{tmp_path}/c/.resil/.alerts\n"

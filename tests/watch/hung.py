@@ -1,22 +1,5 @@
-"""A file system that never responds; skips the test if it cannot be mounted."""
+"""A file system that never responds, by the name that tests of commands use."""
 
-from __future__ import annotations
+from tests.lab.hung import hung_directory as hung_disk
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-
-import pytest
-
-from tests.lab.hung import hung_directory
-
-
-@contextmanager
-def hung_disk(directory: Path) -> Iterator[Path]:
-    """Mount a file system that never responds."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(hung_directory(directory))
-        except OSError as error:
-            pytest.skip(f"mounting /dev/fuse is not permitted: {error}")
-        yield directory
+__all__ = ["hung_disk"]

@@ -23,10 +23,10 @@ from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 from tests.lab.disks import fill, small_disk
 from tests.lab.fakes import FakeClock, make_project
+from tests.lab.hung import hung_directory
 from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
 from tests.system.people import needs_root
 from tests.watch.checks.outcome import outcome
-from tests.watch.hung import hung_disk
 
 
 @pytest.fixture(autouse=True)
@@ -248,7 +248,7 @@ def test_a_full_state_directory_moves_the_readings_to_this_node_and_back(tmp_pat
 
 
 def test_a_hung_state_directory_costs_its_deadline_once_and_then_nothing(tmp_path: Path, clock: FakeClock) -> None:
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         settings = f'[run]\nname = "gpt"\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 0.5\n'
         project = make_project(tmp_path, settings=settings, clock=clock, environ={"XDG_STATE_HOME": f"{tmp_path}/s"})
         first = one(project)[0]
@@ -319,8 +319,7 @@ def test_alerting_that_crashes_or_hangs_is_reported_and_changes_no_finding(
             time.sleep(100)
         return os._exit(1) if how == "die" else (1 / 0,)  # type: ignore[return-value]
 
-    monkeypatch.setattr(watching, "ALERTING_S", 0.5)
-    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [])
+    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [], deadline_s=0.5)
     assert said.startswith("alerts may not have been sent: ")
 
 
