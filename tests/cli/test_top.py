@@ -20,9 +20,9 @@ from resilience.watch.scan.scan import Progress
 from resilience.watch.scan.tree import Record
 from resilience.watch.scan.worker import Worker
 from tests.lab.fakes import NOW, FakeClock, make_project
+from tests.lab.hung import hung_directory as hung_disk
 from tests.lab.shell import SETTINGS, Shell
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import a_tree, du, settle, write
 
 DAY = 86400

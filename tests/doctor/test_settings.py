@@ -12,7 +12,7 @@ from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.stuck import StuckMemory
 from tests.lab.fakes import make_system
-from tests.watch.hung import hung_disk
+from tests.lab.hung import hung_directory as hung_disk
 
 
 def check(directory: Path, text: str) -> None:
