@@ -35,11 +35,18 @@ def _scrape(now: Now, n: int) -> str:
 
 
 def _json_poll(now: Now, n: int) -> str:
-    return json.dumps({"ts": round(now.time, 3), "event": "host.poll", "seq": n, "rss_gb": round(now.chance.uniform(20, 40), 2)}) + "\n"
+    return (
+        json.dumps(
+            {"ts": round(now.time, 3), "event": "host.poll", "seq": n, "rss_gb": round(now.chance.uniform(20, 40), 2)}
+        )
+        + "\n"
+    )
 
 
 def _sockets(now: Now, n: int) -> str:
-    return f"{now.clock('%b %d %H:%M:%S')} node01 sshd-proxy[881]: {now.chance.randrange(3, 9)} tunnels up, {n} rekeys\n"
+    return (
+        f"{now.clock('%b %d %H:%M:%S')} node01 sshd-proxy[881]: {now.chance.randrange(3, 9)} tunnels up, {n} rekeys\n"
+    )
 
 
 def _uptime(now: Now, n: int) -> str:
@@ -97,7 +104,12 @@ class Espanol(Trainer):
     background = (UPTIME, BOARDS)
 
     def step(self, now: Now) -> str:
-        return f"[{now.clock('%d/%m/%Y %H:%M:%S')}] Paso {_spanish(now.step)}: pérdida = {now.loss:.3f}".replace(".3", ",3") + "\n"
+        return (
+            f"[{now.clock('%d/%m/%Y %H:%M:%S')}] Paso {_spanish(now.step)}: pérdida = {now.loss:.3f}".replace(
+                ".3", ",3"
+            )
+            + "\n"
+        )
 
 
 class Japanese(Trainer):
@@ -125,13 +137,29 @@ class Structured(Trainer):
     background = (POLL,)
 
     def starts(self, now: Now) -> Sequence[str]:
-        return tuple(json.dumps({"ts": round(now.time, 3), "event": "boot", "stage": name}) + "\n" for name in ("mesh", "weights"))
+        return tuple(
+            json.dumps({"ts": round(now.time, 3), "event": "boot", "stage": name}) + "\n"
+            for name in ("mesh", "weights")
+        )
 
     def step(self, now: Now) -> str:
-        return json.dumps({"ts": round(now.time, 3), "event": "optim", "tokens": 4_194_304 * now.step, "nll": round(now.loss, 4), "gn": round(now.norm, 3)}) + "\n"
+        return (
+            json.dumps(
+                {
+                    "ts": round(now.time, 3),
+                    "event": "optim",
+                    "tokens": 4_194_304 * now.step,
+                    "nll": round(now.loss, 4),
+                    "gn": round(now.norm, 3),
+                }
+            )
+            + "\n"
+        )
 
     def evaluates(self, now: Now, n: int, of: int) -> str:
-        return json.dumps({"ts": round(now.time, 3), "event": "probe", "task": f"t{n}", "nll": round(now.loss, 4)}) + "\n"
+        return (
+            json.dumps({"ts": round(now.time, 3), "event": "probe", "task": f"t{n}", "nll": round(now.loss, 4)}) + "\n"
+        )
 
 
 class LogFmt(Trainer):
@@ -158,7 +186,9 @@ class Labels(Trainer):
     background = (ALLOCATOR,)
 
     def starts(self, now: Now) -> Sequence[str]:
-        return tuple("".join(f"{rank}: {text}\n" for rank in range(4)) for text in ("joined the group", "model on device"))
+        return tuple(
+            "".join(f"{rank}: {text}\n" for rank in range(4)) for text in ("joined the group", "model on device")
+        )
 
     def step(self, now: Now) -> str:
         return "".join(f"{rank}: \r{rank}: {now.bar(now.step - rank % 2, now.total)}\n" for rank in range(4))
@@ -283,8 +313,9 @@ class Federated(Trainer):
 
     def step(self, now: Now) -> str:
         head = now.clock("[%I:%M:%S %p]")
-        return f"{head} round {now.step // 10 + 1}, client {now.step % 10 + 1}/10 reported ({now.chance.randrange(900, 1400)} examples)\n" + (
-            f"{head} aggregated round {now.step // 10 + 1}: {now.loss:.4f}\n" if now.step % 10 == 9 else ""
+        return (
+            f"{head} round {now.step // 10 + 1}, client {now.step % 10 + 1}/10 reported ({now.chance.randrange(900, 1400)} examples)\n"
+            + (f"{head} aggregated round {now.step // 10 + 1}: {now.loss:.4f}\n" if now.step % 10 == 9 else "")
         )
 
 

@@ -15,6 +15,7 @@ from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import loss_faults
 from resilience.watch.checks._log.reading import (
     CONFIRMED_S,
+    LEARNED,
     LEAST_PAUSE_S,
     PATIENCE_S,
     Allowance,
@@ -69,11 +70,12 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
     if beats:
         # A training that marks its evaluations or saves is not silent for other reasons.
         is_marked = any(one[0] in ("eval", "save") for one in reading.pauses)
-        least_s = settings.floor_s if is_marked else PATIENCE_S
+        least_s = settings.floor_s if is_marked else None
         allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, ceiling_s=BEAT_CEILING_S)
     else:
-        least_s = CONFIRMED_S if is_idle(reading.cpu) else PATIENCE_S
-        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s)
+        least_s = CONFIRMED_S if is_idle(reading.cpu) else None
+        learned_s = now - reading.learns if reading.learns else 0.0
+        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, learned_s=learned_s)
     since = max(log.last_progress_at if log is not None else 0.0, reading.began)
     if beats and beat is not None:
         since = max(beat.advanced, reading.began)
@@ -265,15 +267,18 @@ def _hung(view: View) -> Finding:
     elif is_banner:
         verdict = Verdict.WARNING
         parts.insert(1, "it never named a step: the training hangs at its start, or writes to another file")
-    elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
+    elif not is_sure and view.quiet_s <= (sure_s := _sure_s(view.allowed)):
         verdict = Verdict.WARNING
-        parts.insert(
-            1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
-        )
+        parts.insert(1, f"CRITICAL after {format_duration(sure_s)}, as only the log shows it")
     advice = _debug_advice(view)
     if is_banner:
         advice = f"if the training writes to another file, watch that: resil watch log PATH; otherwise {advice}"
     return _finding(view, verdict, fault, "; ".join(parts), advice=advice)
+
+
+def _sure_s(allowed: Allowance) -> float:
+    """Return after how long a hang that only a log shows is CRITICAL."""
+    return max(UNSURE_TIMES * allowed.seconds, PATIENCE_S if allowed.why.startswith(LEARNED) else 0.0)
 
 
 BANNER_S = 300.0
@@ -293,7 +298,10 @@ def _unknown_form(view: View) -> Finding:
         "is checked, and a hang that still writes is not noticed"
     )
     if view.log is not None and view.log.kind:
-        text = f"no step found; lines like {view.log.shape!r} count as progress, as their numbers change regularly"
+        text = (
+            f"no step found: the training hangs at its start, or its form is unknown; lines like {view.log.shape!r} "
+            "count as progress, as their numbers change regularly"
+        )
     return _finding(
         view, Verdict.WARNING, "no-step", text,
         advice="set progress_regex in [watch.log], or call the guard in the training",
@@ -399,6 +407,8 @@ def _phase(phase: str) -> str:
 
 
 def _step(log: LogState) -> str:
+    if not log.turned_at:
+        return "no step yet; the last line of the start"
     return log.text if log.text.startswith("epoch") else f"step {log.text}" if log.text else "new figures"
 
 

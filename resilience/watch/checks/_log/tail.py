@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from resilience.runs.run_directory import RunDirectory
 from resilience.watch.checks._log import lines
-from resilience.watch.checks._log.digest import begun_again, digest
-from resilience.watch.checks._log.positions import NUMBERS
+from resilience.watch.checks._log.digest import begun_again, digest, heartbeat_of
+from resilience.watch.checks._log.positions import NUMBERS, RANKS
 from resilience.watch.checks._log.reading import (
     CONFIRMED_S,
     LogReading,
@@ -44,6 +44,8 @@ PATIENCE_S = 2.0
 HURRIED_BYTES = 4096
 
 LONG_AGO = 1.0
+UNKNOWN_S = 7200.0
+"""After this long the watchdog says that it finds no step in a log that goes on with new lines."""
 
 
 class LogReader:
@@ -83,18 +85,20 @@ class LogReader:
         info: os.stat_result | None = None,
         ignored: re.Pattern[bytes] = lines.PULSE,
         pauses: Sequence[Sequence[Any]] = (),
+        expected: str = "",
     ) -> str:
         """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
         `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call. Lines that start
-        with `ignored` count neither as output nor as faults. `pauses` are those that earlier logs taught.
+        with `ignored` count neither as output nor as faults. `pauses` and `expected` are from earlier logs.
         """
         before = _unpacked(known)
+        if before is None:
+            before = self._new(pauses, expected)
         try:
             info = info or os.stat(path)
             if (
-                before is not None
-                and known is not None
+                known is not None
                 and info.st_mtime_ns == before.mtime_ns
                 and info.st_size == before.size
                 and info.st_ino == before.inode
@@ -102,15 +106,14 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._read_regular(path, self._state(before, probed_at, pauses), info, ignored)
+            state = self._read_regular(path, _at_probe(before, probed_at, pauses), info, ignored)
         except FileNotFoundError:
             target = _link(path)
             why = f"dangling link to {target}" if target else "no such file"
-            state = _troubled(self._state(before, probed_at, pauses), "missing", why, self.now)
+            state = _troubled(_at_probe(before, probed_at, pauses), "missing", why, self.now)
         except OSError as error:
-            state = _troubled(
-                self._state(before, probed_at, pauses), "not-read", error.strerror or str(error), self.now
-            )
+            why = error.strerror or str(error)
+            state = _troubled(_at_probe(before, probed_at, pauses), "not-read", why, self.now)
         self.states[path] = state
         return packed(state)
 
@@ -123,13 +126,11 @@ class LogReader:
         limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
         return _read(path, state, self.now, limit_bytes, self._own, ignored)
 
-    def _state(self, before: LogState | None, probed_at: float, pauses: Sequence[Sequence[Any]]) -> LogState:
-        if before is None:
-            known = tuple(map(tuple, pauses))
-            return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now, pauses=known)
-        if pauses and not before.pauses:
-            before = before._replace(pauses=tuple(map(tuple, pauses)))
-        return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
+    def _new(self, pauses: Sequence[Sequence[Any]], expected: str) -> LogState:
+        """Return the state of a log that was never read, with the heartbeat that it is expected to have."""
+        now, known = self.now, tuple(map(tuple, pauses))
+        state = (_unpacked(expected) if expected else None) or LogState()
+        return state._replace(first_seen=now, last_progress_at=now, last_output_at=now, pauses=known)
 
     def reading(
         self,
@@ -144,7 +145,10 @@ class LogReader:
         known, pauses = dict(before.logs), before.pauses
         at = infos or {}
         logs = tuple(
-            [(path, self.log(path, known.get(path), before.clock[0], at.get(path), ignored, pauses)) for path in paths]
+            [
+                (path, self.log(path, known.get(path), before.clock[0], at.get(path), ignored, pauses, before.expected))
+                for path in paths
+            ]
         )
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         learned = [self.states[one].pauses for one in paths if self.states[one].pauses]
@@ -153,16 +157,18 @@ class LogReader:
         return LogReading(
             logs=logs, lines=self._lines(path, pauses), clock=self.moment, pauses=pauses,
             told=self._told(self.states[path], before.told), taught=before.taught,
+            expected="" if self.states[path].turned_at else before.expected,
+            learns=before.learns or (self.now if self.states[path].turned_at else 0.0),
         )  # fmt: skip
 
     def _told(self, state: LogState, told: float) -> float:
         """Return when the watchdog first said that it finds no step: 0 if it has not, LONG_AGO once there are steps."""
-        is_unknown = state.kind in ("", NUMBERS)
+        is_unknown = not state.kind or is_weak(state)
         if told:
             return told if is_unknown else LONG_AGO
         is_unknown = is_unknown and bool(state.size) and not state.end
-        is_unknown = is_unknown and self.now - state.first_seen > self.settings.startup_s
-        return self.now if is_unknown else 0.0
+        patience_s = self.settings.startup_s if state.kind else UNKNOWN_S
+        return self.now if is_unknown and self.now - state.first_seen > patience_s else 0.0
 
     def _lines(self, path: str, pauses: Sequence[Sequence[Any]]) -> tuple[str, ...]:
         """Return the last lines as evidence if the log seems faulty; otherwise nothing."""
@@ -175,6 +181,24 @@ class LogReader:
         if not is_odd and quiet_s < 0.9 * allowed_s - 1:
             return ()
         return last_lines(path, EVIDENCE_LINES)
+
+
+def is_weak(state: LogState) -> bool:
+    """Return whether the heartbeat of a log has neither a training word nor decimals: it may be a monitor's."""
+    return state.kind == NUMBERS and any(one[0] == state.main and one[1] > RANKS[NUMBERS] for one in state.templates)
+
+
+def expected_of(reading: LogReading) -> str:
+    """Return the packed state that the log of the next job is expected to have; empty if no heartbeat is known."""
+    states = [state for _, text in reading.logs if (state := _unpacked(text)) is not None and state.turned_at]
+    newest = max(states, key=lambda state: state.turned_at, default=None)
+    return reading.expected if newest is None else packed(heartbeat_of(newest))
+
+
+def _at_probe(before: LogState, probed_at: float, pauses: Sequence[Sequence[Any]]) -> LogState:
+    if pauses and not before.pauses:
+        before = before._replace(pauses=tuple(map(tuple, pauses)))
+    return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
 
 
 def _unpacked(known: str | None) -> LogState | None:
