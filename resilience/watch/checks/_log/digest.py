@@ -230,12 +230,10 @@ class _Digest:
 
     def _is_known(self) -> bool:
         """Return whether the heartbeat is known; until it is, new lines are progress."""
-        return self.main is not None and self.main.turns != STANDS_STILL
+        return self.main is not None and self.main.turns != STANDS_STILL and self.main.value != EXPECTED
 
     def _is_unknown(self) -> bool:
-        if self.main is None or not self._is_known() or self.main.value == EXPECTED:
-            return True
-        return self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
+        return not self._is_known() or self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
 
     def _line(self, line: bytes) -> None:
         self.has_output = True
@@ -262,9 +260,11 @@ class _Digest:
     def _say(self, line: bytes, event: Marker | None, *, is_position: bool) -> None:
         """Process a line without progress: a repetition, or a new one."""
         # Ignore all numbers in complaints, which count retries, in the lines about an evaluation or a save, and in a
-        # log that has shown no heartbeat for as long as one takes to be found.
+        # log that has shown no heartbeat for as long as one takes to be found, or not the one of the job before.
         masked = identity = lines_of.identity(_DIGITS.sub(b"", line))
-        is_early = self._is_known() or self.written - self.before.first_seen <= NUMBERS_S
+        is_expected = self.main is not None and self.main.value == EXPECTED
+        is_early = not is_expected and self.written - self.before.first_seen <= NUMBERS_S
+        is_early = is_early or self._is_known()
         if is_early and event is None and not COMPLAINS.search(line):
             identity = lines_of.identity(line)
         is_repeated = identity in self.said

@@ -381,6 +381,10 @@ def test_a_job_that_hangs_at_its_start_is_found_beside_a_monitor_because_earlier
         watchdog, 60, "logs/train-4804.out", lambda n: f"went over {64 * n} texts, {9 / (n + 1):.3f} nats\n"
     )
     assert found[2:] == ["OK"] * 58
+    # And one of a program without steps, which only says which file it works on.
+    names = (f"{one}{two}" for one in "abcdefgh" for two in "abcdefgh")
+    found = monitored(watchdog, 60, "logs/train-4805.out", lambda n: f"now {next(names)}.txt\n")
+    assert found[2:] == ["OK"] * 58
 
 
 def test_a_long_start_of_an_earlier_job_is_known_however_much_it_wrote(tmp_path: Path, clock: FakeClock) -> None:
