@@ -171,26 +171,18 @@ def digest(
     `written` is the estimated time of the last write, by the watchdog's clock. `skipped` bytes before the chunk were
     not read.
     """
-    return _Digest(state, written, own, ignored, is_whole=not (skipped or in_blocks)).take(chunk, most_lines)
+    return _Digest(state, written, own, ignored).take(chunk, most_lines, is_whole=not (skipped or in_blocks))
 
 
 class _Digest:
     """The processing of one chunk."""
 
-    def __init__(
-        self,
-        state: LogState,
-        written: float,
-        own: re.Pattern[bytes] | None,
-        ignored: re.Pattern[bytes],
-        *,
-        is_whole: bool,
-    ) -> None:
+    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, ignored: re.Pattern[bytes]):
         self.before = state
         self.ignored = ignored
         self.written = written
         self.own = own
-        self.is_whole = is_whole
+        self.is_whole = True
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
@@ -212,8 +204,9 @@ class _Digest:
         self.step_line = self.last_line = self.first_line = b""
         self.words: tuple[bytes, ...] = ()
 
-    def take(self, chunk: bytes, most_lines: int) -> LogState:
+    def take(self, chunk: bytes, most_lines: int, *, is_whole: bool) -> LogState:
         """Process the chunk; return the new state."""
+        self.is_whole = is_whole
         finished, rest = lines_of.split(chunk)
         self.words = words_of(chunk)
         for raw in finished[-most_lines:]:

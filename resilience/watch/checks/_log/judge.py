@@ -236,9 +236,8 @@ def _hung(view: View) -> Finding:
     if phase and phase != "train":
         parts.append(f"phase {phase}")
     has_output = False
-    if log is not None:
-        has_output = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
-        has_output = has_output or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
+    if log is not None and log.last_output_at > log.last_progress_at:
+        has_output = log.repeats > 0 or view.now - log.last_output_at <= view.allowed.seconds
     if view.beats and beat is not None:
         parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:

@@ -161,7 +161,7 @@ def _vanished(
         if os.path.lexists(path):  # rotated away, or old by now
             gone[path] = replace(reading, over="the log was rotated or is old", lines=(), clock=reader.moment)
             continue
-        text = reader.log(path, reading.logs[0][1], reading.clock[0])
+        text = reader.log(path, reading.logs[0][1], reading)
         state = reader.states[path]
         is_gone = state.trouble_kind == "missing" and reader.now - state.troubled > reader.settings.floor_s
         over = "the log was renamed or deleted" if is_gone else ""

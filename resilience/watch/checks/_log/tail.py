@@ -81,20 +81,16 @@ class LogReader:
         self,
         path: str,
         known: str | None,
-        probed_at: float,
+        past: LogReading,
         info: os.stat_result | None = None,
         ignored: re.Pattern[bytes] = lines.PULSE,
-        pauses: Sequence[Sequence[Any]] = (),
-        expected: str = "",
     ) -> str:
         """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
-        `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call. Lines that start
-        with `ignored` count neither as output nor as faults. `pauses` and `expected` are from earlier logs.
+        `known` is the packed state from the previous probe, and `past` its reading, with what earlier logs taught;
+        `info` saves a stat call. Lines that start with `ignored` count neither as output nor as faults.
         """
-        before = _unpacked(known)
-        if before is None:
-            before = self._new(pauses, expected)
+        before = _unpacked(known) or self._new(past)
         try:
             info = info or os.stat(path)
             if (
@@ -106,14 +102,14 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._read_regular(path, _at_probe(before, probed_at, pauses), info, ignored)
+            looked = max(before.looked, past.clock[0]) if before.looked else 0.0
+            now = before._replace(looked=looked, pauses=before.pauses or past.pauses)
+            state = self._read_regular(path, now, info, ignored)
         except FileNotFoundError:
             target = _link(path)
-            why = f"dangling link to {target}" if target else "no such file"
-            state = _troubled(_at_probe(before, probed_at, pauses), "missing", why, self.now)
+            state = _troubled(before, "missing", f"dangling link to {target}" if target else "no such file", self.now)
         except OSError as error:
-            why = error.strerror or str(error)
-            state = _troubled(_at_probe(before, probed_at, pauses), "not-read", why, self.now)
+            state = _troubled(before, "not-read", error.strerror or str(error), self.now)
         self.states[path] = state
         return packed(state)
 
@@ -126,11 +122,10 @@ class LogReader:
         limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
         return _read(path, state, self.now, limit_bytes, self._own, ignored)
 
-    def _new(self, pauses: Sequence[Sequence[Any]], expected: str) -> LogState:
+    def _new(self, past: LogReading) -> LogState:
         """Return the state of a log that was never read, with the heartbeat that it is expected to have."""
-        now, known = self.now, tuple(map(tuple, pauses))
-        state = (_unpacked(expected) if expected else None) or LogState()
-        return state._replace(first_seen=now, last_progress_at=now, last_output_at=now, pauses=known)
+        state, now = _unpacked(past.expected) or LogState(), self.now
+        return state._replace(first_seen=now, last_progress_at=now, last_output_at=now, pauses=past.pauses)
 
     def reading(
         self,
@@ -142,14 +137,8 @@ class LogReader:
     ) -> LogReading:
         """Return the reading of these logs as one subject; `ignored` as in `log`."""
         before = before if before is not None else LogReading()
-        known, pauses = dict(before.logs), before.pauses
-        at = infos or {}
-        logs = tuple(
-            [
-                (path, self.log(path, known.get(path), before.clock[0], at.get(path), ignored, pauses, before.expected))
-                for path in paths
-            ]
-        )
+        known, pauses, at = dict(before.logs), before.pauses, infos or {}
+        logs = tuple([(path, self.log(path, known.get(path), before, at.get(path), ignored)) for path in paths])
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         learned = [self.states[one].pauses for one in paths if self.states[one].pauses]
         if learned:
@@ -195,15 +184,9 @@ def expected_of(reading: LogReading) -> str:
     return reading.expected if newest is None else packed(heartbeat_of(newest))
 
 
-def _at_probe(before: LogState, probed_at: float, pauses: Sequence[Sequence[Any]]) -> LogState:
-    if pauses and not before.pauses:
-        before = before._replace(pauses=tuple(map(tuple, pauses)))
-    return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
-
-
 def _unpacked(known: str | None) -> LogState | None:
     try:
-        return unpacked(known) if known is not None else None
+        return unpacked(known) if known else None
     except (ValueError, TypeError):
         return None  # of another version: the log is read as if for the first time
 
