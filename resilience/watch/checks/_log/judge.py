@@ -258,7 +258,7 @@ def _hung(view: View) -> Finding:
     is_sure = view.beats or view.settings.timeout_s is not None or is_idle_job
     if is_idle_job:
         parts.insert(1, "the job is idle")
-    is_banner = not is_sure and log is not None and not log.kind and _wrote_only_at_start(view, log)
+    is_banner = not is_sure and log is not None and not log.kind and (has_output or _wrote_only_at_start(view, log))
     verdict = Verdict.CRITICAL
     if view.reading.unsure:  # the job may have ended
         verdict = Verdict.UNKNOWN

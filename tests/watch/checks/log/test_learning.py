@@ -403,6 +403,17 @@ def test_a_first_job_that_hangs_at_its_start_beside_a_monitor_is_a_notice(watchd
     assert found[:28] == ["OK"] * 28 and found[29:] == ["WARNING no-step"] * 31
 
 
+def test_a_log_with_monitors_only_is_a_warning_and_no_page(watchdog: LogWatcher) -> None:
+    found = []
+    for n in range(120):
+        watchdog.write(f"GPU0 {51 + n % 5} C, up {60 * n} s\n")
+        watchdog.clock.sleep(MINUTE)
+        finding = watchdog.finding()
+        found.append(outcome(finding))
+    assert found == ["OK"] * 28 + [TALKS] * 92
+    assert "never named a step" in finding.summary and "writes to another file" in finding.summary
+
+
 def test_the_template_that_paused_while_the_heartbeat_went_on_is_the_training(watchdog: LogWatcher) -> None:
     def trains(n: int) -> str:
         return f"went over {64 * n} texts, {n % 7} done\n" if n % 60 > 5 else ""
