@@ -128,8 +128,9 @@ BEAT_CEILING_S = 3600.0
 """The most time allowed without progress by the heartbeat, unless ceiling_s is set."""
 UNSURE_TIMES = 2.0
 """A hang that only a log shows is a WARNING until this many times the time allowed."""
-TOLD_S = 3600.0
-"""How long the watchdog says that it finds no step in a log."""
+TOLD_S = 43200.0
+"""How long the watchdog says that it finds no step in a log. The training may hang at its start, so an incident of an
+hour, which then resolves, would hide that."""
 MANY_RESTARTS = 3
 REPORTED_SKEW_S = 120.0
 
