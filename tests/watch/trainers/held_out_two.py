@@ -1,4 +1,4 @@
-"""Trainers of still other forms, written before the watchdog was measured with any of them.
+"""The second held-out set: trainers of other forms, written before the watchdog was measured with any of them.
 
 Numbers in the forms of other languages, JSON and logfmt lines, bars drawn with carriage returns, labels of ranks, times
 in other forms, and monitors that count.
