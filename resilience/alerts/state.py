@@ -6,6 +6,7 @@ import grp
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,11 +118,27 @@ def distrust(path: Path, group: str = "") -> StateDirectoryError | None:
                     f"{place} belongs to {owner}, who could silence and acknowledge incidents, and queue messages",
                     hint=f"mv {shlex.quote(str(place))} {aside}",
                 )
-            is_open_to_group = info.st_mode & stat.S_IWGRP and not is_of_group and (gid is not None or not group)
-            if info.st_mode & stat.S_IWOTH or is_open_to_group:
-                root = place.resolve() if stat.S_ISLNK(link.st_mode) else path
-                return _refusal(place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(root))}")
+            root = place.resolve() if stat.S_ISLNK(link.st_mode) else path
+            for open_place in _writable(place, info, group, gid):
+                return _refusal(open_place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(root))}")
     return None
+
+
+def _writable(place: Path, info: os.stat_result, group: str, gid: int | None) -> Iterator[Path]:
+    """Yield a directory, and each file in it, that other users may write."""
+
+    def is_writable(info: os.stat_result) -> bool:
+        is_intended = info.st_gid == gid if gid is not None else bool(group)
+        is_open = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not is_intended)
+        return bool(is_open) and not stat.S_ISLNK(info.st_mode)
+
+    if is_writable(info):
+        yield place
+    with os.scandir(place) as entries:
+        for entry in entries:
+            with suppress(OSError):  # files are often renamed here
+                if is_writable(entry.stat(follow_symlinks=False)):
+                    yield place / entry.name
 
 
 def _refusal(place: Path, command: str) -> StateDirectoryError:

@@ -109,6 +109,18 @@ def test_a_state_directory_that_others_may_only_add_to_is_no_danger(tmp_path: Pa
     assert len(listing(project).known) == 1
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o602, 0o620])
+def test_an_incident_that_others_may_write_is_refused_with_the_command_that_mends_it(tmp_path: Path, mode: int) -> None:
+    project = alert_project(tmp_path)
+    incidents = project.loaded.state_dir / ".alerts/incidents"
+    (file,) = incidents.iterdir()
+    file.chmod(mode)
+    with pytest.raises(StateDirectoryError, match=f"other users may write {file}") as caught:
+        listing(project)
+    subprocess.run(caught.value.hint, shell=True, check=True)
+    assert len(listing(project).known) == 1
+
+
 @pytest.mark.parametrize("place", [".alerts", ".alerts/incidents"])
 def test_a_state_behind_a_link_is_as_safe_as_the_directory_it_leads_to(tmp_path: Path, place: str) -> None:
     project = alert_project(tmp_path)

@@ -125,7 +125,9 @@ def test_an_array_is_adopted_as_a_whole(project: Project, fake: FakeScheduler) -
         a_job(12, JobState.PENDING, name="x", tasks="3-9%1", task_count=7),
         a_job(12, name="x", task=2, raw_id=40),
     ]
-    assert "all tasks of the array are watched; 7 tasks still wait" in adopt(project, JobId(12)).notes
+    adoption = adopt(project, JobId(12))
+    assert "all tasks of the array are watched; 7 tasks still wait" in adoption.notes
+    assert adoption.tasks == {"PENDING": 7, "RUNNING": 1}
     directory = project.directory("x")
     assert len(jobs_of_run(fake.records, "x", read_intents(directory))) == 2
     assert adopt(project, JobId(12)).is_new is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,7 @@ from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.runs.project import Project
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watch as watching
+from resilience.watch import watchdogs
 from resilience.watch.reading import NO_MEMORY, Memory, Target
 from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_own_finding
@@ -95,6 +97,22 @@ def test_a_target_that_does_not_respond_is_the_same_fault_in_every_tick(project:
     check = ACheck(look=lambda target, before: time.sleep(100), find=lambda: [Target("/bad", deadline_s=0.2)])
     first, second = one(project, check)[0], one(project, check)[0]
     assert first.fault == second.fault == "stuck" and "STUCK since" in second.summary
+
+
+@pytest.mark.parametrize("leave", [lambda: os._exit(0), lambda: sys.exit(0)], ids=["os._exit", "sys.exit"])
+def test_a_watchdog_cannot_end_the_watch_while_it_lists_its_targets(project: Project, leave: Any) -> None:
+    found = one(project, ACheck(find=leave))
+    assert found[0].verdict is Verdict.UNKNOWN and "the check failed: SystemExit" in found[0].summary
+
+
+def test_missing_plugin_directories_are_unknown(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESIL_PLUGINS", "/no/such/plugins")
+    watchdogs.checks.cache_clear()
+    try:
+        (report,) = watchdogs_of(project, ())[1]
+    finally:
+        watchdogs.checks.cache_clear()
+    assert report.verdict is Verdict.UNKNOWN and "/no/such/plugins" in report.findings[0].summary
 
 
 @pytest.mark.parametrize("error", [SettingsError("bad", hint="mend"), ZeroDivisionError("x"), KeyError("y")])
