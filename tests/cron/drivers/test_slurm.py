@@ -25,8 +25,9 @@ from resilience.settings.load import load
 from resilience.system.ports import System
 from tests.cron.drivers.test_slurm_keeper import INSTALLED, Queue
 from tests.lab.fakes import DOWN, NOW, make_system
+from tests.lab.waiting import until
 from tests.schedulers import spooled
-from tests.schedulers.spooled import Lab, until
+from tests.schedulers.spooled import Lab
 
 SETTINGS = """\
 [scheduler]
