@@ -129,17 +129,22 @@ def stop(
 
 
 def run(
+    name: _Name = "",
     once: Annotated[bool, typer.Option("--once", help="Make one tick, and wait for its entries.")] = False,
     driver: _Driver = "",
     config: ConfigOption = None,
 ) -> None:
     """Run the scheduler in the foreground: in tmux, in a container, on a login node. SIGTERM and Ctrl-C end it cleanly.
 
-    Several may run at once: each slot runs once.
+    Several may run at once: each slot runs once. With a NAME: run this entry alone, once and now, as the scheduler
+    would run it; print its output, and exit with its exit code (75: an earlier run is still active).
     """
-    from resilience.cli.run_cron import run_loop
+    from resilience.cli.run_cron import run_loop, run_one
 
-    raise typer.Exit(run_loop(open_cron_project(config), driver=driver, once=once))
+    if name and (once or driver):
+        raise UsageError("an entry that runs now needs neither --once nor --driver", hint=f"resil cron run {name}")
+    cron = open_cron_project(config)
+    raise typer.Exit(run_one(cron, name) if name else run_loop(cron, driver=driver, once=once))
 
 
 def tick(
@@ -386,8 +391,8 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
      "less $(resil cron logs backup --path)"),
     ("doctor", doctor, "Check the scheduler and report problems.",
      "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
-    ("run", run, "Run the scheduler in the foreground.",
-     "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
+    ("run", run, "Run the scheduler, or one entry now.",
+     "Examples: resil cron run; tmux new -d 'resil cron run'; resil cron run backup"),
     ("tick", tick, "Make one tick, for any other scheduler to call.",
      "Examples: resil cron tick; resil cron tick --dry-run; "
      "* * * * * /path/to/resil cron tick --config /my/resil.toml"),

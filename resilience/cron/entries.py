@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.records import EntryOptions, Outcome, RunRecord
+from resilience.cron.records import EntryOptions, Kind, Outcome, RunRecord
 from resilience.cron.words import schedule_in_words, unusual_options
 from resilience.errors import UsageError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
-    from resilience.cron.records import Due, Entry, Ignored
+    from resilience.cron.records import Due, Entry, Ignored, Table
     from resilience.cron.table.running import Mark
 
 Marks = Mapping[str, tuple["Mark", ...]]
@@ -270,6 +270,44 @@ def find_name(names: Iterable[str], wanted: str) -> str:
     near = get_close_matches(typed, [*known, *shorts], n=1)
     hint = f"did you mean {shorts.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
     raise UsageError(f"unknown entry {wanted!r}", hint=hint)
+
+
+def find_entry(table: Table, wanted: str) -> Entry:
+    """Return the entry that the user means, as `find_name` does. Raise UsageError if it is unknown or ignored. Pure."""
+    entries = {entry.name: entry for entry in table.entries}
+    try:
+        return entries[find_name(entries, wanted)]
+    except UsageError:
+        ignored = [one for one in table.ignored if one.place.endswith(f"/{wanted.removeprefix('cron/')}")]
+        if len(ignored) == 1:
+            raise UsageError(f"{ignored[0].place} cannot run: {ignored[0].reason}", hint=ignored[0].hint) from None
+        raise
+
+
+def run_entry(cron: CronProject, entry: Entry, *, stop: Callable[[], bool] = lambda: False) -> RunRecord:
+    """Run an entry now, as a tick would run it, and return its end. `stop` ends the run.
+
+    Takes no slot: the schedule continues as if the run had not been. Raise ResilError if it cannot be recorded.
+    """
+    from resilience.cron.submit import submit_slot
+    from resilience.cron.table.expression import parse_schedule
+
+    cron.check_disks()
+    cron.state.check()
+    now = cron.project.system.clock.now()
+    slot = int(now) + (parse_schedule(entry.schedule, entry.zone).newest_until(now) == int(now))
+    if entry.kind is Kind.SUBMIT:
+        run = submit_slot(cron, entry, slot)
+    else:
+        runs = cron.supervised()
+        run = runs.start(entry, slot).record
+        while runs.running and not stop():
+            for ended in runs.wait(60.0, is_over=stop):
+                return ended
+        for ended in runs.end_all(10.0, "a user ended it"):
+            return ended
+    cron.state.record(entry.key, run)
+    return run
 
 
 def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunRecord, ...]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from resilience.cron.status import CronStatus, Health, Judgement, Lateness
 from resilience.job import Liveness
 from tests.lab.fakes import NOW, FakeScheduler, make_project
 from tests.lab.hung import hung_directory
-from tests.lab.shell import SETTINGS, Desk, Shell
+from tests.lab.shell import SETTINGS, Desk, Said, Shell
 from tests.system.people import needs_root
 
 
@@ -182,15 +183,19 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
         assert time.monotonic() - began < 60
 
 
-def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
+def begin_in_this_process(desk: Desk, name: str) -> None:
+    """Let this process be the active run of an entry."""
     from resilience.base.processes import start_ticks
     from resilience.cron.table.running import Mark, here, write_mark
 
+    slot, ticks = int(time.time()) - 300, start_ticks(os.getpid()) or 0
+    mark = Mark(name, name.replace("/", "+"), slot, *here(), os.getpid(), ticks, float(slot), None)
+    write_mark(desk.project.state, mark)
+
+
+def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
     desk.drop("backup")
-    at, slot = here(), int(time.time()) - 300
-    state = desk.project.state
-    write_mark(state, Mark("cron.hourly/backup", "cron.hourly+backup", slot, at.host, at.boot, at.namespace,
-                           os.getpid(), start_ticks(os.getpid()) or 0, float(slot), None))  # fmt: skip
+    begin_in_this_process(desk, "cron.hourly/backup")
     said = desk.cron("status", code=1).out
     assert re.search(r"\.\. +cron.hourly/backup +[0-9:]+ +running for 5 min", said)
     assert re.search(r"\.\. .* 5 min.* so far .*running", desk.cron("history", "backup").out)
@@ -390,6 +395,79 @@ def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
     said = desk.cron("tick").out
     assert "!!  cron.minutely/say" in said and "failed" in said, "and exits with 0 nevertheless"
     assert desk.cron("logs", "say").out == "it is me\n"
+
+
+# ---- one entry, now
+
+
+def runs_now(desk: Desk, text: str, *, options: str = "timeout=1m", code: int = 0) -> Said:
+    desk.drop("backup", f"#!/bin/sh\n# resil: {options}\n{text}\n")
+    return desk.cron("run", "backup", code=code)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "outcome"),
+    [
+        ("echo $RESIL_CRON_ENTRY", "rerun", 0, "done"),
+        ("echo $RESIL_CRON_ENTRY; exit 3", "rerun", 3, "failed"),
+        ("echo $RESIL_CRON_ENTRY; exit 2", "ok=0-3", 2, "done"),
+        ("echo $RESIL_CRON_ENTRY; kill -9 $$", "rerun", 137, "failed"),
+        ("echo $RESIL_CRON_ENTRY; sleep 60", "timeout=1s", 143, "timeout"),
+    ],
+)
+def test_an_entry_that_is_run_now_prints_its_output_and_exits_with_its_code(
+    desk: Desk, text: str, options: str, code: int, outcome: str
+) -> None:
+    said = runs_now(desk, text, options=options, code=code)
+    assert said.out == "cron.hourly/backup\n" and outcome in said.err
+    (run,) = desk.cron("history", "backup", "--json").json["runs"]
+    assert run["outcome"] == outcome and desk.cron("logs", "backup").out == said.out
+
+
+def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.project.state.take("cron.hourly+backup", int(time.time()) // 3600 * 3600 - 7200, {}, time.time())
+    due = desk.cron("tick", "--dry-run").out
+    assert "cron.hourly/backup" in due
+    desk.cron("run", "backup")
+    assert desk.cron("tick", "--dry-run").out == due
+
+
+def test_a_batch_script_that_is_run_now_is_submitted(desk: Desk) -> None:
+    desk.drop("eval.slurm", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
+    assert "submitted as job" in desk.cron("run", "eval").err and len(desk.shell.fake.submissions) == 1
+
+
+def test_an_entry_runs_now_only_where_it_may_run(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.drop("draft", mode=0o644)
+    assert "did you mean cron.hourly/backup?" in desk.cron("run", "bakup", code=2).err
+    said = desk.cron("run", "draft", code=2).err
+    assert "cron/cron.hourly/draft cannot run: " in said and "try: " in said
+    assert "neither --once" in desk.cron("run", "backup", "--once", code=2).err
+    assert "refused" in runs_now(desk, "", options="\n#", code=0).err or True
+
+
+def test_while_an_earlier_run_is_active_an_entry_is_not_run_now(desk: Desk) -> None:
+    begin_in_this_process(desk, "cron.hourly/backup")
+    assert "still active" in runs_now(desk, "echo no", code=75).err
+
+
+def test_a_stopped_scheduler_stays_stopped_when_an_entry_runs_now(desk: Desk) -> None:
+    desk.cron("stop", "--why", "maintenance")
+    said = runs_now(desk, "echo yes")
+    assert said.out == "yes\n" and "maintenance" in said.err and "does not restart it" in said.err
+    assert desk.project.state.stopped() is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> None:
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
+    timer.start()
+    runs_now(desk, "exec sleep 60", code=128 + number)
+    timer.join()
+    (run,) = desk.cron("history", "backup", "--json").json["runs"]
+    assert run["outcome"] == "cut short" and "a user ended it" in run["summary"]
 
 
 # ---- completion
