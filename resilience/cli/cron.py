@@ -16,24 +16,13 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
 
 
-def open_cron_project(
-    config: Path | None = None, *, in_child: bool = False, overrides: Mapping[str, str] | None = None
-) -> CronProject:
-    """Return the project's cron. `overrides` are settings given on the command line.
-
-    `in_child`: read the settings in a child with a deadline, for commands that must respond even if a disk hangs.
-    """
+def open_cron_project(config: Path | None = None, overrides: Mapping[str, str] | None = None) -> CronProject:
+    """Return the project's cron. `overrides` are settings given on the command line."""
     from resilience.cron.project import open_cron
-    from resilience.runs.project import Project
-    from resilience.settings.load import load
+    from resilience.runs.open_project import open_in_child
     from resilience.system.ports import System
 
-    system = System()
-    if in_child:
-        from resilience.runs.open_project import open_in_child
-
-        return open_cron(open_in_child(system, path=config, overrides=overrides))
-    return open_cron(Project(system, load(system, named=config, overrides=overrides)))
+    return open_cron(open_in_child(System(), path=config, overrides=overrides))
 
 
 @completion
@@ -95,8 +84,7 @@ def install(
     """
     from resilience.cli.show_cron import show_install
 
-    overrides = {"cron.mode": mode} if mode else {}
-    cron = open_cron_project(config, overrides=overrides)
+    cron = open_cron_project(config, {"cron.mode": mode} if mode else {})
     raise typer.Exit(show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json))
 
 
@@ -281,7 +269,7 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
     from resilience.cli.show_cron import show_status, status_to_json
     from resilience.cron.status import cron_status
 
-    found = cron_status(open_cron_project(config, in_child=True))
+    found = cron_status(open_cron_project(config))
     if as_json:
         print_json("cron-status", status_to_json(found))
     else:
@@ -356,7 +344,7 @@ def doctor(
     from resilience.cli.show_cron import show_environment, show_examination
     from resilience.doctor.cron import environment_of, examine_cron
 
-    cron = open_cron_project(config, in_child=True)
+    cron = open_cron_project(config)
     if environment:
         show_environment(environment_of(cron), cron.named_variables(), as_json=as_json)
         return
