@@ -65,21 +65,26 @@ def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:
 
 
 def run_one(cron: CronProject, name: str) -> int:
-    """Run one entry now, print its output, and return its exit code; 75 if an earlier run is still active."""
-    from resilience.cli.show_cron import outcome_text, show_logs
+    """Run one entry now, print its output as it comes, and return its exit code; 75: an earlier run is still active."""
+    from resilience.cli.show_cron import outcome_text, print_output, sign
     from resilience.cron.entries import find_entry, run_entry
     from resilience.cron.records import Outcome
 
     entry = find_entry(cron.read_table(), name)
     if sentence := stopped_message(cron):
         say(f"{sentence}; this run does not restart it")
-    by: list[int] = []
+    began, by, position = int(cron.project.system.clock.now()), list[int](), 0
+
+    def stop() -> bool:
+        nonlocal position
+        position = print_output(cron, entry.key, began, position)
+        return bool(by)
+
     with _flagged_by_signals(by.append):
-        run = run_entry(cron, entry, stop=lambda: bool(by))
-    if run.output:
-        show_logs(cron, run.name, slot=str(run.slot), last=1, follows=False, path_only=False)
-    else:
-        say(f"{run.name}: {outcome_text(run)}{f': {run.summary}' if run.outcome is Outcome.SKIPPED else ''}")
+        run = run_entry(cron, entry, stop=stop)
+    print_output(cron, entry.key, began, position, is_over=True)
+    summary = f": {run.summary}" if run.outcome is Outcome.SKIPPED else ""
+    say(f"{sign(run.outcome)}  {run.name}: {outcome_text(run)}{summary}")
     if by:
         return 128 + by[0]
     return run.exit_code or (EX_TEMPFAIL if run.outcome is Outcome.SKIPPED else int(run.outcome.is_failure))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -422,6 +423,20 @@ def test_an_entry_that_is_run_now_prints_its_output_and_exits_with_its_code(
     assert said.out == "cron.hourly/backup\n" and outcome in said.err
     (run,) = desk.cron("history", "backup", "--json").json["runs"]
     assert run["outcome"] == outcome and desk.cron("logs", "backup").out == said.out
+
+
+def test_the_output_of_an_entry_that_is_run_now_is_printed_as_it_comes(desk: Desk) -> None:
+    """A signal comes only when the first line has been seen by whoever reads standard output."""
+    reading, writing = os.pipe()
+    desk.drop("backup", "#!/bin/sh\n# resil: timeout=1m\necho first; printf 'half '; sleep 60\n")
+    argv = [sys.executable, "-m", "resilience", "cron", "run", "backup"]
+    with subprocess.Popen(argv, stdout=writing, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writing)
+        with open(reading) as seen:
+            assert seen.readline() == "first\n" and process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert seen.read() == "half "
+        assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
