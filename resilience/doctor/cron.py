@@ -6,7 +6,6 @@ Changes nothing. A child with a deadline reads paths whose file system may hang.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -351,23 +350,18 @@ def limits_of(settings: CronSettings, installation: Installation | None) -> Limi
 
 
 def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    """Check that an entry's program exists, on the entry's PATH and not on the user's."""
+    """Check that an entry's program exists, on the entry's PATH and not on the user's; of a line, also its shell."""
+    from resilience.cron.table.crontab_file import program_of as program_in
+
     if entry.kind is Kind.SUBMIT or not entry.argv:
         return
-    fault = partial(Diagnosis, entry.name, Verdict.CRITICAL)
-    variables = environment_of(cron, entry)
+    fault, variables = partial(Diagnosis, entry.name, Verdict.CRITICAL), environment_of(cron, entry)
     path = variables.get("PATH", "")
-
-    def is_known(program: str, shell: str) -> bool:
-        if shutil.which(program, path=path) is not None:
-            return True
-        argv = [shell, "-c", 'command -v "$0"', program]  # a builtin or a keyword
-        return shell != "" and cron.project.system.runner.run(argv, timeout_s=READ_S, env=variables).returncode == 0
-
-    for program, shell in programs_of(entry):
+    for program in filter(None, dict.fromkeys((entry.argv[0], program_in(entry.argv)))):
         file = cron.project.loaded.project / program
         if "/" not in program:
-            if not is_known(program, shell):
+            asked = (entry.argv[0], "-c", 'command -v "$0"', program)  # it may be a builtin
+            if shutil.which(program, path=path) is None and _run(cron, asked, variables) != 0:
                 advice = "use an absolute path; the PATH: resil cron doctor --environment"
                 yield fault(f"there is no program {program!r} on the entry's PATH", advice)
         elif not file.is_file():
@@ -378,20 +372,8 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
             yield from _interpreter(fault, file, path)
 
 
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh"})
-"""Shells with `command -v` (POSIX)."""
-
-_FIRST_WORD = re.compile(r"\s*([\w@%+,./:-]+)(?=[\s;&|<>)]|$)")
-"""The name of a command, unless a line begins with an assignment, a quote or an expansion."""
-
-
-def programs_of(entry: Entry) -> Iterator[tuple[str, str]]:
-    """Yield an entry's program and, of a line for a shell, its first command with that shell. Pure."""
-    program, *words = entry.argv
-    yield program, ""
-    is_line = len(words) == 2 and words[0] == "-c" and Path(program).name in _SHELLS
-    if is_line and (first := _FIRST_WORD.match(words[1])) is not None:
-        yield first[1], program
+def _run(cron: CronProject, argv: Sequence[str], variables: Mapping[str, str]) -> int:
+    return cron.project.system.runner.run(argv, timeout_s=READ_S, env=variables).returncode
 
 
 def _interpreter(fault: Callable[[str, str], Diagnosis], file: Path, path: str) -> Iterator[Diagnosis]:

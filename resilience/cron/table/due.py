@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Mapping
-from functools import lru_cache
 
 from resilience.cron.records import Due, Entry, Table
 from resilience.cron.table.expression import Schedule, parse_schedule
@@ -91,15 +90,10 @@ def start_of(entry: Entry, slot: int, salt: str = "") -> float:
     return slot + share * room_s
 
 
-@lru_cache(maxsize=4096)
-def _parse(text: str, zone: str) -> Schedule:
-    return parse_schedule(text, zone)
-
-
 def schedule_of(entry: Entry) -> Schedule:
     """Return the entry's schedule. Raise ScheduleError or ZoneError if it is invalid, which the table's parsers
     prevent."""
-    return _parse(entry.schedule, entry.zone)
+    return parse_schedule(entry.schedule, entry.zone)
 
 
 def _at_start(entry: Entry, base: int | None, now: float, tick_s: float, started: float | None) -> list[Due]:
