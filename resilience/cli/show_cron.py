@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.cli.output import chosen, clean, paint, patience, plain, print_indented, print_json, print_table
 from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
+from resilience.cron.health import Health
 from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.status import CronStatus, Health
+from resilience.cron.status import CronStatus
 from resilience.cron.words import slot_text
 from resilience.errors import EX_TEMPFAIL
 from resilience.job import Liveness
