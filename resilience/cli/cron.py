@@ -174,6 +174,17 @@ def canary(
     raise typer.Exit(show_canary(open_cron_project(config), wait_s=wait_s, as_json=as_json))
 
 
+def digest(config: ConfigOption = None) -> None:
+    """Send the daily digest now, and print it. The entry resil/digest runs this every day at [cron] digest_at."""
+    from resilience.cli.output import clean
+    from resilience.cron.digest import send_digest
+
+    sent = send_digest(open_cron_project(config))
+    print(clean(sent.title))
+    for line in sent.body:
+        print(f"  {clean(line)}")
+
+
 def job(context: typer.Context, config: ConfigOption = None) -> None:
     """Run the scheduler's own job. The batch script of the backend slurm calls this."""
     from resilience.cron.job import main
@@ -399,6 +410,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
      "Examples: resil cron prune; resil cron prune --dry-run"),
     ("canary", canary, "Have the scheduler send a test alert.",
      "Examples: resil cron canary; resil cron canary --wait 5m"),
+    ("digest", digest, "Send the daily digest now.", "Examples: resil cron digest; every day: [cron] digest_at"),
 )  # fmt: skip
 """In the order of a typical workflow."""
 

@@ -454,8 +454,8 @@ def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
             print("no tick picked it up in time")
             print("  try: resil cron status")
         else:
-            print("picked up, but not every channel has responded yet; delivery is retried")
-            print("  try: resil alert list; resil alert flush")
+            print("picked up, but not every channel has responded yet")
+            print("  try: resil alert test")
     return code
 
 

@@ -148,13 +148,19 @@ class CronProject:
 
         project = self.project
         loaded = project.loaded
-        return read_table(
+        found = read_table(
             self.directory,
             self.settings,
             uid=project.system.host.uid,
             group=loaded.settings.run.group,
             project=loaded.project,
         )
+        if not self.settings.digest_at:
+            return found
+        from resilience.cron.digest import own_entries
+
+        own = own_entries(self.settings)
+        return replace(found, entries=found.entries + own.entries, ignored=found.ignored + own.ignored)
 
 
 def check_amounts(settings: CronSettings) -> None:
