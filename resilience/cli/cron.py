@@ -381,6 +381,18 @@ def canary(
     raise typer.Exit(show_canary(open_cron_project(config), wait_s=wait_s, as_json=as_json))
 
 
+@_command("resil cron digest; every day: digest_at in [cron]")
+def digest(config: ConfigOption = None) -> None:
+    """Send the daily digest now. Print it, too: the entry resil/digest runs this every day at [cron] digest_at."""
+    from resilience.cli.output import clean
+    from resilience.cron.digest import send_digest
+
+    sent = send_digest(open_cron_project(config))
+    print(clean(sent.title))
+    for line in sent.body:
+        print(f"  {clean(line)}")
+
+
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def job(context: typer.Context, config: ConfigOption = None) -> None:
     """Run the scheduler's own job. The batch script of the backend slurm calls this."""

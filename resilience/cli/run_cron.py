@@ -108,7 +108,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
 
 def stopped_message(cron: CronProject) -> str:
     """Return a message about the stop of the scheduler; empty while it is not stopped."""
-    from resilience.cron.status import describe_stop
+    from resilience.cron.health import describe_stop
 
     stopped = cron.state.stopped()
     return describe_stop(stopped, cron.project.system.clock.now()) if stopped is not None else ""

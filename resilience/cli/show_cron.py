@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.cli.output import chosen, clean, paint, patience, plain, print_indented, print_json, print_table
 from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
+from resilience.cron.health import Health
 from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.status import CronStatus, Health
+from resilience.cron.status import CronStatus
 from resilience.cron.words import slot_text
 from resilience.errors import EX_TEMPFAIL, ResilError
 from resilience.job import Liveness
@@ -454,8 +455,8 @@ def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
             print("no tick picked it up in time")
             print("  try: resil cron status")
         else:
-            print("picked up, but not every channel has responded yet; delivery is retried")
-            print("  try: resil alert list; resil alert flush")
+            print("picked up, but not every channel has responded yet")
+            print("  try: resil alert test")
     return code
 
 

@@ -354,6 +354,8 @@ def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
     entry = next((entry for entry in cron.read_table().entries if entry.name == name), None)
     if entry is None:
         raise ResilError(f"{name} no longer exists: another process removed it", hint="resil cron list")
+    if name.startswith("resil/"):
+        raise UsageError(f"{name} is defined by {entry.place}", hint="remove the key there")
     if not entry.path:
         return _remove_line(cron, entry, dry_run=dry_run)
     path = Path(entry.path)  # in the directory, not the target of a link

@@ -99,13 +99,13 @@ def _log(cron: CronProject, key: str, run: RunRecord) -> Log:
     return Log(run, path)
 
 
-def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int]:
+def read_text(path: Path, limit_bytes: int = SHOWN_BYTES, *, flags: int = 0) -> tuple[str, int, int]:
     """Return the end of an output, the position after it, and the number of bytes omitted before it.
 
     Raise StateDirectoryError if the output cannot be read.
     """
     try:
-        descriptor = open_without_waiting(str(path), os.O_RDONLY)
+        descriptor = open_without_waiting(str(path), os.O_RDONLY | flags)
     except FileNotFoundError:
         return "", 0, 0
     except OSError as error:

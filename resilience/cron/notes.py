@@ -23,19 +23,20 @@ def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...
 
     A note is only a hint: every member of the group can write one. The report states the current state. Never raises.
     """
-    if not _note(project).exists() or any(report.check == CHECK for report in reports):
+    if not is_noted(project) or any(report.check == CHECK for report in reports):
         return ()
-    from resilience.cron.checks._cron.judging import judge_scheduler
-    from resilience.cron.checks._cron.probe import read_scheduler
-    from resilience.cron.checks._cron.reading import SCHEDULER
+    from resilience.cron.checks.cron import CHECK as WATCHDOG
+    from resilience.cron.checks.cron import SCHEDULER, CronCheckSettings, read_scheduler
+    from resilience.cron.health import Health
     from resilience.cron.state_directory import CronDirectory
+    from resilience.watch.reading import Timed
 
-    now = project.system.clock.now()
+    loaded, now = project.loaded, project.system.clock.now()
     with suppress(ResilError):
-        directory = CronDirectory(project.loaded.state_dir, project.loaded.settings.run.group)
-        reading = read_scheduler(directory, now)
-        if reading is not None and not reading.nothing:
-            findings = judge_scheduler(SCHEDULER, reading, 0.0, now)
+        directory = CronDirectory(loaded.state_dir, loaded.settings.run.group)
+        found = read_scheduler(directory, loaded.settings.cron_settings, now)
+        if found is not None and found.judgement is not None and found.judgement.health is not Health.ABSENT:
+            findings = WATCHDOG.judge(SCHEDULER, (Timed(now, found),), CronCheckSettings(), now)
             return (Report(check=CHECK, findings=tuple(findings), time=now),)
     return ()
 

@@ -135,7 +135,13 @@ class CronProject:
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""
-        return self._reader().table()
+        found = self._reader().table()
+        if not self.settings.digest_at:
+            return found
+        from resilience.cron.digest import own_entries
+
+        own = own_entries(self.settings)
+        return replace(found, entries=found.entries + own.entries, ignored=found.ignored + own.ignored)
 
     def _reader(self) -> CronReader:
         from resilience.cron.table.directory import CronReader

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.cron.entries import runs_of
+from resilience.cron.health import Health, Judgement
 from resilience.cron.records import Entry, Ignored, Kind, Overlap, Table
-from resilience.cron.status import READ_S, CronStatus, Health, Judgement, cron_status
+from resilience.cron.status import READ_S, CronStatus, cron_status
 from resilience.cron.words import span_text
 from resilience.doctor.diagnosis import Diagnosis, guarded, try_state_directory
 from resilience.errors import ProbeError, ResilError

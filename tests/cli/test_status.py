@@ -229,7 +229,8 @@ def late_scheduler(shell: Shell) -> None:
     moment = shell.project.system.clock.now() - 3600
     directory = shell.directory / ".resil" / ".cron"
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "heartbeat").write_text(json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"}))
+    times = {"time": moment, "expected": moment + 60, "alive_since": moment}
+    (directory / "heartbeat").write_text(json.dumps({**times, "driver": "foreground"}))
 
 
 def test_a_late_scheduler_of_cron_is_told_with_since_when_and_what_to_run(shell: Shell) -> None:
