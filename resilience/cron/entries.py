@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -136,7 +135,7 @@ class Listing:
 def list_entries(cron: CronProject) -> Listing:
     """Read the table and the histories. Raise ResilError if the table cannot be read."""
     from resilience.cron.table.due import due
-    from resilience.cron.table.options import default_options
+    from resilience.cron.table.options import usual_options
     from resilience.errors import ResilError
 
     table = cron.read_table()
@@ -157,7 +156,7 @@ def list_entries(cron: CronProject) -> Listing:
             runs = runs_of(cron, entry.key, marks)
         except ResilError as error:
             trouble.append(error.message)
-        usual = default_options(cron.settings, is_drop_in=bool(entry.path))
+        usual = usual_options(entry, cron.settings)
         rows.append(row_of(entry, runs, now, is_due=entry.name in waiting, usual=usual))
     return Listing(tuple(rows), table.ignored, tuple(dict.fromkeys(trouble)), coming(table.entries, now))
 
@@ -182,6 +181,7 @@ def row_of(
     usual: EntryOptions = EntryOptions(),  # noqa: B008 - frozen
 ) -> EntryRow:
     """Return the row of an entry; `runs` is its history, oldest first, `usual` its default options. Pure."""
+    from resilience.cron.table.crontab_file import command_of
     from resilience.system.redaction import redact
 
     counted: dict[Outcome, int] = {}
@@ -198,7 +198,7 @@ def row_of(
         path=entry.path,
         words=schedule_in_words(entry.schedule, entry.zone),
         kind=entry.kind.value,
-        command="" if entry.path else redact(shlex.join(entry.argv)),
+        command="" if entry.path else redact(command_of(entry.argv)),
         timeout_s=entry.options.timeout_s,
         options=unusual_options(entry.options, usual),
         next=next_run(entry, now),

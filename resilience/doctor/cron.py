@@ -329,7 +329,12 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     """Check that an entry's program exists, on the entry's PATH and not on the user's."""
     if entry.kind is Kind.SUBMIT or not entry.argv:
         return
-    program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
+    from resilience.cron.table.crontab_file import program_of as program_in
+
+    program = entry.argv[0] if entry.path else program_in(entry.argv)
+    path = environment_of(cron, entry).get("PATH", "")
+    if not program:
+        return
     if "/" not in program:
         if shutil.which(program, path=path) is None:
             yield Diagnosis(

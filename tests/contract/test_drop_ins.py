@@ -337,7 +337,7 @@ def test_the_examples_of_the_crontab_can_be_used_as_they_stand() -> None:
     table = parse_crontab("\n".join(examples), "crontab", CronSettings())
     assert table.ignored == () and len(table.entries) == 3
     morning, look, archive = table.entries
-    assert (morning.argv, morning.mail_to) == (("resil", "status"), "you@example.org")
+    assert (morning.argv[2], morning.mail_to) == ("resil status", "you@example.org")
     assert look.options.ok == (0, 1, 2, 3) and archive.argv[:2] == ("/bin/sh", "-c") and archive.zone == "Europe/Paris"
 
 

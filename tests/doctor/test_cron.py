@@ -91,7 +91,7 @@ def test_whatever_is_ignored_is_told_with_why_and_the_fix(cron: CronProject) -> 
     drop(cron, "README")
     drop(cron, "typo", "#!/bin/sh\n# resil: timout=5m\ntrue\n")
     drop(cron, "open", mode=0o777)
-    crontab(cron, "* * * *  true\n0 4 * * *  true > log\n")
+    crontab(cron, "* * * *  true\n0 4 * * 8  true > log\n")
     found = examine_cron(cron)
     faults = {ignored.place: ignored for ignored in found.ignored if ignored.is_fault}
     assert found.is_broken

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience.cron.table.expression import ScheduleError, parse_schedule
-from resilience.cron.table.schedule import Schedule
+from resilience.cron.table.expression import Schedule, ScheduleError, parse_schedule
 from tests.cron.table.debian_cron import DebianCron, changes
 
 YEAR = (int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()))
