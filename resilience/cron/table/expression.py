@@ -253,13 +253,6 @@ class Schedule:
                 break  # repeated hours aside, a later time on the wall is a later slot
         return best
 
-    def between(self, after: float, until: float) -> Iterator[int]:
-        """Yield the slots after `after` up to and including `until`, oldest first."""
-        slot = self.next_after(after)
-        while slot is not None and slot <= until:
-            yield slot
-            slot = self.next_after(slot)
-
     def count(self, after: float, until: float) -> int:
         """Return the number of slots in `between`; takes milliseconds for a year of minutes."""
         first, last = max(floor(after), _EARLIEST), min(floor(until), _LATEST)
