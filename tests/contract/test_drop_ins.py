@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.environment import _KEPT as KEPT
+from resilience.base.mounts import LASTING
 from resilience.cron.environment import plan_environment
 from resilience.cron.project import open_cron
 from resilience.cron.records import Entry, Kind, Table
@@ -41,6 +41,12 @@ from tests.schedulers.spooled import Lab, lab, until
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
 SCRIPTS = sorted((CRON / "slurm").iterdir())
+KEPT = (
+    *("LANG", "LC_ALL", "TZ", "RESIL_PLUGINS", "RESIL_LOCAL_SPOOL", "RESIL_RUN__NAME", "XDG_CONFIG_HOME", "SLURM_CONF"),
+    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "http_proxy", "HTTPS_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    *LASTING,
+)
+"""Variables that an installation records."""
 FULL = """
 [watch.fs]
 paths = ["."]

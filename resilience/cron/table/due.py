@@ -65,12 +65,10 @@ def next_due(table: Table, last: Mapping[str, int], now: float, *, salt: str = "
 def next_start(entry: Entry, last: int | None, now: float, *, salt: str = "") -> float | None:
     """Return when an entry starts next after `now`; None: never, or at boot."""
     schedule = schedule_of(entry)
-    newest = schedule.newest_until(now)
     base = int(now) if last is None else last
-    if newest is not None and newest > base:
-        start = start_of(entry, newest, salt)
-        if start > now:
-            return start
+    newest = schedule.newest_until(now) if entry.options.jitter_s > 0 else None
+    if newest is not None and newest > base and (start := start_of(entry, newest, salt)) > now:
+        return start
     following = schedule.next_after(max(now, base))
     return None if following is None else start_of(entry, following, salt)
 

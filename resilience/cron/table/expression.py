@@ -163,7 +163,8 @@ class _Fields(NamedTuple):
         """Yield the matching days as ordinals: from `first` on, or backwards (`step` -1), for 50 years."""
         at = date.fromordinal(first)
         month = 12 * at.year + at.month - 1
-        for year, index in (divmod(number, 12) for number in range(month, month + step * _SEARCHED_MONTHS, step)):
+        for number in range(month, month + step * _SEARCHED_MONTHS, step):
+            year, index = divmod(number, 12)
             if index + 1 not in self.months or not 0 < year < 9999:
                 continue
             start = date(year, index + 1, 1).toordinal()
@@ -251,13 +252,6 @@ class Schedule:
             if best is not None and step * (local - farthest(offsets)) >= step * best:
                 break  # repeated hours aside, a later time on the wall is a later slot
         return best
-
-    def between(self, after: float, until: float) -> Iterator[int]:
-        """Yield the slots after `after` up to and including `until`, oldest first."""
-        slot = self.next_after(after)
-        while slot is not None and slot <= until:
-            yield slot
-            slot = self.next_after(slot)
 
     def count(self, after: float, until: float) -> int:
         """Return the number of slots in `between`; takes milliseconds for a year of minutes."""
@@ -347,22 +341,27 @@ def _parse_every(words: list[str]) -> int:
 
 
 def _parse_fields(words: list[str]) -> _Fields:
-    minutes, hours, days, months, weekdays = (_parse_field(word, index) for index, word in enumerate(words))
-    fields = _Fields(
-        minutes=tuple(sorted(60 * hour + minute for hour in hours for minute in minutes)),
-        days=days,
-        months=months,
-        weekdays=frozenset(day % 7 for day in weekdays),
-        needs_both=words[2].startswith("*") or words[4].startswith("*"),
-        is_fixed=not words[0].startswith("*") and not words[1].startswith("*"),
-    )
-    if next(fields.walk(0, 1), None) is None:
+    is_fixed = not words[0].startswith("*") and not words[1].startswith("*")
+    return _Fields(_minutes(words[0], words[1]), *_days(*words[2:]), is_fixed)
+
+
+@lru_cache(maxsize=4096)
+def _minutes(minutes: str, hours: str) -> tuple[int, ...]:
+    every = sorted(_parse_field(minutes, 0))
+    return tuple(60 * hour + minute for hour in sorted(_parse_field(hours, 1)) for minute in every)
+
+
+@lru_cache(maxsize=4096)
+def _days(days: str, months: str, weekdays: str) -> tuple[frozenset[int], frozenset[int], frozenset[int], bool]:
+    found = _parse_field(days, 2), _parse_field(months, 3), frozenset(day % 7 for day in _parse_field(weekdays, 4))
+    needs_both = days.startswith("*") or weekdays.startswith("*")
+    if next(_Fields((), *found, needs_both, is_fixed=True).walk_days(1, 1), None) is None:
         raise ScheduleError(
-            f"{' '.join(words)!r} never matches: no such month has that day",
+            f"'{days} {months} {weekdays}' never matches: no such month has that day",
             hint="for the last day of a month run the script on `28-31`, and continue only if "
             '`[ "$(date -d tomorrow +%d)" = 01 ]`',
         )
-    return fields
+    return *found, needs_both
 
 
 @lru_cache(maxsize=4096)

@@ -53,9 +53,9 @@ def entry_options(text: str, settings: CronSettings, schedule: Schedule, *, is_d
     said = parse_options(text, default_options(settings, is_drop_in=is_drop_in))
     limit_s = said.options.timeout_s
     is_set = "timeout" in said.written or settings.timeout_s != _USUAL_S
-    if is_set or said.options.overlap is Overlap.ALLOW:
+    if is_set or said.options.overlap is Overlap.ALLOW or schedule.shortest_s >= limit_s:
         return said
-    return said._replace(options=replace(said.options, timeout_s=min(limit_s, schedule.shortest_s)))
+    return Options(replace(said.options, timeout_s=min(limit_s, schedule.shortest_s)), said.name, said.written)
 
 
 def usual_options(entry: Entry, settings: CronSettings) -> EntryOptions:

@@ -14,6 +14,8 @@ from functools import cache
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+from resilience.cron.table.expression import Schedule
+
 _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
@@ -83,6 +85,14 @@ class DebianCron:
         for day in range(first // 1440, last // 1440 + 1):
             if self.matches(day * 1440 + of_day[0]):
                 yield from (m for m in (day * 1440 + one for one in of_day) if first <= m < last)
+
+
+def between(schedule: Schedule, after: float, until: float) -> Iterator[int]:
+    """The slots of one of our schedules in (after, until]."""
+    slot = schedule.next_after(after)
+    while slot is not None and slot <= until:
+        yield slot
+        slot = schedule.next_after(slot)
 
 
 def command_and_input(text: str) -> tuple[str, str]:
