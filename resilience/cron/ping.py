@@ -119,10 +119,10 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
     from resilience.alerts.state import open_alert_state
     from resilience.cron.checks.cron import fold, read_table_file
 
-    table = read_table_file(cron.state.path)
+    names, _ = read_table_file(cron.state.path)
     for key in cron.state.keys():  # noqa: SIM118 - no mapping
         last = fold(cron.state.history(key)).last
-        if last is None or (table is not None and last.name not in table[0]):
+        if last is None or (names is not None and last.name not in names):
             continue
         if last.outcome is Outcome.DONE and last.exit_code == UNKNOWN_CODE:
             yield f"{last.name} ended UNKNOWN"

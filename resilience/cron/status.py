@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilience.cron.driver_state import driver_state
 from resilience.cron.entries import EntryRow, lateness_s, list_entries
-from resilience.cron.health import Health, Judgement, judge_scheduler
+from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Heartbeat, Installation, Outcome
 from resilience.errors import ResilError
 
@@ -90,7 +90,10 @@ def cron_status(cron: CronProject) -> CronStatus:
     if seen["unread"]:
         judgement = Judgement(Health.UNKNOWN, seen["unread"], seen["unread_hint"] or _HINT_HUNG)
     else:
-        judgement = judge_scheduler(installation, heartbeat, driver, seen["stopped"], now=now, settings=cron.settings)
+        judgement = judge_scheduler(
+            installation, heartbeat, driver, seen["stopped"], now=now, settings=cron.settings,
+            awake_since=awake_since(now),
+        )  # fmt: skip
     return CronStatus(
         judgement=judgement,
         installation=installation,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from resilience import cron_late
-from resilience.base.processes import boot_id
-from resilience.cron.health import Health, Judgement, judge_scheduler, last_tick
-from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
+from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
+from resilience.cron.records import Installation, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory, Damaged
 from resilience.errors import ResilError, SettingsError, StateDirectoryError
 from resilience.finding import Figure, Finding, Verdict
@@ -35,22 +33,16 @@ TABLE_FILE = "table.json"
 TAIL_LINES, TAIL_WIDTH, TAIL_BYTES = 15, 300, 4096
 """Of a failed run's output, shown as evidence."""
 
-WOKE_S = 60.0
-"""A node suspended for longer than this has missed ticks because of that."""
-
 DRIVER_SHARE = 0.6
 """Share of the probe's deadline within which the driver answers. A controller that hangs leaves the heartbeat."""
 
-VERDICTS = {
-    Health.LATE: Verdict.WARNING, Health.DEAD: Verdict.CRITICAL, Health.UNKNOWN: Verdict.UNKNOWN,
-}  # fmt: skip
+VERDICTS = {Health.LATE: Verdict.WARNING, Health.DEAD: Verdict.CRITICAL, Health.UNKNOWN: Verdict.UNKNOWN}
 """Of other healths: OK. A scheduler that was stopped or uninstalled needs no alert."""
 
 _WORDS = {
     Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.REFUSED: "could not be started",
-    Outcome.CUT_SHORT: "was cut short: its supervisor died",
+    Outcome.CUT_SHORT: "was cut short: its supervisor died", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
 }  # fmt: skip
-_NEVER_ENDED = frozenset({Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,38 +71,28 @@ class CronReading:
     """Reading of the scheduler, of one entry, or of one ignored file. Times: seconds since the epoch.
 
     Attributes:
-        kind: `scheduler`, `entry` or `ignored`.
+        judgement: of the scheduler; None: of an entry or an ignored file.
+        trouble: error of the last tick, or of the chain of jobs; of an ignored file, why it does not run.
+        hint: for an ignored file: what to try.
         nothing: why there is nothing to judge, one sentence; empty: there is something.
-        judgement: of the scheduler.
-        heartbeat: of the scheduler; None: it has never ticked.
-        trouble: error of the last tick, or of the chain of jobs.
-        awake_since, slept_s, boot: when the observing node was booted or resumed, how long it has been suspended since
-            boot, and its boot id: ticks missed meanwhile are no fault of the scheduler.
         last: record of the entry's last run that ended; None: none.
         failures: number of consecutive failures.
         skips: number of slots skipped since the last run began.
         missed: number of slots missed since the last run.
         running_since: start of the active run; 0: none.
         tail: last lines of a failed run's output.
-        summary, hint: why an ignored file does not run, and what to try.
     """
 
-    kind: str = SCHEDULER
-    nothing: str = ""
     judgement: Judgement | None = None
-    heartbeat: Heartbeat | None = None
     trouble: str = ""
-    awake_since: float = 0.0
-    slept_s: float = 0.0
-    boot: str = ""
+    hint: str = ""
+    nothing: str = ""
     last: RunRecord | None = None
     failures: int = 0
     skips: int = 0
     missed: int = 0
     running_since: float = 0.0
     tail: tuple[str, ...] = ()
-    summary: str = ""
-    hint: str = ""
 
 
 class CronCheck:
@@ -139,13 +121,11 @@ class CronCheck:
         Empty if no scheduler was ever installed and none ever ticked. Raise StateDirectoryError if the directory cannot
         be read.
         """
-        directory, now = CronDirectory(context.state_dir, context.group), context.system.clock.now()
-        readings: dict[str, CronReading] = {}
+        directory, readings = CronDirectory(context.state_dir, context.group), dict[str, CronReading]()
         if not settings.entries:
-            known = before[SCHEDULER].reading if SCHEDULER in before else None
             limit_s = DRIVER_SHARE * (target.deadline_s or 10.0)
             found = read_scheduler(
-                directory, context.cron or CronSettings(), now, late_s=settings.late_s, before=known,
+                directory, context.cron or CronSettings(), context.system.clock.now(), late_s=settings.late_s,
                 ask=lambda installation: _ask(installation, context, limit_s),
             )  # fmt: skip
             if found is None:
@@ -153,24 +133,22 @@ class CronCheck:
             readings[SCHEDULER] = found
         elif not directory.path.is_dir():
             return {}
-        table = read_table_file(directory.path)
+        names, ignored = read_table_file(directory.path)
         for key in directory.keys():  # noqa: SIM118 - no mapping
             runs = directory.history(key)
             if key == SCHEDULER or not runs or not _is_wanted(runs[-1].name, settings.entries):
                 continue
-            reading = CronReading(kind="entry", nothing="no longer in the table")
-            if table is None or runs[-1].name in table[0]:
-                reading = fold(runs)
-                if reading.last is not None and reading.last.outcome.is_failure and reading.last.output:
-                    reading = replace(reading, tail=_tail(directory.path / "output" / key / reading.last.output))
+            reading = fold(runs)
+            if names is not None and runs[-1].name not in names:
+                reading = CronReading(nothing="no longer in the table")
+            elif reading.last is not None and reading.last.outcome.is_failure and reading.last.output:
+                reading = replace(reading, tail=_tail(directory.path / "output" / key / reading.last.output))
             readings[runs[-1].name] = reading
-        if settings.ignored and not settings.entries and table is not None:
-            for place, reason, hint in table[1]:
-                readings.setdefault(place, CronReading(kind="ignored", summary=reason, hint=hint))
-        for subject, timed in before.items():
-            if timed.reading.kind == "ignored" and not timed.reading.nothing and subject not in readings:
-                readings[subject] = CronReading(kind="ignored", nothing="no longer ignored")
-        return readings
+        for place, reason, hint in ignored if settings.ignored and not settings.entries else ():
+            readings.setdefault(place, CronReading(trouble=reason, hint=hint))
+        gone = CronReading(nothing="no longer ignored")
+        known = {subject: timed.reading for subject, timed in before.items()}
+        return {subject: gone for subject, one in known.items() if one.judgement is None and one.trouble} | readings
 
     def judge(
         self, subject: str, readings: Sequence[Timed[CronReading]], settings: CronCheckSettings, now: float
@@ -179,11 +157,12 @@ class CronCheck:
         reading = readings[-1].reading
         if reading.nothing:
             return (Finding(subject=subject, verdict=Verdict.OK, summary=reading.nothing),)
-        if reading.kind == "ignored":
-            why, advice = f"does not run: {reading.summary}", reading.hint or "resil cron doctor"
+        if reading.judgement is not None:
+            return tuple(_of_scheduler(subject, reading.judgement, reading.trouble))
+        if reading.trouble:
+            why, advice = f"does not run: {reading.trouble}", reading.hint or "resil cron doctor"
             return (Finding(subject=subject, verdict=Verdict.WARNING, fault="ignored", summary=why, advice=advice),)
-        found = _of_scheduler(subject, reading, now) if reading.kind == SCHEDULER else ()
-        return tuple(found or _of_entry(subject, reading, settings, now))
+        return tuple(_of_entry(subject, reading, settings, now))
 
 
 CHECK = CronCheck()
@@ -198,34 +177,30 @@ def read_scheduler(
     now: float,
     *,
     late_s: float = 0.0,
-    before: CronReading | None = None,
     ask: Callable[[Installation], Any] = lambda _: None,
 ) -> CronReading | None:
     """Return the reading of the scheduler; None: there is none. Raise StateDirectoryError if it cannot be read.
 
     `ask`: returns the driver's state, or None.
     """
-    heartbeat, installation, damaged = None, None, ""
+    heartbeat, installation, stopped = None, None, directory.stopped()
+    with suppress(StateDirectoryError):  # `resil cron doctor` reports it; the heartbeat shows if the scheduler is alive
+        installation = directory.installation()
     try:
         heartbeat = directory.heartbeat()
     except Damaged as error:
-        damaged = error.message
-    with suppress(StateDirectoryError):  # `resil cron doctor` reports it; the heartbeat shows if the scheduler is alive
-        installation = directory.installation()
-    if heartbeat is None and not damaged and installation is None:
+        if stopped is None:
+            advice = "the next tick rewrites it; if none comes: resil cron status"
+            return CronReading(judgement=Judgement(Health.UNKNOWN, error.message, advice, "damaged"))
+    if heartbeat is None and installation is None:
         return None
-    awake, stopped = _awake(now, before), directory.stopped()
-    if damaged and stopped is None:
-        advice = "the next tick rewrites it; if none comes: resil cron status"
-        return CronReading(judgement=Judgement(Health.UNKNOWN, damaged, advice, "damaged"), **awake)
-    driver = ask(installation) if installation is not None and stopped is None else None
     judgement = judge_scheduler(
-        installation, heartbeat, driver, stopped, now=now, settings=settings, late_s=late_s,
-        awake_since=awake["awake_since"],
+        installation, heartbeat, ask(installation) if installation is not None and stopped is None else None, stopped,
+        now=now, settings=settings, late_s=late_s, awake_since=awake_since(now),
     )  # fmt: skip
-    is_silent = judgement.health in (Health.STOPPED, Health.ABSENT) or heartbeat is None
-    trouble = "" if heartbeat is None or is_silent else heartbeat.trouble or _chain_problem(directory, installation)
-    return CronReading(judgement=judgement, heartbeat=heartbeat, trouble=trouble, **awake)
+    if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
+        return CronReading(judgement=judgement)
+    return CronReading(judgement=judgement, trouble=heartbeat.trouble or _chain_problem(directory, installation))
 
 
 def _ask(installation: Installation, context: Context, limit_s: float) -> Any:
@@ -254,44 +229,19 @@ def _chain_problem(directory: CronDirectory, installation: Installation | None) 
     return history[-1].summary or "its chain of jobs is broken" if is_broken else ""
 
 
-def _awake(now: float, before: CronReading | None) -> dict[str, Any]:
-    """Return since when this node is awake: a cluster that was off for a night has missed ticks because of that.
-
-    CLOCK_BOOTTIME includes the time a machine was suspended; CLOCK_MONOTONIC does not (clock_gettime(2)).
-    """
-    up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    slept_s = max(0.0, up_s - time.clock_gettime(time.CLOCK_MONOTONIC))
-    boot, since = boot_id()[:8], now - up_s
-    if before is not None and before.boot == boot and boot:
-        since = now if slept_s - before.slept_s > WOKE_S else max(since, before.awake_since)
-    return {"awake_since": since, "slept_s": slept_s, "boot": boot}
-
-
-def _of_scheduler(subject: str, reading: CronReading, now: float) -> Iterator[Finding]:
-    judged, beat = reading.judgement, reading.heartbeat
-    if judged is None:  # a reading of another version
-        return
+def _of_scheduler(subject: str, judged: Judgement, trouble: str) -> Iterator[Finding]:
     word = "dead, nothing runs" if judged.health is Health.DEAD else judged.health.value
-    summary, looked = f"{word}: {judged.reason}", [f"late when more than {format_duration(judged.patience_s)} overdue"]
-    if beat is not None:
-        looked.append(f"heartbeat of {int(beat.time)}, next expected {int(beat.expected)}, {beat.ticks} ticks")
-        if judged.health is Health.ALIVE:
-            summary += (
-                f"; {last_tick(beat, now)}, without a gap for {format_duration(max(0.0, now - beat.alive_since))}"
-            )
     verdict = Verdict.WARNING if judged.fault == "clock" else VERDICTS.get(judged.health, Verdict.OK)
-    limits = (judged.patience_s, cron_late.DEAD * judged.patience_s)
-    if verdict is not Verdict.OK or not reading.trouble:
+    limits = judged.patience_s, cron_late.DEAD * judged.patience_s
+    if verdict is not Verdict.OK or not trouble:
         yield Finding(
-            subject=subject, verdict=verdict, fault=judged.fault, summary=summary, looked=tuple(looked),
+            subject=subject, verdict=verdict, fault=judged.fault, summary=f"{word}: {judged.reason}",
             advice=judged.advice if judged.fault else "",
             figures=(Figure("overdue", judged.overdue_s, "s", *limits, minimum=0.0),) if judged.patience_s else (),
         )  # fmt: skip
-    if reading.trouble:
-        yield Finding(
-            subject=subject, verdict=Verdict.WARNING, fault="trouble", summary=reading.trouble,
-            advice="resil cron status", looked=tuple(looked),
-        )  # fmt: skip
+    if trouble:
+        advice = "resil cron status"
+        yield Finding(subject=subject, verdict=Verdict.WARNING, fault="trouble", summary=trouble, advice=advice)
 
 
 # ---- entries ------------------------------------------------------------------------------------------------------
@@ -299,13 +249,12 @@ def _of_scheduler(subject: str, reading: CronReading, now: float) -> Iterator[Fi
 
 def fold(runs: Sequence[RunRecord]) -> CronReading:
     """Return the reading of an entry from its history, oldest first. Pure."""
-    ended = [run for run in runs if run.outcome not in _NEVER_ENDED]
+    ended = [run for run in runs if run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)]
     last = ended[-1] if ended else None
     before = ended[-2].slot if len(ended) > 1 else float("-inf")
     running = [run for run in runs if run.outcome is Outcome.RUNNING and (last is None or run.slot > last.slot)]
     others = [run for run in reversed(runs) if run.outcome is not Outcome.RUNNING]
     return CronReading(
-        kind="entry",
         last=last,
         failures=len([*takewhile(lambda run: run.outcome.is_failure, reversed(ended))]),
         skips=sum(run.count for run in takewhile(lambda run: run.outcome is Outcome.SKIPPED, others)),
@@ -315,51 +264,46 @@ def fold(runs: Sequence[RunRecord]) -> CronReading:
 
 
 def _of_entry(subject: str, reading: CronReading, settings: CronCheckSettings, now: float) -> Iterator[Finding]:
-    last = reading.last
-    if last is not None and last.outcome.is_failure:
-        is_critical = 0 < settings.crit_failures <= reading.failures
-        summary = _WORDS.get(last.outcome, last.outcome.value)
-        if last.outcome is Outcome.FAILED and last.exit_code:
-            summary += f" with exit code {last.exit_code}"
-        summary += f" {format_duration(max(0.0, now - last.time))} ago{last.host and f' on {last.host}'}"
+    last, summary, is_failed = reading.last, "not run yet", False
+    running = f" for {format_duration(max(0.0, now - reading.running_since))}" if reading.running_since else ""
+    if last is not None:
+        is_failed = last.outcome.is_failure
+        code = f" with exit code {last.exit_code}" if last.outcome is Outcome.FAILED and last.exit_code else ""
+        job = f" as job {last.job_id}" if last.job_id and not is_failed else ""
+        ago = format_duration(max(0.0, now - last.time))
+        summary = f"{_WORDS.get(last.outcome, last.outcome.value)}{code}{job} {ago} ago"
+    if is_failed and last is not None:
+        summary += f" on {last.host}" if last.host else ""
         summary += f", {reading.failures} times in a row" if reading.failures > 1 else ""
-        summary += "" if last.summary.startswith("exit code") or not last.summary else f": {last.summary}"
+        summary += f": {last.summary}" if last.summary and not last.summary.startswith("exit code") else ""
+        is_critical = 0 < settings.crit_failures <= reading.failures
         yield Finding(
             subject=subject, verdict=Verdict.CRITICAL if is_critical else Verdict.WARNING, fault="failed",
             summary=summary, advice=f"resil cron logs {quoted(subject)}", evidence=reading.tail,
             figures=(Figure("failures", reading.failures, minimum=0.0),),
         )  # fmt: skip
-    running = f" for {format_duration(max(0.0, now - reading.running_since))}" if reading.running_since else ""
-    is_skipped = 0 < settings.skips <= reading.skips
-    if is_skipped:
+    if 0 < settings.skips <= reading.skips:
         yield Finding(
             subject=subject, verdict=Verdict.WARNING, fault="skipped",
             summary=f"{reading.skips} slots in a row were skipped: an earlier run is still active{running}",
             advice=f"resil cron history {quoted(subject)}; a shorter timeout ends it: # resil: timeout=10m",
         )  # fmt: skip
-    if is_skipped or (last is not None and last.outcome.is_failure):
-        return
-    summary = f"running{running}" if running else "not run yet"
-    if last is not None and not running:
-        submitted = f"submitted{last.job_id and f' as job {last.job_id}'}"
-        word = submitted if last.outcome is Outcome.SUBMITTED else "succeeded"
-        summary = f"{word} {format_duration(max(0.0, now - last.time))} ago"
-    if reading.missed:
-        summary += f"; {plural(reading.missed, 'slot')} missed before that and not run"
-    yield Finding(subject=subject, verdict=Verdict.OK, summary=summary)
+    elif not is_failed:
+        missed = f"; {plural(reading.missed, 'slot')} missed before that and not run" if reading.missed else ""
+        summary = (f"running{running}" if running else summary) + missed
+        yield Finding(subject=subject, verdict=Verdict.OK, summary=summary)
 
 
-def read_table_file(path: Path) -> tuple[frozenset[str], tuple[tuple[str, str, str], ...]] | None:
-    """Return (names of the entries, mistakenly ignored files) as the last tick read them; None if unknown."""
+def read_table_file(path: Path) -> tuple[frozenset[str] | None, Sequence[tuple[str, str, str]]]:
+    """Return the names of the entries as the last tick read them, None if unknown, and the mistakenly ignored files."""
     from resilience.system.files import read_regular
 
-    try:
-        found = read_regular(path / TABLE_FILE, 4 * 2**20)
-        record = json.loads(found[0]) if found is not None else {}
-        ignored = tuple((str(place), str(reason), str(hint)) for place, reason, hint in record["ignored"])
-        return frozenset(map(str, record["entries"])), ignored
-    except (StateDirectoryError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    with suppress(StateDirectoryError, ValueError, KeyError, TypeError, RecursionError):
+        if (found := read_regular(path / TABLE_FILE, 4 * 2**20)) is not None:
+            record = json.loads(found[0])
+            ignored = [(str(place), str(reason), str(hint)) for place, reason, hint in record["ignored"]]
+            return frozenset(map(str, record["entries"])), ignored
+    return None, ()
 
 
 def _is_wanted(name: str, patterns: Sequence[str]) -> bool:
@@ -370,8 +314,7 @@ def _tail(path: Path) -> tuple[str, ...]:
     """Return the last lines of a run's output; empty if it is gone."""
     from resilience.cron.logs import read_text
 
-    try:
+    with suppress(ResilError):
         text, _, left_out = read_text(path, TAIL_BYTES, flags=os.O_NOFOLLOW)
-    except ResilError:
-        return ()
-    return tuple(line[:TAIL_WIDTH] for line in text.splitlines()[1 if left_out else 0 :][-TAIL_LINES:])
+        return tuple(line[:TAIL_WIDTH] for line in text.splitlines()[1 if left_out else 0 :][-TAIL_LINES:])
+    return ()
