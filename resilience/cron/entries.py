@@ -13,20 +13,21 @@ from resilience.errors import UsageError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
+    from resilience.cron.book import Run
     from resilience.cron.project import CronProject
     from resilience.cron.records import Due, Entry, Ignored
-    from resilience.cron.table.running import Mark
 
-Marks = Mapping[str, tuple["Mark", ...]]
+Marks = Mapping[str, tuple["Run", ...]]
 
 
 def marks_of(cron: CronProject) -> Marks:
-    """Return the marks of active runs, by the entry's key. Raise StateDirectoryError if they cannot be read."""
-    from resilience.cron.table.running import marks
+    """Return the active runs, by the entry's key. Raise StateDirectoryError if they cannot be read."""
+    from resilience.cron.book import State
 
-    found: dict[str, tuple[Mark, ...]] = {}
-    for mark in marks(cron.state):
-        found[mark.key] = (*found.get(mark.key, ()), mark)
+    found: dict[str, tuple[Run, ...]] = {}
+    for run in cron.state.book.active():
+        if run.state is State.RUNNING:
+            found[run.entry_key] = (*found.get(run.entry_key, ()), run)
     return found
 
 
@@ -37,27 +38,26 @@ def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[Ru
     """
     runs = {run.slot: run for run in cron.state.history(key)}
     for mark in (marks_of(cron) if marks is None else marks).get(key, ()):
-        if mark.slot not in runs or runs[mark.slot].outcome is Outcome.RUNNING:
-            runs[mark.slot] = _under_way(cron, mark)
+        runs[mark.slot] = _under_way(cron, mark)
     return tuple(runs[slot] for slot in sorted(runs))
 
 
-def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
-    """Return the record of a mark: RUNNING, or CUT_SHORT if no tick has noticed yet."""
+def _under_way(cron: CronProject, run: Run) -> RunRecord:
+    """Return the record of an active run: RUNNING, or CUT_SHORT if no tick has noticed yet."""
     from resilience.cron.table.output import outputs
-    from resilience.cron.table.running import liveness_of
 
-    if mark.end is not None:
-        return mark.end
-    now = cron.project.system.clock.now()
+    book, now = cron.state.book, cron.project.system.clock.now()
+    about = book.about(run)
+    if about.get("end"):
+        return RunRecord.from_json(about["end"])
     names = [
-        name for name in outputs(cron.state, mark.key) if name.partition(".")[0].partition("-")[0] == f"{mark.slot}"
+        name for name in outputs(cron.state, run.entry_key) if name.partition(".")[0].partition("-")[0] == f"{run.slot}"
     ]
     record = RunRecord(
-        name=mark.name, slot=mark.slot, outcome=Outcome.RUNNING, time=now, started=mark.started, host=mark.host,
-        pid=mark.pid, output=names[-1] if names else "",
+        name=book.name_of(run), slot=run.slot, outcome=Outcome.RUNNING, time=now, started=run.time,
+        host=str(about.get("host", "")), pid=run.pid, output=names[-1] if names else "",
     )  # fmt: skip
-    liveness, why = liveness_of(cron.state, mark, now=now)
+    liveness, why = book.liveness(run, now)
     if liveness is Liveness.GONE:
         return replace(record, outcome=Outcome.CUT_SHORT, summary=why)
     return record

@@ -78,7 +78,7 @@ def mail_news(cron: CronProject, entry: Entry, ended: Sequence[RunRecord]) -> tu
 def has_news(cron: CronProject, entry: Entry) -> bool:
     """Return whether an entry's history changed since its mails were last queued: two stat calls."""
     try:
-        written = (cron.state.path / "history" / f"{entry.key}.jsonl").stat().st_mtime_ns
+        written = (cron.state.path / "history" / entry.key).stat().st_mtime_ns
         return written > _mark(cron, entry).stat().st_mtime_ns
     except OSError:  # nothing ran yet, or no mail yet: the tick knows the run that ends
         return False

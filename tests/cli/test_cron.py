@@ -183,14 +183,11 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
 
 
 def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
-    from resilience.base.processes import start_ticks
-    from resilience.cron.table.running import Mark, here, write_mark
+    from tests.cron.records import put_run
 
     desk.drop("backup")
-    at, slot = here(), int(time.time()) - 300
-    state = desk.project.state
-    write_mark(state, Mark("cron.hourly/backup", "cron.hourly+backup", slot, at.host, at.boot, at.namespace,
-                           os.getpid(), start_ticks(os.getpid()) or 0, float(slot), None))  # fmt: skip
+    slot = int(time.time()) - 300
+    put_run(desk.project.state, "cron.hourly+backup", slot, at=float(slot))
     said = desk.cron("status", code=1).out
     assert re.search(r"\.\. +cron.hourly/backup +[0-9:]+ +running for 5 min", said)
     assert re.search(r"\.\. .* 5 min.* so far .*running", desk.cron("history", "backup").out)

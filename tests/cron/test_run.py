@@ -221,7 +221,7 @@ def test_sigterm_ends_what_runs_politely_and_records_it(context: CronContext) ->
     assert time.monotonic() - began < 60
     assert (context.home / "polite").exists()
     assert "cut short" in {str(record.outcome) for record in context.history("crontab+x")}
-    assert context.names("running") == []
+    assert context.names("runs") == []
 
 
 def test_sighup_ends_nothing(context: CronContext) -> None:

@@ -137,7 +137,7 @@ def test_a_run_that_is_still_under_way_has_its_next_slot_skipped_and_counted(con
     done = context.tick(TOP + 60, wait=False)
     assert [r.outcome for r in done.skipped] == [Outcome.SKIPPED]
     (context.home / "go").touch()
-    wait_until(lambda: context.names("running") == [])
+    wait_until(lambda: context.names("runs") == [])
     context.tick(TOP + 120)
     assert context.outcomes("cron.minutely+slow") == {TOP: "done", TOP + 60: "skipped", TOP + 120: "done"}
 
@@ -164,7 +164,7 @@ def test_a_damaged_file_costs_no_slot(context: CronContext, name: str, text: str
     assert context.tick(TOP + 60).lines == ()
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a.jsonl"])
+@pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a"])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
 def test_something_else_instead_of_a_file_blocks_nothing(context: CronContext, name: str, kind: str) -> None:
     context.drop("cron.hourly/a")
@@ -204,7 +204,7 @@ def test_another_users_directory_runs_nothing(context: CronContext) -> None:
     assert context.ran() == []
 
 
-def test_a_full_disk_runs_nothing_says_so_and_costs_no_slot(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_stops_nothing_so_its_watchdog_runs_too(tmp_path: Path) -> None:
     with small_disk(tmp_path / "state", "256k") as place:
         context = CronContext(tmp_path)
         context.drop("cron.hourly/a")
@@ -214,24 +214,31 @@ def test_a_full_disk_runs_nothing_says_so_and_costs_no_slot(tmp_path: Path) -> N
         with pytest.raises(StateDirectoryError, match="No space left") as told:
             context.tick(TOP)
         assert told.value.exit_code == 75
-        assert context.ran() == [] and context.queued() == []
+        assert context.ran() == [TOP] and len(context.queued()) == 1
+        beat = context.cron.state.heartbeat()
+        assert beat is not None and beat.time == TOP and "No space left" in beat.trouble
         ballast.unlink()
         context.tick(TOP + 60)
         assert context.ran() == [TOP] and len(context.queued()) == 1
+        assert context.outcomes(A) == {TOP: "done"} and context.outcomes(B) == {TOP: "submitted"}
 
 
-def test_a_disk_that_is_read_only_runs_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_starts_only_what_may_be_repeated_and_each_slot_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "state", "256k") as place:
         context = CronContext(tmp_path)
         context.drop("cron.hourly/a")
+        context.drop("cron.hourly/b.slurm")
+        context.drop("cron.hourly/watch", "#!/bin/sh\n# resil: rerun\necho $RESIL_CRON_SLOT >> watched\n")
         context.tick(TOP - 30)
         make_read_only(place, True)
-        with pytest.raises(StateDirectoryError, match="Read-only"):
-            context.tick(TOP)
-        assert context.ran() == []
+        for minute in range(5):
+            with pytest.raises(StateDirectoryError, match="Read-only"):
+                context.tick(TOP + 60 * minute)
+        assert context.ran() == [] and (context.home / "watched").read_text() == f"{int(TOP)}\n"
+        assert context.queued() == []
         make_read_only(place, False)
-        context.tick(TOP + 60)
-        assert context.ran() == [TOP]
+        context.tick(TOP + 300)
+        assert context.outcomes(A) == {TOP: "done"} and len(context.queued()) == 1
 
 
 def test_four_ticks_at_the_same_moment_run_and_submit_each_slot_once(context: CronContext) -> None:
@@ -438,6 +445,6 @@ def test_the_books_stay_small(context: CronContext) -> None:
     context.tick(TOP - 30)
     for minute in range(15):
         context.tick(TOP + 60 * minute)
-    assert len(context.names("slots")) <= 9 and context.names("open") == [] and context.names("running") == []
+    assert len(context.names("slots")) <= 9 and context.names("runs") == []
     assert len(context.names("history")) == 1
     assert json.loads((context.cron.state.path / "seen").read_text()).keys() == {"cron.minutely+a"}
