@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.base.processes import descendants, is_waiting_in_kernel
+from resilience.cron import ticker as cron_ticker
 from resilience.cron.project import CronProject
-from resilience.cron.records import Heartbeat, Outcome
+from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
+from tests.cron.records import put_run
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.hung import hung_directory
 
@@ -394,6 +398,81 @@ def test_a_run_that_cannot_finish_in_time_is_left_to_the_next_scheduler_unless_i
     assert begun == {"short", "endless", "precious"}
     context.tick(TOP + 400)
     assert context.outcomes("cron.hourly+long") == {TOP: "done"}
+
+
+def test_a_run_with_a_long_time_limit_that_is_usually_short_is_started_before_a_hand_over(
+    context: CronContext,
+) -> None:
+    context.drop("cron.hourly/quick", options="timeout=1h")
+    context.drop("cron.hourly/slow", options="timeout=1h")
+    context.tick(TOP - 30)
+    for number in range(3):
+        for name, took_s in (("quick", 20.0), ("slow", 1000.0)):
+            slot = int(TOP) - 3600 * (4 - number)
+            record = RunRecord(name=f"cron.hourly/{name}", slot=slot, outcome=Outcome.DONE, time=slot + took_s,
+                               started=float(slot))  # fmt: skip
+            context.cron.state.record(f"cron.hourly+{name}", record)
+    context.clock.time = TOP
+    ticker = Ticker(context.cron, driver="slurm", until=TOP + 600, life_s=DAY)
+    assert [record.name for record in ticker.tick().started] == ["cron.hourly/quick"]
+    while ticker.is_running:
+        ticker.poll(10)
+
+
+# ---- nothing to do --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> tuple[CronContext, list[float]]:
+    """A project whose last tick had nothing to do, and when the table was read since."""
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 0.0)
+    context.drop("cron.hourly/a", options="rerun")
+    context.crontab("*/5 * * * * true # resil: name=x\n")
+    context.tick(TOP + 60)
+    context.tick(TOP + 70)
+    read, seen = CronProject.read_table, list[float]()
+    monkeypatch.setattr(CronProject, "read_table", lambda cron: (seen.append(context.clock.time), read(cron))[1])
+    return context, seen
+
+
+def test_a_tick_with_nothing_to_do_reads_no_table_and_leaves_the_same_sign_of_life(
+    idle: tuple[CronContext, list[float]],
+) -> None:
+    context, seen = idle
+    for second in (120, 180, 299):
+        beat = context.tick(TOP + second).heartbeat
+        assert beat is not None and beat == context.cron.state.heartbeat() and seen == []
+        assert (beat.time, beat.entries, beat.next_slot) == (TOP + second, 2, TOP + 300)
+    assert [record.name for record in context.tick(TOP + 300).ended] == ["crontab/x"]
+    assert seen == [TOP + 300]
+
+
+CHANGES: dict[str, Callable[[CronContext], object]] = {
+    "a new file": lambda context: context.drop("cron.hourly/b"),
+    "another line": lambda context: context.crontab("* * * * * true # resil: name=x\n"),
+    "another mode": lambda context: (context.home / "cron" / "cron.hourly" / "a").chmod(0o500),
+    "a directory open to others": lambda context: context.home.chmod(0o777),
+    "a new directory": lambda context: (context.home / "cron" / "cron.daily").mkdir(),
+    "a run under way": lambda context: put_run(context.cron.state),
+    "a run that was cut short": lambda context: context.cron.state.record(
+        A, RunRecord(name="cron.hourly/a", slot=int(TOP), outcome=Outcome.CUT_SHORT, time=TOP)
+    ),
+    "a damaged heartbeat": lambda context: (context.cron.state.path / "heartbeat").write_text("{"),
+    "damaged memory": lambda context: (context.cron.state.path / "idle").write_text("[1]"),
+    "another setting": lambda context: setattr(
+        context, "cron", replace(context.cron, settings=replace(context.cron.settings, catch_up="none"))
+    ),
+    "a clock that was set back": lambda context: setattr(context.clock, "time", TOP - 1000),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_has_the_table_read_again(idle: tuple[CronContext, list[float]], change: str) -> None:
+    context, seen = idle
+    context.clock.time = TOP + 120
+    CHANGES[change](context)
+    context.tick()
+    assert len(seen) == 1
 
 
 def test_a_run_whose_supervisor_is_killed_is_cut_short_and_not_repeated(context: CronContext) -> None:
