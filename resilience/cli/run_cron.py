@@ -67,8 +67,9 @@ def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:
 def run_one(cron: CronProject, name: str) -> int:
     """Run one entry now, print its output as it comes, and return its exit code; 75: an earlier run is still active."""
     from resilience.cli.show_cron import outcome_text, print_output, sign
-    from resilience.cron.entries import find_entry, run_entry
+    from resilience.cron.entries import find_entry
     from resilience.cron.records import Outcome
+    from resilience.cron.run import run_entry
 
     entry = find_entry(cron.read_table(), name)
     if sentence := stopped_message(cron):

@@ -28,6 +28,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import CronStatus, Lateness
 from resilience.job import Liveness
+from tests.cron.records import put_run, take
 from tests.lab.fakes import NOW, FakeScheduler, make_project
 from tests.lab.hung import hung_directory
 from tests.lab.shell import SETTINGS, Desk, Said, Shell
@@ -190,12 +191,8 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
 
 def begin_in_this_process(desk: Desk, name: str) -> None:
     """Let this process be the active run of an entry."""
-    from resilience.base.processes import start_ticks
-    from resilience.cron.table.running import Mark, here, write_mark
-
-    slot, ticks = int(time.time()) - 300, start_ticks(os.getpid()) or 0
-    mark = Mark(name, name.replace("/", "+"), slot, *here(), os.getpid(), ticks, float(slot), None)
-    write_mark(desk.project.state, mark)
+    slot = int(time.time()) - 300
+    put_run(desk.project.state, name.replace("/", "+"), slot, at=float(slot))
 
 
 def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
@@ -445,7 +442,7 @@ def test_the_output_of_an_entry_that_is_run_now_is_printed_as_it_comes(desk: Des
 
 def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
     desk.drop("backup")
-    desk.project.state.take("cron.hourly+backup", int(time.time()) // 3600 * 3600 - 7200, {}, time.time())
+    take(desk.project.state, "cron.hourly+backup", int(time.time()) // 3600 * 3600 - 7200, now=time.time())
 
     def due() -> list[tuple[str, int, int]]:
         rows = desk.cron("tick", "--dry-run", "--json").json["due"]

@@ -21,6 +21,7 @@ from resilience.cron.entries import (
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, EntryOptions, Kind, Outcome, RunRecord
 from resilience.errors import UsageError
+from tests.cron.records import take
 from tests.lab.fakes import NOW, make_project
 
 HOUR = 3600
@@ -118,7 +119,7 @@ def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> N
 
 def test_due_slots_are_listed_without_claiming_them(cron: CronProject) -> None:
     assert due_now(cron) == (), "an entry that was never seen has no past"
-    cron.state.take("crontab+probe", SLOT - 600, {}, NOW)
+    take(cron.state, "crontab+probe", SLOT - 600, {}, NOW)
     for _ in range(2):
         (one,) = due_now(cron)
         assert one.entry.name == "crontab/probe"

@@ -54,7 +54,7 @@ def runs(shell: Shell, *words: str) -> list[dict[str, Any]]:
 def done(shell: Shell) -> int:
     """How many runs have ended well: from the files, because a poll by `resil` would keep the machine busy."""
     directory = shell.state_dir / ".cron" / "history"
-    return sum(path.read_text().count('"outcome":"done"') for path in directory.glob("*.jsonl"))
+    return len(list(directory.glob("*/*@DONE")))
 
 
 def status(shell: Shell) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_run_can_be_followed_while_it_runs(desk: Shell) -> None:
     tick = subprocess.Popen([sys.executable, "-m", "resilience", "cron", "tick"], cwd=desk.directory,
                             env=desk.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     try:
-        desk.until(lambda: bool(list((desk.state_dir / ".cron" / "running").glob("cron*"))))
+        desk.until(lambda: bool(list((desk.state_dir / ".cron" / "runs").glob("cron*@running@*"))))
         assert runs(desk)[-1]["outcome"] in ("running", "done")
         said = desk.resil("cron", "logs", "slow", "-f")
         assert said.stdout == "line 1\nline 2\nline 3\n", said.stderr
