@@ -286,7 +286,7 @@ def run_entry(
         return record
     ended: tuple[RunRecord, ...] = ()
     while not ended:
-        ended = runs.wait(60.0, is_over=stop) or (runs.end_all(grace_s, "a user ended it") if stop() else ())
+        ended = runs.wait(60.0, is_over=stop) or (runs.end_all(grace_s) if stop() else ())
     return ended[-1]
 
 

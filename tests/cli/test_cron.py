@@ -488,7 +488,7 @@ def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> Non
     runs_now(desk, "exec sleep 60", code=128 + number)
     timer.join()
     (run,) = desk.cron("history", "backup", "--json").json["runs"]
-    assert run["outcome"] == "cut short" and "a user ended it" in run["summary"]
+    assert run["outcome"] == "cut short" and "stopped" in run["summary"]
 
 
 # ---- completion
