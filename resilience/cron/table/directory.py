@@ -195,11 +195,14 @@ class CronReader:
         if not stat.S_ISREG(info.st_mode):
             return b"", info, None
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
+        try:
+            info, head = os.fstat(descriptor), b""
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(f"{real} was replaced while it was read")
-            head = file.read(limit_bytes)
+            while len(head) < limit_bytes and (part := os.read(descriptor, limit_bytes - len(head))):
+                head += part
+        finally:
+            os.close(descriptor)
         return head, info, refusal or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
 
     def _crontab(self, path: Path, place: str, above: Refusal | None) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from resilience.cron.records import Entry, EntryOptions, Overlap
@@ -89,6 +90,7 @@ def parse_options(text: str, default: EntryOptions) -> Options:
     return Options(replace(default, **values), given.get("name", ""), frozenset(given))
 
 
+@lru_cache
 def parse_catch_up(text: str) -> int:
     """Return how many missed slots are run late: `none` 0, `once` 1, `all<=N` N. Raise OptionError otherwise."""
     match = re.fullmatch(r"(none)|(once)|all<=([0-9]{1,9})", text)
