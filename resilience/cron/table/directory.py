@@ -199,7 +199,7 @@ class CronReader:
             info, head = os.fstat(descriptor), b""
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(f"{real} was replaced while it was read")
-            while len(head) < limit_bytes and (part := os.read(descriptor, limit_bytes - len(head))):
+            while len(head) < limit_bytes and (part := os.read(descriptor, min(limit_bytes - len(head), 2**20))):
                 head += part
         finally:
             os.close(descriptor)

@@ -173,7 +173,7 @@ def _objections_to_content(found: Found, *, is_job: bool) -> Iterator[tuple[str,
     if is_job and b"\r\n" in head:
         yield "it has Windows line endings, so sbatch rejects it", rf"sed -i 's/\r$//' {quoted(found.path)}"
     if not is_script and not head.startswith(b"\x7fELF"):
-        # execve(2), ENOEXEC. A shell would run it as a shell script, but no shell is set.
+        # execve(2), ENOEXEC. A shell would run it as a shell script, but a drop-in is started without one.
         yield "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
     if is_script and not first[2:].split():
         yield "its `#!` names no interpreter", "begin it with `#!/bin/sh`"
