@@ -115,13 +115,12 @@ def _zone_hint(zone: str) -> str:
     known = available_timezones()
     if not known:
         return "this machine has no time zones: install the package tzdata, or write CRON_TZ=UTC"
-    by_lower = {name.lower(): name for name in known}
     # `paris` for Europe/Paris: users omit the continent.
-    by_city = {name.lower().rpartition("/")[2]: name for name in sorted(known) if not name.startswith("posix/")}
+    names = {name.lower().rpartition("/")[2]: name for name in sorted(known) if not name.startswith("posix/")}
+    names |= {name.lower(): name for name in known}
     wanted = zone.strip().lower().replace(" ", "_")
-    for names, cutoff in ((by_lower, 0.99), (by_city, 0.99), (by_lower, 0.75), (by_city, 0.75)):
-        if close := get_close_matches(wanted, names, n=1, cutoff=cutoff):
-            return f"did you mean {names[close[0]]}?"
+    if close := [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.75):
+        return f"did you mean {names[close[0]]}?"
     return "write an IANA name, for instance Europe/Paris; `timedatectl list-timezones` shows them"
 
 
