@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilience.cron import canary as cron_canary
-from resilience.cron import notes
+from resilience.cron import late as notes
 from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
 from resilience.records import from_record, to_record
@@ -191,16 +191,15 @@ def reported(cron: CronProject) -> Reported:
 
 def send_failures(cron: CronProject) -> tuple[str, ...]:
     """Return recent failures to report, with reasons, for `resil cron status`. Never raises."""
-    from resilience.cron.ping import ping_state
+    from resilience.cron.ping import last_ping
     from resilience.quantities import format_duration
 
-    now, found = cron.project.system.clock.now(), []
-    state = ping_state(cron)
-    if state is not None and state.error and (cron.settings.ping_url or cron.settings.ping_url_file):
-        ago = f"{format_duration(max(0.0, now - state.time))} ago"
-        found.append(f"ping of the dead man's switch failed {ago}: {state.error}")
-    known = reported(cron)
-    return (*found, *(known.trouble if now - known.failed < UNSENT_S else ()))
+    now, known, (pinged, error) = cron.project.system.clock.now(), reported(cron), last_ping(cron)
+    found = known.trouble if now - known.failed < UNSENT_S else ()
+    if not error or not (cron.settings.ping_url or cron.settings.ping_url_file):
+        return found
+    ago = format_duration(max(0.0, now - pinged))
+    return (f"ping of the dead man's switch failed {ago} ago: {error}", *found)
 
 
 def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:
