@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import ResilError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
@@ -59,15 +58,14 @@ class Pruned:
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     """Delete expired files. Raise ResilError if the table cannot be read, because removed entries are unknown then."""
-    from resilience.cron.table.history import shorten
-    from resilience.cron.table.recovery import settle_dead_runs
-
     now = cron.project.system.clock.now()
     if not cron.state.path.is_dir():
         return Pruned()
     cron.state.check()
     trouble: list[str] = []
-    marks = _dead_marks(cron, now) if dry_run else len(settle_dead_runs(cron.state, now=now))
+    marks = (
+        _dead_marks(cron, now) if dry_run else len([*cron.state.book.settle_dead(now, cron.project.system.host.name)])
+    )
     found = plan(cron, now)
     if dry_run:
         return Pruned(found, marks)
@@ -81,16 +79,10 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
         except OSError as error:
             trouble.append(f"{removal.path}: {error.strerror or error}")
     for directory in {removal.path.parent for removal in removed}:
-        if directory.parent == cron.state.path / "output":
+        if directory.parent in (cron.state.path / "output", cron.state.path / "history"):
             with suppress(OSError):
                 directory.rmdir()  # only when nothing is left in it
-    lines = 0
-    for key in _keys(cron):
-        try:
-            lines += shorten(cron.state, key)
-        except ResilError as error:
-            trouble.append(error.message)
-    return Pruned(tuple(removed), marks, lines, tuple(trouble))
+    return Pruned(tuple(removed), marks, 0, tuple(trouble))
 
 
 def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
@@ -149,6 +141,7 @@ def _files_of(cron: CronProject, key: str) -> list[_File]:
     files = [file for file in _files(path / "slots") if file.path.name.rpartition("@")[0] == key]
     histories = {f"{key}.jsonl", f"{key}.jsonl.old"}
     files += [file for file in _files(path / "history") if file.path.name in histories]
+    files += list(_files(path / "history" / key))
     return files + list(_files(path / "output" / key))
 
 
@@ -172,13 +165,15 @@ def _stem(path: Path) -> str:
 
 
 def _jobs(cron: CronProject, key: str) -> set[str]:
-    """Return the jobs of an entry not known to have ended: `jobs/<key>@<slot>@<job>@<scheduler>`."""
-    names = (file.path.name.rsplit("@", 3) for file in _files(cron.state.path / "jobs"))
-    return {parts[2].partition("_")[0] for parts in names if len(parts) == 4 and parts[0] == key}
+    """Return the jobs of an entry not known to have ended."""
+    from resilience.cron.book import State
+
+    queued = (run for run in cron.state.book.active() if run.state is State.QUEUED and run.entry_key == key)
+    return {run.job[1].partition("_")[0] for run in queued}
 
 
 def _leftovers(path: Path, now: float) -> Iterator[_File]:
-    for directory in (path, path / "slots", path / "history", path / "running", path / "driver"):
+    for directory in (path, path / "slots", path / "history", path / "runs", path / "driver"):
         for file in _files(directory):
             name = file.path.name
             is_temporary = name.startswith(".") and name.endswith(".tmp") and now - file.written > LEFTOVER_S
@@ -188,13 +183,11 @@ def _leftovers(path: Path, now: float) -> Iterator[_File]:
 
 
 def _running(cron: CronProject) -> set[tuple[str, int]]:
-    from resilience.cron.table.running import marks
-
-    return {(mark.key, mark.slot) for mark in marks(cron.state)}
+    return {(run.entry_key, run.slot) for run in cron.state.book.active()}
 
 
 def _dead_marks(cron: CronProject, now: float) -> int:
-    from resilience.cron.table.running import here, liveness, marks
+    from resilience.cron.book import State
 
-    at = here()
-    return sum(liveness(mark, now=now, at=at)[0] is Liveness.GONE for mark in marks(cron.state))
+    book = cron.state.book
+    return sum(run.state is State.RUNNING and book.liveness(run, now)[0] is Liveness.GONE for run in book.active())
