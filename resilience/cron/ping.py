@@ -7,9 +7,9 @@ alerts after its grace time. A detached child sends the request, so no server de
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,7 +17,6 @@ from resilience.cron.records import Outcome
 from resilience.errors import ResilError, SettingsError
 from resilience.messages import plural
 from resilience.quantities import format_duration
-from resilience.records import from_record, to_record
 from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
@@ -38,21 +37,6 @@ STATE = "ping"
 """In `<state_dir>/.cron`: result of the last ping."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PingState:
-    """Result of the last ping.
-
-    Attributes:
-        time: when, seconds since the epoch.
-        error: why no success was reported; empty if one was.
-        well: time of the last success; 0: none yet.
-    """
-
-    time: float
-    error: str = ""
-    well: float = 0.0
-
-
 def check_ping(settings: CronSettings) -> None:
     """Raise SettingsError for an invalid address, without revealing it."""
     from resilience.system.http import check_url
@@ -63,15 +47,13 @@ def check_ping(settings: CronSettings) -> None:
         check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http, key="ping_allow_http")
 
 
-def ping_state(cron: CronProject) -> PingState | None:
-    """Return the result of the last ping; None if there was none or it cannot be read. Never raises."""
-    import json
-
-    with suppress(ResilError, ValueError, TypeError):
-        found = read_regular(cron.state.path / STATE)
-        if found is not None:
-            return from_record(PingState, json.loads(found[0]), strict=True)
-    return None
+def last_ping(cron: CronProject) -> tuple[float, str]:
+    """Return when the last ping was due, and why no success was reported; (0, "") if there was none. Never raises."""
+    with suppress(ResilError, ValueError, TypeError, KeyError):
+        if (found := read_regular(cron.state.path / STATE)) is not None:
+            record = json.loads(found[0])
+            return float(record["time"]), str(record["error"])
+    return 0.0, ""
 
 
 def ping_url(url: str, word: str) -> str:
@@ -86,27 +68,18 @@ def ping(cron: CronProject, summary: str, *, is_well: bool) -> None:
 
     A tick that ended well reports nothing if a watchdog could not look, or alerts are stuck.
     """
-    import json
+    from resilience.system.redaction import redact
 
-    before, now, secrets = ping_state(cron), cron.project.system.clock.now(), [cron.settings.ping_url]
+    now, error = cron.project.system.clock.now(), ""
     try:
-        from resilience.system.redaction import redact
-
-        error = "; ".join(doubts(cron, now)) if is_well else ""
-        if error:
-            error = f"no success reported: {error}"
-        else:
-            secrets = [_address(cron)]
-            error = _send(cron, secrets[0], "" if is_well else "fail", redact(summary))
-    except ResilError as problem:
-        error = redact(problem.message, secrets)
-    except Exception as problem:
-        error = redact(f"{type(problem).__name__}: {problem}", secrets)
-    well = before.well if before is not None else 0.0
-    state = PingState(time=now, error=error, well=now if is_well and not error else well)
+        doubt = "; ".join(doubts(cron, now)) if is_well else ""
+        error = f"no success reported: {doubt}" if doubt else _send(cron, "" if is_well else "fail", redact(summary))
+    except Exception as problem:  # reading the address registers it as a secret
+        text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
+        error = redact(text, [cron.settings.ping_url])
     with suppress(ResilError):
         make_directory(cron.state.path, mode=cron.state.directory_mode)
-        text = json.dumps(to_record(state, complete=True)) + "\n"
+        text = json.dumps({"time": now, "error": error}) + "\n"
         write_atomic(cron.state.path / STATE, text, mode=cron.state.file_mode, durable=False)
 
 
@@ -122,9 +95,8 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
     names, _ = read_table_file(cron.state.path)
     for key in cron.state.keys():  # noqa: SIM118 - no mapping
         last = fold(cron.state.history(key)).last
-        if last is None or (names is not None and last.name not in names):
-            continue
-        if last.outcome is Outcome.DONE and last.exit_code == UNKNOWN_CODE:
+        is_entry = last is not None and (names is None or last.name in names)
+        if last is not None and is_entry and (last.outcome, last.exit_code) == (Outcome.DONE, UNKNOWN_CODE):
             yield f"{last.name} ended UNKNOWN"
     outbox, routes = open_alert_state(cron.project, touch=False).outbox, routes_of(cron.project)
     waiting = [one for one in outbox.pending() if routes.get(one.channel) is not None]  # not of another project
@@ -135,30 +107,19 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
         yield outbox.error
 
 
-def _address(cron: CronProject) -> str:
-    from resilience.system.http import check_url
+def _send(cron: CronProject, word: str, body: str) -> str:
+    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
+    from resilience.system.http import check_url, refusal, request
     from resilience.system.secrets import read_secret
 
     check_ping(cron.settings)
-    found = read_secret(cron.settings, "ping_url", cron.project.system)
-    if found is None:
-        return cron.settings.ping_url
-    url, what = found.reveal(), "the content of [cron] ping_url_file"
+    secret, what = read_secret(cron.settings, "ping_url", cron.project.system), "the content of [cron] ping_url_file"
+    url = secret.reveal() if secret is not None else cron.settings.ping_url
     check_url(url, what, allow_http=cron.settings.ping_allow_http, key="ping_allow_http")
-    return url
-
-
-def _send(cron: CronProject, url: str, word: str, body: str) -> str:
-    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
-    from resilience.system.http import refusal, request
-
     answer = request(
-        ping_url(url, word),
-        body.encode("utf-8", "replace")[:BODY_BYTES],
-        environ=cron.project.system.environ,
-        timeout_s=PING_S,
+        ping_url(url, word), body.encode("utf-8", "replace")[:BODY_BYTES], environ=cron.project.system.environ,
+        timeout_s=PING_S, secrets=[url],
         headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "resil"},
-        secrets=[url],
-    )
+    )  # fmt: skip
     refused = refusal(answer, urlsplit(url).hostname or "the server", [url])
     return refused.message if refused is not None else ""

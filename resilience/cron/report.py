@@ -7,14 +7,15 @@ Never delays a tick: all of it happens in detached children.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilience.cron import canary as cron_canary
-from resilience.cron import notes
-from resilience.cron.records import Outcome, RunRecord
+from resilience.cron import late as notes
+from resilience.cron.records import RunRecord
 from resilience.errors import ResilError
 from resilience.records import from_record, to_record
 from resilience.system.child import Detached, start_detached
@@ -70,7 +71,7 @@ class TickReporter:
         self._mailed: Mapping[str, Entry] = {}
         """The entries with MAILTO, by name."""
         self._ended: list[RunRecord] = []
-        self._table = self._trouble = self._driver = ""
+        self._trouble = self._driver = ""
         self._is_due = False
 
     def tick_started(self) -> None:
@@ -156,15 +157,10 @@ class TickReporter:
             return False
         ignored = [[one.place, one.reason, one.hint] for one in table.ignored if one.is_fault]
         text = json.dumps({"entries": [entry.name for entry in table.entries], "ignored": ignored}) + "\n"
-        if text == self._table:
-            return False
-        is_first, self._table = not self._table, text
-        path = self._cron.state.path / TABLE
         with suppress(ResilError):
-            if is_first and (found := read_regular(path, 2**22)) is not None and found[0] == text.encode():
+            if (found := read_regular(self._cron.state.path / TABLE, 2**22)) is not None and found[0] == text.encode():
                 return False
-            make_directory(self._cron.state.path, mode=self._cron.state.directory_mode)
-            write_atomic(path, text, mode=self._cron.state.file_mode, durable=False)
+            _write(self._cron, TABLE, text)
         return True
 
 
@@ -191,29 +187,23 @@ def reported(cron: CronProject) -> Reported:
 
 def send_failures(cron: CronProject) -> tuple[str, ...]:
     """Return recent failures to report, with reasons, for `resil cron status`. Never raises."""
-    from resilience.cron.ping import ping_state
+    from resilience.cron.ping import last_ping
     from resilience.quantities import format_duration
 
-    now, found = cron.project.system.clock.now(), []
-    state = ping_state(cron)
-    if state is not None and state.error and (cron.settings.ping_url or cron.settings.ping_url_file):
-        ago = f"{format_duration(max(0.0, now - state.time))} ago"
-        found.append(f"ping of the dead man's switch failed {ago}: {state.error}")
-    known = reported(cron)
-    return (*found, *(known.trouble if now - known.failed < UNSENT_S else ()))
+    now, known, (pinged, error) = cron.project.system.clock.now(), reported(cron), last_ping(cron)
+    found = known.trouble if now - known.failed < UNSENT_S else ()
+    if not error or not (cron.settings.ping_url or cron.settings.ping_url_file):
+        return found
+    ago = format_duration(max(0.0, now - pinged))
+    return (f"ping of the dead man's switch failed {ago} ago: {error}", *found)
 
 
 def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:
     """Summarize a tick: counts and names, but no output of runs. Pure."""
-    counts = [
-        (len(ticked.started), "started"),
-        (sum(run.outcome is Outcome.DONE for run in ticked.ended), "succeeded"),
-        (sum(run.outcome.is_failure for run in ticked.ended), "failed"),
-        (len(ticked.submitted), "submitted"),
-        (len(ticked.refused), "refused"),
-        (sum(run.count for run in ticked.skipped), "skipped or missed"),
-    ]
-    done = ", ".join(f"{count} {word}" for count, word in counts if count) or "nothing was due"
+    counts: Counter[str] = Counter()
+    for run in (*ticked.started, *ticked.ended, *ticked.submitted, *ticked.refused, *ticked.skipped):
+        counts[run.outcome.value] += run.count
+    done = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was due"
     lines = [*([trouble] if trouble else []), f"{done}; the tick took {took_s:.1f} s"]
     lines += [f"{run.name}: {run.outcome}" for run in (*ticked.ended, *ticked.refused) if run.outcome.is_failure]
     return "\n".join(lines[:50])
@@ -226,20 +216,22 @@ def _report(
     from resilience.alerts.commands import deliver
     from resilience.cron.mail import queue_mails
 
+    def remember(known: Reported) -> None:
+        with suppress(ResilError):
+            _write(cron, STATE, json.dumps(to_record(known)) + "\n")
+
     known, began = reported(cron), cron.project.system.clock.now()
     trouble, is_complete = queue_mails(cron, entries, ended, known.mailed)
-    known = replace(known, mailed=began if is_complete and entries else known.mailed)
+    known = replace(known, looked=began, mailed=began if is_complete and entries else known.mailed)
     if trouble:
         known = replace(known, failed=began, trouble=trouble[-20:])
-    # In case this process is killed: an incident may be open.
-    _write(cron, replace(known, looked=began, open=max(1, known.open)))
-    has_channels = bool(cron.project.loaded.settings.alert.channels)
-    if has_channels:
+    remember(replace(known, open=max(1, known.open)))  # in case this process is killed: an incident may be open
+    if cron.project.loaded.settings.alert.channels:
         known = _watch(cron, known)
     else:
         for _ in deliver(cron.project, notes=notes, patient=True, deadline_s=60.0):
             pass
-    _write(cron, known if has_channels else replace(known, looked=began))
+    remember(known)
     for canary in canaries:
         cron_canary.release(cron, canary, driver)
 
@@ -268,7 +260,7 @@ def _uses_stderr(cron: CronProject) -> bool:
                for name, table in tables)  # fmt: skip
 
 
-def _write(cron: CronProject, state: Reported) -> None:
-    with suppress(ResilError):
-        text = json.dumps(to_record(state)) + "\n"
-        write_atomic(cron.state.path / STATE, text, mode=cron.state.file_mode, durable=False)
+def _write(cron: CronProject, name: str, text: str) -> None:
+    """Write a file of the state directory. Raise StateDirectoryError if that fails."""
+    make_directory(cron.state.path, mode=cron.state.directory_mode)
+    write_atomic(cron.state.path / name, text, mode=cron.state.file_mode, durable=False)

@@ -246,7 +246,7 @@ def test_a_submit_warns_of_a_late_scheduler_and_queues_all_the_same(shell: Shell
     late_scheduler(shell)
     said = shell.resil("submit")
     assert said.code == 0 and "queued run gpt" in said.out
-    assert "warning: the cron scheduler (foreground) is dead" in said.err
+    assert "warning: the cron scheduler is dead" in said.err
 
 
 def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes_a_second_to_look(
@@ -254,7 +254,7 @@ def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes
 ) -> None:
     late_scheduler(shell)
     monkeypatch.setattr(files, "read_regular", after_a_second(files.read_regular))
-    notice = "the cron scheduler (foreground) is dead"
+    notice = "the cron scheduler is dead"
     assert notice in shell.resil("status").out
     assert f"warning: {notice}" in shell.resil("submit").err
 

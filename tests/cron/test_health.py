@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,16 +12,20 @@ import pytest
 from resilience.cron.checks.cron import CHECK, SCHEDULER, CronCheckSettings
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
+from resilience.cron.drivers.scrontab import DRIVER as SCRONTAB
 from resilience.cron.health import Health, describe_stop, judge_scheduler
 from resilience.cron.late import late_notice
 from resilience.cron.project import open_cron
 from resilience.cron.records import Heartbeat, Installation
+from resilience.cron.state_directory import CronDirectory
 from resilience.cron.status import cron_status
 from resilience.doctor.cron import outlook
 from resilience.finding import Verdict
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
 from resilience.watch.watchdogs import context_of
+from tests.cron.drivers.site import SCRONTAB as STAND_IN
+from tests.cron.drivers.site import Site, an_installation
 from tests.lab.fakes import NOW, make_project
 
 SETTINGS = CronSettings()
@@ -168,3 +175,22 @@ def test_status_doctor_and_watchdog_give_one_answer(tmp_path: Path, monkeypatch:
     assert health.value in outlook(cron).text
     if ago_s > 60:
         assert f"is {health.value}" in late_notice(project)
+
+
+def test_an_scrontab_entry_that_scancel_disabled_is_dead_for_the_watchdog_too(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    context = site.context()
+    installation = an_installation(context, "scrontab")
+    SCRONTAB.install(installation, SETTINGS, context)
+    directory, now = CronDirectory(context.state_dir), context.system.clock.now()
+    directory.install(installation)
+    directory.beat(Heartbeat(time=now + 1, expected=now + 61, alive_since=now, driver="scrontab"))
+    (target,) = CHECK.targets(CronCheckSettings(), context)
+    for cancelled, health in ((False, Health.ALIVE), (True, Health.DEAD)):
+        if cancelled:
+            job = json.loads((tmp_path / "scrontab.jobs").read_text())["jobs"][0]["id"]
+            stand_in = [sys.executable, "-I", "-S", str(STAND_IN), "--scancel", str(job)]
+            subprocess.run(stand_in, env=site.environ(), check=True, timeout=60)
+        judged = CHECK.probe(target, CronCheckSettings(), context, {})[SCHEDULER].judgement
+        assert judged is not None and judged.health is health, judged
+    assert judged is not None and "its job was cancelled" in judged.reason and "resil cron install" in judged.advice

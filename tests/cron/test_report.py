@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.state import open_alert_state
-from resilience.cron.ping import ping_state
+from resilience.cron.ping import last_ping
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
 from resilience.cron.report import TickReporter, reported, send_failures, summary_of
@@ -198,8 +198,8 @@ def test_a_server_that_never_answers_delays_no_tick(tmp_path: Path) -> None:
         stage = Stage(tmp_path, cron=f'ping_url = "http://127.0.0.1:{server.getsockname()[1]}/x"')
         for _ in range(3):
             tick(stage.cron, driver="foreground")
-        assert ping_state(stage.cron) is None, "three ticks are over before one answer was given up"
-        until(lambda: ping_state(stage.cron) is not None, "the note")
+        assert not last_ping(stage.cron)[0], "three ticks are over before one answer was given up"
+        until(lambda: last_ping(stage.cron)[0], "the note")
 
 
 def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
