@@ -253,10 +253,12 @@ class Ticker:
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
+        if self.table is None:
+            return None
         from resilience.cron.table.due import schedule_of, start_of
 
         now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries if self.table is not None else ():
+        for entry in self.table.entries:
             if entry.options.jitter_s > 0 and entry.key in last:
                 newest = schedule_of(entry).newest_until(now)
                 if newest is not None and newest > last[entry.key]:
