@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.drivers import crontab
-from resilience.cron.drivers._ticks.place import Elsewhere
+from resilience.cron.drivers._tables import Elsewhere
 from resilience.cron.drivers.crontab import DRIVER, CrontabDriver, script_file, table_lines
 from resilience.cron.records import Heartbeat
 from resilience.cron.state_directory import CronDirectory
@@ -35,7 +35,7 @@ from tests.cron.drivers.real_cron import (
     requirements,
 )
 from tests.cron.drivers.site import Site, a_python_that_says_what_it_was_told, an_installation
-from tests.cron.drivers.ticks.test_lines import TABLES
+from tests.cron.drivers.test_tables import TABLES
 from tests.lab.fakes import NOW
 
 SETTINGS = CronSettings()
