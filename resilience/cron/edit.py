@@ -12,9 +12,10 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -229,23 +230,22 @@ def _add_drop_in(cron: CronProject, requested: NewEntry, command: str, *, dry_ru
     if not dry_run:
         make_directory(directory, mode=0o755)
         _write_new(path, text)
-        try:
-            _check_accepted(cron, added.name, f"{directory.name}/{path.name}", directory.name)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        _check_accepted(cron, added.name, [f"{directory.name}/{path.name}", directory.name], path.unlink)
     return added
 
 
-def _check_accepted(cron: CronProject, name: str, *places: str) -> None:
-    """Raise UsageError, with the reason, if the scheduler ignores an entry that was just written to these places."""
-    table = cron.read_table()
-    if any(entry.name == name for entry in table.entries):
-        return
-    why = [(one.reason, one.hint) for place in places for one in table.ignored if one.place.endswith(place)]
-    why += [(one.reason, one.hint) for one in table.ignored if one.place == cron.directory.name]
-    reason, hint = why[0] if why else (f"{name} is not in the table", "resil cron doctor")
-    raise UsageError(f"the scheduler ignores the new entry: {reason}", hint=hint)
+def _check_accepted(cron: CronProject, name: str, places: Sequence[str], undo: Callable[[], None]) -> None:
+    """Undo and raise UsageError, with the reason, if the scheduler ignores an entry just written to these places."""
+    try:
+        table = cron.read_table()
+        if not any(entry.name == name for entry in table.entries):
+            wanted = [*places, cron.directory.name]
+            why = [(one.reason, one.hint) for end in wanted for one in table.ignored if one.place.endswith(end)]
+            reason, hint = next(iter(why), (f"{name} is not in the table", "resil cron doctor"))
+            raise UsageError(f"the scheduler ignores the new entry: {reason}", hint=hint)
+    except BaseException:
+        undo()
+        raise
 
 
 def _taken(place: Path | str, name: str) -> UsageError:
@@ -319,8 +319,9 @@ def _add_line(cron: CronProject, requested: NewEntry, command: str, *, dry_run: 
     inherited = ", ".join(sorted({*entry.environment, *(["MAILTO"] if entry.mail_to else [])}))
     notes = (f"the line inherits settings above it in the crontab: {inherited}",) if inherited else ()
     if not dry_run:
-        replace_crontab(path, before, base + os.fsencode(text))
-        _check_accepted(cron, name, f"/{CRONTAB}")
+        after = base + os.fsencode(text)
+        replace_crontab(path, before, after)
+        _check_accepted(cron, name, [f"/{CRONTAB}"], partial(replace_crontab, path, after, before))
     return Added(name, path, text, next_runs(entry, cron.project.system.clock.now(), SHOWN), notes)
 
 
@@ -351,10 +352,10 @@ def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
     entry = next((entry for entry in cron.read_table().entries if entry.name == name), None)
     if entry is None:
         raise ResilError(f"{name} no longer exists: another process removed it", hint="resil cron list")
-    if name.startswith("resil/"):
-        raise UsageError(f"{name} is defined by {entry.place}", hint="remove the key there")
-    if not entry.path:
+    if name.startswith(f"{CRONTAB}/"):
         return _remove_line(cron, entry, dry_run=dry_run)
+    if not entry.path:
+        raise UsageError(f"{name} is defined by {entry.place}", hint="change this setting in resil.toml")
     path = Path(entry.path)  # in the directory, not the target of a link
     try:
         target = os.readlink(path) if path.is_symlink() else ""  # noqa: PTH115 - as it was written

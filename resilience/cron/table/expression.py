@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise, takewhile
@@ -207,7 +207,7 @@ class Schedule:
 
     text: str
     zone: str = ""
-    fields: _Fields | None = None
+    fields: _Fields | None = field(default=None, repr=False)
     every_s: int = 0
 
     @property
@@ -253,7 +253,7 @@ class Schedule:
         return best
 
     def count(self, after: float, until: float) -> int:
-        """Return the number of slots in `between`; takes milliseconds for a year of minutes."""
+        """Return the number of slots after `after` until `until`; takes milliseconds for a year of minutes."""
         first, last = max(floor(after), _EARLIEST), min(floor(until), _LATEST)
         if last <= first or self.is_reboot:
             return 0
