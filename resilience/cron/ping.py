@@ -31,6 +31,8 @@ BODY_BYTES = 10_000
 """Healthchecks keeps the first 100 kB of a body; a summary needs less."""
 STUCK_S = 900.0
 """An alert queued for longer than this does not reach anybody."""
+REJECTED_S = 86400.0
+"""A channel that rejected an alert more recently, and accepted none since, does not work."""
 UNKNOWN_CODE = 3
 """Exit code of a watchdog that could not look (Nagios plugin API)."""
 STATE = "ping"
@@ -84,14 +86,17 @@ def ping(cron: CronProject, summary: str, *, is_well: bool) -> None:
 
 
 def doubts(cron: CronProject, now: float) -> Iterator[str]:
-    """Yield why a tick that ended well cannot vouch for the alerts: a watchdog that could not look, stuck messages.
+    """Yield why a tick that ended well cannot vouch for the alerts: a watchdog could not look, messages do not arrive.
 
     Raise ResilError if that cannot be read.
     """
     from resilience.alerts.routes import routes_of
     from resilience.alerts.state import open_alert_state
     from resilience.cron.checks.cron import fold, read_table_file
+    from resilience.cron.report import reported
 
+    if unknown := reported(cron).unknown:
+        yield f"the watchdog cron ended UNKNOWN: {unknown}"
     names, _ = read_table_file(cron.state.path)
     for key in cron.state.keys():  # noqa: SIM118 - no mapping
         last = fold(cron.state.history(key)).last
@@ -99,10 +104,14 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
         if last is not None and is_entry and (last.outcome, last.exit_code) == (Outcome.DONE, UNKNOWN_CODE):
             yield f"{last.name} ended UNKNOWN"
     outbox, routes = open_alert_state(cron.project, touch=False).outbox, routes_of(cron.project)
-    waiting = [one for one in outbox.pending() if routes.get(one.channel) is not None]  # not of another project
+    waiting, dead = ([one for one in found if routes.get(one.channel) is not None]  # not of another project
+                     for found in (outbox.pending(), outbox.dead()))  # fmt: skip
     oldest_s = now - min((one.queued for one in waiting), default=now)
     if oldest_s > STUCK_S:
         yield f"{plural(len(waiting), 'alert')} queued, for up to {format_duration(oldest_s)}: resil alert list"
+    rejected = max((one.ended for one in dead), default=0.0)
+    if rejected > now - REJECTED_S and rejected > max((one.ended for one in outbox.sent()), default=0.0):
+        yield "the last alert was rejected by its channel: resil alert list"
     if outbox.error:
         yield outbox.error
 

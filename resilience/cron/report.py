@@ -50,12 +50,14 @@ class Reported:
     Attributes:
         looked: when the watchdog ran.
         open: number of its open incidents.
+        unknown: what it could not check; empty: nothing.
         mailed: up to when output was mailed to MAILTO; 0: never.
         failed, trouble: failures to send, and when.
     """
 
     looked: float = 0.0
     open: int = 0
+    unknown: str = ""
     mailed: float = 0.0
     failed: float = 0.0
     trouble: tuple[str, ...] = ()
@@ -240,6 +242,7 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
     """Do what `resil watch cron` does, including its alerts; return when, and the number of open incidents."""
     from resilience.alerts.notify import notify
     from resilience.alerts.state import open_alert_state
+    from resilience.finding import Verdict
     from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 
     project = cron.project
@@ -249,7 +252,8 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
     waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
     looked = project.system.clock.now() - (REPEAT_S - SOON_S if waits else 0.0)
-    return replace(known, looked=looked, open=len(ours))
+    unknown = [one.summary for report in reports for one in report.findings if one.verdict is Verdict.UNKNOWN]
+    return replace(known, looked=looked, open=len(ours), unknown="; ".join(unknown))
 
 
 def _uses_stderr(cron: CronProject) -> bool:

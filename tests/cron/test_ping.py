@@ -102,6 +102,10 @@ def test_no_success_is_reported_while_a_watchdog_cannot_look(tmp_path: Path) -> 
         ran(cron, 200, 2)
         ping(cron, "well", is_well=True)
         assert [word for word, _ in heard] == ["/fail", ""]
+        (cron.state.path / "reported").write_text('{"unknown": "heartbeat is damaged"}')
+        ping(cron, "well", is_well=True)
+        assert len(heard) == 2 and "heartbeat is damaged" in last_ping(cron)[1]
+        (cron.state.path / "reported").unlink()
         ran(cron, 300, 3)
         (cron.state.path / "table.json").write_text('{"entries": ["cron.hourly/other"], "ignored": []}')
         ping(cron, "well", is_well=True)
@@ -122,6 +126,15 @@ def test_no_success_is_reported_while_the_outbox_does_not_drain(tmp_path: Path) 
         outbox.put(replace(trial(cron.project), id="old"), "console", now - 3600)
         ping(cron, "well", is_well=True)
         assert len(heard) == 1 and "2 alerts queued, for up to 1 h: resil alert list" in last_ping(cron)[1]
+        for entry in outbox.pending("console"):
+            outbox.give_up(entry, "invalid token", "", now, "n1")
+        ping(cron, "well", is_well=True)
+        assert len(heard) == 1 and "the last alert was rejected" in last_ping(cron)[1]
+        outbox.put(replace(trial(cron.project), id="next"), "console", now)
+        (entry,) = outbox.pending("console")
+        outbox.delivered(entry, now + 1, "ok", "n1")
+        ping(cron, "well", is_well=True)
+        assert len(heard) == 2
 
 
 @contextmanager

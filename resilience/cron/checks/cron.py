@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from resilience import cron_late
+from resilience.cron.book import State
 from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Installation, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory, Damaged
@@ -134,11 +135,12 @@ class CronCheck:
         elif not directory.path.is_dir():
             return {}
         names, ignored = read_table_file(directory.path)
+        running = {run.entry_key: run.time for run in directory.book.active() if run.state is State.RUNNING}
         for key in directory.keys():  # noqa: SIM118 - no mapping
             runs = directory.history(key)
             if key == SCHEDULER or not runs or not _is_wanted(runs[-1].name, settings.entries):
                 continue
-            reading = fold(runs)
+            reading = replace(fold(runs), running_since=running.get(key, 0.0))
             if names is not None and runs[-1].name not in names:
                 reading = CronReading(nothing="no longer in the table")
             elif reading.last is not None and reading.last.outcome.is_failure and reading.last.output:
@@ -249,17 +251,14 @@ def _of_scheduler(subject: str, judged: Judgement, trouble: str) -> Iterator[Fin
 
 def fold(runs: Sequence[RunRecord]) -> CronReading:
     """Return the reading of an entry from its history, oldest first. Pure."""
-    ended = [run for run in runs if run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)]
+    ended = [run for run in runs if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED)]
     last = ended[-1] if ended else None
     before = ended[-2].slot if len(ended) > 1 else float("-inf")
-    running = [run for run in runs if run.outcome is Outcome.RUNNING and (last is None or run.slot > last.slot)]
-    others = [run for run in reversed(runs) if run.outcome is not Outcome.RUNNING]
     return CronReading(
         last=last,
         failures=len([*takewhile(lambda run: run.outcome.is_failure, reversed(ended))]),
-        skips=sum(run.count for run in takewhile(lambda run: run.outcome is Outcome.SKIPPED, others)),
+        skips=sum(run.count for run in takewhile(lambda run: run.outcome is Outcome.SKIPPED, reversed(runs))),
         missed=sum(run.count for run in runs if run.outcome is Outcome.MISSED and run.slot > before),
-        running_since=float(running[-1].started or running[-1].slot) if running else 0.0,
     )
 
 
