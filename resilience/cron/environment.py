@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.base.mounts import LASTING
 from resilience.cron.records import VARIABLE
-from resilience.cron.table.environment import short_path
+from resilience.cron.table.environment import lasting_variables, short_path
 from resilience.errors import ResilError
 from resilience.system.child import run_in_child
 
@@ -22,19 +21,6 @@ PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
 
 _SEARCH_S = 5.0
 _START_S = 60.0
-_KEPT = (
-    *("LANG", "LC_ALL", "TZ"),
-    *("RESIL_PLUGINS", "RESIL_LOCAL_SPOOL"),
-    *("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"),
-    # Where SLURM's commands find it, and where jobs go: sbatch(1), "INPUT ENVIRONMENT VARIABLES".
-    *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_SACK_SOCKET"),
-    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS"),
-    # Proxies and certificates for alerts.
-    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-    # What the watchdogs check if the settings name no paths.
-    *LASTING,
-)
 _LOADER = ("PYTHONPATH", "LD_LIBRARY_PATH")
 """Kept only if the interpreter does not start without them."""
 
@@ -61,15 +47,8 @@ def facts_of(project: Project) -> dict[str, str]:
 def plan_environment(
     environ: Mapping[str, str], *, user: str, home: Path, config: Path | None, directories: Iterable[str]
 ) -> dict[str, str]:
-    """Return the environment of the ticks, given the environment of the user who installs.
-
-    Secrets are left out, such as proxy passwords or expiring tokens (SLURM_JWT), because the result appears in tables
-    and process lists.
-    """
-    kept = {name: environ[name] for name in _KEPT if environ.get(name)}
-    kept |= {name: value for name, value in environ.items() if name.startswith("RESIL_") and "__" in name}
-    kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
-    kept |= {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
+    """Return the environment of the ticks, given the environment of the user who installs."""
+    kept = lasting_variables(environ) | {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
     if config is not None:
         kept["RESIL_CONFIG"] = str(config)
     kept["PATH"] = short_path(path for path in directories if path.startswith("/") and ":" not in path)

@@ -19,10 +19,7 @@ from resilience.cron.drivers._ticks.lines import (
     mark,
     shell_command,
     tick_words,
-    tokens_of,
     unit_name,
-    with_ours,
-    without_ours,
 )
 from resilience.cron.drivers._ticks.place import check_owner, last_words, output_file, table_state
 from resilience.cron.records import Installation
@@ -117,11 +114,10 @@ class ScrontabDriver:
         """Return the lines, unless they are already there."""
         check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
-        table = self.program.read(context) or ""
-        if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) == table:
+        if programs.holds(self.program, lines, installation, context):
             return ()
         what = f"write these lines to the scrontab of {context.system.host.user}, before all others"
-        more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
+        more = " (SLURM gives the jobs of your other entries new ids at each change)"
         return (Step(what + more, "\n".join(lines)),)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
@@ -129,14 +125,7 @@ class ScrontabDriver:
         check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
         output_file(context, "scrontab")
-        mine = {installation.token}
-        try:
-            done = programs.change(
-                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
-            )
-        except ResilError:
-            programs.roll_back(self.program, lambda table: without_ours(table, mine), context)
-            raise
+        done = programs.put(self.program, lines, installation, context)
         how = (
             f"every {pause_minutes(settings.pulse_s)} min"
             if installation.mode == "pulse"
@@ -147,11 +136,7 @@ class ScrontabDriver:
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Remove the lines; SLURM removes the pending job, and lets a running one end."""
         check_owner(installation, context, "scrontab")
-        done = programs.change(
-            self.program,
-            lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
-            context,
-        )
+        done = programs.put(self.program, (), installation, context)
         return (f"removed our entry from the scrontab of {context.system.host.user}",) if done else ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:

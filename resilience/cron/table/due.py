@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Mapping
-from functools import lru_cache
 
 from resilience.cron.records import Due, Entry, Table
 from resilience.cron.table.expression import Schedule, parse_schedule
@@ -66,12 +65,10 @@ def next_due(table: Table, last: Mapping[str, int], now: float, *, salt: str = "
 def next_start(entry: Entry, last: int | None, now: float, *, salt: str = "") -> float | None:
     """Return when an entry starts next after `now`; None: never, or at boot."""
     schedule = schedule_of(entry)
-    newest = schedule.newest_until(now)
     base = int(now) if last is None else last
-    if newest is not None and newest > base:
-        start = start_of(entry, newest, salt)
-        if start > now:
-            return start
+    newest = schedule.newest_until(now) if entry.options.jitter_s > 0 else None
+    if newest is not None and newest > base and (start := start_of(entry, newest, salt)) > now:
+        return start
     following = schedule.next_after(max(now, base))
     return None if following is None else start_of(entry, following, salt)
 
@@ -91,15 +88,10 @@ def start_of(entry: Entry, slot: int, salt: str = "") -> float:
     return slot + share * room_s
 
 
-@lru_cache(maxsize=4096)
-def _parse(text: str, zone: str) -> Schedule:
-    return parse_schedule(text, zone)
-
-
 def schedule_of(entry: Entry) -> Schedule:
     """Return the entry's schedule. Raise ScheduleError or ZoneError if it is invalid, which the table's parsers
     prevent."""
-    return _parse(entry.schedule, entry.zone)
+    return parse_schedule(entry.schedule, entry.zone)
 
 
 def _at_start(entry: Entry, base: int | None, now: float, tick_s: float, started: float | None) -> list[Due]:

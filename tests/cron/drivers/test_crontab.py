@@ -7,11 +7,8 @@ import os
 import pwd
 import shlex
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +34,7 @@ from tests.cron.drivers.real_cron import (
     raw_table,
     requirements,
 )
-from tests.cron.drivers.site import Site, an_installation
+from tests.cron.drivers.site import Site, a_python_that_says_what_it_was_told, an_installation
 from tests.cron.drivers.ticks.test_lines import TABLES
 from tests.lab.fakes import NOW
 
@@ -304,19 +301,6 @@ def test_a_line_that_was_commented_out_is_detected_and_restored(site: Site) -> N
 
 
 # ---- the line itself ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def a_python_that_says_what_it_was_told(directory: Path) -> Iterator[Path]:
-    directory.mkdir(parents=True)
-    python = directory / "python"
-    told = directory / "told.json"
-    python.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
-        f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
-    )
-    python.chmod(0o755)
-    yield python
 
 
 @pytest.mark.parametrize("odd", ["plain", "with a blank", "100%", "it's", 'say "hi"', "$HOME `id` !x ;#&|*?", "süß"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.table.links import explain, facts_of, follow
+from resilience.cron.table.policy import explain, facts_of, follow
 
 
 def test_a_path_without_links_leads_to_itself(tmp_path: Path) -> None:

@@ -80,14 +80,15 @@ def last_words(context: Context, name: str) -> str:
 
     def read() -> str:
         path = Path(output_file(context, name, make=False))
-        if not path.is_file() or path.stat().st_size == 0:
-            return ""
         with suppress(FileNotFoundError):
-            if (path.parent.parent / "heartbeat").stat().st_mtime >= path.stat().st_mtime - SAME_TICK_S:
-                return ""
-        lines = path.read_bytes()[-4096:].decode("utf-8", "replace").replace("\0", "").split("\n")
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:200] if said else ""
+            written = path.stat().st_mtime
+            lines = path.read_bytes()[-4096:].decode("utf-8", "replace").replace("\0", "").split("\n")
+            said = [line.strip()[:200] for line in lines if line.strip()] or [""]
+            with suppress(FileNotFoundError):
+                if (path.parent.parent / "heartbeat").stat().st_mtime >= written - SAME_TICK_S:
+                    return ""
+            return said[-1]
+        return ""
 
     ((_, answer),) = run_in_child({"last words": (read, READ_S)})
     return str(answer.value) if answer.error is None else ""
@@ -95,13 +96,10 @@ def last_words(context: Context, name: str) -> str:
 
 def table_state(table: str, installation: Installation, where: str) -> DriverState:
     """Return the state of an installation in a table. Pure."""
-    tokens = {installation.token}
-    lines = [line for line in ours(table, tokens) if not line.startswith("# resil:")]
-    if not lines:
-        return DriverState(Liveness.GONE, f"our line is missing from {where}", hint="restore it: resil cron install")
+    tokens, again = {installation.token}, "restore it: resil cron install"
+    if all(line.startswith("# resil:") for line in ours(table, tokens)):
+        return DriverState(Liveness.GONE, f"our line is missing from {where}", hint=again)
     if off := disabled(table, tokens):
-        what = "its job was cancelled" if off[0].startswith("#DISABLED") else "it was commented out"
-        return DriverState(
-            Liveness.GONE, f"our line in {where} is disabled: {what}", hint="restore it: resil cron install"
-        )
+        reason = "its job was cancelled" if off[0].startswith("#DISABLED") else "it was commented out"
+        return DriverState(Liveness.GONE, f"our line in {where} is disabled: {reason}", hint=again)
     return DriverState(Liveness.ALIVE, f"our line is in {where}")

@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from resilience.cron.drivers import ProgramFailed, ProgramUnavailable
+from resilience.cron.drivers._ticks.lines import tokens_of, with_ours, without_ours
+from resilience.cron.records import Installation
 from resilience.errors import ProbeError, ResilError
 from resilience.runs.context import Context
 from resilience.system.files import own_directory
@@ -76,6 +78,31 @@ def error_of(done: Completed) -> str:
     return "; ".join(lines)[:300] or f"exit code {done.returncode}, no output"
 
 
+def holds(program: Program, lines: Sequence[str], installation: Installation, context: Context) -> bool:
+    """Return whether a user's table has exactly these lines of ours. Raise ResilError if it cannot be read."""
+    table = program.read(context) or ""
+    return _with(lines, installation, context)(table) == table
+
+
+def put(program: Program, lines: Sequence[str], installation: Installation, context: Context) -> bool:
+    """Replace our lines in a user's table; return whether anything had to be written.
+
+    Lines of an installation of this project that is no longer recorded are ours too. Raise ResilError if it fails; then
+    new lines are removed again, if possible.
+    """
+    try:
+        return change(program, _with(lines, installation, context), context)
+    except ResilError:
+        if lines:
+            with suppress(ResilError):
+                change(program, lambda table: without_ours(table, {installation.token}), context)
+        raise
+
+
+def _with(lines: Sequence[str], installation: Installation, context: Context) -> Callable[[str], str]:
+    return lambda table: with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir))
+
+
 def change(program: Program, edit: Callable[[str], str], context: Context) -> bool:
     """Replace a user's table by the result of `edit`; return whether anything had to be written.
 
@@ -83,8 +110,7 @@ def change(program: Program, edit: Callable[[str], str], context: Context) -> bo
     """
     with _locked(program.name, context):
         for attempt in range(ATTEMPTS):
-            before = program.read(context)
-            old = before or ""
+            old = program.read(context) or ""
             new = edit(old)
             if new == old:
                 return attempt > 0
@@ -95,9 +121,8 @@ def change(program: Program, edit: Callable[[str], str], context: Context) -> bo
             found = program.read(context) or ""
             if found == new or edit(found) == found:
                 return True
-            context.system.clock.sleep(
-                0.05 + 0.2 * os.urandom(1)[0] / 256
-            )  # two that retry in step would go on for ever
+            # A random pause: two that retry in step would go on for ever.
+            context.system.clock.sleep(0.05 + 0.2 * os.urandom(1)[0] / 256)
     raise ResilError(
         f"the {program.name} of {context.system.host.user} keeps changing while it is being written",
         hint="check for an editor or a configuration tool, then try again",
@@ -107,40 +132,27 @@ def change(program: Program, edit: Callable[[str], str], context: Context) -> bo
 
 @contextmanager
 def _locked(name: str, context: Context) -> Iterator[None]:
-    """Lock a table against other resil commands. If no lock file can be created, continue without one."""
-    descriptor = -1
-    for root in ("/tmp", "/dev/shm"):
-        directory = own_directory(Path(root, f"resil-{context.system.host.uid}"))
-        if directory is not None:
-            with suppress(OSError):
-                descriptor = os.open(
-                    directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-                )
-                break
+    """Lock a table against other resil commands, for at most LOCK_S. Without a lock file, continue without a lock."""
+    clock = context.system.clock
+    roots = (own_directory(Path(root, f"resil-{context.system.host.uid}")) for root in ("/tmp", "/dev/shm"))
+    directory = next((root for root in roots if root is not None), Path(os.devnull))
     try:
-        if descriptor >= 0:
-            _lock(descriptor, context)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(directory / f"{name}.lock", flags, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        deadline = clock.monotonic() + LOCK_S
+        while clock.monotonic() < deadline:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                clock.sleep(0.05)
+            except OSError:
+                break  # no locks on this file system
+            else:
+                break
         yield
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)  # which also gives the lock back
-
-
-def _lock(descriptor: int, context: Context) -> None:
-    clock = context.system.clock
-    deadline = clock.monotonic() + LOCK_S
-    while clock.monotonic() < deadline:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            clock.sleep(0.05)
-        except OSError:
-            return
-        else:
-            return
-
-
-def roll_back(program: Program, edit: Callable[[str], str], context: Context) -> None:
-    """Like `change`, after it failed: remove partial changes if possible."""
-    with suppress(ResilError):
-        change(program, edit, context)
+        os.close(descriptor)  # which also releases the lock

@@ -16,9 +16,9 @@ from resilience.cron.drivers._ticks.lines import (
     project_name,
     tokens_of,
     with_ours,
-    without_header,
     without_ours,
 )
+from resilience.cron.drivers.crontab import without_header
 from tests.cron.drivers.site import Site, an_installation
 
 TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
