@@ -17,7 +17,7 @@ from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import read_regular, write_atomic
+from resilience.system.files import write_atomic
 
 # ---- the daemon -------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class CrontabDriver:
         _tables.check_host(installation, context, "crontab")
         lines, script = table_lines(installation, context), script_text(installation, context)
         steps = []
-        if script and _content(script_file(context)) != script:
+        if script and _tables.content_of(Path(script_file(context))) != script:
             steps.append(Step(f"write {script_file(context)}", script))
         if not _tables.holds(_CRONTAB, lines, installation, context):
             steps.append(Step(f"write these lines to {_where(context)}, before all others", "\n".join(lines)))
@@ -265,11 +265,6 @@ def _as_cron_reads(inner: str) -> str:
 
 def _fits(inner: str) -> bool:
     return len(_as_cron_reads(inner).encode("utf-8", "surrogateescape")) <= LONGEST_COMMAND
-
-
-def _content(path: str) -> str:
-    found = read_regular(Path(path))
-    return "" if found is None else found[0].decode("utf-8", "surrogateescape")
 
 
 DRIVER = CrontabDriver()
