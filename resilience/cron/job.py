@@ -160,16 +160,14 @@ class _Job:
         return False
 
     def _anything_runs(self) -> bool:
-        from resilience.cron.table.running import here, liveness, marks
+        from resilience.cron.book import State
         from resilience.job import Liveness
 
         with suppress(ResilError):
-            at = here()
+            book, now = self.cron.state.book, self._now()
             return any(
-                mark.host == at.host
-                and mark.end is None
-                and liveness(mark, now=self._now(), at=at)[0] is Liveness.ALIVE
-                for mark in marks(self.cron.state)
+                run.state is State.RUNNING and run.is_here and book.liveness(run, now)[0] is Liveness.ALIVE
+                for run in book.active()
             )
         return False
 

@@ -16,7 +16,6 @@ from resilience.errors import ProbeError, SettingsError
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
     from resilience.cron.table.directory import CronReader
-    from resilience.cron.table.running import Here
     from resilience.cron.table.supervisor import Supervised
     from resilience.runs.project import Project
     from resilience.settings.cron_settings import CronSettings
@@ -87,14 +86,8 @@ class CronProject:
             refuse=self.refuse,
             secrets=secrets_of(system.environ, self.named_variables()),
             clock=system.clock,
-            at=self.here(),
+            host=system.host.name,
         )
-
-    def here(self) -> Here:
-        """Return the identity of this machine as marks of runs record it."""
-        from resilience.cron.table.running import here
-
-        return here()._replace(host=self.project.system.host.name)
 
     def refuse(self, entry: Entry) -> Ignored | None:
         """Return why a drop-in may no longer run, just before its start; None if it may."""
@@ -135,7 +128,13 @@ class CronProject:
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""
-        return self._reader().table()
+        found = self._reader().table()
+        if not self.settings.digest_at:
+            return found
+        from resilience.cron.digest import own_entries
+
+        own = own_entries(self.settings)
+        return replace(found, entries=found.entries + own.entries, ignored=found.ignored + own.ignored)
 
     def _reader(self) -> CronReader:
         from resilience.cron.table.directory import CronReader

@@ -29,7 +29,7 @@ class CronSettings:
         output_bytes: bytes kept of the output of one run: its beginning and its end.
         revive: whether the batch shells of training jobs restart the scheduler's chain of jobs when the chain is dead.
         late_s: a tick is late when overdue by this time. 0: twice the expected interval, at least three minutes.
-        ping_url: address of a dead man's switch such as healthchecks.io, requested at the start and end of each tick.
+        ping_url: address of a dead man's switch such as healthchecks.io, requested at the end of each tick.
         ping_url_file: file (mode 0600) that contains the address, where the address is a secret.
         ping_allow_http: whether the address may be plain http to another machine.
         digest_at: local time of the daily message that confirms normal operation: `"08:00"`. Empty: no message.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from dataclasses import replace
@@ -13,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from resilience.base.processes import start_ticks
 from resilience.cron import job as cron_job
 from resilience.cron.chain import Words
 from resilience.cron.job import main
 from resilience.cron.project import CronProject
 from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table.running import Mark, here, write_mark
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.test_slurm_keeper import INSTALLED
+from tests.cron.records import put_run
 from tests.lab.fakes import NOW, FakeClock
 
 
@@ -48,13 +46,7 @@ def job(tmp_path: Path) -> Any:
 
 
 def begin_run(state: CronDirectory) -> None:
-    at = here()
-    ticks = start_ticks(os.getpid())
-    assert ticks is not None
-    mark = Mark(
-        "cron.daily/backup", "cron.daily+backup", 5, at.host, at.boot, at.namespace, os.getpid(), ticks, NOW, None
-    )
-    write_mark(state, mark)
+    put_run(state, "cron.daily+backup", 5, at=NOW)
 
 
 def at(job: Any, seconds_before_end: float) -> bool:
@@ -103,7 +95,7 @@ def test_after_a_change_of_mode_it_makes_room_for_the_other_kind(job: Any) -> No
     (job.cron.state.path / "driver.json").write_text(json.dumps(replace(INSTALLED, mode="pulse").to_json()))
     begin_run(job.cron.state)
     assert not at(job, 50000)
-    (mark,) = (job.cron.state.path / "running").iterdir()
+    (mark,) = (job.cron.state.path / "runs").iterdir()
     mark.unlink()
     assert at(job, 49000)
     assert not job.ended, "the chain goes on"
