@@ -141,11 +141,10 @@ def test_the_model_does_what_the_cron_installed_here_does(tmp_path: Path) -> Non
     [
         ("./backup --all", "./backup"),
         ("python3 x.py | tail", "python3"),
-        ("cd /x && ./y", ""),
+        ("cd /x && ./y", "cd"),
         ("A=b backup", ""),
         ("'my program' x", ""),
         ("$HOME/bin/x", ""),
-        ("if true; then x; fi", ""),
     ],
 )
 def test_the_program_of_a_simple_command_is_known(command: str, program: str) -> None:
