@@ -108,7 +108,7 @@ def test_the_same_slot_is_sent_once_and_a_failure_is_one_of_the_entry(
     stage = Stage(tmp_path)
     for _ in range(2):  # the entry is rerun after a crash
         send_digest(stage.cron)
-    assert len(stage.told()) == 1 and "resil is not installed" in stage.told()[0]
+    assert len(stage.told()) == 1 and "the scheduler is not installed" in stage.told()[0]
     (tmp_path / "silent").mkdir()
     with pytest.raises(UsageError, match="no channel"):
         send_digest(Stage(tmp_path / "silent", alert="").cron)
