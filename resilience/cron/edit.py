@@ -12,18 +12,19 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.cron.entries import find_name, next_runs
-from resilience.cron.records import Entry, Kind
+from resilience.cron.records import Entry, EntryOptions, Kind
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import SCHEDULES, SUBMITTED
 from resilience.cron.table.expression import parse_schedule
-from resilience.cron.table.options import OptionError, default_options, parse_options
+from resilience.cron.table.options import OptionError, parse_options
 from resilience.errors import ResilError, UsageError
 from resilience.messages import quoted
 from resilience.quantities import parse_duration_s
@@ -138,8 +139,6 @@ def add(cron: CronProject, requested: NewEntry, *, dry_run: bool = False) -> Add
     """Add an entry. Raise UsageError for an invalid request and ResilError if writing fails; nothing is left behind."""
     _check_request(cron, requested)
     command = _command(cron, requested)
-    options = " ".join(f"{key}={value}" if value else key for key, value in requested.options.items()
-                       if not (requested.submit and key == "timeout"))  # a job's timeout is its time limit  # fmt: skip
     notes = []
     if cron.project.system.cwd != cron.project.loaded.project:
         notes.append(f"the command runs in {cron.project.loaded.project}, not in this directory: use absolute paths")
@@ -149,7 +148,7 @@ def add(cron: CronProject, requested: NewEntry, *, dry_run: bool = False) -> Add
         elif cron.state.installation() is None and cron.state.heartbeat() is None:
             notes.append("no scheduler is installed yet; start one: resil cron install")
     write = _add_drop_in if requested.directories else _add_line
-    added = write(cron, requested, command, options, dry_run=dry_run)
+    added = write(cron, requested, command, dry_run=dry_run)
     return replace(added, notes=(*notes, *added.notes))
 
 
@@ -167,22 +166,23 @@ def _check_request(cron: CronProject, requested: NewEntry) -> None:
         raise UsageError("no command given", hint=f"resil cron add {requested.name} --hourly -- COMMAND")
     if any("\0" in word for word in requested.command):
         raise UsageError("a command must not contain a NUL byte", hint="put it into a script")
-    if requested.submit and requested.schedule:
-        raise UsageError(
-            "crontab lines are run, not submitted",
-            hint="--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm",
-        )
     if requested.schedule:
         parse_schedule(requested.schedule)
+        if requested.submit:
+            hint = "--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm"
+            raise UsageError("crontab lines are run, not submitted", hint=hint)
     for key, value in requested.options.items():
         if value.split() != ([value] if value else []):
             said = f"--{key.replace('_', '-')} {value!r} contains a blank"
             raise UsageError(said, hint="write the value without blanks")
-    written = " ".join(f"{key}={value}" if value else key for key, value in requested.options.items())
     try:
-        parse_options(written, default_options(cron.settings, is_drop_in=bool(requested.directories)))
+        parse_options(_written(requested.options), EntryOptions())
     except OptionError as error:
         raise UsageError(_as_typed(error.message), hint=_as_typed(error.hint)) from None
+
+
+def _written(options: Mapping[str, str]) -> str:
+    return " ".join(f"{key}={value}" if value else key for key, value in options.items())
 
 
 def _as_typed(text: str) -> str:
@@ -203,56 +203,53 @@ def _command(cron: CronProject, requested: NewEntry) -> str:
         return " ".join(requested.command)
     program, *rest = requested.command
     system = cron.project.system
-    if "/" in program:
-        path = system.cwd / Path(program).expanduser()
-        if not path.is_file():
-            raise UsageError(
-                f"program {path} does not exist", hint="give a path relative to this directory, or an absolute one"
-            )
-        if not os.access(path, os.X_OK):
-            raise UsageError(f"{path} is not executable", hint=f"chmod +x {shlex.quote(str(path))}")
-        return shlex.join([os.path.normpath(path), *rest])
-    found = shutil.which(program, path=system.environ.get("PATH", os.defpath))
+    found = shutil.which(program, path=system.environ.get("PATH", os.defpath)) if "/" not in program else program
     if found is None:
-        raise UsageError(
-            f"program {program!r} is not on your PATH",
-            hint="give its absolute path; for shell syntax: --shell -- 'cd out && ls'",
-        )
-    return shlex.join([str(system.cwd / found), *rest])
+        hint = "give its absolute path; for shell syntax: --shell -- 'cd out && ls'"
+        raise UsageError(f"program {program!r} is not on your PATH", hint=hint)
+    path = system.cwd / Path(found).expanduser()
+    if not path.is_file():
+        hint = "give a path relative to this directory, or an absolute one"
+        raise UsageError(f"program {path} does not exist", hint=hint)
+    if not os.access(path, os.X_OK):
+        raise UsageError(f"{path} is not executable", hint=f"chmod +x {quoted(path)}")
+    return shlex.join([os.path.normpath(path), *rest])
 
 
-def _add_drop_in(cron: CronProject, requested: NewEntry, command: str, options: str, *, dry_run: bool) -> Added:
+def _add_drop_in(cron: CronProject, requested: NewEntry, command: str, *, dry_run: bool) -> Added:
     directory = cron.directory / f"cron.{requested.directories[0]}"
     path = directory / (f"{requested.name}.slurm" if requested.submit else requested.name)
     for suffix in ("", *SUBMITTED):
         other = directory / f"{requested.name}{suffix}"
         if os.path.lexists(other):
-            hint = f"resil cron remove {quoted(f'{directory.name}/{other.name}')}"
-            raise UsageError(f"{other} already exists", hint=hint)
-    text = _script(cron, requested, command, options)
+            raise _taken(other, f"{directory.name}/{other.name}")
+    text = _script(cron, requested, command)
     schedule, kind = SCHEDULES[directory.name], Kind.SUBMIT if requested.submit else Kind.RUN
     draft = Entry(name=f"{directory.name}/{path.name}", place="", schedule=schedule, kind=kind, argv=(str(path),))
     added = Added(draft.name, path, text, next_runs(draft, cron.project.system.clock.now(), SHOWN))
     if not dry_run:
         make_directory(directory, mode=0o755)
         _write_new(path, text)
-        try:
-            _check_accepted(cron, added.name, f"{directory.name}/{path.name}", directory.name)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        _check_accepted(cron, added.name, [f"{directory.name}/{path.name}", directory.name], path.unlink)
     return added
 
 
-def _check_accepted(cron: CronProject, name: str, *places: str) -> None:
-    """Raise UsageError, with the reason, if the scheduler ignores an entry that was just written to these places."""
-    table = cron.read_table()
-    if any(entry.name == name for entry in table.entries):
-        return
-    why = [(one.reason, one.hint) for place in places for one in table.ignored if one.place.endswith(place)]
-    why += [(one.reason, one.hint) for one in table.ignored if one.place == cron.directory.name]
-    reason, hint = why[0] if why else (f"{name} is not in the table", "resil cron doctor")
-    raise UsageError(f"the scheduler ignores the new entry: {reason}", hint=hint)
+def _check_accepted(cron: CronProject, name: str, places: Sequence[str], undo: Callable[[], None]) -> None:
+    """Undo and raise UsageError, with the reason, if the scheduler ignores an entry just written to these places."""
+    try:
+        table = cron.read_table()
+        if not any(entry.name == name for entry in table.entries):
+            wanted = [*places, cron.directory.name]
+            why = [(one.reason, one.hint) for end in wanted for one in table.ignored if one.place.endswith(end)]
+            reason, hint = next(iter(why), (f"{name} is not in the table", "resil cron doctor"))
+            raise UsageError(f"the scheduler ignores the new entry: {reason}", hint=hint)
+    except BaseException:
+        undo()
+        raise
+
+
+def _taken(place: Path | str, name: str) -> UsageError:
+    return UsageError(f"{place} already exists", hint=f"resil cron remove {quoted(name)}")
 
 
 def _write_new(path: Path, text: str) -> None:
@@ -262,21 +259,21 @@ def _write_new(path: Path, text: str) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        raise UsageError(
-            f"{path} already exists", hint=f"resil cron remove {quoted(f'{path.parent.name}/{path.name}')}"
-        ) from None
+        raise _taken(path, f"{path.parent.name}/{path.name}") from None
     except OSError as error:
         raise explain_os_error(error, "write", path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _script(cron: CronProject, requested: NewEntry, command: str, options: str) -> str:
+def _script(cron: CronProject, requested: NewEntry, command: str) -> str:
     lines = ["#!/bin/bash" if requested.submit else "#!/bin/sh", _signature(cron, requested.name)]
+    options = requested.options
     if requested.submit:
-        options = f"sbatch=cron {options}".rstrip()  # account and partition come from [cron] sbatch
+        # Account and partition come from [cron] sbatch, and the time limit from #SBATCH.
+        options = {"sbatch": "cron", **{key: value for key, value in options.items() if key != "timeout"}}
     if options:
-        lines.append(f"# resil: {options}")
+        lines.append(f"# resil: {_written(options)}")
     if requested.submit:
         # A requeued job would run its slot twice.
         lines += [f"#SBATCH --job-name={requested.name}", "#SBATCH --no-requeue"]
@@ -295,21 +292,21 @@ def _signature(cron: CronProject, name: str) -> str:
     return f"# Added {moment} {MARK} {name}`: {system.host.user} on {system.host.name}."
 
 
-def _add_line(cron: CronProject, requested: NewEntry, command: str, options: str, *, dry_run: bool) -> Added:
+def _add_line(cron: CronProject, requested: NewEntry, command: str, *, dry_run: bool) -> Added:
     path, name = cron.directory / CRONTAB, f"{CRONTAB}/{requested.name}"
     before = read_crontab(path)
     others = {entry.name: entry for entry in parse(cron, before).entries}
     if name in others:
-        hint = f"resil cron remove {quoted(name)}"
-        raise UsageError(f"{name} already exists: {others[name].place}", hint=hint)
+        raise _taken(others[name].place, name)
     if not requested.shell:
         command = command.replace("\\%", "\\''%")  # in cron, a backslash before `\%` ends the command there
     escaped = command.replace("%", "\\%")
     line = f"{' '.join(requested.schedule.split())}  {escaped}  # resil: name={requested.name}"
+    line = f"{line} {_written(requested.options)}".rstrip()
     base = before if before.endswith(b"\n") or not before else before + b"\n"
     # Settings above the line are meant for other lines.
     for zone in ([], ["CRON_TZ="]):
-        text = "\n".join([_signature(cron, requested.name), *zone, f"{line} {options}".rstrip()]) + "\n"
+        text = "\n".join([_signature(cron, requested.name), *zone, line]) + "\n"
         found = {entry.name: entry for entry in parse(cron, base + os.fsencode(text)).entries}
         entry = found.pop(name, None)
         if entry is not None and not entry.zone:
@@ -322,8 +319,9 @@ def _add_line(cron: CronProject, requested: NewEntry, command: str, options: str
     inherited = ", ".join(sorted({*entry.environment, *(["MAILTO"] if entry.mail_to else [])}))
     notes = (f"the line inherits settings above it in the crontab: {inherited}",) if inherited else ()
     if not dry_run:
-        replace_crontab(path, before, base + os.fsencode(text))
-        _check_accepted(cron, name, f"/{CRONTAB}")
+        after = base + os.fsencode(text)
+        replace_crontab(path, before, after)
+        _check_accepted(cron, name, [f"/{CRONTAB}"], partial(replace_crontab, path, after, before))
     return Added(name, path, text, next_runs(entry, cron.project.system.clock.now(), SHOWN), notes)
 
 
@@ -354,10 +352,10 @@ def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
     entry = next((entry for entry in cron.read_table().entries if entry.name == name), None)
     if entry is None:
         raise ResilError(f"{name} no longer exists: another process removed it", hint="resil cron list")
-    if name.startswith("resil/"):
-        raise UsageError(f"{name} is defined by {entry.place}", hint="remove the key there")
-    if not entry.path:
+    if name.startswith(f"{CRONTAB}/"):
         return _remove_line(cron, entry, dry_run=dry_run)
+    if not entry.path:
+        raise UsageError(f"{name} is defined by {entry.place}", hint="change this setting in resil.toml")
     path = Path(entry.path)  # in the directory, not the target of a link
     try:
         target = os.readlink(path) if path.is_symlink() else ""  # noqa: PTH115 - as it was written

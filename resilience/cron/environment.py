@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,14 +33,14 @@ def facts_of(project: Project) -> dict[str, str]:
     Raise ResilError if this interpreter does not start in that environment.
     """
     system, loaded = project.system, project.loaded
-    directories = _program_directories(system)
+    own = [str(Path(sys.executable).parent)] if sys.executable else []
     variables = plan_environment(
         system.environ,
         user=system.host.user,
         home=system.host.home,
         # Without a settings file of its own, each tick searches for one: the project may get one.
         config=loaded.path if loaded.path != system.config_home / "resil" / "config.toml" else None,
-        directories=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *directories),
+        directories=(*own, *_program_directories(system.environ.get("PATH"))),
     )
     variables |= _loader(variables, system)
     return {f"{VARIABLE}{name}": value for name, value in sorted(variables.items())}
@@ -55,25 +57,16 @@ def plan_environment(
     return kept
 
 
-def _program_directories(system: System) -> tuple[str, ...]:
+@cache
+def _program_directories(path: str | None) -> tuple[str, ...]:
     """Return the directories of resil and of SLURM's commands; none if a PATH directory hangs."""
-    import shutil
-
-    path = system.environ.get("PATH")
-    if path in _directories:
-        return _directories[path]
 
     def find() -> list[str]:
         found = [shutil.which(program, path=path) for program in PROGRAMS]
         return [str(Path(name).parent.absolute()) for name in found if name]
 
     ((_, answer),) = run_in_child({"PATH": (find, _SEARCH_S)})
-    _directories[path] = tuple(answer.value) if answer.error is None else ()
-    return _directories[path]
-
-
-_directories: dict[str | None, tuple[str, ...]] = {}
-"""Results in this process, by PATH."""
+    return tuple(answer.value) if answer.error is None else ()
 
 
 def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
@@ -82,25 +75,23 @@ def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
     A module system (`module load python`) sets the second; a checkout that is not installed needs the first.
     """
     given = {name: system.environ[name] for name in _LOADER if system.environ.get(name)}
-    key = (sys.executable, tuple(sorted(given.items())))
-    if key not in _known:
-        library = {name: value for name, value in given.items() if name == "LD_LIBRARY_PATH"}
-        python = {"PYTHONPATH": given.get("PYTHONPATH") or str(Path(__file__).resolve().parents[2])}
-        said = ""
-        for more in ({}, library, python, python | library):
-            argv = [sys.executable or "python3", "-P", "-c", "import resilience.cli.main"]
-            done = system.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
-            if done.returncode == 0:
-                _known[key] = more
-                break
-            said = said or done.stderr.strip().rpartition("\n")[2][:200]
-        else:
-            raise ResilError(
-                f"{sys.executable} cannot start resil in a clean environment: {said}",
-                hint="install resil into a virtual environment, and call its `resil`",
-            )
-    return _known[key]
+    key = (sys.executable, *given.values())
+    if key in _loaders:
+        return _loaders[key]
+    library = {name: value for name, value in given.items() if name == "LD_LIBRARY_PATH"}
+    python = {"PYTHONPATH": given.get("PYTHONPATH") or str(Path(__file__).resolve().parents[2])}
+    said = ""
+    for more in ({}, library, python, python | library):
+        argv = [sys.executable or "python3", "-P", "-c", "import resilience.cli.main"]
+        done = system.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
+        if done.returncode == 0:
+            return _loaders.setdefault(key, more)
+        said = said or done.stderr.strip().rpartition("\n")[2][:200]
+    raise ResilError(
+        f"{sys.executable} cannot start resil in a clean environment: {said}",
+        hint="install resil into a virtual environment, and call its `resil`",
+    )
 
 
-_known: dict[tuple[str, tuple[tuple[str, str], ...]], Mapping[str, str]] = {}
+_loaders: dict[tuple[str, ...], Mapping[str, str]] = {}
 """Results in this process: each check starts an interpreter."""

@@ -280,7 +280,7 @@ def run_entry(
         settled = settle_submits(cron.with_entry_environment(), [run], cron.read_table().entries)
         return [one for one in settled if (one.name, one.slot) == (entry.name, slot)][-1]
     runs = cron.supervised()
-    record = runs.start(entry, slot, run).record
+    record = runs.start(entry, slot, run)
     if record.outcome is not Outcome.RUNNING:
         book.end(run, record)
         return record

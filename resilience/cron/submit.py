@@ -6,6 +6,7 @@ killed tick, or retries after a timeout, asks for the same token, and finds the 
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import time
@@ -13,14 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from resilience.cron.book import AGAIN, Run, State
 from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState, Liveness
 from resilience.submission import Submission, Submitted
-from resilience.system.files import explain_os_error, make_directory
+from resilience.system.files import explain_os_error, make_directory, parse_lines
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -46,18 +47,6 @@ _OF_THE_SCHEDULER = {
 """Options in `[cron] sbatch` that apply only to the scheduler's own jobs."""
 
 
-class SubmitterResult(NamedTuple):
-    """Result of one child.
-
-    Attributes:
-        records: ends and submissions, recorded already.
-        problem: why a query or submission failed; empty: none did.
-    """
-
-    records: tuple[RunRecord, ...] = ()
-    problem: str = ""
-
-
 class JobSubmitter:
     """Runs one child at a time, and queues claims for the next one. A child may outlive the scheduler: it holds its
     claims under its own process id."""
@@ -65,45 +54,39 @@ class JobSubmitter:
     def __init__(self, cron: CronProject) -> None:
         self._cron = cron
         self.waiting: list[Run] = []
-        self._pid, self._pipe, self._began = 0, -1, 0.0
-        self._received = bytearray()
+        self._pipe, self._ends, self._received = -1, 0.0, b""
 
     @property
     def is_busy(self) -> bool:
         """Return whether a child is running."""
-        return self._pid != 0
+        return self._pipe >= 0
 
     def hand(self, claims: Sequence[Run], entries: Sequence[Entry]) -> None:
         """Start a child that submits these slots and queries earlier jobs; return at once.
 
         While an earlier child is running, the claims are queued for the next call. Raise OSError if fork fails.
         """
-        from resilience.system.child import answer_and_exit
+        from resilience.system.child import start_detached
 
         known = {claim.id for claim in self.waiting}
         self.waiting += [claim for claim in claims if claim.id not in known]
-        if self._pid and time.monotonic() - self._began > LONGEST_S:
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, 9)
-            self.close()
-        if self._pid:
+        if self.is_busy and time.monotonic() < self._ends:
             return
+        self.close()
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            pid = os.fork()
+            start_detached(lambda: self._work(entries, writing), LONGEST_S, keep=writing).forget()
         except OSError:
             os.close(reading)
-            os.close(writing)
             raise
-        if pid == 0:
-            answer_and_exit(lambda: self._work(entries), writing, LONGEST_S)
-        os.close(writing)
-        self._pid, self._pipe, self._began, self.waiting = pid, reading, time.monotonic(), []
-        self._received.clear()
+        finally:
+            os.close(writing)
+        self._pipe, self._ends, self._received, self.waiting = reading, time.monotonic() + LONGEST_S, b"", []
 
-    def poll(self, timeout_s: float = 0.0) -> SubmitterResult | None:
-        """Return the child's result; None if none is running or it has not ended. Waits up to `timeout_s`."""
-        if not self._pid:
+    def poll(self, timeout_s: float = 0.0) -> tuple[tuple[RunRecord, ...], str] | None:
+        """Return the ends and submissions of the child, recorded already, and why one failed; None if no child has
+        ended. Waits up to `timeout_s`."""
+        if not self.is_busy:
             return None
         until = time.monotonic() + timeout_s
         watch = select.poll()  # select(2) knows no descriptor beyond 1023
@@ -112,44 +95,34 @@ class JobSubmitter:
             chunk = os.read(self._pipe, 65536)
             self._received += chunk
             if not chunk:
-                return self._over()
+                self.close()
+                found = list(parse_lines(self._received.splitlines()))
+                problem = "the process that submits cron jobs was killed; the next tick checks its jobs"
+                if found and "problem" in found[-1]:
+                    problem = found.pop()["problem"]
+                return tuple(map(RunRecord.from_json, found)), problem
         return None
 
     def close(self) -> None:
         """Stop waiting. A running child continues on its own."""
-        if self._pid:
+        if self.is_busy:
             os.close(self._pipe)
-            with suppress(ChildProcessError):
-                os.waitpid(self._pid, os.WNOHANG)
-            self._pid, self._pipe = 0, -1
+            self._pipe = -1
 
-    def _over(self) -> SubmitterResult:
-        import marshal
+    def _work(self, entries: Sequence[Entry], writing: int) -> None:
+        def report(line: Mapping[str, object]) -> None:
+            with suppress(OSError):  # the scheduler may have ended
+                os.write(writing, json.dumps(line).encode() + b"\n")
 
-        from resilience.system.child import HEADER
-
-        os.close(self._pipe)
-        with suppress(ChildProcessError):
-            os.waitpid(self._pid, 0)
-        self._pid, self._pipe = 0, -1
-        try:
-            kind, value, *_ = marshal.loads(self._received[HEADER.size :])
-            if kind == "value":
-                records, problem = value
-                return SubmitterResult(tuple(map(RunRecord.from_json, records)), problem)
-            return SubmitterResult((), f"submitting cron jobs failed: {value[kind == 'error']}")
-        except (ValueError, EOFError, TypeError, KeyError):
-            return SubmitterResult((), "the process that submits cron jobs was killed; the next tick checks its jobs")
-
-    def _work(self, entries: Sequence[Entry]) -> tuple[list[dict[str, Any]], str]:
-        records: list[dict[str, Any]] = []
+        problem = ""
         try:
             for record in settle_submits(self._cron.with_entry_environment(), self.waiting, entries):
-                plain = record.to_json()
-                records.append({key: str(v) if isinstance(v, str) else v for key, v in plain.items()})
+                report(record.to_json())
         except ResilError as error:
-            return records, f"{error.message}; the next tick tries again"
-        return records, ""
+            problem = f"{error.message}; the next tick tries again"
+        except Exception as error:
+            problem = f"submitting cron jobs failed: {type(error).__name__}: {error}"
+        report({"problem": problem})
 
 
 # ---- in the child ---------------------------------------------------------------------------------------------------

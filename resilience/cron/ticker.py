@@ -253,10 +253,12 @@ class Ticker:
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
+        if self.table is None:
+            return None
         from resilience.cron.table.due import schedule_of, start_of
 
         now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries if self.table is not None else ():
+        for entry in self.table.entries:
             if entry.options.jitter_s > 0 and entry.key in last:
                 newest = schedule_of(entry).newest_until(now)
                 if newest is not None and newest > last[entry.key]:
@@ -279,7 +281,8 @@ class Ticker:
             return TickResult()
         if self._submitter.waiting and self.table is not None:
             self._submitter.hand((), self.table.entries)
-        return TickResult.of(found.records, (found.problem,) if found.problem else ())
+        records, problem = found
+        return TickResult.of(records, (problem,) if problem else ())
 
     def end_all(self, grace_s: float) -> TickResult:
         """End active runs with SIGTERM. A submission gets `grace_s`, and then continues in its child."""
@@ -525,14 +528,10 @@ class Ticker:
 
     def _start(self, entry: Entry, slot: int, run: Run | None) -> TickResult:
         """Start a run. Its supervisor takes the record; without one, the record ends here."""
-        started = self._supervised().start(entry, slot, run)
-        if started.is_running:
-            return TickResult.of((started.record,))
-        hint = f"; try: {started.hint}" if started.hint else ""
-        lines = (f"{entry.place}: {started.record.summary}{hint}",) if started.record.outcome.is_failure else ()
-        if run is not None:
-            self._cron.state.book.end(run, started.record)
-        return TickResult.of((started.record,), lines)
+        record = self._supervised().start(entry, slot, run)
+        if record.outcome is not Outcome.RUNNING and run is not None:
+            self._cron.state.book.end(run, record)
+        return TickResult.of((record,), (f"{entry.place}: {record.summary}",) if record.outcome.is_failure else ())
 
 
 def _has_jobs(active: Iterable[Run]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.cron.entries import runs_of
-from resilience.cron.health import Health, Judgement
+from resilience.cron.health import Health
 from resilience.cron.records import Entry, Ignored, Kind, Overlap, Table
 from resilience.cron.status import READ_S, CronStatus, cron_status
 from resilience.cron.words import span_text
@@ -67,7 +67,7 @@ class CronExamination:
 
 def examine_cron(cron: CronProject) -> CronExamination:
     """Check the scheduler, the entries and the alerts. Never raises: a check that fails is UNKNOWN."""
-    status = _status(cron)
+    status = cron_status(cron)
     diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
     seen, error = _check_in_child(cron)
     if seen is None:
@@ -80,7 +80,7 @@ def examine_cron(cron: CronProject) -> CronExamination:
 
 def outlook(cron: CronProject) -> Diagnosis:
     """Return one diagnosis: the scheduler's health; without a scheduler, the driver that is available."""
-    status = _status(cron)
+    status = cron_status(cron)
     judgement = status.judgement
     if judgement.health is not Health.ABSENT:
         verdict = _VERDICTS[judgement.health]
@@ -94,23 +94,6 @@ def outlook(cron: CronProject) -> Diagnosis:
         return Diagnosis("cron", verdict, f"{text}; {error.message}", error.hint)
     verdict = Verdict.WARNING if waiting else Verdict.OK
     return Diagnosis("cron", verdict, f"{text}; {name} is available", "resil cron install")
-
-
-def _status(cron: CronProject) -> CronStatus:
-    """Return the status of the scheduler. The scheduler of the project that this one was copied from is none of it."""
-    from resilience.cron.install import installation_here
-    from resilience.system.child import run_in_child
-
-    status = cron_status(cron)
-    installation = status.installation
-    if installation is None or Path(installation.project) == cron.project.loaded.project:
-        return status
-    ((_, answer),) = run_in_child({0: (lambda: installation_here(cron, dry_run=True) is None, READ_S)})
-    if answer.error is not None or not answer.value:
-        return status
-    reason = f"this project is a copy of {installation.project}, whose scheduler ticks only there: nothing ticks here"
-    copied = Judgement(Health.ABSENT, reason, "start one: resil cron install")
-    return replace(status, judgement=copied, installation=None, driver=None, heartbeat=None)
 
 
 def available_driver(cron: CronProject) -> tuple[str, str]:
@@ -213,6 +196,10 @@ def _check_directory(cron: CronProject) -> dict[str, Any]:
         installation = None
         with suppress(ResilError):  # reported by the check of the scheduler
             installation = cron.state.installation()
+            copied = cron.state.installation(or_copied=True)
+            if installation is None and copied is not None:
+                text = f"this project is a copy of {copied.project}, whose scheduler ticks only there"
+                diagnoses.append(Diagnosis("scheduler", Verdict.WARNING, text, "start one here: resil cron install"))
         if not cron.directory.exists():
             text = f"{cron.directory} does not exist"
             diagnoses.append(Diagnosis("cron directory", Verdict.WARNING, text, "create it: resil init"))

@@ -21,7 +21,8 @@ class CronSettings:
         pulse_limit_s: time limit of a pulse's job; its commands must end within this time.
         sbatch: sbatch's long options for the scheduler's job, and for batch scripts in the cron directory that request
             `sbatch=cron`: `{ partition = "cpu", account = "abc" }`.
-        timeout_s: default time limit of a command.
+        timeout_s: default time limit of a command. Unless this is changed, an entry that is due more often than every
+            hour may run until its next slot.
         catch_up: default policy for missed slots: none, once, or all<=N.
         jitter_s: maximum random delay of drop-ins, so that not all projects start theirs in the same second.
         keep_runs: number of outputs kept for each entry.

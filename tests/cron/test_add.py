@@ -242,6 +242,15 @@ def test_a_directory_that_the_policy_refuses_gets_no_drop_in(cron: CronProject) 
     assert "chmod" in error.hint and not list(directory.iterdir())
 
 
+def test_a_crontab_that_the_policy_refuses_stays_as_it_was(cron: CronProject) -> None:
+    cron.directory.mkdir(mode=0o755)
+    crontab = cron.directory / "crontab"
+    crontab.write_text("# mine\n")
+    crontab.chmod(0o666)
+    error = refused(cron, wanted("probe", "true", schedule="@hourly"))
+    assert "world-writable" in error.message and "chmod o-w" in error.hint and crontab.read_text() == "# mine\n"
+
+
 def test_a_dry_run_writes_nothing(cron: CronProject) -> None:
     for entry in (wanted("a", directories=("hourly",)), wanted("b", schedule="@hourly")):
         added = add(cron, entry, dry_run=True)

@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.base.processes import is_there
-from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step
-from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.lines import (
-    LINE_ENDS,
-    check_writable,
-    headline,
-    mark,
-    shell_command,
-    tick_words,
-)
-from resilience.cron.drivers._ticks.place import check_host, last_words, output_file, table_state
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step, _tables
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -82,26 +72,26 @@ class Crontab:
     name = "crontab"
 
     def read(self, context: Context) -> str | None:
-        """See programs.Program.read."""
+        """See _tables.Program.read."""
         for _ in range(_READS):
             listed = self._list(context)
             if listed is None or r"\r" not in listed:
                 return listed
             # Debian's `crontab -l` lists a carriage return as the two characters `\r`. Written back, that would be what
             # the line runs. `crontab -e` hands the file itself to an editor; ours writes it to standard output.
-            done = programs.run_program(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+            done = _tables.run_program(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
             if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
                 return done.stdout
         raise ProgramFailed(
             "the crontab contains carriage returns, and cannot be read unchanged",
-            hint=f"remove them: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e: {programs.error_of(done)}",
+            hint=f"remove them: crontab -l | sed 's/[\\]r$//' | crontab -; crontab -e: {_tables.error_of(done)}",
         )
 
     def _list(self, context: Context) -> str | None:
-        done = programs.run_program(context, ["crontab", "-l"])
+        done = _tables.run_program(context, ["crontab", "-l"])
         if done.returncode == 0:
             return without_header(done.stdout)
-        text, said = (done.stderr or done.stdout).lower(), programs.error_of(done)
+        text, said = (done.stderr or done.stdout).lower(), _tables.error_of(done)
         # Vixie, Debian, cronie: `no crontab for alice`; busybox and dcron: `can't open 'alice': No such file ...`.
         if "no crontab for" in text or ("can't open" in text and "no such file" in text):
             return None
@@ -114,19 +104,19 @@ class Crontab:
         raise ProgramFailed(f"crontab -l failed: {said}", transient=True)
 
     def write(self, table: str, context: Context) -> None:
-        """See programs.Program.write."""
-        done = programs.run_program(context, ["crontab", "-"], stdin=table)
+        """See _tables.Program.write."""
+        done = _tables.run_program(context, ["crontab", "-"], stdin=table)
         if done.returncode != 0:
             raise ResilError(
-                f"crontab rejected the table; the old one is unchanged: {programs.error_of(done)}",
+                f"crontab rejected the table; the old one is unchanged: {_tables.error_of(done)}",
                 hint="check your lines with crontab -l, and the free space in /var/spool",
             )
 
     def remove(self, context: Context) -> None:
-        """See programs.Program.remove."""
-        done = programs.run_program(context, ["crontab", "-r"])
+        """See _tables.Program.remove."""
+        done = _tables.run_program(context, ["crontab", "-r"])
         if done.returncode != 0 and "no crontab for" not in done.stderr.lower():
-            raise ResilError(f"crontab -r failed; the table is unchanged: {programs.error_of(done)}")
+            raise ResilError(f"crontab -r failed; the table is unchanged: {_tables.error_of(done)}")
 
 
 def without_header(table: str) -> str:
@@ -176,29 +166,29 @@ class CrontabDriver:
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the lines, unless they are already there."""
-        check_host(installation, context, "crontab")
+        _tables.check_host(installation, context, "crontab")
         lines, script = table_lines(installation, context), script_text(installation, context)
         steps = []
         if script and _content(script_file(context)) != script:
             steps.append(Step(f"write {script_file(context)}", script))
-        if not programs.holds(_CRONTAB, lines, installation, context):
+        if not _tables.holds(_CRONTAB, lines, installation, context):
             steps.append(Step(f"write these lines to {_where(context)}, before all others", "\n".join(lines)))
         return steps
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        check_host(installation, context, "crontab")
+        _tables.check_host(installation, context, "crontab")
         lines, script = table_lines(installation, context), script_text(installation, context)
-        output_file(context, "crontab")
+        _tables.output_file(context, "crontab")
         if script:
             write_atomic(Path(script_file(context)), script, mode=0o700)
-        done = programs.put(_CRONTAB, lines, installation, context)
+        done = _tables.put(_CRONTAB, lines, installation, context)
         return (f"wrote a line to {_where(context)}: it ticks every minute",) if done else ()
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Remove the lines."""
-        check_host(installation, context, "crontab")
-        done = programs.put(_CRONTAB, (), installation, context)
+        _tables.check_host(installation, context, "crontab")
+        done = _tables.put(_CRONTAB, (), installation, context)
         with suppress(OSError):
             Path(script_file(context)).unlink(missing_ok=True)
         return (f"removed our lines from {_where(context)}",) if done else ()
@@ -206,11 +196,11 @@ class CrontabDriver:
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Check that the line is there, and that a daemon runs."""
         try:
-            check_host(installation, context, "crontab")
+            _tables.check_host(installation, context, "crontab")
             table = _CRONTAB.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-        found = table_state(table, installation, _where(context))
+        found = _tables.table_state(table, installation, _where(context))
         if found.liveness is not Liveness.ALIVE:
             return found
         if not find_daemon(self.proc, self.pid_files) and not hides_processes(self.proc):
@@ -219,7 +209,7 @@ class CrontabDriver:
                 f"the line is in {_where(context)}, but no cron daemon runs there",
                 hint="ask an administrator to start it; until then: resil cron install --backend slurm --replace",
             )
-        now, said = context.system.clock.now(), last_words(context, "crontab")
+        now, said = context.system.clock.now(), _tables.last_words(context, "crontab")
         return found._replace(next_tick=now - now % 60 + 60, hint=f"the last tick failed: {said}" if said else "")
 
 
@@ -232,7 +222,7 @@ def _where(context: Context) -> str:
 LONGEST_COMMAND = 990
 """Bytes. Debian's and Vixie's cron read at most 999 (MAX_COMMAND in their cron.h), and reject the whole table."""
 
-_BAD = LINE_ENDS | {"\\": "a backslash (crons disagree on those)"}
+_BAD = _tables.LINE_ENDS | {"\\": "a backslash (crons disagree on those)"}
 
 
 def table_lines(installation: Installation, context: Context) -> tuple[str, ...]:
@@ -245,27 +235,27 @@ def table_lines(installation: Installation, context: Context) -> tuple[str, ...]
     inner = _command(installation, context)
     if not _fits(inner):
         script = script_file(context)
-        inner = f": {mark(installation.token)}; exec /bin/sh {shlex.quote(script)}"
+        inner = f": {_tables.mark(installation.token)}; exec /bin/sh {shlex.quote(script)}"
         if not _fits(inner):
             raise ResilError(f"the path {script} is too long for a crontab", hint="choose another state_dir")
-    return headline(installation, context.state_dir), f"* * * * * {_as_cron_reads(inner)}"
+    return _tables.headline(installation, context.state_dir), f"* * * * * {_as_cron_reads(inner)}"
 
 
 def script_text(installation: Installation, context: Context) -> str:
     """Return the script that the line calls; empty if the line needs none. Pure."""
     inner = _command(installation, context)
-    return "" if _fits(inner) else f"#!/bin/sh\n{headline(installation, context.state_dir)}\n{inner}\n"
+    return "" if _fits(inner) else f"#!/bin/sh\n{_tables.headline(installation, context.state_dir)}\n{inner}\n"
 
 
 def script_file(context: Context) -> str:
     """Return the path of that script."""
-    return str(Path(output_file(context, "crontab", make=False)).with_suffix(".sh"))
+    return str(Path(_tables.output_file(context, "crontab", make=False)).with_suffix(".sh"))
 
 
 def _command(installation: Installation, context: Context) -> str:
-    check_writable(installation, where="a crontab", bad=_BAD)
-    words = tick_words(installation, "tick", "--driver", "crontab")
-    return shell_command(installation, words, output=output_file(context, "crontab", make=False))
+    _tables.check_writable(installation, where="a crontab", bad=_BAD)
+    output = _tables.output_file(context, "crontab", make=False)
+    return _tables.shell_command(installation, "tick", "--driver", "crontab", output=output)
 
 
 def _as_cron_reads(inner: str) -> str:

@@ -11,18 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resilience.cron.drivers import Availability, DriverState, ProgramFailed, Step
-from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.lines import (
-    check_writable,
-    headline,
-    mark,
-    shell_command,
-    tick_words,
-    tokens_of,
-    unit_name,
-)
-from resilience.cron.drivers._ticks.place import check_host
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, Step, _tables
 from resilience.cron.records import Installation
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
@@ -92,7 +81,7 @@ class SystemdDriver:
         except ResilError as error:
             return Availability(False, error.message, error.hint)
         if done.stdout.strip() not in _RUNNING:
-            return Availability(False, f"no systemd manager of {user} answers on {name}: {programs.error_of(done)}")
+            return Availability(False, f"no systemd manager of {user} answers on {name}: {_tables.error_of(done)}")
         lingers = self._lingers(context)
         if lingers is None:
             return Availability(False, f"cannot determine whether the systemd manager of {user} survives a logout")
@@ -103,7 +92,7 @@ class SystemdDriver:
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the missing or outdated units, and the command that starts the timer."""
-        check_host(installation, context, "systemd manager")
+        _tables.check_host(installation, context, "systemd manager")
         steps = [Step(f"write {path}", text) for path, text in _missing(installation, context).items()]
         if steps or self._inactive(installation, context):
             line = f"systemctl --user daemon-reload && systemctl --user enable --now {_timer(installation)}"
@@ -114,7 +103,7 @@ class SystemdDriver:
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the units, and start the timer."""
-        check_host(installation, context, "systemd manager")
+        _tables.check_host(installation, context, "systemd manager")
         missing, lines = _missing(installation, context), []
         if missing or self._inactive(installation, context):
             before = {path: _content(path) for path in missing}
@@ -134,7 +123,7 @@ class SystemdDriver:
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Stop the timer, and remove the units. Active runs continue."""
-        check_host(installation, context, "systemd manager")
+        _tables.check_host(installation, context, "systemd manager")
         there = [path for path in _paths(installation, context) if _content(path) is not None]
         _refuse_foreign(there, installation)
         return self._remove([*there, *_orphaned(installation, context)], context)
@@ -142,7 +131,7 @@ class SystemdDriver:
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return the timer's state from the manager."""
         try:
-            check_host(installation, context, "systemd manager")
+            _tables.check_host(installation, context, "systemd manager")
             if inactive := self._inactive(installation, context):
                 return DriverState(Liveness.GONE, inactive, hint="restore it: resil cron install")
         except ResilError as error:
@@ -182,13 +171,13 @@ class SystemdDriver:
         own = self.runtime / str(context.system.host.uid)
         known = "XDG_RUNTIME_DIR" in context.system.environ or not own.is_dir()
         env = {} if known else {"XDG_RUNTIME_DIR": str(own)}
-        return programs.run_program(context, ["systemctl", "--user", "--no-pager", *words], env=env)
+        return _tables.run_program(context, ["systemctl", "--user", "--no-pager", *words], env=env)
 
     def _run(self, context: Context, *words: str) -> None:
         done = self._systemctl(context, *words)
         if done.returncode != 0:
             raise ResilError(
-                f"systemctl --user {' '.join(words)} failed: {programs.error_of(done)}",
+                f"systemctl --user {' '.join(words)} failed: {_tables.error_of(done)}",
                 hint="check your systemd manager: systemctl --user status",
             )
 
@@ -197,7 +186,7 @@ class SystemdDriver:
         name = _timer(installation)
         done = self._systemctl(context, "show", name, "--property=LoadState,ActiveState")
         if done.returncode != 0 or any(word in done.stderr.lower() for word in _NO_BUS):
-            raise ProgramFailed(f"your systemd manager does not answer: {programs.error_of(done)}", transient=True)
+            raise ProgramFailed(f"your systemd manager does not answer: {_tables.error_of(done)}", transient=True)
         found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
         if found.get("LoadState") != "loaded":
             return f"{name} is missing ({found.get('LoadState') or 'no answer'})"
@@ -210,7 +199,7 @@ class SystemdDriver:
             if user in os.listdir(self.linger):  # noqa: PTH208 - names only
                 return True
         with suppress(ResilError):
-            done = programs.run_program(context, ["loginctl", "show-user", user, "--property=Linger"])
+            done = _tables.run_program(context, ["loginctl", "show-user", user, "--property=Linger"])
             if done.returncode == 0 and done.stdout.startswith("Linger="):
                 return done.stdout.strip() == "Linger=yes"
         return False if self.linger.is_dir() else None
@@ -226,23 +215,22 @@ def quoted(word: str) -> str:
 
 
 def _timer(installation: Installation) -> str:
-    return f"{unit_name(installation)}.timer"
+    return f"{_tables.unit_name(installation)}.timer"
 
 
 def _paths(installation: Installation, context: Context) -> tuple[Path, ...]:
     directory = context.system.config_home / "systemd" / "user"
-    return tuple(directory / f"{unit_name(installation)}.{kind}" for kind in UNITS)
+    return tuple(directory / f"{_tables.unit_name(installation)}.{kind}" for kind in UNITS)
 
 
 def _missing(installation: Installation, context: Context) -> dict[Path, str]:
     """Return the missing or outdated units. Raise ResilError if foreign files are in their place."""
-    check_writable(installation, where="a unit of systemd")
-    words = tick_words(installation, "tick", "--no-wait", "--driver", "systemd")
+    _tables.check_writable(installation, where="a unit of systemd")
     values = {
-        "headline": headline(installation, context.state_dir),
+        "headline": _tables.headline(installation, context.state_dir),
         "project": installation.project.replace("%", "%%"),
-        "command": quoted(shell_command(installation, words)),
-        "name": unit_name(installation),
+        "command": quoted(_tables.shell_command(installation, "tick", "--no-wait", "--driver", "systemd")),
+        "name": _tables.unit_name(installation),
     }
     texts = dict(zip(_paths(installation, context), (unit.format(**values) for unit in UNITS.values()), strict=True))
     _refuse_foreign(texts, installation)
@@ -250,7 +238,7 @@ def _missing(installation: Installation, context: Context) -> dict[Path, str]:
         "".join(texts.values()).encode()
     except UnicodeEncodeError as error:
         raise ResilError(
-            f"{unit_name(installation)} would not be valid UTF-8, which systemd requires",
+            f"{_tables.unit_name(installation)} would not be valid UTF-8, which systemd requires",
             hint="rename the directory, or use another backend",
         ) from error
     return {path: text for path, text in texts.items() if _content(path) != text}
@@ -261,7 +249,7 @@ def _orphaned(installation: Installation, context: Context) -> list[Path]:
     found = []
     for path in sorted(_paths(installation, context)[0].parent.glob("resil-cron-*.*")):
         with suppress(ResilError):
-            if tokens_of(_content(path) or "", context.state_dir) - {installation.token}:
+            if _tables.tokens_of(_content(path) or "", context.state_dir) - {installation.token}:
                 found.append(path)
     return found
 
@@ -269,7 +257,7 @@ def _orphaned(installation: Installation, context: Context) -> list[Path]:
 def _refuse_foreign(paths: Iterable[Path], installation: Installation) -> None:
     for path in paths:
         content = _content(path)
-        if content is not None and not content.startswith(f"# {mark(installation.token)} "):
+        if content is not None and not content.startswith(f"# {_tables.mark(installation.token)} "):
             raise ResilError(f"{path} exists, and resil did not write it", hint="move it away")
 
 

@@ -28,8 +28,9 @@ LONGEST_LINE = 65536
 SHELL = "/bin/sh"
 """Runs the commands, as in cron, unless SHELL= names another."""
 
-_WITH_INPUT = 'printf %s "$2" | "$0" -c "$1"'
-"""Gives a command its input through a pipe, as cron does."""
+INPUT = "RESIL_CRON_INPUT"
+_WITH_INPUT = f'printf %s "${INPUT}" | (unset {INPUT}; exec "$0" -c "$1")'
+"""Gives a command its input through a pipe, as cron does. Other users see arguments, but no environment."""
 
 _WITHOUT_PROGRAM = (
     r"\.|:|alias|bg|break|case|cd|command|continue|eval|exec|exit|export|fg|for|getopts|hash|if|jobs|local|read|readonly"
@@ -38,23 +39,23 @@ _WITHOUT_PROGRAM = (
 """Builtins and keywords of sh(1) without an equivalent program."""
 
 
-def shell_words(command: str, shell: str = SHELL) -> tuple[str, ...]:
-    """Return the words that run a line's command: do_command.c of cron.
+def split_input(text: str) -> tuple[str, str | None]:
+    """Return a line's command, and its standard input if it has any: do_command.c of cron.
 
     The first `%` without a backslash ends the command, and begins its input, in which such a `%` is a newline.
     """
-    parts = re.split(r"^((?:[^\\%]|\\.)*)%", command, maxsplit=1)
-    text = re.sub(r"(\\[^%])|\\%", lambda pair: pair[1] or "%", parts[1] if parts[1:] else command)
+    parts = re.split(r"^((?:[^\\%]|\\.)*)%", text, maxsplit=1)
+    command = re.sub(r"(\\[^%])|\\%", lambda pair: pair[1] or "%", parts[1] if parts[1:] else text)
     if not parts[1:]:
-        return shell, "-c", text
-    lines = re.sub(r"(?<!\\)%", "\n", parts[2]).replace("\\%", "%")
-    return SHELL, "-c", _WITH_INPUT, shell, text, lines if not lines or lines.endswith("\n") else f"{lines}\n"
+        return command, None
+    given = re.sub(r"(?<!\\)%", "\n", parts[2]).replace("\\%", "%")
+    return command, given if not given or given.endswith("\n") else f"{given}\n"
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """Return a command as written in the crontab, for display, given the words that run it."""
+    """Return a command for display, without its input, given the words that run it."""
     if argv[2:3] == (_WITH_INPUT,):
-        return "%".join([argv[4], *argv[5].splitlines()])
+        return f"{argv[4]}%..."
     return argv[2] if len(argv) == 3 and argv[1] == "-c" else shlex.join(argv)
 
 
@@ -166,14 +167,15 @@ class _Parser:
             hint = "correct CRON_TZ above it"
             raise UsageError(f"its time zone is invalid: see {self.zone_error}", hint=hint)
         name = self.name(schedule.text, command, options.name)
+        shell, (program, given) = self.environment.get("SHELL", SHELL), split_input(command)
         self.entries[name] = Entry(
             name=name,
             place=place,
             schedule=schedule.text,
             kind=Kind.RUN,
-            argv=shell_words(command, self.environment.get("SHELL", SHELL)),
+            argv=(shell, "-c", program) if given is None else (SHELL, "-c", _WITH_INPUT, shell, program),
             zone=self.zone,
-            environment=self.environment,
+            environment=self.environment if given is None else MappingProxyType({**self.environment, INPUT: given}),
             mail_to=self.mail_to,
             options=options.options,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
 from resilience.cron.table.options import default_options
 from resilience.cron.table.policy import BROKEN_LINK, Policy, Refusal, explain, facts_of, follow
+from resilience.errors import UsageError
 from resilience.messages import quoted
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
@@ -85,14 +87,13 @@ class CronReader:
         if above is not None:
             found.append(Ignored(self.place, above.reason, above.hint, True))
         for name in names:
-            path, place = self.directory / name, f"{self.place}/{shown(name)}"
-            if name in SCHEDULES:
-                found += self._section(name, path, place, above)
-            elif name == CRONTAB:
-                table = self._crontab(path, place, above)
-                found += [*table.entries, *table.ignored]
-            elif unknown := judge_unknown(name, place, _mode_of(path)):
-                found.append(unknown)
+            place = f"{self.place}/{shown(name)}"
+            try:
+                found += self._parts(name, place, above)
+            except OSError as error:
+                found.append(Ignored(place, explain(error), "", True))
+            except UsageError as error:
+                found.append(Ignored(place, error.message, error.hint, True))
         return Table(
             tuple(one for one in found if isinstance(one, Entry)),
             tuple(one for one in found if isinstance(one, Ignored)),
@@ -139,21 +140,32 @@ class CronReader:
         )
         return walk.path, next(filter(None, refusals), None)
 
-    def _section(self, name: str, path: Path, place: str, above: Refusal | None) -> list[Entry | Ignored]:
-        """Read a drop-in directory."""
+    def _parts(self, name: str, place: str, above: Refusal | None) -> Iterable[Entry | Ignored]:
+        """Read a name in the cron directory. Raise OSError, or UsageError with the reason why it is ignored."""
+        path = self.directory / name
+        if name in SCHEDULES:
+            return self._section(path, place, above)
+        if name == CRONTAB:
+            table = self._crontab(path, place, above)
+            return *table.entries, *table.ignored
         try:
-            if not path.is_dir():
-                reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
-                return [Ignored(place, reason, f"move it away, then: mkdir {quoted(path)}", True)]
-            own = self._refusal_of(path)
-            names = sorted(os.listdir(path))  # noqa: PTH208
-        except OSError as error:
-            return [Ignored(place, explain(error), "", True)]
+            mode = path.stat().st_mode
+        except OSError:
+            mode = None
+        return filter(None, [judge_unknown(name, place, mode)])
+
+    def _section(self, path: Path, place: str, above: Refusal | None) -> Iterable[Entry | Ignored]:
+        """Read a drop-in directory."""
+        if not path.is_dir():
+            reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
+            raise UsageError(reason, hint=f"move it away, then: mkdir {quoted(path)}")
+        own = self._refusal_of(path)
+        names = sorted(os.listdir(path))  # noqa: PTH208
         judged = [judge(self._found(path / file, above or own), self.settings) for file in names]
         # Temporary files of editors and copies may vanish after the listing.
         there = (one for one in judged if not (isinstance(one, Ignored) and one.reason == GONE))
         refused = [Ignored(place, own.reason, own.hint, True)] if own else []
-        return [*refused, *without_duplicates(there)]
+        return *refused, *without_duplicates(there)
 
     def _found(self, path: Path, refusal: Refusal | None) -> Found:
         """Read a name in a drop-in directory. `refusal`: why the policy rejects the directory."""
@@ -183,40 +195,29 @@ class CronReader:
         if not stat.S_ISREG(info.st_mode):
             return b"", info, None
         descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
-            info = os.fstat(descriptor)
+        try:
+            info, head = os.fstat(descriptor), b""
             if not stat.S_ISREG(info.st_mode):
                 raise OSError(f"{real} was replaced while it was read")
-            head = file.read(limit_bytes)
+            while len(head) < limit_bytes and (part := os.read(descriptor, min(limit_bytes - len(head), 2**20))):
+                head += part
+        finally:
+            os.close(descriptor)
         return head, info, refusal or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
 
     def _crontab(self, path: Path, place: str, above: Refusal | None) -> Table:
         """Read the crontab."""
-        try:
-            text, info, own = self._read(path, CRONTAB_BYTES)
-        except OSError as error:
-            return Table(ignored=(Ignored(place, explain(error), "", True),))
+        text, info, own = self._read(path, CRONTAB_BYTES)
         if not stat.S_ISREG(info.st_mode):
-            hint = "write the lines to a file of that name"
-            return Table(ignored=(Ignored(place, "it is not a file", hint, True),))
+            raise UsageError("it is not a file", hint="write the lines to a file of that name")
         if refusal := above or own:
-            return Table(ignored=(Ignored(place, refusal.reason, refusal.hint, True),))
-        is_cut = len(text) < info.st_size
-        if is_cut:
-            text = text.rpartition(b"\n")[0]
+            raise UsageError(refusal.reason, hint=refusal.hint)
         users = {"root", *filter(None, map(os.environ.get, ("LOGNAME", "USER")))}
-        table = parse_crontab(text, place, self.settings, users=users)
-        if is_cut:
-            reason = f"only the first {CRONTAB_BYTES // 1024**2} MiB of {info.st_size} bytes are read"
-            return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
-        return table
-
-
-def _mode_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return None
+        if len(text) >= info.st_size:
+            return parse_crontab(text, place, self.settings, users=users)
+        table = parse_crontab(text.rpartition(b"\n")[0], place, self.settings, users=users)
+        reason = f"only the first {CRONTAB_BYTES // 1024**2} MiB of {info.st_size} bytes are read"
+        return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
 
 
 def _gid_of(group: str) -> int | None:

@@ -121,14 +121,14 @@ def judge(found: Found, settings: CronSettings) -> Entry | Ignored:
 
 def _objections(found: Found) -> Iterator[tuple[str, str, bool]]:
     """Yield why a file is ignored: reason, hint, and whether it was probably meant to run. The first counts."""
-    name, is_job, path = found.name, found.kind is Kind.SUBMIT, quoted(found.path)
+    name, is_job = found.name, found.kind is Kind.SUBMIT
     for pattern, reason in _HARMLESS.items():
         if re.fullmatch(pattern, name):
             yield reason, f"rename it: {name.rpartition('.')[0]}" if "disabled" in reason else "", False
     if len(f"{found.directory}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
         yield f"its name is longer than {LONGEST_NAME} characters", "rename it", True
     if name in ("*.slurm", "*.sbatch"):
-        yield "its name is an unexpanded shell pattern", f"rm {path}", False
+        yield "its name is an unexpanded shell pattern", f"rm {quoted(found.path)}", False
     if name.lower().endswith(SUBMITTED) and not is_job:
         yield "only `.slurm` and `.sbatch` are submitted", f"rename it: {name.lower()}", True
     if is_job and not re.fullmatch(_JOB_NAME, name):
@@ -144,7 +144,7 @@ def _objections(found: Found) -> Iterator[tuple[str, str, bool]]:
             )
             yield reason, "mount | grep noexec; or write `sh PATH` into the crontab", True
         if found.head.startswith(b"#!") or re.fullmatch(_RUN_PARTS, name):
-            yield "it is not executable", f"to run it: chmod +x {path}", False
+            yield "it is not executable", f"to run it: chmod +x {quoted(found.path)}", False
         yield "it is not executable, and run-parts would skip its name", "", False
     if not is_job and not re.fullmatch(_RUN_PARTS, name):
         clean = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\.[A-Za-z0-9]+$", "", name)).strip("-") or "drop-in"
@@ -157,21 +157,23 @@ def _objections(found: Found) -> Iterator[tuple[str, str, bool]]:
 
 def _objections_to_content(found: Found, *, is_job: bool) -> Iterator[tuple[str, str]]:
     """Yield why the kernel or sbatch would reject a file, from its first bytes: reason and hint."""
-    head, path = found.head, quoted(found.path)
-    first = head.partition(b"\n")[0]
+    head, first = found.head, found.head.partition(b"\n")[0]
     is_script = first.startswith(b"#!")
     if not found.size_bytes:
         yield "it is empty", "add content, or remove it"
     if head.startswith(b"\xef\xbb\xbf#!"):
-        yield "it begins with a byte order mark, which hides its `#!`", rf"sed -i '1s/^\xef\xbb\xbf//' {path}"
+        yield (
+            "it begins with a byte order mark, which hides its `#!`",
+            rf"sed -i '1s/^\xef\xbb\xbf//' {quoted(found.path)}",
+        )
     if is_script and first.endswith(b"\r"):
-        yield "it has Windows line endings, so its interpreter is not found", rf"sed -i 's/\r$//' {path}"
+        yield "it has Windows line endings, so its interpreter is not found", rf"sed -i 's/\r$//' {quoted(found.path)}"
     if is_job and not is_script:
         yield "it does not begin with `#!`, so sbatch rejects it", "begin it with `#!/bin/bash`"
     if is_job and b"\r\n" in head:
-        yield "it has Windows line endings, so sbatch rejects it", rf"sed -i 's/\r$//' {path}"
+        yield "it has Windows line endings, so sbatch rejects it", rf"sed -i 's/\r$//' {quoted(found.path)}"
     if not is_script and not head.startswith(b"\x7fELF"):
-        # execve(2), ENOEXEC. A shell would run it as a shell script, but no shell is set.
+        # execve(2), ENOEXEC. A shell would run it as a shell script, but a drop-in is started without one.
         yield "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
     if is_script and not first[2:].split():
         yield "its `#!` names no interpreter", "begin it with `#!/bin/sh`"

@@ -21,7 +21,8 @@
 | RESIL_CRON_ENTRY, RESIL_CRON_SLOT | the entry's name, and the slot in seconds since the epoch |
 
 Nothing else: no token of a login shell, no SLURM_JOB_ID of the scheduler's job. Working directory: the
-project's. Standard input: /dev/null. umask: 077, or 007 if a group operates the project.
+project's. Standard input: /dev/null. umask: that of the scheduler; files are
+open to the group if one operates the project.
 """
 
 from __future__ import annotations

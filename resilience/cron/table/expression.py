@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise, takewhile
@@ -115,13 +115,12 @@ def _zone_hint(zone: str) -> str:
     known = available_timezones()
     if not known:
         return "this machine has no time zones: install the package tzdata, or write CRON_TZ=UTC"
-    by_lower = {name.lower(): name for name in known}
     # `paris` for Europe/Paris: users omit the continent.
-    by_city = {name.lower().rpartition("/")[2]: name for name in sorted(known) if not name.startswith("posix/")}
+    names = {name.lower().rpartition("/")[2]: name for name in sorted(known) if not name.startswith("posix/")}
+    names |= {name.lower(): name for name in known}
     wanted = zone.strip().lower().replace(" ", "_")
-    for names, cutoff in ((by_lower, 0.99), (by_city, 0.99), (by_lower, 0.75), (by_city, 0.75)):
-        if close := get_close_matches(wanted, names, n=1, cutoff=cutoff):
-            return f"did you mean {names[close[0]]}?"
+    if close := [wanted] if wanted in names else get_close_matches(wanted, names, n=1, cutoff=0.75):
+        return f"did you mean {names[close[0]]}?"
     return "write an IANA name, for instance Europe/Paris; `timedatectl list-timezones` shows them"
 
 
@@ -208,7 +207,7 @@ class Schedule:
 
     text: str
     zone: str = ""
-    fields: _Fields | None = None
+    fields: _Fields | None = field(default=None, repr=False)
     every_s: int = 0
 
     @property
@@ -254,7 +253,7 @@ class Schedule:
         return best
 
     def count(self, after: float, until: float) -> int:
-        """Return the number of slots in `between`; takes milliseconds for a year of minutes."""
+        """Return the number of slots after `after` until `until`; takes milliseconds for a year of minutes."""
         first, last = max(floor(after), _EARLIEST), min(floor(until), _LATEST)
         if last <= first or self.is_reboot:
             return 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from resilience.cron.records import Entry, EntryOptions, Overlap
@@ -89,6 +90,7 @@ def parse_options(text: str, default: EntryOptions) -> Options:
     return Options(replace(default, **values), given.get("name", ""), frozenset(given))
 
 
+@lru_cache
 def parse_catch_up(text: str) -> int:
     """Return how many missed slots are run late: `none` 0, `once` 1, `all<=N` N. Raise OptionError otherwise."""
     match = re.fullmatch(r"(none)|(once)|all<=([0-9]{1,9})", text)
@@ -103,10 +105,14 @@ def _parse_seconds(text: str) -> float:
     return 0.0 if text in {"0", "none", "never"} else parse_duration_s(text)
 
 
-def _parse_overlap(text: str) -> Overlap:
-    if text not in set(Overlap):
-        raise OptionError(f"overlap={text} is not one of {', '.join(Overlap)}", hint="write overlap=skip")
-    return Overlap(text)
+def _one_of(key: str, values: Mapping[str, Any]) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        if text not in values:
+            said = f"{key}={text} is not one of {', '.join(values)}"
+            raise OptionError(said, hint=f"write {key}={next(iter(values))}")
+        return values[text]
+
+    return parse
 
 
 def _parse_exit_codes(text: str) -> tuple[int, ...]:
@@ -119,18 +125,6 @@ def _parse_exit_codes(text: str) -> tuple[int, ...]:
             raise OptionError(f"ok={text} is not a list of exit codes", hint="write for instance ok=0-3 or ok=0,75")
         codes.update(range(first, last + 1))
     return tuple(sorted(codes))
-
-
-def _parse_rerun(text: str) -> bool:
-    if text not in {"yes", "no", "true", "false"}:
-        raise OptionError(f"rerun={text} is neither yes nor no", hint="write rerun, or remove it")
-    return text in {"yes", "true"}
-
-
-def _parse_sbatch(text: str) -> bool:
-    if text != "cron":
-        raise OptionError(f"sbatch={text} is unknown", hint="write sbatch=cron")
-    return True
 
 
 def _parse_name(text: str) -> str:
@@ -148,10 +142,14 @@ class _Option(NamedTuple):
 _OPTIONS = {
     "timeout": _Option("timeout_s", _parse_seconds, "timeout=10m, or timeout=none"),
     "catch_up": _Option("catch_up", parse_catch_up, "catch_up=none, catch_up=once or catch_up=all<=12"),
-    "overlap": _Option("overlap", _parse_overlap, "overlap=skip, overlap=allow or overlap=replace"),
+    "overlap": _Option(
+        "overlap",
+        _one_of("overlap", {one.value: one for one in Overlap}),
+        "overlap=skip, overlap=allow or overlap=replace",
+    ),
     "jitter": _Option("jitter_s", _parse_seconds, "jitter=30s"),
     "ok": _Option("ok", _parse_exit_codes, "ok=0-3"),
-    "rerun": _Option("rerun", _parse_rerun, "rerun"),
-    "sbatch": _Option("takes_cron_sbatch", _parse_sbatch, "sbatch=cron"),
+    "rerun": _Option("rerun", _one_of("rerun", {"yes": True, "true": True, "no": False, "false": False}), "rerun"),
+    "sbatch": _Option("takes_cron_sbatch", _one_of("sbatch", {"cron": True}), "sbatch=cron"),
     "name": _Option("", _parse_name, "name=backup"),
 }

@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from resilience.base.processes import start_ticks
 from resilience.cron.book import Run, State, kill_session
 from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.ended import why_not_started
-from resilience.cron.table.watched_run import RunSpec, longest_s, supervise
+from resilience.cron.table.watched_run import Setup, longest_s, supervise
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.settings.cron_settings import CronSettings
@@ -35,24 +34,6 @@ NAP_S = 0.5
 _SLACK_S = 30.0
 _REAP_S = 2.0
 _BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
-
-
-class Started(NamedTuple):
-    """Result of starting a run.
-
-    Attributes:
-        record: RUNNING: active; its end comes from `poll` or `wait`. SKIPPED or REFUSED: not started, and not yet
-            recorded: the caller ends its record.
-        hint: what to try if it was refused.
-    """
-
-    record: RunRecord
-    hint: str = ""
-
-    @property
-    def is_running(self) -> bool:
-        """Return whether the run is active."""
-        return self.record.outcome is Outcome.RUNNING
 
 
 @dataclass
@@ -88,10 +69,13 @@ class Supervised:
         refuse: called again right before the run, in its own process.
         secrets: must not appear in outputs, like those read in this process.
         """
-        self._directory, self._settings, self._project = directory, settings, project
-        self._environment, self._refuse, self._secrets = environment, refuse, tuple(secrets)
-        self._clock: Clock = clock or SystemClock()
+        self._clock = clock or SystemClock()
         self._host = host or os.uname().nodename
+        self._setup = Setup(
+            directory, project, refuse, tuple(secrets), int(settings.output_bytes), settings.keep_runs, self._host,
+            self._clock,
+        )  # fmt: skip
+        self._environment, self._book = environment, directory.book
         self._runs: list[_Run] = []
         self._leaving: list[int] = []
 
@@ -105,40 +89,25 @@ class Supervised:
         """Ids of the records of active runs."""
         return frozenset(run.id for run in self._runs)
 
-    def start(self, entry: Entry, slot: int, run: Run | None) -> Started:
+    def start(self, entry: Entry, slot: int, run: Run | None) -> RunRecord:
         """Start the run of a slot, and return at once. Never raises ResilError.
 
-        The caller has claimed the slot with `run`, or knows that the entry may run without a record. Failures found
-        only at the start (a missing program, a drop-in that the policy now rejects) are reported as an end: REFUSED.
+        The caller has claimed the slot with `run`, or knows that the entry may run without a record. Return RUNNING:
+        the end comes from `poll` or `wait`; or SKIPPED or REFUSED: the caller ends the record. Failures found only at
+        the start (a missing program, a drop-in that the policy now rejects) come as an end: REFUSED.
         """
         now = self._clock.now()
         record = RunRecord(name=entry.name, slot=slot, outcome=Outcome.RUNNING, time=now, started=now, host=self._host)
         earlier, why = self._earlier(entry, now)
         if why:
-            return Started(replace(record, outcome=Outcome.SKIPPED, summary=why, started=None))
-        hint = ""
+            return replace(record, outcome=Outcome.SKIPPED, summary=why, started=None)
         try:
-            spec = RunSpec(
-                entry=entry,
-                slot=slot,
-                run=run,
-                directory=self._directory,
-                project=self._project,
-                environment=dict(self._environment(entry, slot)),
-                secrets=self._secrets,
-                output_bytes=int(self._settings.output_bytes),
-                keep_runs=self._settings.keep_runs,
-                refuse=self._refuse,
-                replace=earlier,
-                host=self._host,
-                clock=self._clock,
-            )
-            return Started(self._fork(record, spec))
+            return self._fork(record, entry, run, earlier, dict(self._environment(entry, slot)))
         except OSError as error:
             why, hint = why_not_started(entry.argv[0], error.errno or 0, facts={})
         except ResilError as error:
             why, hint = error.message, error.hint
-        return Started(replace(record, outcome=Outcome.REFUSED, summary=why, started=None), hint)
+        return replace(record, outcome=Outcome.REFUSED, summary=f"{why} ({hint})" if hint else why, started=None)
 
     def must_wait(self, entry: Entry, start: float) -> bool:
         """Return whether a late slot must wait: it was due before the active run began, so it runs after that one
@@ -188,7 +157,7 @@ class Supervised:
 
     def _alive(self, entry: Entry, now: float) -> list[tuple[Run, Liveness, str]]:
         """Return the runs of an entry whose supervisors are alive, or may be."""
-        book = self._directory.book
+        book = self._book
         found: list[tuple[Run, Liveness, str]] = []
         for run in book.active():
             if run.entry_key == entry.key and run.state is State.RUNNING and not book.about(run).get("end"):
@@ -221,14 +190,16 @@ class Supervised:
                 )
         return tuple(run for run, _, _ in alive), ""
 
-    def _fork(self, record: RunRecord, spec: RunSpec) -> RunRecord:
+    def _fork(
+        self, record: RunRecord, entry: Entry, run: Run | None, earlier: tuple[Run, ...], environment: dict[str, str]
+    ) -> RunRecord:
         report_from, report_to = os.pipe2(os.O_CLOEXEC)
         # Our signal handlers must not run in the child before it installs its own.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             pid = fork()
             if pid == 0:
-                supervise(spec, report_to)
+                supervise(self._setup, entry, record.slot, run, earlier, environment, report_to)
         except OSError:
             os.close(report_from)
             raise
@@ -237,8 +208,8 @@ class Supervised:
             os.close(report_to)
         os.set_blocking(report_from, False)
         record = replace(record, pid=pid)
-        overdue = time.monotonic() + (longest_s(spec.entry.options.timeout_s) or float("inf")) + _SLACK_S
-        self._runs.append(_Run(spec.entry, spec.run.id if spec.run else "", record, report_from, overdue))
+        overdue = time.monotonic() + (longest_s(entry.options.timeout_s) or float("inf")) + _SLACK_S
+        self._runs.append(_Run(entry, run.id if run is not None else "", record, report_from, overdue))
         return record
 
     # ---- end --------------------------------------------------------------------------------------------------
@@ -274,7 +245,7 @@ class Supervised:
         kill_session(run.record.pid)
         fault = next((line for line in run.received.split(b"\n") if line.startswith(b'{"fault"')), b"")
         why = f"its supervisor crashed: {json.loads(fault)['fault']}" if fault else f"its supervisor {end}"
-        now, book = self._clock.now(), self._directory.book
+        now, book = self._clock.now(), self._book
         record = replace(run.record, outcome=Outcome.CUT_SHORT, summary=why, time=now)
         try:
             if not run.id:

@@ -111,34 +111,25 @@ class BackgroundWriter:
             self._tasks.get().run()
 
 
-class RunSpec(NamedTuple):
-    """What a supervisor runs.
+class Setup(NamedTuple):
+    """Setup of all runs of a scheduler.
 
     Attributes:
-        entry, slot: the run.
-        run: its record, claimed by the scheduler; None: no record could be written.
         directory: state directory.
         project: working directory.
-        environment: of the program.
+        refuse: called right before the start.
         secrets: must not appear in outputs.
         output_bytes, keep_runs: as in CronSettings.
-        refuse: called right before the start.
-        replace: runs to end before.
         host: name of this machine.
         clock: for recorded times.
     """
 
-    entry: Entry
-    slot: int
-    run: Run | None
     directory: CronDirectory
     project: Path
-    environment: Mapping[str, str]
+    refuse: Callable[[Entry], Ignored | None]
     secrets: tuple[str, ...]
     output_bytes: int
     keep_runs: int
-    refuse: Callable[[Entry], Ignored | None]
-    replace: tuple[Run, ...]
     host: str
     clock: Clock
 
@@ -148,8 +139,20 @@ def longest_s(timeout_s: float) -> float:
     return _SIGN_ON_S + timeout_s + 2 * KILL_AFTER_S + LINGER_S + GIVE_UP_S + PATIENCE_S if timeout_s else 0.0
 
 
-def supervise(spec: RunSpec, report_to: int) -> NoReturn:
-    """Run the supervisor. Reports go to the scheduler through the pipe `report_to`, as lines of JSON."""
+def supervise(
+    setup: Setup,
+    entry: Entry,
+    slot: int,
+    run: Run | None,
+    replaced: tuple[Run, ...],
+    environment: Mapping[str, str],
+    report_to: int,
+) -> NoReturn:
+    """Run the supervisor of one run.
+
+    `run`: its record, claimed by the scheduler; None: no record could be written. `replaced`: runs to end before.
+    Reports go to the scheduler through the pipe `report_to`, as lines of JSON.
+    """
     code = 1
     try:
         gc.freeze()  # keep memory pages shared with the scheduler
@@ -163,11 +166,13 @@ def supervise(spec: RunSpec, report_to: int) -> NoReturn:
             os.open(os.devnull, os.O_RDWR)
         close_all([report_to])
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what the scheduler had not flushed is its own
-        umask = os.umask(0o007 if spec.directory.group else 0o077)
+        umask = os.umask(0o007 if setup.directory.group else 0o077)
         with suppress(OSError):
             os.chdir("/")  # leave a directory that may be unmounted, or hang
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        WatchedRun(spec, report_to, umask).supervise()
+        watched = WatchedRun(setup, entry, slot, run, environment)
+        watched.report_to, watched.umask = report_to, umask & ~0o070 if setup.directory.group else umask
+        watched.supervise(replaced)
         code = 0
     except BaseException as error:
         with suppress(BaseException):
@@ -177,26 +182,32 @@ def supervise(spec: RunSpec, report_to: int) -> NoReturn:
 
 
 class WatchedRun:
-    """One run, from its claim to its end. `umask`: of the user, for the program."""
+    """One run, from its claim to its end.
 
-    def __init__(self, spec: RunSpec, report_to: int, umask: int) -> None:
-        self._spec, self._report_to = spec, report_to
-        self._entry, self._directory, self._book = spec.entry, spec.directory, spec.directory.book
-        self._umask = umask & ~0o070 if spec.directory.group else umask  # the group operates what it runs
+    Attributes:
+        report_to: pipe to the scheduler.
+        umask: of the program: the user's; the group operates what it runs.
+    """
+
+    report_to = -1
+    umask = 0o077
+
+    def __init__(self, setup: Setup, entry: Entry, slot: int, run: Run | None, environment: Mapping[str, str]) -> None:
+        self._setup, self._entry, self._slot, self._run, self._environment = setup, entry, slot, run, environment
+        self._book, self._now = setup.directory.book, setup.clock.now
         self._requests = StopRequests()
-        self._run = spec.run
         self._program: Launched | None = None
-        self._secrets = Secrets((*spec.secrets, *secrets_of(spec.environment)))
-        self._output = Bounded(spec.output_bytes, self._secrets)
-        self._file = OutputFile(spec.directory, self._entry.key, spec.slot)
+        self._secrets = Secrets((*setup.secrets, *secrets_of(environment)))
+        self._output = Bounded(setup.output_bytes, self._secrets)
+        self._file = OutputFile(setup.directory, entry.key, slot)
         self._started: float | None = None
         self._notes: list[str] = []
         self._writer = BackgroundWriter()
 
-    def supervise(self) -> None:
+    def supervise(self, replaced: tuple[Run, ...]) -> None:
         """Run it."""
         if self._register():
-            self._finish(self._end_earlier() or self._begin() or self._watch())
+            self._finish(self._end_earlier(replaced) or self._begin() or self._watch())
 
     # ---- begin ------------------------------------------------------------------------------------------------
 
@@ -211,7 +222,7 @@ class WatchedRun:
         def take() -> None:
             nonlocal is_lost
             if self._run is not None:
-                self._run = self._book.take(self._run, State.RUNNING, self._spec.clock.now())
+                self._run = self._book.take(self._run, State.RUNNING, self._now())
                 is_lost = self._run is None
 
         if why := self._writer.do("record its start", take).why_not(time.monotonic() + _SIGN_ON_S):
@@ -220,9 +231,9 @@ class WatchedRun:
             self._report({"end": None})
         return not is_lost
 
-    def _end_earlier(self) -> End | None:
+    def _end_earlier(self, replaced: tuple[Run, ...]) -> End | None:
         """End the runs that this one replaces; return an end if that fails."""
-        for run in self._spec.replace:
+        for run in replaced:
             until = time.monotonic() + KILL_AFTER_S + GIVE_UP_S + PATIENCE_S
             ticks = int(run.holder.split("-")[2])
             try:
@@ -245,14 +256,14 @@ class WatchedRun:
         """Start the program; return an end if that fails."""
         if self._requests.cause is not Cause.NONE:
             return self._judge(Watched(None))
-        self._started = self._spec.clock.now()
+        self._started = self._now()
         try:
             self._program = launch(
                 self._entry.argv,
-                self._spec.environment,
-                directory=self._spec.project,
-                umask=self._umask,
-                refuse=lambda: self._spec.refuse(self._entry),
+                self._environment,
+                directory=self._setup.project,
+                umask=self.umask,
+                refuse=lambda: self._setup.refuse(self._entry),
             )
         except OSError as error:
             return self._refused(*why_not_started(self._entry.argv[0], error.errno or 0, facts={}))
@@ -294,8 +305,8 @@ class WatchedRun:
         if why := kept.why_not(until):
             self._notes.append(why)
         record = RunRecord(
-            name=self._entry.name, slot=self._spec.slot, outcome=end.outcome, time=self._spec.clock.now(),
-            started=self._started, exit_code=end.exit_code, host=self._spec.host, pid=os.getpid(),
+            name=self._entry.name, slot=self._slot, outcome=end.outcome, time=self._now(),
+            started=self._started, exit_code=end.exit_code, host=self._setup.host, pid=os.getpid(),
             summary=self._summary(end), output=self._file.name if kept.is_over else "",
         )  # fmt: skip
         written = self._writer.do("write its result", lambda: self._write_end(record))
@@ -307,8 +318,8 @@ class WatchedRun:
 
     def _report(self, report: Mapping[str, object]) -> None:
         with suppress(OSError):  # the scheduler may be dead
-            os.write(self._report_to, json.dumps(report).encode() + b"\n")
-            os.close(self._report_to)
+            os.write(self.report_to, json.dumps(report).encode() + b"\n")
+            os.close(self.report_to)
 
     def _summary(self, end: End) -> str:
         said = self._output.last_line() if end.outcome is not Outcome.REFUSED else ""
@@ -324,4 +335,4 @@ class WatchedRun:
 
     def _prune(self) -> None:
         active = frozenset(run.slot for run in self._book.active() if run.entry_key == self._entry.key)
-        prune(self._directory, self._entry.key, self._spec.keep_runs, running=active)
+        prune(self._setup.directory, self._entry.key, self._setup.keep_runs, running=active)

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._ticks.lines import unit_name
-from resilience.cron.drivers._ticks.place import Elsewhere
+from resilience.cron.drivers._tables import Elsewhere, unit_name
 from resilience.cron.drivers.systemd import SystemdDriver
 from resilience.errors import ResilError
 from resilience.job import Liveness

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.watched_run import RunSpec, supervise
+from resilience.cron.table.watched_run import Setup, supervise
 from resilience.system.ports import SystemClock
 from tests.cron.table.runs import SLOT, entry
 
@@ -24,11 +24,8 @@ def run_supervisor(project: str) -> None:
     """Run the supervisor of one run."""
     setattr(threading.Thread, "start", _no_room)  # noqa: B010 - a plain assignment is refused by type checkers
     directory = CronDirectory(Path(project, "state"))
-    spec = RunSpec(
-        entry=entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3"), slot=SLOT,
-        directory=directory, project=Path(project), environment={"PATH": "/usr/bin:/bin"},
-        secrets=(), output_bytes=65536, keep_runs=3, refuse=lambda _: None, replace=(), host="n1", clock=SystemClock(),
-        run=directory.book.claim("crontab+it", SLOT, {"name": "crontab/it"}, time.time),
-    )  # fmt: skip
+    setup = Setup(directory, Path(project), lambda _: None, (), 65536, 3, "n1", SystemClock())
+    run = directory.book.claim("crontab+it", SLOT, {"name": "crontab/it"}, time.time)
     _, report_to = os.pipe()
-    supervise(spec, report_to)
+    program = entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3")
+    supervise(setup, program, SLOT, run, (), {"PATH": "/usr/bin:/bin"}, report_to)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from resilience.cron.book import State
-from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, RunRecord
+from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_program
 from resilience.cron.table.output import output_directory
@@ -63,10 +63,10 @@ class Runs:
             run = self.directory.book.claim(key, slot, {"name": entry.name}, time.time, limit_s=limit_s)
         except StateDirectoryError:
             run = None
-        started = self.supervised.start(entry, slot, run)
-        if run is not None and not started.is_running:
+        record = self.supervised.start(entry, slot, run)
+        if run is not None and record.outcome is not Outcome.RUNNING:
             self.directory.book.drop(run)
-        return started.record
+        return record
 
     def ends(self, count: int = 1) -> tuple[RunRecord, ...]:
         """The next ends."""

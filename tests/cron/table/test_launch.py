@@ -76,7 +76,7 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
 
 
 def test_a_missing_project_directory_is_reported(runs: Runs) -> None:
-    runs.supervised._project = runs.project / "moved"
+    runs.supervised._setup = runs.supervised._setup._replace(project=runs.project / "moved")
     record = runs.sh("true")
     assert record.outcome is Outcome.REFUSED and "cannot enter" in record.summary and "moved" in record.summary
 
@@ -95,8 +95,8 @@ def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(supervisor, "fork", no_room)
     started = runs.supervised.start(entry("true"), SLOT, None)
-    assert started.record.outcome is Outcome.REFUSED and "no process could be started" in started.record.summary
-    assert "ulimit -u" in started.hint
+    assert started.outcome is Outcome.REFUSED and "no process could be started" in started.summary
+    assert "ulimit -u" in started.summary
     monkeypatch.undo()
     monkeypatch.setattr("resilience.cron.table.launch.fork", no_room)
     record = runs.run("true")
@@ -109,4 +109,4 @@ def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs, monke
 
     monkeypatch.setattr(runs.supervised, "_environment", fail)
     started = runs.supervised.start(entry("true"), SLOT, None)
-    assert (started.record.outcome, started.record.summary, started.hint) == (Outcome.REFUSED, "no home", "find one")
+    assert (started.outcome, started.summary) == (Outcome.REFUSED, "no home (find one)")
