@@ -125,7 +125,8 @@ def test_the_digest_counts_from_the_one_before(tmp_path: Path) -> None:
     stage, now = Stage(tmp_path), time.time()
 
     def ran(name: str, ago_s: float, outcome: Outcome = Outcome.DONE) -> None:
-        run = RunRecord(name=name, slot=int(now - ago_s), outcome=outcome, time=now - ago_s, started=now - ago_s + 4)
+        slot = int(now - ago_s)
+        run = RunRecord(name=name, slot=slot, outcome=outcome, time=now - ago_s, started=slot + 4.0)
         stage.cron.state.record(name.replace("/", "+"), run)
 
     ran("cron.hourly/a", 200000)
