@@ -129,8 +129,8 @@ class TickReporter:
         from resilience.cron.ping import CHILD_S as PING_S
         from resilience.cron.ping import ping
 
-        if "ping" in self._children:
-            self._children["ping"].forget()
+        if "ping" in self._children and not self._children["ping"].is_over():
+            return  # a slow server is asked again at the end of a later tick
         with suppress(OSError):  # fork failed: the missing ping shows that
             self._children["ping"] = start_detached(lambda: ping(self._cron, summary, is_well=is_well), PING_S)
 
@@ -159,7 +159,8 @@ class TickReporter:
             if (found := read_regular(self._cron.state.path / TABLE, 2**22)) is not None and found[0] == text.encode():
                 return False
             _write(self._cron, TABLE, text)
-        return True
+            return True
+        return False
 
 
 def check_reporting(settings: CronSettings) -> None:
