@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from resilience.cron.health import Health, Judgement
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, Outcome, RunRecord, Table
 from resilience.errors import SettingsError, UsageError
 from resilience.messages import plural
@@ -20,7 +21,6 @@ from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
-    from resilience.cron.health import Judgement
     from resilience.cron.project import CronProject
     from resilience.cron.records import Heartbeat
     from resilience.settings.cron_settings import CronSettings
@@ -120,5 +120,6 @@ def compose(
     body += [f"{opened}{':' if incidents else ''}", *(f"  {line}" for line in incidents[:MOST_NAMED])]
     if heartbeat is not None and heartbeat.next_slot is not None:
         body.append(f"next: {time.strftime('%a %H:%M', time.localtime(heartbeat.next_slot))}")
-    title = f"resil is {judgement.health}: {len(failed)} of {plural(len(ended), 'run')} failed{late}, {opened}"
+    who = "resil" if judgement.health is Health.ALIVE else "the scheduler"
+    title = f"{who} is {judgement.health}: {len(failed)} of {plural(len(ended), 'run')} failed{late}, {opened}"
     return title, tuple(body)

@@ -108,7 +108,7 @@ def test_the_same_slot_is_sent_once_and_a_failure_is_one_of_the_entry(
     stage = Stage(tmp_path)
     for _ in range(2):  # the entry is rerun after a crash
         send_digest(stage.cron)
-    assert len(stage.told()) == 1 and "resil is not installed" in stage.told()[0]
+    assert len(stage.told()) == 1 and "the scheduler is not installed" in stage.told()[0]
     (tmp_path / "silent").mkdir()
     with pytest.raises(UsageError, match="no channel"):
         send_digest(Stage(tmp_path / "silent", alert="").cron)
@@ -125,7 +125,8 @@ def test_the_digest_counts_from_the_one_before(tmp_path: Path) -> None:
     stage, now = Stage(tmp_path), time.time()
 
     def ran(name: str, ago_s: float, outcome: Outcome = Outcome.DONE) -> None:
-        run = RunRecord(name=name, slot=int(now - ago_s), outcome=outcome, time=now - ago_s, started=now - ago_s + 4)
+        slot = int(now - ago_s)
+        run = RunRecord(name=name, slot=slot, outcome=outcome, time=now - ago_s, started=slot + 4.0)
         stage.cron.state.record(name.replace("/", "+"), run)
 
     ran("cron.hourly/a", 200000)
