@@ -157,13 +157,28 @@ class CronDirectory:
                 temporary.unlink()
         return installation if is_first else self.installation() or installation
 
-    def installation(self) -> Installation | None:
-        """Return the recorded installation; None: there is none. Raise StateDirectoryError if it cannot be read."""
+    def installation(self, *, or_copied: bool = False) -> Installation | None:
+        """Return the recorded installation; None: there is none. Raise StateDirectoryError if it cannot be read.
+
+        `or_copied`: also one that came along when the project was copied. It ticks only the project that still has it.
+        """
         record = self._read("driver.json")
         try:
-            return Installation.from_json(record) if record is not None else None
+            found = Installation.from_json(record) if record is not None else None
         except TypeError as error:
             raise StateDirectoryError(f"{self.path / 'driver.json'} is damaged: {error}") from error
+        return None if found is not None and not or_copied and self._is_copied(found) else found
+
+    def _is_copied(self, installation: Installation) -> bool:
+        parts, here = self.path.parts, self.path / "driver.json"
+        if here.is_relative_to(installation.project):
+            return False
+        for count in range(1, len(parts)):
+            theirs = Path(installation.project, *parts[-count:], "driver.json")
+            with suppress(OSError):  # the project was moved
+                if installation.token in theirs.read_text(errors="replace"):
+                    return not theirs.samefile(here)
+        return False
 
     def uninstall(self) -> None:
         """Delete the recorded installation."""
