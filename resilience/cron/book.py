@@ -59,7 +59,6 @@ LOOSE, SEGMENTS = 64, 16
 
 _BLOCK = 4096
 _SUMMARY = 1000
-_ATTEMPTS = 3
 
 
 class State(StrEnum):
@@ -320,17 +319,25 @@ class Book:
         self._fold(key)
 
     def history(self, key: str) -> tuple[RunRecord, ...]:
-        """Return the slots of an entry that ended or were submitted, oldest first, each with its last record."""
-        for attempt in range(_ATTEMPTS):
-            # A record moves from the first to the second and into a file of several; in this order it is found.
-            queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
-            records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
-            try:
-                records += self._ended(key, is_last=attempt == _ATTEMPTS - 1)
-            except FileNotFoundError:  # moved meanwhile
-                continue
-            break
-        found = {record.slot: record for record in records}
+        """Return the slots of an entry that ended or were submitted, oldest first, each with its last record.
+
+        A record moves from the queued ones to the files of one record, and then into a file of several: looked for in
+        that order, it is found.
+        """
+        queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
+        records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
+        for slot, id, outcome in self._listed(key)[1]:
+            about = _read(self._history / key / f"{slot}@{id}@{outcome}")
+            if about is not None:  # without content there was no room for more than its name, or a power cut took it
+                run = Run(key, slot, id, State.RUNNING, "")
+                records.append(_record(about.get("end")) or _by_name(run, Outcome[outcome]))
+        found: dict[int, RunRecord] = {}
+        for path in self._listed(key)[0]:
+            with suppress(NotRegularFile):
+                content = read_regular(path, 2**22)
+                lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
+                found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+        found |= {record.slot: record for record in records}
         return tuple(found[slot] for slot in sorted(found))
 
     def newest(self, key: str) -> tuple[int, str]:
@@ -343,26 +350,6 @@ class Book:
         found = [key for key in self.slots.taken() if AGAIN not in key]
         found += [name.removesuffix(".jsonl") for name in names(self._history) if not name.endswith(".damaged")]
         return tuple(sorted({key for key in found if key[:1] != "."}))
-
-    def _ended(self, key: str, *, is_last: bool) -> Iterator[RunRecord]:
-        segments, loose = self._listed(key)
-        for path in segments:
-            try:
-                found = read_regular(path, 2**22)
-            except NotRegularFile:
-                continue
-            for line in parse_lines(found[0].splitlines()) if found is not None else ():
-                if (record := _record(line)) is not None and record.outcome is not Outcome.RUNNING:
-                    yield record
-        for slot, id, outcome in loose:
-            path = self._history / key / f"{slot}@{id}@{outcome}"
-            about = _read(path)
-            if about is not None:
-                record = _record(about.get("end"))
-                # Without content there was no room for more than its name, or a power cut took it.
-                yield record or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
-            elif not is_last:
-                raise FileNotFoundError(path)
 
     def _listed(self, key: str) -> tuple[list[Path], list[tuple[int, str, str]]]:
         """Return the files of several records, oldest first, and slot, id and outcome of the others."""

@@ -432,11 +432,11 @@ def idle(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> tuple[CronCon
     context.tick(TOP + 70)
     read, seen = CronProject.read_table, list[float]()
 
-    def read_and_note(cron: CronProject) -> Table:
+    def reading(cron: CronProject) -> Table:
         seen.append(context.clock.time)
         return read(cron)
 
-    monkeypatch.setattr(CronProject, "read_table", read_and_note)
+    monkeypatch.setattr(CronProject, "read_table", reading)
     return context, seen
 
 
