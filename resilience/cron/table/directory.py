@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from resilience.base.switches import name_of_user
 from resilience.cron.records import Entry, Ignored, Table
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
@@ -60,7 +61,7 @@ class CronReader:
         is_inside = self.directory.is_relative_to(self.project)
         self.place = shown(str(self.directory.relative_to(self.project) if is_inside else self.directory))
         uid = os.geteuid() if uid is None else uid
-        self.policy = Policy(uid, _gid_of(group), group, partial(_is_private, uid=uid), _name_of)
+        self.policy = Policy(uid, _gid_of(group), group, partial(_is_private, uid=uid), name_of_user)
 
     def table(self) -> Table:
         """Return the table.
@@ -229,15 +230,6 @@ def _gid_of(group: str) -> int | None:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         return None
-
-
-def _name_of(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _is_private(gid: int, *, uid: int) -> bool:

@@ -164,7 +164,7 @@ class _Fields(NamedTuple):
         month = 12 * at.year + at.month - 1
         for number in range(month, month + step * _SEARCHED_MONTHS, step):
             year, index = divmod(number, 12)
-            if index + 1 not in self.months or not 0 < year < 9999:
+            if index + 1 not in self.months or not 1 < year < 9999:
                 continue
             start = date(year, index + 1, 1).toordinal()
             end = date(year + index // 11, (index + 1) % 12 + 1, 1).toordinal()
