@@ -29,13 +29,6 @@ CRONTAB_BYTES = 8 * 1024**2
 """Maximum number of bytes read of a crontab."""
 
 
-def read_table(
-    directory: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
-) -> Table:
-    """Read a cron directory; a missing one is an empty table. See CronReader for the arguments and errors."""
-    return CronReader(directory, settings, uid=uid, group=group, project=project).table()
-
-
 class CronReader:
     """Reads a cron directory once.
 
