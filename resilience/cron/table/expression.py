@@ -15,6 +15,7 @@ loop that does so repeats the last hour of summer time forever.
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -79,8 +80,6 @@ Offset = Callable[[int], int]
 
 def _machine_offset(t: int) -> int:
     """Return this machine's own offset: $TZ as libc reads it (also `CET-1CEST`), else /etc/localtime."""
-    import time
-
     return time.localtime(t).tm_gmtoff
 
 
