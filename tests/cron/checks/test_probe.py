@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -100,11 +101,15 @@ def test_a_problem_of_the_job_chain_belongs_to_the_scheduler_and_to_no_entry(
 ) -> None:
     install(directory, "slurm", ago_s=600)
     beat(directory, "slurm")
-    slot = int(NOW) - 100
-    ran(directory, slot, Outcome.REFUSED, name="scheduler", summary="a successor could not be queued: QOSMaxSubmitJob")
+    noted = directory.path / "driver" / "trouble"
+    noted.parent.mkdir()
+    noted.write_text("a successor of the scheduler's job is missing: QOSMaxSubmitJob\n")
+    os.utime(noted, (NOW - 100, NOW - 100))
     seen = read_cron(directory, SETTINGS, {}, NOW)
     assert set(seen) == {SCHEDULER} and "QOSMaxSubmitJob" in seen[SCHEDULER].trouble
-    ran(directory, slot + 10, Outcome.DONE, name="scheduler", summary="the chain is whole again")
+    os.utime(noted, (NOW - 700, NOW - 700))
+    assert not read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].trouble, "of an earlier installation"
+    noted.unlink()
     assert not read_cron(directory, SETTINGS, {}, NOW)[SCHEDULER].trouble
 
 
