@@ -49,16 +49,15 @@ def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool 
     note = cron.state.path / _NOTE
     try:
         found = cron.state.installation()
+        copied = cron.state.installation(or_copied=True) if found is None else None
     except StateDirectoryError:
         if not forget or not note.exists():
             raise
         if not dry_run:
             cron.state.quarantine(_NOTE)
         return None
-    if found is not None and _is_copy(found, note, cron.project):
-        if not dry_run:
-            cron.state.uninstall()
-        return None
+    if copied is not None and not dry_run:
+        cron.state.uninstall()
     return found
 
 
@@ -86,18 +85,6 @@ def already(installation: Installation, project: Project, wanted: str) -> Alread
     return AlreadyInstalled(
         f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
     )
-
-
-def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
-    """Return whether an installation belongs to another project that still has it."""
-    there, here = Path(installation.project), project.loaded.project
-    if there == here or not note.is_relative_to(here):
-        return False
-    theirs = there / note.relative_to(here)
-    try:
-        return installation.token in theirs.read_text(errors="replace") and not theirs.samefile(note)
-    except OSError:
-        return False  # the project was moved here
 
 
 def _is_same(one: Path, two: Path) -> bool:

@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilience.cron.book import AGAIN
+from resilience.cron.records import Kind, Outcome
 from resilience.cron.ticker import Ticker, TickResult, next_boundary
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from resilience.cron.project import CronProject
+    from resilience.cron.records import Entry, RunRecord
     from resilience.cron.report import TickReporter
 
 SUBMITTER_S = 300.0
@@ -42,8 +45,8 @@ def tick(
     """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
 
     With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
-    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError if nothing can be
-    written: then nothing runs, because its result could not be recorded. Raise ProbeError if a disk hangs.
+    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError, after all else is done,
+    if not everything could be written. Raise ProbeError if a disk hangs.
     """
     from resilience.cron.report import TickReporter
 
@@ -65,7 +68,7 @@ def tick(
             clock.sleep(min(1.0, max(0.01, start - clock.now())))
             done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
         if wait:
-            done = _wait(ticker, done, clock.monotonic, is_over)
+            done = _wait(ticker, done, clock.monotonic, deadline, is_over)
             done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
         if ticker.failure is not None:
             raise ticker.failure
@@ -78,9 +81,18 @@ def tick(
     return done
 
 
-def _wait(ticker: Ticker, done: TickResult, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> TickResult:
+def _wait(
+    ticker: Ticker,
+    done: TickResult,
+    monotonic: Callable[[], float],
+    deadline: float,
+    is_over: Callable[[], bool],
+) -> TickResult:
     while ticker.is_running and not is_over():
-        done = done.plus(ticker.poll(60.0, is_over=is_over))
+        ended = ticker.poll(60.0, is_over=is_over)
+        done = done.plus(ended)
+        if ended.ended and ticker.waits and monotonic() < deadline:  # after that, the next tick starts what waits
+            done = done.plus(ticker.start_delayed())
     until = monotonic() + SUBMITTER_S
     while ticker.is_busy and monotonic() < until and not is_over():
         done = done.plus(ticker.poll(SUBMITTER_NAP_S))
@@ -205,7 +217,7 @@ class _Loop:
         clock, ticker = self._clock, self._ticker
         now = clock.now()
         moment = next_boundary(now, ticker.period_s)
-        if ticker.next_start is not None and ticker.failure is None:
+        if ticker.next_start is not None and ticker.failure is None:  # after trouble, the next regular tick tries again
             moment = min(moment, max(ticker.next_start, now))
         longest = clock.monotonic() + max(0.0, moment - now)
         while True:
@@ -218,7 +230,10 @@ class _Loop:
                 return ""
             nap_s = min(left, NAP_S)
             if ticker.is_running:
-                self._collect(ticker.poll(nap_s, is_over=self._stop))
+                ended = ticker.poll(nap_s, is_over=self._stop)
+                self._collect(ended)
+                if ended.ended and ticker.waits:
+                    self._collect(ticker.start_delayed())
             else:
                 clock.sleep(nap_s)
 
@@ -241,6 +256,38 @@ class _Loop:
             times = self._said[line] = before.get(line, 0) + 1
             if times % REPEATED_EVERY == 1:
                 self._say(line)
+
+
+def run_entry(
+    cron: CronProject, entry: Entry, *, stop: Callable[[], bool] = lambda: False, grace_s: float = 10.0
+) -> RunRecord:
+    """Run an entry now, as it would run at its slot, and return its end; of a batch script, its submission.
+
+    Its slot is this second; the slots of its schedule are not affected. `stop`: called all the time; True ends the run.
+    Raise StateDirectoryError if the run cannot be recorded, SchedulerUnavailable if a job could not be submitted,
+    UsageError if another process does the same in this second.
+    """
+    from resilience.cron.submit import settle_submits
+
+    clock, book = cron.project.system.clock, cron.state.book
+    cron.state.check()
+    slot = int(clock.now())
+    about = {"name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": "run", "time": clock.now()}
+    run = book.claim(f"{entry.key}{AGAIN}0", slot, about, clock.now)
+    if run is None:
+        raise UsageError(f"{entry.name} is started by another process in this second", hint="try again")
+    if entry.kind is Kind.SUBMIT:
+        settled = settle_submits(cron.with_entry_environment(), [run], cron.read_table().entries)
+        return [one for one in settled if (one.name, one.slot) == (entry.name, slot)][-1]
+    runs = cron.supervised()
+    record = runs.start(entry, slot, run)
+    if record.outcome is not Outcome.RUNNING:
+        book.end(run, record)
+        return record
+    ended: tuple[RunRecord, ...] = ()
+    while not ended:
+        ended = runs.wait(60.0, is_over=stop) or (runs.end_all(grace_s) if stop() else ())
+    return ended[-1]
 
 
 @contextmanager

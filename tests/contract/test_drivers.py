@@ -12,8 +12,7 @@ import pytest
 
 from resilience.cron import driver_choice as cron_drivers
 from resilience.cron.driver_choice import driver_of
-from resilience.cron.drivers import Availability, Driver, DriverState, Step, crontab, systemd
-from resilience.cron.drivers._ticks import programs
+from resilience.cron.drivers import Availability, Driver, DriverState, Step, _tables, crontab, systemd
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
@@ -69,7 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     (plugins / "drivers").mkdir(parents=True)
     (plugins / "drivers" / "sitecron.py").write_text(text[1])
     monkeypatch.setenv(PLUGIN_PATH, str(plugins))
-    monkeypatch.setattr(programs, "READ_S", 20.0)
+    monkeypatch.setattr(_tables, "READ_S", 20.0)
     monkeypatch.setattr(crontab, "find_daemon", lambda *_: "cron, process 1")
     monkeypatch.setattr(systemd, "DRIVER", systemd.SystemdDriver(linger=tmp_path / "site" / "linger"))
     cron_drivers.drivers.cache_clear()
@@ -132,7 +131,7 @@ def test_a_program_that_hangs_is_left_and_nothing_is_known(
 ) -> None:
     stage = stage_of(site, name)
     site.break_program({"systemd": "systemctl"}.get(name, name), "exec sleep 1000")
-    monkeypatch.setattr(programs, "READ_S", 0.3)
+    monkeypatch.setattr(_tables, "READ_S", 0.3)
     context = stage.context._replace(scheduler_deadline_s=0.3)
     found = stage.driver.availability(context)
     assert not found.is_available and "0.3 s" in found.reason

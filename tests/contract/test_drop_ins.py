@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.environment import _KEPT as KEPT
+from resilience.base.mounts import LASTING
 from resilience.cron.environment import plan_environment
 from resilience.cron.project import open_cron
 from resilience.cron.records import Entry, Kind, Table
@@ -41,6 +41,12 @@ from tests.schedulers.spooled import Lab, lab, until
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
 SCRIPTS = sorted((CRON / "slurm").iterdir())
+KEPT = (
+    *("LANG", "LC_ALL", "TZ", "RESIL_PLUGINS", "RESIL_LOCAL_SPOOL", "RESIL_RUN__NAME", "XDG_CONFIG_HOME", "SLURM_CONF"),
+    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "http_proxy", "HTTPS_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    *LASTING,
+)
+"""Variables that an installation records."""
 FULL = """
 [watch.fs]
 paths = ["."]
@@ -337,7 +343,7 @@ def test_the_examples_of_the_crontab_can_be_used_as_they_stand() -> None:
     table = parse_crontab("\n".join(examples), "crontab", CronSettings())
     assert table.ignored == () and len(table.entries) == 3
     morning, look, archive = table.entries
-    assert (morning.argv, morning.mail_to) == (("resil", "status"), "you@example.org")
+    assert (morning.argv[2], morning.mail_to) == ("resil status", "you@example.org")
     assert look.options.ok == (0, 1, 2, 3) and archive.argv[:2] == ("/bin/sh", "-c") and archive.zone == "Europe/Paris"
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from resilience.cron import job as cron_job
 from resilience.cron.job import Job, Words, main, parse_words
 from resilience.cron.project import CronProject
 from resilience.cron.records import Heartbeat
@@ -54,12 +55,21 @@ def job(tmp_path: Path) -> Job:
     return a_job(tmp_path)
 
 
-@pytest.fixture
-def run() -> Iterator[subprocess.Popen[bytes]]:
-    """A child, as a run's supervisor is one."""
-    with subprocess.Popen(["sleep", "1000"]) as process:
-        yield process
-        process.kill()
+@pytest.fixture(autouse=True)
+def children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the job runs. (The process of the tests has children of its own.)"""
+    children: list[str] = []
+    monkeypatch.setattr(cron_job, "_has_children", lambda: bool(children))
+    return children
+
+
+def test_a_child_is_seen_until_it_was_waited_for() -> None:
+    look = (
+        "from resilience.cron.job import _has_children as c; import subprocess; a = c(); p = subprocess.Popen(['true'])"
+    )
+    code = f"{look}; b = c(); p.wait(); print(a, b, c())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False True False\n"
 
 
 def after(job: Job, seconds: float) -> bool:
@@ -111,25 +121,26 @@ def test_a_job_that_died_after_its_first_tick_in_a_wrong_future_ends_nobody(job:
     assert not after(job, 100)
 
 
-def test_it_waits_for_what_it_runs(job: Job, run: subprocess.Popen[bytes]) -> None:
+def test_it_waits_for_what_it_runs(job: Job, children: list[str]) -> None:
+    children.append("a run")
     (job.state.path / "driver" / "newest").write_text(f"{START + 500} 89\n")
     assert not after(job, 600) and job.cron.state.stopped() is not None
-    run.kill()
-    run.wait()
+    children.clear()
     assert after(job, 700)
 
 
-def test_after_an_end_notice_it_exits_at_once_or_after_a_short_wait(job: Job, run: subprocess.Popen[bytes]) -> None:
+def test_after_an_end_notice_it_exits_at_once_or_after_a_short_wait(job: Job, children: list[str]) -> None:
+    children.append("a run")
     assert not after(job, 50000)
     job._on_end_notice(signal.SIGUSR1, None)
     assert not after(job, 50001)
     assert after(job, 50100), "the time limit was shortened: what runs is ended in time to be written down"
-    run.kill()
-    run.wait()
+    children.clear()
     assert after(job, 50002)
 
 
-def test_sigterm_counts_at_once(job: Job, run: subprocess.Popen[bytes]) -> None:
+def test_sigterm_counts_at_once(job: Job, children: list[str]) -> None:
+    children.append("a run")
     job._on_terminate(signal.SIGTERM, None)
     assert after(job, 50000)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from resilience.cron.records import Outcome
-from resilience.cron.table.running import marks
+from tests.cron.records import running
 from tests.lab.slurm import accounting, host
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cron_site import Site
@@ -135,8 +135,8 @@ def test_two_who_install_at_once_get_one_chain(stories: Stories) -> None:
 
 def test_a_cancelled_scheduler_ends_what_it_runs_and_the_next_one_goes_on(stories: Stories) -> None:
     site = stories.whole("cancelled")
-    until(lambda: "long" in {mark.name.rpartition("/")[2] for mark in marks(site.cron)}, "a long run", every_s=0.1)
-    long = next(mark for mark in marks(site.cron) if mark.name.endswith("long"))
+    until(lambda: "long" in {run.key.rpartition("+")[2] for run in running(site.cron)}, "a long run", every_s=0.1)
+    long = next(run for run in running(site.cron) if run.key.endswith("long"))
     (old,) = site.running()
     stories.cluster.run(["scancel", old.id], site.user, check=True)
     until(lambda: bool(site.running()) and site.running()[0].id != old.id, "the next job", every_s=0.1)

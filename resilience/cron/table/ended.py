@@ -39,15 +39,12 @@ class End(NamedTuple):
     summary: str
 
 
-def judge_end(
-    status: int | None, cause: Cause, options: EntryOptions, *, why: str = "", left: int = 0, stuck: int = 0
-) -> End:
+def judge_end(status: int | None, cause: Cause, options: EntryOptions, *, left: int = 0, stuck: int = 0) -> End:
     """Return the result of a run.
 
     Args:
         status: as of os.waitstatus_to_exitcode: negative signal number; None: it has not ended.
         cause: why its supervisor ended it.
-        why: reason given by the scheduler that stopped it.
         left: number of leftover processes that were killed.
         stuck: number of processes that could not be killed.
     """
@@ -55,7 +52,7 @@ def judge_end(
     if cause is Cause.TIMEOUT:
         outcome, said = Outcome.TIMEOUT, f"ended after its timeout of {format_duration(options.timeout_s)}"
     elif cause is Cause.STOPPED:
-        outcome, said = Outcome.CUT_SHORT, f"ended because {why or 'its supervisor was stopped'}"
+        outcome, said = Outcome.CUT_SHORT, "ended because its scheduler was stopped"
     elif cause is Cause.REPLACED:
         outcome, said = Outcome.CUT_SHORT, "ended because its next slot was due (overlap=replace)"
     elif status is None:

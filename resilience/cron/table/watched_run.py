@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from resilience.base.processes import is_same, start_ticks
+from resilience.base.processes import is_same
+from resilience.cron.book import Run, State
 from resilience.cron.records import Entry, Ignored, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.bounded import Bounded, Secrets
 from resilience.cron.table.ended import Cause, End, judge_end, why_not_started
 from resilience.cron.table.environment import secrets_of
-from resilience.cron.table.history import add, shorten
 from resilience.cron.table.launch import (
     PR_SET_CHILD_SUBREAPER,
     Launched,
@@ -38,49 +38,52 @@ from resilience.cron.table.launch import (
     reset_signals,
 )
 from resilience.cron.table.output import OutputFile, prune
-from resilience.cron.table.running import REFRESH_S, Here, Mark, marks, remove_mark, touch_mark, write_end, write_mark
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, StopRequests, Watch, Watched
-from resilience.errors import ResilError, StateDirectoryError
+from resilience.errors import ResilError
 from resilience.system.ports import Clock
+
+REFRESH_S = 300.0
+"""Interval at which a supervisor touches the record of its run."""
+
+PATIENCE_S = 10.0
+"""The scheduler gets the result within this time, even if it cannot be written."""
+
+LAST_S = 60.0
+"""Time for a hung file system to accept the result of a run."""
+
+_SIGN_ON_S = 5.0
+_AGAIN_S = 0.05
 
 
 class Task:
-    """One write operation.
-
-    Attributes:
-        error: why it failed; None: it succeeded, or is not finished.
-    """
+    """One write operation; `why_not` is the reason why it failed."""
 
     def __init__(self, what: str, work: Callable[[], object]) -> None:
-        self.what, self._work = what, work
+        self._what, self._work = what, work
         self._over = threading.Event()
-        self.error: ResilError | None = None
+        self._error = ""
 
     @property
     def is_over(self) -> bool:
         """Return whether it has finished or failed."""
         return self._over.is_set()
 
-    def wait(self, until: float) -> bool:
-        """Wait until `until` by the monotonic clock; return whether it is over."""
-        return self._over.wait(max(0.0, until - time.monotonic()))
-
     def run(self) -> None:
         """Run it, and keep the error."""
         try:
             self._work()
         except ResilError as error:
-            self.error = error
+            self._error = str(error)
         except Exception as error:  # the run matters more than its records
-            self.error = StateDirectoryError(f"cannot {self.what}: {type(error).__name__}: {error}")
+            self._error = f"cannot {self._what}: {type(error).__name__}: {error}"
         finally:
             self._over.set()
 
-    def why_not(self) -> str:
-        """Return why it was not done, one sentence; empty if it was. Call it when it should be over."""
-        if not self.is_over:
-            return f"cannot {self.what}: the file system does not respond"
-        return str(self.error) if self.error is not None else ""
+    def why_not(self, until: float = 0.0) -> str:
+        """Wait until `until` by the monotonic clock; return why it was not done, one sentence; empty if it was."""
+        if not self._over.wait(max(0.0, until - time.monotonic())):
+            return f"cannot {self._what}: the file system does not respond"
+        return self._error
 
 
 class BackgroundWriter:
@@ -88,9 +91,9 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        self._is_alone = False
         try:
-            threading.Thread(target=self._work, name="scribe", daemon=True).start()
-            self._is_alone = False
+            threading.Thread(target=self._work, daemon=True).start()
         except RuntimeError:  # no thread available: tasks run at once, and may block on a hung disk
             self._is_alone = True
 
@@ -108,77 +111,68 @@ class BackgroundWriter:
             self._tasks.get().run()
 
 
-PATIENCE_S = 10.0
-"""The scheduler gets the result within this time, even if it cannot be written."""
-
-LAST_S = 60.0
-"""Time for a hung file system to accept the result of a run."""
-
-_SIGN_ON_S = 5.0
-_AGAIN_S = 0.05
-
-
-class RunSpec(NamedTuple):
-    """What a supervisor runs.
+class Setup(NamedTuple):
+    """Setup of all runs of a scheduler.
 
     Attributes:
-        entry, slot: the run.
         directory: state directory.
         project: working directory.
-        environment: of the program.
+        refuse: called right before the start.
         secrets: must not appear in outputs.
         output_bytes, keep_runs: as in CronSettings.
-        refuse: called right before the start.
-        replace: runs to end before.
-        at: identity of this machine.
+        host: name of this machine.
         clock: for recorded times.
-        on_registered: called when the mark, or the end, is written.
     """
 
-    entry: Entry
-    slot: int
     directory: CronDirectory
     project: Path
-    environment: Mapping[str, str]
+    refuse: Callable[[Entry], Ignored | None]
     secrets: tuple[str, ...]
     output_bytes: int
     keep_runs: int
-    refuse: Callable[[Entry], Ignored | None]
-    replace: tuple[Mark, ...]
-    at: Here
+    host: str
     clock: Clock
-    on_registered: Callable[[], None] = lambda: None
 
 
 def longest_s(timeout_s: float) -> float:
-    """Return the maximum lifetime of a supervisor, given the timeout of its run."""
-    return _SIGN_ON_S + timeout_s + KILL_AFTER_S + LINGER_S + KILL_AFTER_S + GIVE_UP_S + PATIENCE_S
+    """Return the maximum lifetime of a supervisor, given the timeout of its run; 0 for none."""
+    return _SIGN_ON_S + timeout_s + 2 * KILL_AFTER_S + LINGER_S + GIVE_UP_S + PATIENCE_S if timeout_s else 0.0
 
 
-def supervise(spec: RunSpec, report_to: int, reason_from: int) -> NoReturn:
-    """Run the supervisor.
+def supervise(
+    setup: Setup,
+    entry: Entry,
+    slot: int,
+    run: Run | None,
+    replaced: tuple[Run, ...],
+    environment: Mapping[str, str],
+    report_to: int,
+) -> NoReturn:
+    """Run the supervisor of one run.
 
-    Reports go to the scheduler through the pipe `report_to`, as lines of JSON; if the scheduler ends the run, the
-    reason comes from the pipe `reason_from`.
+    `run`: its record, claimed by the scheduler; None: no record could be written. `replaced`: runs to end before.
+    Reports go to the scheduler through the pipe `report_to`, as lines of JSON.
     """
     code = 1
     try:
         gc.freeze()  # keep memory pages shared with the scheduler
         reset_signals()
-        report_to, reason_from = (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3) for number in (report_to, reason_from))
+        report_to = fcntl.fcntl(report_to, fcntl.F_DUPFD_CLOEXEC, 3)
         os.setsid()
         for stream in range(3):
             with suppress(OSError):
                 os.close(stream)
         for _ in range(3):  # the lowest free ones
             os.open(os.devnull, os.O_RDWR)
-        close_all([report_to, reason_from])
+        close_all([report_to])
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what the scheduler had not flushed is its own
-        os.umask(0o007 if spec.directory.group else 0o077)
+        umask = os.umask(0o007 if setup.directory.group else 0o077)
         with suppress(OSError):
             os.chdir("/")  # leave a directory that may be unmounted, or hang
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        WatchedRun(spec, report_to, reason_from).supervise()
+        watched = WatchedRun(setup, entry, slot, run, environment)
+        watched.report_to, watched.umask = report_to, umask & ~0o070 if setup.directory.group else umask
+        watched.supervise(replaced)
         code = 0
     except BaseException as error:
         with suppress(BaseException):
@@ -188,78 +182,88 @@ def supervise(spec: RunSpec, report_to: int, reason_from: int) -> NoReturn:
 
 
 class WatchedRun:
-    """One run, from its mark to its end."""
+    """One run, from its claim to its end.
 
-    def __init__(self, spec: RunSpec, report_to: int, reason_from: int) -> None:
-        self._spec, self._report_to, self._reason_from = spec, report_to, reason_from
-        self._entry, self._directory = spec.entry, spec.directory
+    Attributes:
+        report_to: pipe to the scheduler.
+        umask: of the program: the user's; the group operates what it runs.
+    """
+
+    report_to = -1
+    umask = 0o077
+
+    def __init__(self, setup: Setup, entry: Entry, slot: int, run: Run | None, environment: Mapping[str, str]) -> None:
+        self._setup, self._entry, self._slot, self._run, self._environment = setup, entry, slot, run, environment
+        self._book, self._now = setup.directory.book, setup.clock.now
         self._requests = StopRequests()
         self._program: Launched | None = None
-        now = spec.clock.now()
-        timeout_s = spec.entry.options.timeout_s
-        self._mark = Mark(
-            self._entry.name, self._entry.key, spec.slot, *spec.at, os.getpid(), start_ticks(os.getpid()) or 0, now,
-            now + longest_s(timeout_s) if timeout_s else None,
-        )  # fmt: skip
-        self._secrets = Secrets((*spec.secrets, *secrets_of(spec.environment)))
-        self._output = Bounded(spec.output_bytes, self._secrets)
-        self._file = OutputFile(spec.directory, self._entry.key, spec.slot)
+        self._secrets = Secrets((*setup.secrets, *secrets_of(environment)))
+        self._output = Bounded(setup.output_bytes, self._secrets)
+        self._file = OutputFile(setup.directory, entry.key, slot)
         self._started: float | None = None
         self._notes: list[str] = []
         self._writer = BackgroundWriter()
 
-    def supervise(self) -> None:
+    def supervise(self, replaced: tuple[Run, ...]) -> None:
         """Run it."""
-        self._register()
-        end = self._end_earlier() or self._begin() or self._watch()
-        self._finish(end)
+        if self._register():
+            self._finish(self._end_earlier(replaced) or self._begin() or self._watch())
 
     # ---- begin ------------------------------------------------------------------------------------------------
 
-    def _register(self) -> None:
-        """Write the mark; continue if that fails, as the run may be what frees the disk, or reports the problem."""
+    def _register(self) -> bool:
+        """Take the record over from the scheduler; return whether this run may begin.
 
-        def write() -> None:
-            write_mark(self._directory, self._mark)
-            self._spec.on_registered()
+        Continue if the directory cannot be written, as the run may be what frees the disk, or reports the problem; but
+        not if another host took the record meanwhile, because it reports the run as cut short.
+        """
+        is_lost = False
 
-        task = self._writer.do("write its mark", write)
-        task.wait(time.monotonic() + _SIGN_ON_S)
-        if why := task.why_not():
+        def take() -> None:
+            nonlocal is_lost
+            if self._run is not None:
+                self._run = self._book.take(self._run, State.RUNNING, self._now())
+                is_lost = self._run is None
+
+        if why := self._writer.do("record its start", take).why_not(time.monotonic() + _SIGN_ON_S):
             self._notes.append(why)
+        if is_lost:
+            self._report({"end": None})
+        return not is_lost
 
-    def _end_earlier(self) -> End | None:
+    def _end_earlier(self, replaced: tuple[Run, ...]) -> End | None:
         """End the runs that this one replaces; return an end if that fails."""
-        for mark in self._spec.replace:
+        for run in replaced:
             until = time.monotonic() + KILL_AFTER_S + GIVE_UP_S + PATIENCE_S
+            ticks = int(run.holder.split("-")[2])
             try:
-                if is_same(mark.pid, mark.ticks):
-                    os.kill(mark.pid, signal.SIGUSR1)
+                if is_same(run.pid, ticks):
+                    os.kill(run.pid, signal.SIGUSR1)
             except PermissionError:
-                why = f"an earlier run is active, and ending process {mark.pid} is not permitted"
+                why = f"an earlier run is active, and ending process {run.pid} is not permitted"
                 return End(Outcome.SKIPPED, None, why)
             except ProcessLookupError:
                 continue
-            while is_same(mark.pid, mark.ticks) and time.monotonic() < until and self._requests.cause is Cause.NONE:
+            while is_same(run.pid, ticks) and time.monotonic() < until and self._requests.cause is Cause.NONE:
                 time.sleep(_AGAIN_S)
                 with suppress(ChildProcessError):
                     os.waitpid(-1, os.WNOHANG)
-            if is_same(mark.pid, mark.ticks) and self._requests.cause is Cause.NONE:
-                return End(Outcome.SKIPPED, None, f"an earlier run is active: process {mark.pid} does not end")
+            if is_same(run.pid, ticks) and self._requests.cause is Cause.NONE:
+                return End(Outcome.SKIPPED, None, f"an earlier run is active: process {run.pid} does not end")
         return None
 
     def _begin(self) -> End | None:
         """Start the program; return an end if that fails."""
         if self._requests.cause is not Cause.NONE:
             return self._judge(Watched(None))
-        self._started = self._spec.clock.now()
+        self._started = self._now()
         try:
             self._program = launch(
                 self._entry.argv,
-                self._spec.environment,
-                directory=self._spec.project,
-                umask=0o007 if self._directory.group else 0o077,
-                refuse=lambda: self._spec.refuse(self._entry),
+                self._environment,
+                directory=self._setup.project,
+                umask=self.umask,
+                refuse=lambda: self._setup.refuse(self._entry),
             )
         except OSError as error:
             return self._refused(*why_not_started(self._entry.argv[0], error.errno or 0, facts={}))
@@ -272,7 +276,6 @@ class WatchedRun:
     def _watch(self) -> End:
         """Collect output, enforce the timeout, and return when no process of it is left."""
         assert self._program is not None
-        options = self._entry.options
         spill: Task | None = None
         touched = time.monotonic()
 
@@ -280,47 +283,43 @@ class WatchedRun:
             nonlocal spill, touched
             if (spill is None or spill.is_over) and (chunk := self._output.take_head()):
                 spill = self._writer.do("write its output", partial(self._file.append, chunk))
-            if now - touched >= REFRESH_S:
+            if now - touched >= REFRESH_S and self._run is not None:
                 touched = now
-                self._writer.do("touch its mark", partial(touch_mark, self._directory, self._mark))
+                self._writer.do("touch its record", partial(self._book.touch, self._run))
 
-        seen = Watch(self._program, options.timeout_s, self._output, self._requests).keep(each_second)
+        seen = Watch(self._program, self._entry.options.timeout_s, self._output, self._requests).keep(each_second)
         if seen.problem:
             return self._refused(*explain(seen.problem, self._entry.argv[0]))
         return self._judge(seen)
 
     def _judge(self, seen: Watched) -> End:
-        why = ""
-        if self._requests.cause is Cause.STOPPED:
-            with suppress(OSError):
-                why = os.read(self._reason_from, 4096).decode("utf-8", "replace")
-        options = self._entry.options
-        return judge_end(seen.status, self._requests.cause, options, why=why, left=seen.left, stuck=seen.stuck)
+        return judge_end(seen.status, self._requests.cause, self._entry.options, left=seen.left, stuck=seen.stuck)
 
     # ---- end --------------------------------------------------------------------------------------------------
 
     def _finish(self, end: End) -> None:
-        """Write the output and the end, remove the mark, and report to the scheduler."""
+        """Write the output and the end, and report to the scheduler."""
         until = time.monotonic() + PATIENCE_S
         words = self._output.finish()
-        kept = self._writer.do("write its output", lambda: self._keep(words))
-        kept.wait(until)
-        if why := kept.why_not():
+        kept = self._writer.do("write its output", lambda: self._file.append(words, is_last=True))
+        if why := kept.why_not(until):
             self._notes.append(why)
         record = RunRecord(
-            name=self._entry.name, slot=self._spec.slot, outcome=end.outcome, time=self._spec.clock.now(),
-            started=self._started, exit_code=end.exit_code, host=self._mark.host, pid=self._mark.pid,
+            name=self._entry.name, slot=self._slot, outcome=end.outcome, time=self._now(),
+            started=self._started, exit_code=end.exit_code, host=self._setup.host, pid=os.getpid(),
             summary=self._summary(end), output=self._file.name if kept.is_over else "",
         )  # fmt: skip
         written = self._writer.do("write its result", lambda: self._write_end(record))
-        written.wait(until)
-        pruned = self._writer.do("prune", lambda: self._prune())
-        pruned.wait(until)
-        report = {"end": record.to_json(), "unwritten": written.why_not()}
+        why = written.why_not(until)
+        pruned = self._writer.do("prune", self._prune)
+        pruned.why_not(until)
+        self._report({"end": record.to_json(), "unwritten": why})
+        pruned.why_not(time.monotonic() + LAST_S)
+
+    def _report(self, report: Mapping[str, object]) -> None:
         with suppress(OSError):  # the scheduler may be dead
-            os.write(self._report_to, json.dumps(report).encode() + b"\n")
-            os.close(self._report_to)
-        pruned.wait(time.monotonic() + LAST_S)
+            os.write(self.report_to, json.dumps(report).encode() + b"\n")
+            os.close(self.report_to)
 
     def _summary(self, end: End) -> str:
         said = self._output.last_line() if end.outcome is not Outcome.REFUSED else ""
@@ -328,20 +327,12 @@ class WatchedRun:
         text = f"{about}: {said}" if about and said else about or said
         return self._secrets.redact(text.encode("utf-8", "replace")).decode("utf-8", "replace")
 
-    def _keep(self, words: bytes) -> None:
-        self._file.append(words)
-        self._file.close()
-
     def _write_end(self, record: RunRecord) -> None:
-        try:
-            add(self._directory, self._entry.key, record)
-        except Exception:
-            write_end(self._directory, self._mark, record)  # the next tick writes it into the history
-            raise
-        remove_mark(self._directory, self._mark)
-        self._spec.on_registered()
+        if self._run is not None:
+            self._book.end(self._run, record)
+        else:
+            self._book.add(self._entry.key, record)
 
     def _prune(self) -> None:
-        shorten(self._directory, self._entry.key)
-        runs = frozenset(mark.slot for mark in marks(self._directory) if mark.key == self._entry.key)
-        prune(self._directory, self._entry.key, self._spec.keep_runs, running=runs)
+        active = frozenset(run.slot for run in self._book.active() if run.entry_key == self._entry.key)
+        prune(self._setup.directory, self._entry.key, self._setup.keep_runs, running=active)

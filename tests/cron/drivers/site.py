@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,17 @@ def an_installation(context: Context, driver: str, token: str = "0123456789abcde
         mode=mode,
         facts={"$PATH": "/usr/bin:/bin", "$HOME": str(host.home)},
     )
+
+
+@contextmanager
+def a_python_that_says_what_it_was_told(directory: Path) -> Iterator[Path]:
+    """A program that writes its words, its environment and its directory into told.json beside it."""
+    directory.mkdir(parents=True)
+    python = directory / "python"
+    told = directory / "told.json"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
+        f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
+    )
+    python.chmod(0o755)
+    yield python

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resilience.cron.drivers._ticks.lines import mark, unit_name
+from resilience.cron.drivers._tables import mark, unit_name
 from resilience.cron.drivers.scrontab import DRIVER, pause_minutes, table_lines
 from resilience.cron.records import Installation
 from resilience.errors import ResilError

@@ -76,7 +76,6 @@ class Site:
         before = max((run.slot for run in self.ran()), default=0)
         until(lambda: max((run.slot for run in self.ran()), default=0) > before + 1, timeout_s=60, what="ticks")
 
-
     def is_whole(self) -> None:
         """Wait for two successors: pulses, or a spare and a head that is newer."""
 

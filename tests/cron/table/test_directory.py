@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Entry, Ignored, Kind, Table
-from resilience.cron.table.directory import read_table, recheck
+from resilience.cron.table.directory import CronReader, read_table
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.options import OptionError
 from resilience.errors import StateDirectoryError
@@ -470,7 +470,7 @@ def test_changes_since_the_table_was_read_are_detected(project: Path) -> None:
     backup, x = read(project).entries
 
     def again(entry: Entry) -> Ignored | None:
-        return recheck(entry, project / "cron", SETTINGS, project=project)
+        return CronReader(project / "cron", SETTINGS, project=project).recheck(entry)
 
     assert again(backup) is None
     assert again(x) is None
@@ -494,7 +494,7 @@ def test_the_beginning_of_an_endless_crontab_is_read(project: Path, monkeypatch:
     monkeypatch.setattr("resilience.cron.table.directory.CRONTAB_BYTES", 64)
     drop(project / "cron/crontab", "0 1 * * * first\n" + "#" * 40 + "\n0 2 * * * second\n", 0o644)
     table = read(project)
-    assert [entry.argv for entry in table.entries] == [("first",)]
+    assert [entry.argv[2] for entry in table.entries] == ["first"]
     assert "only the first" in told(table, "cron/crontab").reason
     assert told(table, "cron/crontab").is_fault
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
@@ -144,12 +145,11 @@ class Site:
             raise TimeoutError(f"{error}\n{self.rows()}\n{self.log()}") from None
 
     def each_slot_ran_once(self, key: str = "crontab+beat") -> None:
-        """By the histories' own lines, of which there is one for each begin or end."""
-        path = self.state / "history" / f"{key}.jsonl"
-        ends: dict[int, int] = {}
-        for line in path.read_text().splitlines():
-            record: dict[str, Any] = json.loads(line)
-            if record["outcome"] in ("done", "failed"):
-                ends[record["slot"]] = ends.get(record["slot"], 0) + 1
+        """By the records themselves, of which there is one for each end."""
+        directory = self.state / "history" / key
+        lines = [line for path in directory.glob("*.jsonl") for line in path.read_text().splitlines()]
+        slots = [record["slot"] for record in map(json.loads, lines) if record["outcome"] in ("done", "failed")]
+        slots += [int(path.name.partition("@")[0]) for path in directory.glob("*@*@[DF][OA]*")]
+        ends = Counter(slots)
         assert ends
         assert set(ends.values()) == {1}, {slot: count for slot, count in ends.items() if count > 1}
