@@ -223,12 +223,13 @@ def _ask(installation: Installation, context: Context, limit_s: float) -> Any:
 
 
 def _chain_problem(directory: CronDirectory, installation: Installation | None) -> str:
-    """Return the problem of the scheduler's chain of jobs (cron/job.py); empty if there is none."""
+    """Return the problem of the scheduler's chain of jobs; empty if there is none."""
     if installation is None or installation.driver != "slurm":
         return ""
-    history = directory.history(SCHEDULER)
-    is_broken = bool(history) and history[-1].outcome.is_failure and history[-1].time >= installation.time
-    return history[-1].summary or "its chain of jobs is broken" if is_broken else ""
+    from resilience.cron.drivers._slurm.keeper import trouble_of
+
+    trouble, since = trouble_of(directory.path)
+    return trouble if since >= installation.time else ""
 
 
 def _of_scheduler(subject: str, judged: Judgement, trouble: str) -> Iterator[Finding]:
