@@ -105,7 +105,10 @@ class TickReporter:
         heartbeat, settings, known = ticked.heartbeat, self._cron.settings, reported(self._cron)
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
-            self._start_ping(summary_of(ticked, trouble, self._clock.monotonic() - self._began), not trouble)
+            summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
+            self._start_ping(
+                summary, not trouble, known.unknown and f"the watchdog cron ended UNKNOWN: {known.unknown}"
+            )
         if heartbeat is not None:
             self._driver = heartbeat.driver
         if table is not None:
@@ -125,14 +128,16 @@ class TickReporter:
             return (f"{error.message}; {error.hint}",)
         return ()
 
-    def _start_ping(self, summary: str, is_well: bool) -> None:
+    def _start_ping(self, summary: str, is_well: bool, doubt: str) -> None:
         from resilience.cron.ping import CHILD_S as PING_S
         from resilience.cron.ping import ping
 
         if "ping" in self._children and not self._children["ping"].is_over():
             return  # a slow server is asked again at the end of a later tick
         with suppress(OSError):  # fork failed: the missing ping shows that
-            self._children["ping"] = start_detached(lambda: ping(self._cron, summary, is_well=is_well), PING_S)
+            self._children["ping"] = start_detached(
+                lambda: ping(self._cron, summary, is_well=is_well, doubt=doubt), PING_S
+            )
 
     def _start_report(self, *, again: bool = False) -> None:
         """Start a child that reports what is pending; if one is still running, the next tick reports it."""
@@ -166,7 +171,7 @@ class TickReporter:
 def check_reporting(settings: CronSettings) -> None:
     """Raise SettingsError for an invalid time of day or address."""
     if settings.digest_at:
-        from resilience.cron.digest import parse_digest_at
+        from resilience.cron.table.own_entries import parse_digest_at
 
         parse_digest_at(settings.digest_at)
     if settings.ping_url or settings.ping_url_file:
