@@ -75,11 +75,8 @@ def ping(cron: CronProject, summary: str, *, is_well: bool, doubt: str = "") -> 
     now, error = cron.project.system.clock.now(), ""
     try:
         found = [*([doubt] if doubt else []), *doubts(cron, now)] if is_well else []
-        error = (
-            f"no success reported: {'; '.join(found)}"
-            if found
-            else _send(cron, "" if is_well else "fail", redact(summary))
-        )
+        word = "" if is_well else "fail"
+        error = f"no success reported: {'; '.join(found)}" if found else _send(cron, word, redact(summary))
     except Exception as problem:  # reading the address registers it as a secret
         text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
         error = redact(text, [cron.settings.ping_url])

@@ -106,9 +106,7 @@ class TickReporter:
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
             summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
-            self._start_ping(
-                summary, not trouble, known.unknown and f"the watchdog cron ended UNKNOWN: {known.unknown}"
-            )
+            self._start_ping(summary, not trouble, known.unknown)
         if heartbeat is not None:
             self._driver = heartbeat.driver
         if table is not None:
@@ -258,7 +256,8 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
     unknown = [one.summary for report in reports for one in report.findings if one.verdict is Verdict.UNKNOWN]
     waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
     looked = project.system.clock.now() - (REPEAT_S - SOON_S if waits or unknown else 0.0)
-    return known._replace(looked=looked, open=len(ours), unknown="; ".join(unknown))
+    said = f"the watchdog cron ended UNKNOWN: {'; '.join(unknown)}" if unknown else ""
+    return known._replace(looked=looked, open=len(ours), unknown=said)
 
 
 def _canaries(cron: CronProject) -> tuple[str, ...]:
