@@ -194,6 +194,7 @@ class Ticker:
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
         before = tick_state.heartbeat()
         self._collect()
+        state.book.adopt()
         active, signature = state.book.active(), self._signature()
         beat = self._idle(now, before, signature) if before is not None and not active else None
         if beat is not None and self.failure is None:
