@@ -26,7 +26,7 @@ from resilience.settings.load import FILE_NAME
 
 PASS, FEW, MANY = "pass", "few", "many"
 TARGETS = {FEW: 6.5, MANY: 12.0}
-"""Times a bare Python. A tick that finds nothing changed and nothing due does not read the table, however long it is."""
+"""Times a bare Python. A tick that finds nothing changed and nothing due does not read the table, however long."""
 SETTLED_S = 2.5
 """A tick remembers no table that was written right before it (ticker.py, SETTLED_S)."""
 DAYS = 30
