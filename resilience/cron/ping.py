@@ -65,17 +65,18 @@ def ping_url(url: str, word: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path or "/", parts.query, ""))
 
 
-def ping(cron: CronProject, summary: str, *, is_well: bool) -> None:
+def ping(cron: CronProject, summary: str, *, is_well: bool, doubt: str = "") -> None:
     """Report a tick, and write the result for `resil cron status`. Never raises. The summary must not contain secrets.
 
-    A tick that ended well reports nothing if a watchdog could not look, or alerts are stuck.
+    A tick that ended well reports nothing if there is a `doubt`, a watchdog could not look, or alerts are stuck.
     """
     from resilience.system.redaction import redact
 
     now, error = cron.project.system.clock.now(), ""
     try:
-        doubt = "; ".join(doubts(cron, now)) if is_well else ""
-        error = f"no success reported: {doubt}" if doubt else _send(cron, "" if is_well else "fail", redact(summary))
+        found = [*([doubt] if doubt else []), *doubts(cron, now)] if is_well else []
+        word = "" if is_well else "fail"
+        error = f"no success reported: {'; '.join(found)}" if found else _send(cron, word, redact(summary))
     except Exception as problem:  # reading the address registers it as a secret
         text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
         error = redact(text, [cron.settings.ping_url])
@@ -93,10 +94,7 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
     from resilience.alerts.routes import routes_of
     from resilience.alerts.state import open_alert_state
     from resilience.cron.checks.cron import fold, read_table_file
-    from resilience.cron.report import reported
 
-    if unknown := reported(cron).unknown:
-        yield f"the watchdog cron ended UNKNOWN: {unknown}"
     names, _ = read_table_file(cron.state.path)
     for key in cron.state.keys():  # noqa: SIM118 - no mapping
         last = fold(cron.state.history(key)).last
