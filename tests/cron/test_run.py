@@ -210,7 +210,7 @@ def test_hundreds_of_ticks_cost_no_memory_and_no_descriptors(context: CronContex
 # ---- real processes -------------------------------------------------------------------------------------------------
 
 _LOOP = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from resilience.cron.project import open_cron
 from resilience.cron.run import run
@@ -218,9 +218,10 @@ from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.ports import System
 os.chdir(sys.argv[1])
-system = System()
+system, ends = System(), []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
 print("ready", flush=True)
-ran = run(open_cron(Project(system, load(system))), driver="foreground", grace_s=2.0)
+ran = run(open_cron(Project(system, load(system))), driver="foreground", grace_s=2.0, stop=lambda: bool(ends))
 print(ran.why, flush=True)
 """
 
@@ -269,16 +270,6 @@ def test_sigterm_ends_what_runs_politely_and_records_it(context: CronContext) ->
     assert (context.home / "polite").exists()
     assert "cut short" in {str(record.outcome) for record in context.history("crontab+x")}
     assert context.names("runs") == []
-
-
-def test_sighup_ends_nothing(context: CronContext) -> None:
-    context.crontab("@every 1s true # resil: name=x\n")
-    (loop,) = _loops(context, 1)
-    wait_until(lambda: len(context.history("crontab+x")) > 0)
-    loop.send_signal(signal.SIGHUP)
-    known = len(context.history("crontab+x"))
-    wait_until(lambda: len(context.history("crontab+x")) > known)
-    _end(loop)
 
 
 def test_a_killed_scheduler_is_followed_by_the_next_one(context: CronContext) -> None:

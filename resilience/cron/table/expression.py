@@ -15,6 +15,7 @@ loop that does so repeats the last hour of summer time forever.
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -79,8 +80,6 @@ Offset = Callable[[int], int]
 
 def _machine_offset(t: int) -> int:
     """Return this machine's own offset: $TZ as libc reads it (also `CET-1CEST`), else /etc/localtime."""
-    import time
-
     return time.localtime(t).tm_gmtoff
 
 
@@ -164,7 +163,7 @@ class _Fields(NamedTuple):
         month = 12 * at.year + at.month - 1
         for number in range(month, month + step * _SEARCHED_MONTHS, step):
             year, index = divmod(number, 12)
-            if index + 1 not in self.months or not 0 < year < 9999:
+            if index + 1 not in self.months or not 1 < year < 9999:
                 continue
             start = date(year, index + 1, 1).toordinal()
             end = date(year + index // 11, (index + 1) % 12 + 1, 1).toordinal()
