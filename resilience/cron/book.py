@@ -140,12 +140,26 @@ class Book:
         """Return the runs that have not ended, oldest slot first. Raise StateDirectoryError if they are unreadable."""
         found = []
         for name in names(self._runs):
-            with suppress(ValueError):
+            with suppress(ValueError, IndexError):
                 key, slot, id, state, holder = name.rsplit("@", 4)
                 run = Run(key, int(slot), id, State(state), holder)
                 if run.state is State.QUEUED or (run.pid > 0 and run.time >= 0 and int(holder.split("-")[2]) >= 0):
                     found.append(run)
         return sorted(found, key=lambda run: (run.slot, run.key, run.id))
+
+    def adopt(self) -> None:
+        """Adopt claims and queued jobs of releases before 0.9, whose names were `open/KEY@SLOT@ID@PROCESS` and
+        `jobs/KEY@SLOT@JOB@SCHEDULER`. Their active runs end in the old history."""
+        for old, state in (("open", State.CLAIMED), ("jobs", State.QUEUED)):
+            for name in names(self._path / old):
+                key_and_slot, id, holder = [*name.rsplit("@", 2), "", ""][:3]
+                if state is State.QUEUED:
+                    id, holder = f"{0:020x}", f"{holder}-{id}"
+                with suppress(OSError, StateDirectoryError):
+                    make_directory(self._runs, mode=self._directory_mode)
+                    (self._path / old / name).rename(self._runs / f"{key_and_slot}@{id}@{state}@{holder}")
+            with suppress(OSError):
+                (self._path / old).rmdir()
 
     def claim(
         self, key: str, slot: int, about: Mapping[str, Any], clock: Callable[[], float], *, limit_s: float = 0.0
@@ -326,18 +340,14 @@ class Book:
         """
         queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
         records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
-        for slot, id, outcome in self._listed(key)[1]:
-            about = _read(self._history / key / f"{slot}@{id}@{outcome}")
-            if about is not None:  # without content there was no room for more than its name, or a power cut took it
-                run = Run(key, slot, id, State.RUNNING, "")
-                records.append(_record(about.get("end")) or _by_name(run, Outcome[outcome]))
+        filed = [self._filed(key, *names) for names in self._listed(key)[1]]
         found: dict[int, RunRecord] = {}
         for path in self._listed(key)[0]:
             with suppress(NotRegularFile):
                 content = read_regular(path, 2**22)
                 lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
                 found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
-        found |= {record.slot: record for record in records}
+        found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
 
     def newest(self, key: str) -> tuple[int, str]:
@@ -379,11 +389,23 @@ class Book:
         old, directory = loose[: LOOSE // 2], self._history / key
         with suppress(OSError, StateDirectoryError):
             paths = [directory / "@".join((str(slot), id, outcome)) for slot, id, outcome in old]
-            records = [record for path in paths if (record := _record((_read(path) or {}).get("end"))) is not None]
-            text = "".join(json.dumps(record.to_json()) + "\n" for record in records)
+            records = [self._filed(key, *names) for names in old]
+            text = "".join(json.dumps(record.to_json()) + "\n" for record in records if record is not None)
+            if None in records:  # another process is writing them into a file
+                return
             write_atomic(directory / f"{old[-1][0]}@{old[-1][1]}.jsonl", text, mode=self._file_mode)
             for path in [*paths, *segments[: -SEGMENTS + 1]]:
                 path.unlink(missing_ok=True)
+
+    def _filed(self, key: str, slot: int, id: str, outcome: str) -> RunRecord | None:
+        """Return a record that is a file of its own; None: it moved meanwhile.
+
+        Without content there was no room for more than its name, or a power cut took it.
+        """
+        about = _read(self._history / key / f"{slot}@{id}@{outcome}")
+        if about is None:
+            return None
+        return _record(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key

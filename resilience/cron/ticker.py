@@ -194,6 +194,7 @@ class Ticker:
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
         before = tick_state.heartbeat()
         self._collect()
+        state.book.adopt()
         active, signature = state.book.active(), self._signature()
         beat = self._idle(now, before, signature) if before is not None and not active else None
         if beat is not None and self.failure is None:
@@ -289,6 +290,7 @@ class Ticker:
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
         facts: list[object] = [cron.settings, cron.state.group, self.period_s, machine(), os.geteuid(), time.tzname]
+        facts.append(_changed(cron.state.path / "seen"))
         try:
             for above in cron.directory.parents:
                 info = above.stat()
@@ -525,7 +527,7 @@ class Ticker:
 
 
 def _changed(path: Path) -> int:
-    """Return when a directory last changed, in nanoseconds; 0: there is none."""
+    """Return when a file or directory last changed, in nanoseconds; 0: there is none."""
     with suppress(OSError):
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     return 0

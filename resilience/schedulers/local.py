@@ -24,6 +24,7 @@ from resilience.schedulers._local.dependency import job_ids
 from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local.queue import Queue
 from resilience.schedulers._local.records import Entry, Task, job_of
+from resilience.schedulers._local.shim import write_shims
 from resilience.schedulers._local.spool import Spool, spool_path
 from resilience.submission import Submission, Submitted
 
@@ -60,6 +61,12 @@ class LocalScheduler:
     def spool(self) -> Path:
         """Return the spool directory."""
         return self._spool.root
+
+    def commands(self) -> Path:
+        """Return the directory of the replacements of SLURM's commands, written if necessary."""
+        self._spool.create()
+        write_shims(self._spool.root / "bin")
+        return self._spool.root / "bin"
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""

@@ -464,6 +464,7 @@ CHANGES: dict[str, Callable[[CronContext], object]] = {
     ),
     "a damaged heartbeat": lambda context: (context.cron.state.path / "heartbeat").write_text("{"),
     "damaged memory": lambda context: (context.cron.state.path / "idle").write_text("[1]"),
+    "another beginning": lambda context: (context.cron.state.path / "seen").write_text("{}"),
     "another setting": lambda context: setattr(
         context, "cron", replace(context.cron, settings=replace(context.cron.settings, catch_up="none"))
     ),

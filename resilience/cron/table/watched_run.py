@@ -6,13 +6,11 @@ hung disk cannot keep a run from being ended.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import json
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -31,15 +29,14 @@ from resilience.cron.table.environment import secrets_of
 from resilience.cron.table.launch import (
     PR_SET_CHILD_SUBREAPER,
     Launched,
-    close_all,
     explain,
     launch,
     prctl,
-    reset_signals,
 )
 from resilience.cron.table.output import OutputFile, prune
 from resilience.cron.table.watched_program import GIVE_UP_S, KILL_AFTER_S, LINGER_S, StopRequests, Watch, Watched
 from resilience.errors import ResilError
+from resilience.system.child import begin
 from resilience.system.ports import Clock
 
 REFRESH_S = 300.0
@@ -155,17 +152,9 @@ def supervise(
     """
     code = 1
     try:
+        begin(report_to, unblock=False)
         gc.freeze()  # keep memory pages shared with the scheduler
-        reset_signals()
-        report_to = fcntl.fcntl(report_to, fcntl.F_DUPFD_CLOEXEC, 3)
-        os.setsid()
-        for stream in range(3):
-            with suppress(OSError):
-                os.close(stream)
-        for _ in range(3):  # the lowest free ones
-            os.open(os.devnull, os.O_RDWR)
-        close_all([report_to])
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - what the scheduler had not flushed is its own
+        gc.enable()
         umask = os.umask(0o007 if setup.directory.group else 0o077)
         with suppress(OSError):
             os.chdir("/")  # leave a directory that may be unmounted, or hang

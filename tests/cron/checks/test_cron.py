@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -154,11 +155,15 @@ def test_an_error_in_the_tick_is_reported_beside_its_lateness(directory: Directo
 def test_a_problem_of_the_job_chain_belongs_to_the_scheduler_and_to_no_entry(directory: Directory) -> None:
     directory.installed("slurm")
     directory.ticked("slurm")
-    slot = int(NOW) - 100
-    directory.ran(slot, Outcome.REFUSED, SCHEDULER, summary="a successor could not be queued: QOSMaxSubmitJob")
+    noted = directory.path / "driver" / "trouble"
+    noted.parent.mkdir()
+    noted.write_text("a successor of the scheduler's job is missing: QOSMaxSubmitJob\n")
+    os.utime(noted, (NOW - 100, NOW - 100))
     seen = directory.read()
     assert set(seen) == {SCHEDULER} and "QOSMaxSubmitJob" in seen[SCHEDULER].trouble
-    directory.ran(slot + 10, Outcome.DONE, SCHEDULER, summary="the chain is whole again")
+    os.utime(noted, (NOW - 86400, NOW - 86400))
+    assert not directory.read()[SCHEDULER].trouble, "of an earlier installation"
+    noted.unlink()
     assert not directory.read()[SCHEDULER].trouble
 
 
