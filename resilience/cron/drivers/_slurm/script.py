@@ -23,7 +23,7 @@ JOB_NAME = "resil-cron-"
 MINUTE_S = 60
 LEAD_S = 90
 """The signal comes this long before the time limit; SLURM checks every 30 s, so at most 30 s earlier."""
-TIME_MIN_S = 1800
+TIME_MIN_S = 3600
 """SLURM may shorten a job to this, so that the job starts before a reservation (maintenance) instead of after it."""
 
 ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
