@@ -150,8 +150,8 @@ class Book:
         return sorted(found, key=lambda run: (run.slot, run.key, run.id))
 
     def adopt(self) -> None:
-        """Adopt claims and queued jobs of releases before 0.9, whose names were `open/KEY@SLOT@ID@PROCESS` and
-        `jobs/KEY@SLOT@JOB@SCHEDULER`. Their active runs end in the old history."""
+        """Adopt claims and queued jobs of earlier releases, whose names were `open/KEY@SLOT@ID@PROCESS` and
+        `jobs/KEY@SLOT@JOB@SCHEDULER`. The supervisors of earlier releases end their runs in the old history."""
         for old, state in (("open", State.CLAIMED), ("jobs", State.QUEUED)):
             for name in names(self._path / old):
                 key_and_slot, id, holder = [*name.rsplit("@", 2), "", ""][:3]
@@ -188,7 +188,7 @@ class Book:
                 return run
         except OSError as error:
             self.drop(run)
-            raise explain_os_error(error, "take the slot", self.slots.path / f"{key}@{slot}") from error
+            raise explain_os_error(error, "take a slot in", self.slots.path) from error
         self.drop(run)
         return None
 
