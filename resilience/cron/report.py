@@ -10,9 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from resilience.cron.records import RunRecord
+from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
 from resilience.records import from_record, to_record
 from resilience.system.child import Detached, start_detached
@@ -69,6 +70,8 @@ class TickReporter:
         self._mailed: Mapping[str, Entry] = {}
         """The entries with MAILTO, by name."""
         self._ended: list[RunRecord] = []
+        self._codes: dict[str, int | None] = {}
+        """Exit codes of the runs that ended since the last ping."""
         self._trouble = self._driver = ""
         self._is_due = False
 
@@ -106,6 +109,7 @@ class TickReporter:
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
             summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
+            self._codes |= {run.name: run.exit_code if run.outcome is Outcome.DONE else None for run in ticked.ended}
             self._start_ping(summary, not trouble, known.unknown)
         if heartbeat is not None:
             self._driver = heartbeat.driver
@@ -133,9 +137,9 @@ class TickReporter:
         if "ping" in self._children and not self._children["ping"].is_over():
             return  # a slow server is asked again at the end of a later tick
         with suppress(OSError):  # fork failed: the missing ping shows that
-            self._children["ping"] = start_detached(
-                lambda: ping(self._cron, summary, is_well=is_well, doubt=doubt), PING_S
-            )
+            work = partial(ping, self._cron, summary, self._codes, is_well=is_well, doubt=doubt)
+            self._children["ping"] = start_detached(work, PING_S)
+            self._codes = {}
 
     def _start_report(self, *, again: bool = False) -> None:
         """Start a child that reports what is pending; if one is still running, the next tick reports it."""
@@ -192,12 +196,12 @@ def send_failures(cron: CronProject) -> tuple[str, ...]:
     from resilience.cron.ping import last_ping
     from resilience.quantities import format_duration
 
-    now, known, (pinged, error) = cron.project.system.clock.now(), reported(cron), last_ping(cron)
+    now, known, pinged = cron.project.system.clock.now(), reported(cron), last_ping(cron)
     found = known.trouble if now - known.failed < UNSENT_S else ()
-    if not error or not (cron.settings.ping_url or cron.settings.ping_url_file):
+    if not pinged.error or not (cron.settings.ping_url or cron.settings.ping_url_file):
         return found
-    ago = format_duration(max(0.0, now - pinged))
-    return (f"ping of the dead man's switch failed {ago} ago: {error}", *found)
+    ago = format_duration(max(0.0, now - pinged.time))
+    return (f"ping of the dead man's switch failed {ago} ago: {pinged.error}", *found)
 
 
 def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:

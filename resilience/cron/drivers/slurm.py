@@ -78,12 +78,13 @@ class SlurmDriver:
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the files, queue the first jobs, and wait for the first tick or the reason of its delay."""
         keeper, limit = _clamped(installation, settings, context)
-        was_there = any(job.state.is_alive for job in keeper.jobs())
+        before = keeper.jobs()
+        was_there, runs = any(job.state.is_alive for job in before), any(job.is_running for job in before)
         fresh, done = [], []
         mode = 0o750 if context.group else 0o700  # it runs with the owner's rights: the group must not write it
         for path, text in _files(keeper).items():
-            if (before := _content(path)) != text:
-                fresh += [path] if before is None else []
+            if (old := _content(path)) != text:
+                fresh += [path] if old is None else []
                 make_directory(path.parent, mode=_directory(context).directory_mode)
                 write_atomic(path, text, mode=mode)
                 done.append(f"wrote {path}")
@@ -97,7 +98,7 @@ class SlurmDriver:
                     f"the scheduler's first job could not be queued: {problem}",
                     hint="to run without a queue: resil cron install --backend foreground",
                 )
-            first = _first_tick(keeper, submitted[0]) if submitted and not was_there else ""
+            first = _first_tick(keeper, submitted[0]) if submitted and not runs else ""
         except ResilError:
             if not was_there:
                 keeper.ask("kill")
@@ -190,7 +191,11 @@ def _first_tick(keeper: Keeper, first: int) -> str:
     clock, directory = keeper.context.system.clock, _directory(keeper.context)
     began = clock.monotonic()
     while True:
-        job = next((job for job in keeper.jobs() if job.id == first), None)
+        jobs = keeper.jobs()
+        job = next((job for job in jobs if job.id == first), None)
+        if job is not None and not job.state.is_alive and not job.trouble:  # surplus for another `install`
+            job = next((other for other in jobs if other.state.is_alive), job)
+            first = job.id
         heartbeat = directory.heartbeat()
         waited_s = clock.monotonic() - began
         if heartbeat is not None and heartbeat.job_id == str(first):

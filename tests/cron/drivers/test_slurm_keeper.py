@@ -104,7 +104,7 @@ def test_an_empty_queue_gets_two_jobs_and_a_second_call_does_nothing(chain: Chai
 def test_no_job_of_the_chain_is_requeued_or_has_an_output_of_slurms(chain: Chain) -> None:
     chain.ask("keep")
     line = chain.slurm.submitted[0]
-    for option in ("--no-requeue", "--output=/dev/null", "--time=1440", "--time-min=30", "--signal=B:USR1@90"):
+    for option in ("--no-requeue", "--output=/dev/null", "--time=1440", "--time-min=60", "--signal=B:USR1@90"):
         assert option in line
     assert "--begin" not in line
 

@@ -246,7 +246,7 @@ def test_where_the_state_directory_is_gone_jobs_look_again_for_a_day(
     desk: Desk, tmp_path: Path, before: str, after: int | None
 ) -> None:
     copy = tmp_path / "slurm_script"
-    copy.write_text((desk.cron.path / "driver" / "job.bash").read_text().replace('pause "$((tries * 2))"', ":"))
+    copy.write_text((desk.cron.path / "driver" / "job.bash").read_text().replace('pause "$tries"', ":"))
     shutil.rmtree(desk.cron.path)
     code, said = desk.run(*([before] if before else []), copy=str(copy))
     assert code == 1
@@ -408,8 +408,8 @@ def test_the_users_options_apply_and_an_empty_one_removes_a_default() -> None:
 
 
 def test_slurm_may_shorten_a_job_to_start_it_before_a_maintenance(desk: Desk) -> None:
-    assert sbatch_options("x", CronSettings(), 86400)["time-min"] == "30"
-    assert "time-min" not in sbatch_options("x", CronSettings(), 1800)
+    assert sbatch_options("x", CronSettings(), 86400)["time-min"] == "60"
+    assert "time-min" not in sbatch_options("x", CronSettings(), 3600)
 
 
 @pytest.mark.parametrize(("wanted", "limit"), [(1, 60), (60, 60), (61, 120), (86400, 86400)])

@@ -177,45 +177,18 @@ def test_a_job_script_from_an_empty_pattern_is_not_submitted(project: Path) -> N
 # ---- what lies beside -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("cron.fortnightly", "did you mean cron."),
-        ("cron.houry", "did you mean cron.hourly?"),
-        ("cron.Daily", "did you mean cron.daily?"),
-        ("cron_daily", "did you mean cron.daily?"),
-        ("hourly", "did you mean cron.hourly?"),
-        ("quarter-hourly", "did you mean cron.quarter_hourly?"),
-        ("cron.d", "did you mean crontab?"),
-    ],
-)
-def test_an_unknown_directory_is_reported(project: Path, name: str, hint: str) -> None:
-    (project / "cron" / name).mkdir()
-    drop(project / "cron" / name / "x")
-    ignored = told(read(project), f"cron/{name}")
-    assert ignored.is_fault
-    assert hint in ignored.hint
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "is_fault"),
-    [
-        ("README.md", 0o644, False),
-        ("backup", 0o755, True),
-        ("backup.slurm", 0o644, True),
-        ("crontab.txt", 0o644, True),
-        ("Crontab", 0o644, True),
-        ("crontab~", 0o644, False),
-        ("notes", 0o644, False),
-    ],
-)
-def test_a_file_outside_the_drop_in_directories_is_reported(
-    project: Path, name: str, mode: int, is_fault: bool
-) -> None:
-    drop(project / "cron" / name, mode=mode)
-    ignored = told(read(project), f"cron/{name}")
-    assert ignored.is_fault is is_fault
-    assert bool(ignored.hint) is is_fault
+def test_what_is_in_the_wrong_place_is_reported(project: Path) -> None:
+    (project / "cron/cron.houry").mkdir()
+    drop(project / "cron/cron.houry/x")
+    drop(project / "cron/backup")
+    drop(project / "cron/notes", mode=0o644)
+    table = read(project)
+    said = {one.place: (one.is_fault, one.hint) for one in table.ignored}
+    assert table.entries == () and said == {
+        "cron/cron.houry": (True, "did you mean cron.hourly?"),
+        "cron/backup": (True, "move it, for instance: mv cron/backup cron/cron.hourly/"),
+        "cron/notes": (False, ""),
+    }
 
 
 def test_other_directories_and_hidden_files_are_no_fault(project: Path) -> None:

@@ -7,9 +7,11 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from resilience.cron.drivers._slurm.keeper import trouble_of
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import JobState
@@ -128,9 +130,18 @@ class Site:
     def runs(self, key: str = "crontab+beat") -> list[RunRecord]:
         return [run for run in self.cron.history(key) if run.outcome is not Outcome.MISSED]
 
-    def chain(self) -> list[RunRecord]:
-        """The chain's own history."""
-        return list(self.cron.history("scheduler"))
+    def trouble(self) -> str:
+        """What is wrong with the chain, as its last job noted it."""
+        return trouble_of(self.state)[0]
+
+    def kinds(self) -> list[str]:
+        """The kinds of what waits, oldest first: s, h; p, p."""
+        return [row.comment.partition(f"{self.token}-")[2][:1] for row in self.waiting()]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """(slot, slots that are missing before it) of the entry `beat` every two seconds."""
+        slots = sorted({run.slot for run in self.runs()})
+        return [(b, (b - a) // 2 - 1) for a, b in pairwise(slots) if b - a > 2]
 
     def log(self) -> str:
         parts = sorted((self.state / "driver").glob("*.out"), key=lambda path: int(path.stem))

@@ -338,7 +338,7 @@ main() {
     look_at_state
     found=$?
     ((found == 10 && tries < 5)) || break
-    pause "$((tries * 2))"
+    pause "$tries"
   done
   # Not with --output: a job whose output cannot be opened fails before its first line.
   if ((found != 10 && found != 13)) && { : >>"$directory/$job.out"; } 2>/dev/null; then

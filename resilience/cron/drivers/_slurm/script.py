@@ -23,7 +23,7 @@ JOB_NAME = "resil-cron-"
 MINUTE_S = 60
 LEAD_S = 90
 """The signal comes this long before the time limit; SLURM checks every 30 s, so at most 30 s earlier."""
-TIME_MIN_S = 1800
+TIME_MIN_S = 3600
 """SLURM may shorten a job to this, so that the job starts before a reservation (maintenance) instead of after it."""
 
 ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
@@ -72,7 +72,9 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
     kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
     for name, value in environ.items():
-        ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
+        ours = name.startswith(("XDG_", "RESIL_LOCAL_")) or (
+            name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS")
+        )
         if ours and name not in _NEVER:
             kept[name] = value
     return kept
