@@ -226,19 +226,18 @@ class Schedule:
 
     def next_after(self, t: float) -> int | None:
         """Return the first slot after `t`; None: none."""
-        return (floor(t) // self.every_s + 1) * self.every_s if self._repeats(t) else self._nearest(floor(t), 1)
+        return self._nearest(floor(t), 1)
 
     def newest_until(self, t: float) -> int | None:
         """Return the newest slot at or before `t`; None: none."""
-        return floor(t) // self.every_s * self.every_s if self._repeats(t) else self._nearest(floor(t), -1)
-
-    def _repeats(self, t: float) -> bool:
-        return bool(self.every_s) and _EARLIEST < t < _LATEST
+        return self._nearest(floor(t), -1)
 
     def _nearest(self, now: int, step: int) -> int | None:
         """Return the first slot after `now`, or with `step` -1 the last until `now`."""
-        if self.fields is None or not _EARLIEST < now < _LATEST:
+        if self.is_reboot or not _EARLIEST < now < _LATEST:
             return None
+        if self.fields is None:
+            return (now // self.every_s + (step > 0)) * self.every_s
         offset, best = offset_of(self.zone), None
         farthest = max if step > 0 else min
         shown = (now + offset(now), now + offset(now + step * 2 * DAY_S))
