@@ -23,13 +23,12 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.base.processes import is_alive, is_there, pid_space, start_ticks
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.slots import Slots, create_once, names
 from resilience.errors import StateDirectoryError
-from resilience.job import Liveness
 from resilience.quantities import format_duration
 from resilience.system.files import (
     FULL,
@@ -40,6 +39,9 @@ from resilience.system.files import (
     read_regular,
     write_atomic,
 )
+
+if TYPE_CHECKING:
+    from resilience.job import Liveness  # an idle tick does not need it
 
 CLAIM_S = 600.0
 """A claim of another host, or of another boot of this one, is abandoned after this time: submitting takes at most 90 s
@@ -148,8 +150,8 @@ class Book:
         return sorted(found, key=lambda run: (run.slot, run.key, run.id))
 
     def adopt(self) -> None:
-        """Adopt claims and queued jobs of releases before 0.9, whose names were `open/KEY@SLOT@ID@PROCESS` and
-        `jobs/KEY@SLOT@JOB@SCHEDULER`. Their active runs end in the old history."""
+        """Adopt claims and queued jobs of earlier releases, whose names were `open/KEY@SLOT@ID@PROCESS` and
+        `jobs/KEY@SLOT@JOB@SCHEDULER`. The supervisors of earlier releases end their runs in the old history."""
         for old, state in (("open", State.CLAIMED), ("jobs", State.QUEUED)):
             for name in names(self._path / old):
                 key_and_slot, id, holder = [*name.rsplit("@", 2), "", ""][:3]
@@ -186,7 +188,7 @@ class Book:
                 return run
         except OSError as error:
             self.drop(run)
-            raise explain_os_error(error, "take the slot", self.slots.path / f"{key}@{slot}") from error
+            raise explain_os_error(error, "take a slot in", self.slots.path) from error
         self.drop(run)
         return None
 
@@ -241,6 +243,8 @@ class Book:
         On the same host this is certain: process id, start time and boot identify one process. UNKNOWN counts as alive:
         a run on another host, within its time limit.
         """
+        from resilience.job import Liveness
+
         if run.is_here:
             who, ticks = f"process {run.pid} on {os.uname().nodename}", start_ticks(run.pid)
             if ticks == int(run.holder.split("-")[2]) and is_alive(run.pid):
@@ -315,7 +319,7 @@ class Book:
             if run.state is not State.RUNNING:
                 continue
             state, reason = self.liveness(run, now)
-            if state is Liveness.GONE or run.is_mine:  # this process is no supervisor: it settled, and could not write
+            if state.name == "GONE" or run.is_mine:  # this process is no supervisor: it settled, and could not write
                 if run.is_here:
                     kill_session(run.pid)
                 record = self.settle(run, now, f"its supervisor died: {reason}", host)

@@ -63,7 +63,16 @@ def tick(
             clock.sleep(min(1.0, max(0.01, start - clock.now())))
             done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
         if wait:
-            done = _wait(ticker, done, clock.monotonic, deadline, is_over)
+            while ticker.is_running and not is_over():
+                ended = ticker.poll(60.0, is_over=is_over)
+                done = done.plus(ended)
+                if (
+                    ended.ended and ticker.waits and clock.monotonic() < deadline
+                ):  # then the next tick starts what waits
+                    done = done.plus(ticker.start_delayed())
+            deadline = clock.monotonic() + SUBMITTER_S
+            while ticker.is_busy and clock.monotonic() < deadline and not is_over():
+                done = done.plus(ticker.poll(SUBMITTER_NAP_S))
             done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
         if ticker.failure is not None:
             raise ticker.failure
@@ -73,24 +82,6 @@ def tick(
         raise
     done = done.plus(TickResult(lines=reporter.ended(done, ticker.table)))
     reporter.close()
-    return done
-
-
-def _wait(
-    ticker: Ticker,
-    done: TickResult,
-    monotonic: Callable[[], float],
-    deadline: float,
-    is_over: Callable[[], bool],
-) -> TickResult:
-    while ticker.is_running and not is_over():
-        ended = ticker.poll(60.0, is_over=is_over)
-        done = done.plus(ended)
-        if ended.ended and ticker.waits and monotonic() < deadline:  # after that, the next tick starts what waits
-            done = done.plus(ticker.start_delayed())
-    until = monotonic() + SUBMITTER_S
-    while ticker.is_busy and monotonic() < until and not is_over():
-        done = done.plus(ticker.poll(SUBMITTER_NAP_S))
     return done
 
 
@@ -150,12 +141,7 @@ def run(
 
 class _Loop:
     def __init__(
-        self,
-        cron: CronProject,
-        driver: str,
-        until: float | None,
-        stop: Callable[[], bool],
-        say: Callable[[str], None],
+        self, cron: CronProject, driver: str, until: float | None, stop: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
         from resilience.cron.report import TickReporter
 

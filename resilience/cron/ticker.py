@@ -20,7 +20,6 @@ from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.job import Liveness
 from resilience.system.files import read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
@@ -409,7 +408,7 @@ class Ticker:
         for run in active:
             if run.state is not State.CLAIMED or run.id in held:
                 continue
-            if not run.is_mine and book.liveness(run, now)[0] is not Liveness.GONE:
+            if not run.is_mine and book.liveness(run, now)[0].name != "GONE":
                 continue
             entry = entries.get(run.entry_key)
             kind = entry.kind if entry is not None else book.about(run).get("kind")

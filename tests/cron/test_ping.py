@@ -117,7 +117,8 @@ def test_a_tick_tells_the_ping_which_looks_ended_unknown(tmp_path: Path) -> None
         reporter.close()
         reporter.ended(TickResult(ended=(replace(run, outcome=Outcome.FAILED),)), None)
         until(lambda: heard)
-        assert heard == [("", "1 failed; the tick took 0.0 s\ncrontab/look: failed")], "an incident tells of a failure"
+        ((word, body),) = heard
+        assert word == "" and "crontab/look: failed" in body, "an incident tells of a failure"
 
 
 def test_no_success_is_reported_while_the_outbox_does_not_drain(tmp_path: Path) -> None:
