@@ -485,8 +485,9 @@ def test_a_stopped_scheduler_stays_stopped_when_an_entry_runs_now(desk: Desk) ->
 def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> None:
     timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
     timer.start()
-    runs_now(desk, "exec sleep 60", code=128 + number)
+    runs_now(desk, "exec sleep 60", options="rerun", code=128 + number)
     timer.join()
+    assert desk.cron("tick").out == "", "who ended it does not want it again"
     (run,) = desk.cron("history", "backup", "--json").json["runs"]
     assert run["outcome"] == "cut short" and "stopped" in run["summary"]
 
