@@ -72,7 +72,9 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
     kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
     for name, value in environ.items():
-        ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
+        ours = name.startswith(("XDG_", "RESIL_LOCAL_")) or (
+            name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS")
+        )
         if ours and name not in _NEVER:
             kept[name] = value
     return kept
