@@ -236,18 +236,14 @@ class Ticker:
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
-        if self.table is None:
+        if not (held := [entry for entry in self._entries if entry.options.jitter_s > 0 and entry.key in self._last]):
             return None
         from resilience.cron.table.due import schedule_of, start_of
 
-        now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries:
-            if entry.options.jitter_s > 0 and entry.key in last:
-                newest = schedule_of(entry).newest_until(now)
-                if newest is not None and newest > last[entry.key]:
-                    start = start_of(entry, newest, self._cron.salt)
-                    found += [start] if start > now else []
-        return min(found, default=None)
+        now = self._clock.now()
+        newest = [(entry, schedule_of(entry).newest_until(now) or 0) for entry in held]
+        starts = (start_of(one, slot, self._cron.salt) for one, slot in newest if slot > self._last[one.key])
+        return min((start for start in starts if start > now), default=None)
 
     def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> TickResult:
         """Return the results since the last call; waits up to `timeout_s` for the first."""
