@@ -43,6 +43,7 @@ def send_digest(cron: CronProject) -> Alert:
     past = [run.time for run in cron.state.history(DIGEST.replace("/", "+")) if run.outcome is Outcome.DONE]
     since = past[-1] if past else now - DAY_S
     runs = [run for key in cron.state.keys() for run in cron.state.history(key) if run.time > since]  # noqa: SIM118
+    runs.sort(key=lambda run: run.time)
     status, state = cron_status(cron), open_alert_state(project)
     incidents = [incident for incident in state.ledger.incidents(now) if incident.is_open]
     lines = [f"{i.verdict.value} {i.check} {i.subject}: {i.summary} ({i.episode})" for i in incidents]
@@ -72,11 +73,11 @@ def compose(
     """Return title and body. Pure, except for the time zone.
 
     Args:
-        runs: results of slots since `since`, the last digest.
+        runs: results of slots since `since`, the last digest, oldest first.
         incidents: a line for each open incident.
     """
-    ended = [run for run in runs if run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)]
-    ended = [run for run in ended if "/" in run.name]  # not of the scheduler's own jobs
+    # The scheduler's own jobs have no `/` in their name.
+    ended = [run for run in runs if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED) and "/" in run.name]
     failed = [run for run in ended if run.outcome.is_failure]
     body = [f"scheduler: {judgement.health}: {judgement.reason}"]
     if heartbeat is not None:

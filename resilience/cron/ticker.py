@@ -477,9 +477,11 @@ class Ticker:
         taken, active = book.slots.taken(), {run.entry_key for run in book.active()}
         for entry in entries:
             slot, outcome = book.newest(entry.key)
+            again = f"{entry.key}{AGAIN}"
             if entry.key in active or outcome != Outcome.CUT_SHORT.name or not self._fits(entry, now):
                 continue
-            again = f"{entry.key}{AGAIN}"
+            if slot in taken.get(f"{again}0", ()):  # of `resil cron run NAME`: the user knows
+                continue
             attempt = 2 + sum(slot in slots for key, slots in taken.items() if key.startswith(again))
             if attempt <= MOST_RUNS and (run := self._claim(entry, f"{again}{attempt}", slot)) is not None:
                 self._lines.append(f"{entry.place}: a run was cut short; rerunning it")

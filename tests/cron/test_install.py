@@ -135,6 +135,25 @@ def test_without_any_driver_the_reasons_are_shown(site: Site) -> None:
     assert check_driver("foreground", site.context()).availability.is_available
 
 
+def test_a_backend_that_cannot_be_installed_gives_way_to_the_next_and_it_is_told(site: Site) -> None:
+    site.break_program("scrontab", "case $1 in -l) ;; *) echo 'scrontab: error: Invalid option' >&2; exit 1 ;; esac")
+    done = install(site.project())
+    assert done.choice.name == "crontab" and "best of the available" in done.choice.why
+    (note,) = done.notes
+    assert note.startswith("scrontab could not be installed: scrontab rejected the table") and "Invalid option" in note
+    installed = directory_of(site.project()).installation()
+    assert installed is not None and installed.driver == "crontab"
+    assert site.table("scrontab") is None
+
+
+def test_a_requested_backend_that_cannot_be_installed_is_an_error(site: Site) -> None:
+    site.break_program("scrontab", "case $1 in -l) ;; *) echo 'scrontab: error: Invalid option' >&2; exit 1 ;; esac")
+    with pytest.raises(ResilError, match="Invalid option") as refused:
+        install(site.project(), "scrontab")
+    assert "your lines" not in refused.value.hint
+    assert directory_of(site.project()).installation() is None and site.table() == MINE
+
+
 def test_the_settings_say_which_where_the_command_line_does_not(site: Site) -> None:
     assert install(site.project(settings='[cron]\nbackend = "crontab"\n')).choice.name == "crontab"
 

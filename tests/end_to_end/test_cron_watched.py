@@ -63,17 +63,17 @@ def chain(shell: Shell) -> list[Path]:
 
 
 def kill_the_chain(shell: Shell) -> None:
-    """As a controller that loses its state, which nobody meant as a stop; and let an hour pass."""
+    """As an administrator who cancels all of somebody's jobs would; and let an hour pass."""
 
     def is_gone() -> bool:
         living = chain(shell)
-        for job in living:  # the one that runs still submits its successor: that is its last word
+        for job in living:  # the one that runs may still submit a successor
             (job / "cancel").touch()
         return not living
 
     shell.until(is_gone)
     cron = shell.state_dir / ".cron"
-    (cron / "stop").unlink(missing_ok=True)
+    (cron / "stop").unlink(missing_ok=True)  # all cancelled together: meant as a stop, where one job is left to say so
     record = heartbeat(shell) | {"time": time.time() - 3600, "expected": time.time() - 3540}
     (cron / "heartbeat").write_text(json.dumps(record))
     installed = json.loads((cron / "driver.json").read_text())

@@ -18,9 +18,6 @@ from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 
-END_NOTICE_S = 60
-"""A daemon gets SIGTERM this long before its time limit, and exits; the entry's next minute starts it again."""
-
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL"}
 _NO_OUTPUT = set(" \t\\")
 """Characters that --output cannot contain here: a backslash would disable the replacement of `%%` (sbatch(1))."""
@@ -65,7 +62,8 @@ class Scrontab:
         if done.returncode != 0:
             raise ResilError(
                 f"scrontab rejected the table; the old one is unchanged: {_tables.error_of(done)}",
-                hint="check your lines and your limits; options of our job: [cron] sbatch in resil.toml",
+                hint="options of our entry: [cron] sbatch in resil.toml; without scrontab: "
+                "resil cron install --backend slurm",
             )
 
     def remove(self, context: Context) -> None:
@@ -169,7 +167,9 @@ def table_lines(installation: Installation, settings: CronSettings, context: Con
     """Return our lines. Raise ResilError if scrontab could not read them. Pure.
 
     The `#SCRON` line applies to the entry that follows (scrontab(1)); its words are split at blanks, and cannot be
-    quoted (`get_argument` in SLURM's src/scrontab/parse.c). Unlike in cron, `%` in the command is not special.
+    quoted (`get_argument` in SLURM's src/scrontab/parse.c). `--signal` is refused by 24.11 there, and not needed: a
+    daemon exits at the SIGTERM of its time limit, within KillWait, and the next minute starts it again. Unlike in
+    cron, `%` in the command is not special.
     """
     _tables.check_writable(installation, where="a scrontab", bad=_BAD)
     is_pulse = installation.mode == "pulse"
@@ -182,8 +182,6 @@ def table_lines(installation: Installation, settings: CronSettings, context: Con
         f"--output={'/dev/null' if set(output) & _NO_OUTPUT else output}",
         "--open-mode=truncate",
     ]
-    if not is_pulse:
-        options.append(f"--signal=B:TERM@{END_NOTICE_S}")
     for name, value in settings.sbatch.items():
         if name in _OWN_OPTIONS:
             raise ResilError(f"[cron] sbatch sets {name}, which the scrontab entry sets itself", hint="remove it")

@@ -21,7 +21,7 @@ directory=$state/driver
 mark=resil:.cron:$token-
 job=${SLURM_JOB_ID:-0}
 script=$0 # SLURM's copy, where the state directory is missing
-failed=0 slot=0 delay_s=0 facts='' seen='' problem='' stop_at=0 signalled=''
+failed=0 slot=0 delay_s=0 facts='' seen='' sleeper='' problem='' stop_at=0 signalled=''
 printf -v now '%(%s)T' -1
 began=$now
 
@@ -32,7 +32,6 @@ fact() { facts+="${*//$'\n'/; }"$'\n'; } # for Python, or the job's output
 client() { "${clean[@]}" LC_ALL=C SLURM_TIME_FORMAT=%s timeout -k 5 40 "$@" </dev/null; }
 
 pause() { # a trap ends it
-  local sleeper
   sleep "$1" &
   sleeper=$!
   wait "$sleeper" || kill "$sleeper" 2>/dev/null
@@ -271,11 +270,11 @@ resil cron uninstall, then on a login node resil cron install --backend crontab,
 }
 
 keep_on() { # beside the scheduler
-  local every=$(((end - began) / 20)) wait_s failures=0 leave=''
-  trap 'leave=1' TERM
+  local every=$(((end - began) / 20)) wait_s failures=0
+  trap '[[ -z $sleeper ]] || kill "$sleeper" 2>/dev/null; exit' TERM
   ((every < 300)) || every=300
   ((every > 5)) || every=5
-  until [[ -n $leave ]]; do
+  while :; do
     keep_and_tell
     case $? in
       0) wait_s=$every failures=0 ;;
@@ -283,7 +282,7 @@ keep_on() { # beside the scheduler
       *) wait_s=$((failures > 3 ? 300 : 60 << failures)) failures=$((failures + 1)) ;;
     esac
     ((wait_s < every)) || wait_s=$every
-    [[ -n $leave ]] || pause "$wait_s"
+    pause "$wait_s"
     find "$directory" -name '*.out' -printf '%T@ %p\0' 2>/dev/null | sort -znr | tail -zn +21 | cut -zd ' ' -f 2- |
       xargs -0r rm -f
   done
@@ -369,7 +368,7 @@ main() {
     code=$?
     [[ -n $interrupted ]] || break
     if ((stop_at)) && [[ -n $keeper ]]; then # first of all, before anything slow is ended
-      { kill -KILL "$keeper" && wait "$keeper"; } 2>/dev/null
+      kill "$keeper" 2>/dev/null
       keeper=''
       last_word
     fi
