@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience import __version__
 from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
@@ -280,12 +281,12 @@ class Ticker:
     # ---- a tick without anything to do --------------------------------------------------------------------------
 
     def _signature(self) -> str:
-        """Return a digest of what a table is read from; empty if it cannot be remembered: something changed just now,
-        or a run was cut short that an entry lets repeat."""
+        """Return a digest of what a table is read from; empty if it cannot be remembered, because something is missing
+        or changed just now."""
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
-        facts: list[object] = [cron.settings, cron.state.group, self.period_s, machine(), os.geteuid(), time.tzname]
-        facts.append(_changed(cron.state.path / "seen"))
+        facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
+        facts += [time.tzname, _changed(cron.state.path / "seen")]
         try:
             for above in cron.directory.parents:
                 info = above.stat()
