@@ -216,7 +216,7 @@ class Book:
         return new
 
     def has_slot(self, run: Run) -> bool | None:
-        """Return whether a claim won its slot; None: unknown, because it is too old or the crash lost it."""
+        """Return whether a claim won its slot; None: unknown, because of a power cut."""
         return self.slots.has(self._runs / run.name, run.id, run.key, run.slot, run.time)
 
     def touch(self, run: Run) -> None:
@@ -255,7 +255,7 @@ class Book:
         host, boot = str(about.get("host") or "another host"), about.get("boot")
         if host == os.uname().nodename and boot and pid_space()[0] not in ("", boot):
             return Liveness.GONE, f"{host} was rebooted since"
-        limit_s = float(about.get("limit_s") or 0.0)
+        limit_s = limit if isinstance(limit := about.get("limit_s"), int | float) else 0.0
         if run.state is State.CLAIMED:
             last = run.time + CLAIM_S if run.time <= now + CLAIM_S else 0.0
         elif limit_s:

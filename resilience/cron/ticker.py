@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience import __version__
 from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
@@ -236,18 +237,14 @@ class Ticker:
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
-        if self.table is None:
+        if not (held := [entry for entry in self._entries if entry.options.jitter_s > 0 and entry.key in self._last]):
             return None
         from resilience.cron.table.due import schedule_of, start_of
 
-        now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries:
-            if entry.options.jitter_s > 0 and entry.key in last:
-                newest = schedule_of(entry).newest_until(now)
-                if newest is not None and newest > last[entry.key]:
-                    start = start_of(entry, newest, self._cron.salt)
-                    found += [start] if start > now else []
-        return min(found, default=None)
+        now = self._clock.now()
+        newest = [(entry, schedule_of(entry).newest_until(now) or 0) for entry in held]
+        starts = (start_of(one, slot, self._cron.salt) for one, slot in newest if slot > self._last[one.key])
+        return min((start for start in starts if start > now), default=None)
 
     def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> TickResult:
         """Return the results since the last call; waits up to `timeout_s` for the first."""
@@ -284,12 +281,12 @@ class Ticker:
     # ---- a tick without anything to do --------------------------------------------------------------------------
 
     def _signature(self) -> str:
-        """Return a digest of what a table is read from; empty if it cannot be remembered: something changed just now,
-        or a run was cut short that an entry lets repeat."""
+        """Return a digest of what a table is read from; empty if it cannot be remembered, because something is missing
+        or changed just now."""
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
-        facts: list[object] = [cron.settings, cron.state.group, self.period_s, machine(), os.geteuid(), time.tzname]
-        facts.append(_changed(cron.state.path / "seen"))
+        facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
+        facts += [time.tzname, _changed(cron.state.path / "seen")]
         try:
             for above in cron.directory.parents:
                 info = above.stat()

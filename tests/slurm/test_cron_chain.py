@@ -190,7 +190,7 @@ def test_two_schedulers_at_one_table_run_each_slot_once(stories: Stories) -> Non
 def test_where_sbatch_refuses_the_chain_tells_and_is_whole_again_later(stories: Stories) -> None:
     """Such a site lets no job submit jobs."""
     site = stories.sites["wrapped"]
-    until(site.trouble, "the refusal", every_s=0.1)
+    until(lambda: bool(site.trouble()), "the refusal", every_s=0.1)
     assert "jobs apparently cannot submit jobs here" in site.trouble()
     assert "Access/permission denied" in site.trouble()
     assert "--backend foreground" in site.trouble(), "another way is offered"

@@ -37,7 +37,7 @@ def test_a_maintenance_tomorrow_does_not_hold_the_scheduler_until_it_is_over(clu
     try:
         site = Site(cluster, "maintained", cluster.users[0], limit_s=DAY_S, crontab=SLOW).make()
         site.install()
-        until(site.running, "the first job", every_s=0.2)
+        until(lambda: bool(site.running()), "the first job", every_s=0.2)
         site.ticks_on()
         (limit,) = cluster.squeue("%l", "-j", site.running()[0].id)
         assert 0 < (parse_slurm_time_s(limit) or 0) < 5 * 3600

@@ -24,7 +24,7 @@ def test_install_takes_scrontab_in_its_default_mode_and_a_cancelled_entry_has_on
         done = site.resil("cron", "install")
         assert done.returncode == 0, done.stderr
         assert "wrote an entry to the scrontab" in done.stdout
-        until(site.runs, "the first run: at the next full minute", every_s=0.5)
+        until(lambda: bool(site.runs()), "the first run: at the next full minute", every_s=0.5)
         assert site.resil("cron", "status").returncode == 0
         cluster.run(["scancel", *cluster.squeue("%A")], site.user, check=True)
         until(lambda: "is disabled: its job was cancelled" in site.resil("cron", "status").stdout, "the entry to go")

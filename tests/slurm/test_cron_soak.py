@@ -96,11 +96,10 @@ def test_a_thousand_slots_under_random_faults() -> None:
         told: dict[str, int] = {}
 
         def crash() -> None:
-            node = (site.running() or [None])[0]
-            if node is not None:
-                cluster.fail_node(node.node)
+            for row in site.running()[:1]:
+                cluster.fail_node(row.node)
                 time.sleep(20)
-                cluster.start_slurmd(node.node)
+                cluster.start_slurmd(row.node)
 
         def hang() -> None:
             cluster.stop_controller()

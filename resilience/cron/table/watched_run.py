@@ -2,7 +2,7 @@
 
 It is forked by the scheduler, and outlives it. It is the parent of every orphan (PR_SET_CHILD_SUBREAPER, prctl(2)):
 when it has no child left, no process of the program is left, whatever that forked and whatever process group or session
-that joined. A thread (BackgroundWriter) writes to the state directory, so that a hung disk cannot keep a run from being
+that joined. Threads (Write) write to the state directory, so that a hung disk cannot keep a run from being
 ended.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import queue
 import selectors
 import signal
 import threading
@@ -71,23 +70,31 @@ _SIGN_ON_S = 5.0
 _AGAIN_S = 0.05
 
 
-class Task:
-    """One write operation; `why_not` is the reason why it failed."""
+class Write:
+    """One write operation, in a thread of its own, so that a hung disk blocks only callers that wait for the write. The
+    writes of a run come one after the other."""
+
+    _turn = threading.Lock()
 
     def __init__(self, what: str, work: Callable[[], object]) -> None:
+        """`what` completes the sentence `cannot ...`."""
         self._what, self._work = what, work
         self._over = threading.Event()
         self._error = ""
+        try:
+            threading.Thread(target=self._run, daemon=True).start()
+        except RuntimeError:  # no thread available: it may block on a hung disk
+            self._run()
 
     @property
     def is_over(self) -> bool:
         """Return whether it has finished or failed."""
         return self._over.is_set()
 
-    def run(self) -> None:
-        """Run it, and keep the error."""
+    def _run(self) -> None:
         try:
-            self._work()
+            with self._turn:
+                self._work()
         except ResilError as error:
             self._error = str(error)
         except Exception as error:  # the run matters more than its records
@@ -100,31 +107,6 @@ class Task:
         if not self._over.wait(max(0.0, until - time.monotonic())):
             return f"cannot {self._what}: the file system does not respond"
         return self._error
-
-
-class BackgroundWriter:
-    """A daemon thread that runs tasks one after the other."""
-
-    def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        self._is_alone = False
-        try:
-            threading.Thread(target=self._work, daemon=True).start()
-        except RuntimeError:  # no thread available: tasks run at once, and may block on a hung disk
-            self._is_alone = True
-
-    def do(self, what: str, work: Callable[[], object]) -> Task:
-        """Queue a task; `what` completes the sentence `cannot ...`."""
-        task = Task(what, work)
-        if self._is_alone:
-            task.run()
-        else:
-            self._tasks.put(task)
-        return task
-
-    def _work(self) -> None:
-        while True:
-            self._tasks.get().run()
 
 
 class StopRequests:
@@ -376,7 +358,6 @@ class WatchedRun:
         self._file = OutputFile(setup.directory, entry.key, slot)
         self._started: float | None = None
         self._notes: list[str] = []
-        self._writer = BackgroundWriter()
 
     def supervise(self, replaced: tuple[Run, ...]) -> None:
         """Run it."""
@@ -399,7 +380,7 @@ class WatchedRun:
                 self._run = self._book.take(self._run, State.RUNNING, self._now())
                 is_lost = self._run is None
 
-        if why := self._writer.do("record its start", take).why_not(time.monotonic() + _SIGN_ON_S):
+        if why := Write("record its start", take).why_not(time.monotonic() + _SIGN_ON_S):
             self._notes.append(why)
         if is_lost:
             self._report({"end": None})
@@ -450,16 +431,16 @@ class WatchedRun:
     def _watch(self) -> End:
         """Collect output, enforce the timeout, and return when no process of it is left."""
         assert self._program is not None
-        spill: Task | None = None
+        spill: Write | None = None
         touched = time.monotonic()
 
         def each_second(now: float) -> None:
             nonlocal spill, touched
             if (spill is None or spill.is_over) and (chunk := self._output.take_head()):
-                spill = self._writer.do("write its output", partial(self._file.append, chunk))
+                spill = Write("write its output", partial(self._file.append, chunk))
             if now - touched >= REFRESH_S and self._run is not None:
                 touched = now
-                self._writer.do("touch its record", partial(self._book.touch, self._run))
+                Write("touch its record", partial(self._book.touch, self._run))
 
         seen = Watch(self._program, self._entry.options.timeout_s, self._output, self._requests).keep(each_second)
         if seen.problem:
@@ -475,7 +456,7 @@ class WatchedRun:
         """Write the output and the end, and report to the scheduler."""
         until = time.monotonic() + PATIENCE_S
         words = self._output.finish()
-        kept = self._writer.do("write its output", lambda: self._file.append(words, is_last=True))
+        kept = Write("write its output", lambda: self._file.append(words, is_last=True))
         if why := kept.why_not(until):
             self._notes.append(why)
         record = RunRecord(
@@ -483,9 +464,9 @@ class WatchedRun:
             started=self._started, exit_code=end.exit_code, host=self._setup.host, pid=os.getpid(),
             summary=self._summary(end), output=self._file.name if kept.is_over else "",
         )  # fmt: skip
-        written = self._writer.do("write its result", lambda: self._write_end(record))
+        written = Write("write its result", lambda: self._write_end(record))
         why = written.why_not(until)
-        pruned = self._writer.do("prune", self._prune)
+        pruned = Write("prune", self._prune)
         pruned.why_not(until)
         self._report({"end": record.to_json(), "unwritten": why})
         pruned.why_not(time.monotonic() + LAST_S)
