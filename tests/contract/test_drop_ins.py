@@ -36,7 +36,8 @@ from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY
 from tests.lab.fakes import make_system
-from tests.schedulers.spooled import Lab, lab, until
+from tests.lab.waiting import until
+from tests.schedulers.spooled import Lab, lab
 
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
