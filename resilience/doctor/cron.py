@@ -115,8 +115,7 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
         raise ProbeError(text, hint="see: resil cron install --dry-run", transient=True)
     if answer.error is not None:
         raise answer.error
-    name, why = answer.value
-    return name, why
+    return answer.value[0], answer.value[1]
 
 
 # ---- the scheduler --------------------------------------------------------------------------------------------
