@@ -22,11 +22,13 @@ class Verdict(Enum):
         """Return the exit code of a Nagios plugin: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN."""
         return {"OK": 0, "WARNING": 1, "CRITICAL": 2, "UNKNOWN": 3}[self.value]
 
+    @property
+    def severity(self) -> int:
+        """Return the position in the order of severity: OK 0, WARNING 1, UNKNOWN 2, CRITICAL 3."""
+        return list(Verdict).index(self)
+
     def __lt__(self, other: object) -> bool:
-        if not isinstance(other, Verdict):
-            return NotImplemented
-        order = list(Verdict)
-        return order.index(self) < order.index(other)
+        return self.severity < other.severity if isinstance(other, Verdict) else NotImplemented
 
 
 class Figure(NamedTuple):

@@ -7,9 +7,10 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from resilience.errors import UsageError
 from resilience.messages import nearest, suggest
@@ -77,6 +78,17 @@ class Family:
                     sources[path.stem] = path
         return sources
 
+    def missing_directories(self) -> UsageError | None:
+        """Return an error about the directories of $RESIL_PLUGINS that are none: their plugins are missing."""
+        missing = [str(directory) for directory in self.directories if not directory.is_dir()]
+        if not missing:
+            return None
+        what = "is not a directory" if len(missing) == 1 else "are not directories"
+        return UsageError(
+            f"{', '.join(missing)} of ${PLUGIN_PATH} {what}: the watchdogs and channels there are missing",
+            hint=f"correct {PLUGIN_PATH}: directories with checks/NAME.py, channels/NAME.py, ...",
+        )
+
     def names(self) -> tuple[str, ...]:
         """Return the names of all plugins, sorted, without importing them."""
         return tuple(sorted(self._sources))
@@ -107,7 +119,8 @@ class Family:
             return getattr(importlib.import_module(source), self.constant)
         where = str(source) if isinstance(source, Path) else source.value
         try:
-            found: Any = self._constant_of(self._import_file(source)) if isinstance(source, Path) else source.load()
+            with exit_refused():
+                found: Any = self._constant_of(self._import_file(source)) if isinstance(source, Path) else source.load()
             self._check_contract(found)
         except (Exception, SystemExit) as error:
             is_ours = isinstance(error, _ContractError)
@@ -196,6 +209,27 @@ class Family:
             del sys.modules[qualified]
             raise
         return module
+
+
+@contextmanager
+def exit_refused() -> Iterator[None]:
+    """Make os._exit() raise SystemExit, as sys.exit() does, while code of a plugin runs in this process.
+
+    Without this, os._exit(0) in a plugin would end `resil watch` without a word and with the exit code of OK. A child
+    that is forked meanwhile can exit. Code in C that calls exit() cannot be stopped.
+    """
+    leave, pid = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != pid:
+            leave(status)
+        raise SystemExit(f"it called os._exit({status})")
+
+    os._exit = refuse
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 class _ContractError(Exception):

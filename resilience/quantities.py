@@ -14,6 +14,7 @@ _SIZE = (
     r"(?ai)(?P<whole>[0-9]{1,18})(?:\.(?P<part>[0-9]{1,18}))?\s*"
     r"(?:(?P<prefix>[KMGTPE])(?P<binary>i?))?(?P<byte>B?)"
 )
+_NUMBER = r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?"
 _PERCENT = r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(%?)"
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 _DURATION_PART = r"(?ai)([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ms|min|[smhdw])"
@@ -104,29 +105,32 @@ def parse_bool(text: str) -> bool:
     return word in _TRUE
 
 
+def parse_number(text: str) -> float:
+    """Return a finite number. For instance, `1.5` and `1e-4`.
+
+    Raise ValueError for a text that float() accepts and nobody means: `nan`, `inf`, `1_0`, the digits of other scripts.
+    """
+    if re.fullmatch(_NUMBER, text.strip()) is None or abs(number := float(text)) == float("inf"):
+        raise ValueError(f"{text!r} is not a number")
+    return number
+
+
 def parse_in_unit(name: str, text: str) -> float:
     """Return a value in the unit of a setting, which is the suffix of its name.
 
     For instance, `beat_s` and `10m` give 600.0. A plain number is in the setting's unit. Raise ValueError for an
-    invalid
-    text: QuantityError, with a hint, if the name has a unit.
+    invalid text: QuantityError, with a hint, if the name has a unit.
     """
-    for suffix, parse in _PARSERS.items():
-        if name.endswith(suffix):
-            # The parsers of sizes and percentages accept plain numbers.
-            return float(text) if suffix == "_s" and _is_number(text) else parse(text)
-    return float(text)
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a text is a number; infinity and NaN are none."""
+    if name.endswith("_bytes"):
+        return parse_bytes(text)
+    if name.endswith("_percent"):
+        return parse_percent(text)
     try:
-        return abs(float(text)) < float("inf")
+        return parse_number(text)
     except ValueError:
-        return False
-
-
-_PARSERS = {"_s": parse_duration_s, "_bytes": parse_bytes, "_percent": parse_percent}
+        if not name.endswith("_s"):
+            raise
+        return parse_duration_s(text)
 
 
 def format_duration(seconds: float) -> str:

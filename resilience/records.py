@@ -5,6 +5,7 @@ Records of earlier and later versions are accepted: a missing field has its defa
 
 from __future__ import annotations
 
+import json
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -32,6 +33,15 @@ def to_record(value: Any, *, complete: bool = False) -> dict[str, Any]:
         for name, default in defaults_of(type(value)).items()
         if (item := getattr(value, name)) != default or complete
     }
+
+
+def to_json(record: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """Return a record as JSON with a line end, unescaped where possible so that `cat` shows readable text."""
+    layout: dict[str, Any] = {"indent": indent, "separators": None if indent else (",", ":")}
+    try:
+        return json.dumps(record, ensure_ascii=False, **layout).encode() + b"\n"
+    except UnicodeEncodeError:  # a file name that is not valid text
+        return json.dumps(record, **layout).encode() + b"\n"
 
 
 def from_record(

@@ -1,4 +1,4 @@
-"""A submission: array expression, dependency, run name, token and options. Pure."""
+"""A submission: array expression, dependency, sbatch's options, run name and token. Pure."""
 
 from __future__ import annotations
 
@@ -145,9 +145,91 @@ def _bad_dependency(text: str, why: str) -> UsageError:
     )
 
 
-COMMENT_PREFIX = "resil"
+# ---- sbatch's options -----------------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# fmt: off
+SHORT_OPTIONS = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
+    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
+    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
+    "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
+}
+"""sbatch's short options to their long names (sbatch(1))."""
+# fmt: on
+FLAG_OPTIONS = _words(
+    "contiguous disable-stdout-job-summary exclusive-user hold ignore-pbs no-kill no-requeue overcommit oversubscribe "
+    "parsable quiet reboot requeue spread-job stepmgr test-only use-min-nodes verbose wait"
+)
+"""Long options without a value."""
+OPTIONAL_OPTIONS = _words("exclusive get-user-env nice oom-kill-step propagate resv-ports")
+"""Long options that take a value only when attached: `--exclusive=user`."""
+VALUE_OPTIONS = _words(
+    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment constraint container "
+    "container-id core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency "
+    "distribution error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node "
+    "gpus-per-socket gpus-per-task gres gres-flags hint input job-name kill-on-invalid-dep licenses mail-type "
+    "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist nodes ntasks "
+    "ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer priority "
+    "profile qos reservation segment signal sockets-per-node switches thread-spec threads-per-core time time-min tmp "
+    "tres-bind tres-per-task uid wait-all-nodes wckey"
+)
+"""Long options with a value."""
+SBATCH_OPTIONS = FLAG_OPTIONS | OPTIONAL_OPTIONS | VALUE_OPTIONS
+"""The long options of sbatch(1), 20.11 to 26.05. Plugins of a site (SPANK) add others, and newer releases."""
+
+# Compiled at first use. sbatch 22.05 and 24.11 refuse all other values, except `--nodes=-3`, which means 0 to 3 nodes.
+_COUNT = "(?a)[0-9]{1,18}", "a whole number"
+_SIZE = "(?a)[0-9].*", "a size such as 64G"
+_FORMS = {
+    "nodes": ("(?ai)[0-9]{1,9}[km]?([-,:][0-9]{1,9}[km]?)*", "a number of nodes or a range: 2 or 2-4"),
+    "begin": (
+        r"(?ai)now( ?[+-] ?[0-9]{1,9} ?[a-z]*)?|uts[0-9]{1,18}"
+        r"|((midnight|noon|fika|teatime|elevenses|today|tomorrow|[0-9][0-9:./T-]{2,}( ?[ap]m)?)( |$))+",
+        "a time such as now+2hours, 16:00, 2027-01-31T08:00 or tomorrow",
+    ),
+    **dict.fromkeys(("ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket",
+                     "cpus-per-gpu", "cpus-per-task", "core-spec", "thread-spec", "mincpus"), _COUNT),
+    **dict.fromkeys(("mem", "mem-per-cpu", "mem-per-gpu", "tmp"), _SIZE),
+}  # fmt: skip
+
+
+def expected_form(option: str, value: str) -> str:
+    """Return what the value of an option of sbatch must be; empty if the value has this form, or none is known."""
+    pattern, form = _FORMS.get(option, ("", ""))
+    return form if pattern and re.fullmatch(pattern, value.strip()) is None else ""
+
+
 MAX_LEAD_S = 65535
 """Maximum lead time that sbatch accepts in --signal (sbatch(1))."""
+_SIGNALS = _words("HUP INT QUIT ABRT KILL ALRM TERM USR1 USR2 URG CONT STOP TSTP TTIN TTOU XCPU")
+"""The names that sbatch accepts (sig_name2num in proc_args.c, 22.05 and 24.11)."""
+
+
+def split_signal(text: str) -> tuple[str, int]:
+    """Given sbatch's `--signal` value, return the signal's name and its lead in seconds (60 without `@`).
+
+    Raise UsageError if sbatch would refuse it: no such signal, a lead above 65535, an unknown flag before the colon.
+    """
+    flags, _, body = text.strip().rpartition(":")
+    if set(flags.upper()) - {"B", "R"}:
+        raise UsageError(f"{text!r} is not a signal: {flags!r} before the colon", hint="write B:USR1@300")
+    name, at, lead = body.partition("@")
+    name = name.upper().removeprefix("SIG")  # sbatch takes any case; the batch shell's trap is written in capitals
+    is_number = _NUMBER.fullmatch(name) is not None and 0 < int(name) <= 64
+    if not (is_number or name in _SIGNALS) or (at and _NUMBER.fullmatch(lead) is None):
+        raise UsageError(f"{text!r} is not a signal with a lead in seconds", hint="write B:USR1@300")
+    if at and int(lead) > MAX_LEAD_S:
+        raise UsageError(f"--signal {text!r}: sbatch refuses a lead above {MAX_LEAD_S} s", hint="write B:USR1@300")
+    return name, int(lead) if at else 60
+
+
+COMMENT_PREFIX = "resil"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import posix
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +85,8 @@ def test_a_plugins_classes_know_their_module(drop: Drop) -> None:
         ("CHANNEL = (", "SyntaxError"),
         ("OTHER = 1", "CHANNEL"),
         ("import sys; sys.exit(0)", "SystemExit"),
+        ("import os; os._exit(0)", r"it called os\._exit\(0\)"),
+        ("from os import _exit; _exit(0)", r"it called os\._exit\(0\)"),
         ("raise ValueError('bad day')", "bad day"),
     ],
 )
@@ -97,6 +101,13 @@ def test_a_broken_plugin_hurts_only_who_asks_for_it(drop: Drop, content: str, wh
     assert f"broken.py{line}" in caught.value.message, "it says which file and line"
     assert caught.value.__cause__ is not None
     assert "resil_plugins.channels.broken" not in sys.modules or why == "CHANNEL"
+
+
+def test_a_plugin_may_fork_a_process_that_exits(drop: Drop) -> None:
+    fork = "import os\npid = os.fork() or os._exit(7)\nassert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+    drop("forking.py", fork + SOUND)
+    assert channels().load("forking").summary == "a carrier pigeon"
+    assert os._exit is posix._exit
 
 
 def test_a_broken_plugin_is_remembered_and_not_run_again(drop: Drop, tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ class Notice:
     count: int = 1
     acknowledged_by: str = ""
 
+    @property
+    def is_over(self) -> bool:
+        """Return True if the incident is resolved."""
+        return self.reason is Reason.RESOLVED or self.verdict is Verdict.OK
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from resilience.alerts.alert import Alert, Notice, Reason
 from resilience.alerts.delivery import FLUSH_S, Flushed, flush
 from resilience.alerts.incident import Incident, Silence, matching_silence
 from resilience.alerts.ledger import silence_id
-from resilience.alerts.outbox import Entry, sending_order
+from resilience.alerts.outbox import Entry, Outbox, sending_order
 from resilience.alerts.routes import Route, channels, routes_of
 from resilience.alerts.sending import DeliveryRequest, Outcome, compose_in_child, send_in_child
 from resilience.alerts.state import AlertState, open_alert_state
@@ -94,12 +94,12 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     now = project.system.clock.now()
     silences = state.silences.active(now)
     pending, dead = state.outbox.pending(), state.outbox.dead()
-    of = [_ChannelsByIncident.of(entries) for entries in (state.outbox.sent(), pending, dead)]
+    of = [_by_id(entries) for entries in (state.outbox.sent(), pending, dead)]
     known = [
         IncidentStatus(
             incident,
             matching_silence(silences, incident, now) if incident.is_open else None,
-            *(channels.get(incident) for channels in of),
+            *(_channels_of(_about(incident, by_id)) for by_id in of),
         )
         for incident in state.ledger.incidents(now)
         if everything or incident.is_open
@@ -119,28 +119,27 @@ def listing(project: Project, *, everything: bool = False) -> Listing:
     )
 
 
-class _ChannelsByIncident(dict[str, dict[str, None]]):
-    """The channels of some messages, by the ids of their incidents and by their own ids.
+def _by_id(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
+    """Return messages by the ids of their incidents and by their own ids. A digest stands for those that it replaces.
 
     A message about a thousand incidents names few of them; the ledger has its id with each.
     """
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        replaced = (name.rpartition(".")[0] for name in entry.covers)
+        for id in dict.fromkeys((entry.alert.id, *replaced, *(line.episode for line in entry.incidents()))):
+            found.setdefault(id, []).append(entry)
+    return found
 
-    @classmethod
-    def of(cls, entries: Sequence[Entry]) -> _ChannelsByIncident:
-        """Return the channels of these messages. A digest stands for the messages that it replaces."""
-        found = cls()
-        for entry in entries:
-            replaced = (name.rpartition(".")[0] for name in entry.covers)
-            for id in (entry.alert.id, *replaced, *(line.episode for line in entry.incidents())):
-                found.setdefault(id, {})[entry.channel] = None
-        return found
 
-    def get(self, incident: Incident) -> tuple[str, ...]:  # type: ignore[override]
-        """Return the channels that have a message about an incident."""
-        return tuple(dict.fromkeys(name for id in (incident.episode, *incident.messages) for name in self[id]))
+def _about(incident: Incident, by_id: Mapping[str, list[Entry]]) -> tuple[Entry, ...]:
+    """Return the messages about an incident, each once."""
+    found = (entry for id in (incident.episode, *incident.messages) for entry in by_id.get(id, ()))
+    return tuple({entry.name: entry for entry in found}.values())
 
-    def __missing__(self, id: str) -> dict[str, None]:
-        return {}
+
+def _channels_of(entries: Iterable[Entry]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(entry.channel for entry in entries))
 
 
 def _errors(state: AlertState) -> tuple[str, ...]:
@@ -172,11 +171,10 @@ def details(project: Project, incident_id: str) -> Details:
     incident = state.ledger.find(incident_id, now)
     silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
-        tuple(entry for entry in entries if _ChannelsByIncident.of([entry]).get(incident))
+        _about(incident, _by_id(entries))
         for entries in (state.outbox.sent(), state.outbox.pending(), state.outbox.dead())
     )
-    channels = (tuple(dict.fromkeys(e.channel for e in entries)) for entries in (sent, waiting, dead))
-    known = IncidentStatus(incident, silence, *channels)
+    known = IncidentStatus(incident, silence, *map(_channels_of, (sent, waiting, dead)))
     return Details(known, sent, waiting, dead, _errors(state))
 
 
@@ -206,14 +204,15 @@ def acknowledge(
         chosen = [incident for id in ids for incident in _incidents_of(state, id, now)]
     found = {incident.episode: incident for incident in chosen}
     if undo:
-        return tuple(map(state.ledger.unacknowledge, found))
+        return tuple(map(state.ledger.unacknowledge, found.values()))
     for incident in found.values():
         if not incident.is_open:
             raise UsageError(
                 f"{incident.episode} is already resolved: {incident.check} {incident.subject}",
                 hint="list open incidents: resil alert list",
             )
-    return tuple(state.ledger.acknowledge(id, project.system.host.user, note, now) for id in found)
+    user = project.system.host.user
+    return tuple(state.ledger.acknowledge(incident, user, note, now) for incident in found.values())
 
 
 def _incidents_of(state: AlertState, text: str, now: float) -> tuple[Incident, ...]:
@@ -322,19 +321,19 @@ def deliver(
 
 def requeue(project: Project) -> tuple[Entry, ...]:
     """Queue every dead letter again, and return them."""
-    outbox = _open(project).outbox
-    dead = outbox.dead()
-    for entry in dead:
-        outbox.requeue(entry)
-    return dead
+    return _each_dead(project, Outbox.requeue)
 
 
 def discard(project: Project) -> tuple[Entry, ...]:
     """Remove every dead letter for good, and return them."""
+    return _each_dead(project, Outbox.discard)
+
+
+def _each_dead(project: Project, treat: Callable[[Outbox, Entry], None]) -> tuple[Entry, ...]:
     outbox = _open(project).outbox
     dead = outbox.dead()
     for entry in dead:
-        outbox.discard(entry)
+        treat(outbox, entry)
     return dead
 
 

@@ -63,7 +63,6 @@ class DigestLine:
 
 _SHARED = ("episode", "fingerprint", "check", "subject", "fault", "run", "since", "acknowledged_by")
 """Fields that lines and notices share."""
-_ORDER = {verdict: number for number, verdict in enumerate(Verdict)}
 
 
 def lines_of(alert: Alert) -> tuple[DigestLine, ...]:
@@ -74,7 +73,7 @@ def lines_of(alert: Alert) -> tuple[DigestLine, ...]:
 
 
 def _line(notice: Notice, time: float) -> DigestLine:
-    over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
+    over = notice.is_over
     return DigestLine(
         **{name: getattr(notice, name) for name in _SHARED},
         verdict=Verdict.OK if over else notice.verdict,
@@ -128,7 +127,7 @@ def _merge_two(one: DigestLine, other: DigestLine) -> DigestLine:
 
 def ranked(lines: Iterable[DigestLine]) -> tuple[DigestLine, ...]:
     """Return the lines sorted: open before resolved, then the worst first, then the oldest."""
-    return tuple(sorted(lines, key=lambda x: (x.ended > 0, -_ORDER[x.verdict], -_ORDER[x.worst], x.since, x.episode)))
+    return tuple(sorted(lines, key=lambda x: (x.ended > 0, -x.verdict.severity, -x.worst.severity, x.since, x.episode)))
 
 
 def bounded(lines: Sequence[DigestLine]) -> tuple[tuple[DigestLine, ...], int]:

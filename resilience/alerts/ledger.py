@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from resilience.alerts.incident import Incident, Silence, hex_digest, read_incident
 from resilience.base.switches import name_of_user
 from resilience.errors import StateDirectoryError, UsageError
-from resilience.records import from_record, to_record
+from resilience.records import from_record, to_json, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile, own_directory, read_regular, write_atomic
 
@@ -82,12 +82,11 @@ class _Store:
         self.directory = directory
         self.errors: tuple[str, ...] = ()
 
-    def _read(self, name: str, what: str, parse: Callable[[bytes], ContentT]) -> ContentT | None:
-        """Return the parsed content of a file; None if missing, unreadable, or damaged (then it is quarantined)."""
-        return self._read_owned(name, what, lambda content, _: parse(content))
+    def _read(self, name: str, what: str, parse: Callable[[bytes, int], ContentT]) -> ContentT | None:
+        """Return the parsed content of a file; None if missing, unreadable, or damaged (then it is quarantined).
 
-    def _read_owned(self, name: str, what: str, parse: Callable[[bytes, int], ContentT]) -> ContentT | None:
-        """As `_read`; `parse` also gets the uid of the file's owner."""
+        `parse` gets the content and the uid of the file's owner.
+        """
         try:
             found = self.directory.read_owned(name)
             return None if found is None else parse(*found)
@@ -244,24 +243,19 @@ class Ledger(_Store):
         if self._copy is not None:
             self._copy.save(self._open.values(), now)
 
-    def acknowledge(self, text: str, by: str, note: str, now: float) -> Incident:
-        """Acknowledge an incident: stops reminders and further escalation.
+    def acknowledge(self, incident: Incident, by: str, note: str, now: float) -> Incident:
+        """Acknowledge an open incident: stops reminders and further escalation.
 
-        Raise UsageError if the incident does not exist or is resolved, StateDirectoryError if the acknowledgement
-        cannot be written where the watchdogs read it.
+        Raise StateDirectoryError if the acknowledgement cannot be written where the watchdogs read it.
         """
-        incident = self.find(text, now)
-        if not incident.is_open:
-            raise UsageError(f"{incident.episode} is already resolved: {incident.check} {incident.subject}")
         acknowledged = _Acknowledgement(acknowledged_by=by, acknowledged_at=now, acknowledged_note=note)
         record = to_record(acknowledged, complete=True)
         name = incident.episode + _ACKNOWLEDGED
-        self._write_for_watchdogs(name, _text(record), "acknowledgement", "acknowledge")
+        self._write_for_watchdogs(name, to_json(record, indent=1), "acknowledgement", "acknowledge")
         return replace(incident, **record)
 
-    def unacknowledge(self, text: str) -> Incident:
-        """Remove an acknowledgement: reminders resume. Raise UsageError if the incident does not exist."""
-        incident = self.find(text)
+    def unacknowledge(self, incident: Incident) -> Incident:
+        """Remove an acknowledgement: reminders resume."""
         self.directory.remove(incident.episode + _ACKNOWLEDGED)
         return replace(incident, acknowledged_by="", acknowledged_at=None, acknowledged_note="")
 
@@ -276,7 +270,7 @@ class Ledger(_Store):
             self._open.pop(name, None)
 
     def _load(self, name: str) -> Incident | None:
-        def parse(content: bytes) -> Incident:
+        def parse(content: bytes, _owner: int) -> Incident:
             incident = read_incident(json.loads(content))
             if incident.fingerprint + _JSON != name:
                 raise ValueError("content of another incident")
@@ -293,7 +287,7 @@ class Ledger(_Store):
             self._acknowledged[incident.fingerprint + _JSON] = incident.episode
             return replace(incident, **to_record(acknowledged, complete=True))
 
-        return self._read_owned(incident.episode + _ACKNOWLEDGED, "acknowledgement", parse) or incident
+        return self._read(incident.episode + _ACKNOWLEDGED, "acknowledgement", parse) or incident
 
 
 class Silences(_Store):
@@ -304,7 +298,7 @@ class Silences(_Store):
 
         `is_known`: whether this node has incidents of this state.
         """
-        content = json.dumps(to_record(silence, complete=True), indent=1).encode() + b"\n"
+        content = to_json(to_record(silence, complete=True), indent=1)
         self._write_for_watchdogs(silence.id + _JSON, content, "silence", "silence", is_known=is_known)
 
     def active(self, now: float) -> tuple[Silence, ...]:
@@ -338,7 +332,7 @@ class Silences(_Store):
             return replace(silence, by=_author(silence.by, owner))
 
         names = [name for name in self.directory.names() if name.endswith(_JSON)]
-        return [silence for name in names if (silence := self._read_owned(name, "silence", parse)) is not None]
+        return [silence for name in names if (silence := self._read(name, "silence", parse)) is not None]
 
 
 def silence_id(silence_of: str, by: str, now: float) -> str:
@@ -356,15 +350,7 @@ def _encode(incident: Incident) -> bytes:
     record = to_record(incident, complete=True)
     for name in _Acknowledgement.__dataclass_fields__:
         del record[name]
-    return _text(record)
-
-
-def _text(record: dict[str, Any]) -> bytes:
-    """Return a record as indented JSON; bytes that are not valid text (in a file name) are escaped."""
-    try:
-        return json.dumps(record, indent=1, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(record, indent=1).encode() + b"\n"
+    return to_json(record, indent=1)
 
 
 def _explain(error: Exception) -> str:

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 from resilience.alerts.alert import Alert, Notice, Reason
-from resilience.finding import Verdict
 from resilience.quantities import format_duration
 from resilience.records import to_record
 
@@ -232,7 +231,7 @@ def _announcement(alert: Alert) -> Item:
 
 def _item(alert: Alert, notice: Notice) -> Item:
     episode = clean_line(notice.episode, 24)
-    over = notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK
+    over = notice.is_over
     word = "TEST" if alert.is_test else "RESOLVED" if over else notice.verdict.value
     subject, summary = clean_line(notice.subject, 300), clean_line(notice.summary, 1000)
     where = f"{subject} (check {clean_line(notice.check, 60)}, seen on {clean_line(alert.host, 100)})"

@@ -219,8 +219,7 @@ def _cut(line: str) -> str:
 
 
 def _rank(one: Notification) -> tuple[int, int, float, str]:
-    worst_first = -list(Verdict).index(one.verdict)
-    return worst_first, URGENCY.index(one.reason), one.incident.opened, one.incident.episode
+    return -one.verdict.severity, URGENCY.index(one.reason), one.incident.opened, one.incident.episode
 
 
 def describe(

@@ -32,9 +32,8 @@ from resilience.alerts.digest import (
     merge,
 )
 from resilience.errors import StateDirectoryError
-from resilience.finding import Verdict
 from resilience.messages import cut
-from resilience.records import from_record, to_record
+from resilience.records import from_record, to_json, to_record
 from resilience.system.fallback_directory import FallbackDirectory
 from resilience.system.files import NotRegularFile
 
@@ -115,10 +114,7 @@ def encode(entry: Entry) -> bytes:
         record["lines"] = [{k: v for k, v in line.items() if v not in ("", 0.0)} for line in record["lines"]]
     else:
         del record["lines"], record["covers"], record["left_out"]
-    try:
-        return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except UnicodeEncodeError:  # a file name that is not valid text
-        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+    return to_json(record)
 
 
 def decode(raw: bytes) -> Entry:
@@ -210,8 +206,8 @@ def _age(entry: Entry) -> tuple[float, int, float, str]:
 
 
 def _urgency(entry: Entry) -> tuple[bool, bool, int, float, str]:
-    verdict = list(Verdict).index(entry.alert.verdict)
-    return entry.tries >= DEMOTE_TRIES, not entry.is_digest, -verdict, entry.alert.time, entry.alert.id
+    alert = entry.alert
+    return entry.tries >= DEMOTE_TRIES, not entry.is_digest, -alert.verdict.severity, alert.time, alert.id
 
 
 class Outbox:

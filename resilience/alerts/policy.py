@@ -261,7 +261,6 @@ def _next_reason(incident: Incident, verdict: Verdict, now: float, policy: Alert
     """Return the reason to notify again of a persisting fault that was notified before."""
     told_verdict = incident.told_verdict or Verdict.OK
     flaps = is_flapping(incident, policy)
-    is_acknowledged = bool(incident.acknowledged_by)
     if _is_confirmed(incident, now, policy) and verdict > told_verdict:
         return Reason.WORSE
     if flaps and incident.flapping is None:
@@ -270,7 +269,7 @@ def _next_reason(incident: Incident, verdict: Verdict, now: float, policy: Alert
         return Reason.BETTER
     if incident.intended is not None:
         return Reason.REMINDER  # a process crashed while sending a notification: send the current state
-    if is_acknowledged:
+    if incident.acknowledged_by:
         return Reason.QUIET
     if due_steps(incident, now, policy) > incident.escalated:
         return Reason.ESCALATED

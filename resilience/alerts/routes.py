@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +27,8 @@ MAILTO_DIRECTORY = "mailto"
 NO_MAIL_TRANSPORT = "there is no [channel.email] and no sendmail"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Route to one channel.
-
-    Attributes:
-        load: return the channel and its settings; called in the child process, where an exception becomes the outcome.
-    """
-
-    load: Callable[[], tuple[Channel, Any]]
-
-    @classmethod
-    def of(cls, channel: Channel, settings: Any) -> Route:
-        """Return a route to a loaded channel."""
-        return cls(lambda: (channel, settings))
+Route = Callable[[], "tuple[Channel, Any]"]
+"""Returns a channel and its settings; called in the child process, where an exception becomes the outcome."""
 
 
 @cache
@@ -62,7 +49,7 @@ class Routes(dict[str, Route]):
     def __missing__(self, name: str) -> Route:
         if not name.startswith(MAILTO_PREFIX):
             raise KeyError(name)
-        return Route(_mailto_loader(self._project, name))
+        return _mailto_route(self._project, name)
 
     def get(self, name: str, default: Any = None) -> Any:
         """As `dict.get`, including MAILTO channels."""
@@ -77,7 +64,7 @@ def routes_of(project: Project, also: str = "") -> dict[str, Route]:
     settings = project.loaded.settings
     escalated = escalation_channels(settings.alert.escalation)
     names = dict.fromkeys((*settings.alert.channels, *escalated, *settings.channels, also))
-    return Routes(project, {name: Route(_loader(project, name)) for name in names if name})
+    return Routes(project, {name: _route(project, name) for name in names if name})
 
 
 def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:
@@ -86,7 +73,7 @@ def escalation_channels(steps: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in named if name))
 
 
-def _loader(project: Project, name: str) -> Callable[[], tuple[Channel, Any]]:
+def _route(project: Project, name: str) -> Route:
     def load() -> tuple[Channel, Any]:
         from resilience.settings.convert import plugin_settings
 
@@ -123,7 +110,7 @@ def mail_channel(project: Project, address: str) -> str:
     return MAILTO_PREFIX + name
 
 
-def _mailto_loader(project: Project, channel: str) -> Callable[[], tuple[Channel, Any]]:
+def _mailto_route(project: Project, channel: str) -> Route:
     def load() -> tuple[Channel, Any]:
         from dataclasses import replace
 

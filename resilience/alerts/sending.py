@@ -109,7 +109,7 @@ def _run(
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(request.deadline_s) + _ALARM_MARGIN_S)
         try:
-            channel, settings = request.route.load()
+            channel, settings = request.route()
             channel.check(settings)
             return finish(channel, settings, channel.compose(request.alert, settings, request.thread))
         except BaseException as error:

@@ -6,8 +6,9 @@ import grp
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.alerts.ledger import Ledger, LedgerCopy, Silences
@@ -70,8 +71,8 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
     path = project.loaded.state_dir / DIRECTORY
     group = project.loaded.settings.run.group
     fallback = fallback_path(project.system, path)
-    seen = _examine(project, path, fallback) if touch else _Examined()
-    if seen.is_fallback_away:
+    error, refusal, note, is_fallback_away = _examine(project, path, fallback) if touch else ("", None, "", False)
+    if is_fallback_away:
         fallback = fallback_path(project.system, path, in_tmp=True)
     incidents = FallbackDirectory(
         path / "incidents",
@@ -79,16 +80,16 @@ def open_alert_state(project: Project, *, touch: bool = True) -> AlertState:
         directory_mode=0o2770 if group else 0o700,
         file_mode=0o660 if group else 0o600,
         gid=_gid(group),
-        unavailable=seen.error,
+        unavailable=error,
     )
     return AlertState(
         path,
         Ledger(incidents, LedgerCopy(fallback / "ledger-copy.json")),
         Silences(incidents.sibling("silences")),
         Outbox(incidents.sibling("outbox")),
-        seen.error,
-        seen.refusal,
-        seen.note,
+        error,
+        refusal,
+        note,
     )
 
 
@@ -117,11 +118,27 @@ def distrust(path: Path, group: str = "") -> StateDirectoryError | None:
                     f"{place} belongs to {owner}, who could silence and acknowledge incidents, and queue messages",
                     hint=f"mv {shlex.quote(str(place))} {aside}",
                 )
-            is_open_to_group = info.st_mode & stat.S_IWGRP and not is_of_group and (gid is not None or not group)
-            if info.st_mode & stat.S_IWOTH or is_open_to_group:
-                root = place.resolve() if stat.S_ISLNK(link.st_mode) else path
-                return _refusal(place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(root))}")
+            root = place.resolve() if stat.S_ISLNK(link.st_mode) else path
+            for open_place in _writable(place, info, group, gid):
+                return _refusal(open_place, f"chmod -R {'o-w' if is_of_group else 'go-w'} {shlex.quote(str(root))}")
     return None
+
+
+def _writable(place: Path, info: os.stat_result, group: str, gid: int | None) -> Iterator[Path]:
+    """Yield a directory, and each file in it, that other users may write."""
+
+    def is_writable(info: os.stat_result) -> bool:
+        is_intended = info.st_gid == gid if gid is not None else bool(group)
+        is_open = info.st_mode & stat.S_IWOTH or (info.st_mode & stat.S_IWGRP and not is_intended)
+        return bool(is_open) and not stat.S_ISLNK(info.st_mode)
+
+    if is_writable(info):
+        yield place
+    with os.scandir(place) as entries:
+        for entry in entries:
+            with suppress(OSError):  # files are often renamed here
+                if is_writable(entry.stat(follow_symlinks=False)):
+                    yield place / entry.name
 
 
 def _refusal(place: Path, command: str) -> StateDirectoryError:
@@ -130,19 +147,9 @@ def _refusal(place: Path, command: str) -> StateDirectoryError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Examined:
-    """Result of examining the alert state: why it is not used, the error for commands, a note for the user, and whether
-    the fallback does not respond."""
-
-    error: str = ""
-    refusal: StateDirectoryError | None = None
-    note: str = ""
-    is_fallback_away: bool = False
-
-
-def _examine(project: Project, path: Path, fallback: Path) -> _Examined:
-    """Examine the alert state and its fallback within a deadline."""
+def _examine(project: Project, path: Path, fallback: Path) -> tuple[str, StateDirectoryError | None, str, bool]:
+    """Examine the alert state and its fallback within a deadline; return error, refusal and note of the AlertState, and
+    whether the fallback does not respond."""
     system, shared = project.system, project.loaded.settings.watch
     deadline_s = min(shared.state_deadline_s, shared.deadline_s)
 
@@ -161,17 +168,17 @@ def _examine(project: Project, path: Path, fallback: Path) -> _Examined:
         path: state_probe(project.loaded.state_dir, examine, deadline_s),
         fallback: ChildProbe(f"fallback {fallback}", lambda: list_files(fallback), deadline_s, str(fallback)),
     }
-    seen = _Examined()
+    error, refusal, note, is_fallback_away = "", None, "", False
     for place, answer in probe_in_child(probes, StuckMemory.of(system), system.clock):
         if place == fallback:
-            seen = replace(seen, is_fallback_away=answer.is_overdue)
+            is_fallback_away = answer.is_overdue
         elif answer.is_overdue and answer.error is not None:
-            seen = replace(seen, error=f"{path} does not respond: {answer.error.message}")
+            error = f"{path} does not respond: {answer.error.message}"
         elif answer.error is None:
             message, hint, note = answer.value
-            refusal = StateDirectoryError(message, hint=hint) if message else None
-            seen = replace(seen, error=f"{message}; mend it: {hint}" if message else "", refusal=refusal, note=note)
-    return seen
+            if message:
+                error, refusal = f"{message}; mend it: {hint}", StateDirectoryError(message, hint=hint)
+    return error, refusal, note, is_fallback_away
 
 
 def set_copy_aside(path: Path) -> str:

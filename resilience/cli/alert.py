@@ -82,7 +82,7 @@ def alert_group(context: typer.Context) -> None:
 
 @app.command("list", epilog="Examples: resil alert list; resil alert list --all; resil alert list --json")
 def list_incidents(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Recently resolved incidents as well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Show recently resolved incidents as well.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
@@ -125,8 +125,8 @@ def ack(
             show_default=False,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", "-a", help="All open incidents.")] = False,
-    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="The open ones of a watchdog: fs.")] = "",
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Acknowledge all open incidents.")] = False,
+    check: Annotated[str, typer.Option("--check", metavar="PATTERN", help="Acknowledge those of a watchdog.")] = "",
     note: Annotated[str, typer.Option("--note", "-m", metavar="TEXT", help="Note for other users.")] = "",
     undo: Annotated[bool, typer.Option("--undo", help="Remove the acknowledgement: reminders resume.")] = False,
     config: ConfigOption = None,
@@ -224,7 +224,9 @@ def _end(duration: str, until: str, now: float) -> float:
 
 @app.command(epilog="Examples: resil alert unsilence 77e0d2b1; see them: resil alert silence --list")
 def unsilence(
-    silences: Annotated[list[str], typer.Argument(metavar="ID...", help="Silences.", autocompletion=complete_silences)],
+    silences: Annotated[
+        list[str], typer.Argument(metavar="ID...", help="Their ids.", autocompletion=complete_silences)
+    ],
     config: ConfigOption = None,
 ) -> None:
     """End silences now."""

@@ -388,9 +388,8 @@ def digest(config: ConfigOption = None) -> None:
     from resilience.cron.digest import send_digest
 
     sent = send_digest(open_cron_project(config))
-    print(clean(sent.title))
-    for line in sent.body:
-        print(f"  {clean(line)}")
+    for line in (*sent.body, sent.title):  # the last line is the summary of its run in the history
+        print(clean(line))
 
 
 @app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, open_project, single_command
 from resilience.cli.output import plain, print_json, print_table, verdict_colour, warn_of_dead_letters
+from resilience.errors import UsageError
 
 if TYPE_CHECKING:
     from resilience.doctor.diagnosis import Diagnosis
@@ -73,9 +75,9 @@ def config_group() -> None:
 
 @config.command(epilog="Examples: resil config check; resil config check -c other.toml")
 def check(config: ConfigOption = None) -> None:
-    """Check the settings, and print every error. Exits with 2 when there is one."""
-    from resilience.cli.output import print_error
-    from resilience.doctor.settings import find_errors
+    """Check the settings, and print every error and warning. Exits with 2 when there is an error."""
+    from resilience.cli.output import print_error, print_warnings
+    from resilience.doctor.settings import find_errors, submit_warnings
     from resilience.messages import plural
     from resilience.system.ports import System
 
@@ -84,6 +86,8 @@ def check(config: ConfigOption = None) -> None:
     path = project.loaded.path
     for error in errors:
         print_error(error)
+    with suppress(UsageError):  # printed above
+        print_warnings(submit_warnings(project))
     where = str(path) if path is not None else "the environment"
     if errors:
         print(f"{where}: {plural(len(errors), 'error')}")

@@ -23,7 +23,7 @@ class CommandEntry(NamedTuple):
 COMMANDS: dict[str, CommandEntry] = {
     name: CommandEntry(f"resilience.cli.{home}", section, summary)
     for name, home, section, summary in (
-        ("demo", "demo:app", "Start", "See a training crash, resume and finish, in under a minute."),
+        ("demo", "demo:app", "Start", "See a training crash, resume and finish, in about a minute."),
         ("init", "runs:init", "Start", "Write a commented resil.toml and the cron directory."),
         ("doctor", "doctor:doctor", "Start", "Check this cluster and report likely problems."),
         ("submit", "submit:submit", "Run", "Queue the run as a chain of jobs."),
@@ -57,8 +57,10 @@ class LazyGroup(TyperGroup):
             return None
         from importlib import import_module
 
+        from resilience.cli.options import ascii_numbers
+
         module, _, app = COMMANDS[cmd_name].home.partition(":")
-        command = typer.main.get_command(getattr(import_module(module), app))
+        command = ascii_numbers(typer.main.get_command(getattr(import_module(module), app)))
         command.name = cmd_name
         return command
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from resilience.errors import QuantityError, UsageError
-from resilience.quantities import LONGEST_S, format_duration, parse_duration_s, parse_in_unit
+from resilience.quantities import LONGEST_S, format_duration, parse_duration_s, parse_in_unit, parse_number
 from resilience.runs.project import Project
 from resilience.system.ports import System
 
@@ -25,6 +26,25 @@ def single_command(epilog: str, **options: Any) -> Callable[[Callable[..., None]
         return app
 
     return make
+
+
+def ascii_numbers(command: Any) -> Any:
+    """Make a command and its subcommands refuse numbers that only Python reads: `1_0`, the digits of other scripts."""
+
+    def convert(kind: Any, value: Any, parameter: Any, context: Any) -> Any:
+        if isinstance(value, str):
+            try:
+                parse_number(value)
+            except ValueError:
+                kind.fail(f"{value!r} is not a valid {'float' if 'float' in kind.name else 'int'}.", parameter, context)
+        return type(kind).convert(kind, value, parameter, context)
+
+    for parameter in command.params:
+        if parameter.type.name.startswith(("int", "float")):
+            parameter.type.convert = partial(convert, parameter.type)
+    for one in getattr(command, "commands", {}).values():
+        ascii_numbers(one)
+    return command
 
 
 def completion(names: Callable[[], Iterable[str]]) -> Completion:

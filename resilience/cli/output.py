@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from resilience.errors import ResilError
     from resilience.finding import Verdict
     from resilience.runs.project import Project
+    from resilience.runs.templates.lint import LintFinding
 
 SCHEMA = "resil/1"
 """Version of every JSON document. Keys are added without a new version; none is removed or changes its meaning."""
@@ -27,8 +28,8 @@ SCHEMA = "resil/1"
 MESSAGE_LIMIT = 2000
 """The most characters of an error that are printed."""
 
-NARROW = 12
-"""Columns are not clipped below this width, unless all of them are as narrow."""
+NARROW, LEAST = 12, 4
+"""Columns are not clipped below the first width, unless all of them are as narrow; the last one keeps the second."""
 
 DEADLINE_S = 0.5
 """Time limit for counting dead letters, for commands that do not read the state directory otherwise."""
@@ -142,8 +143,24 @@ def folded(text: str, indent: int = 0) -> list[str]:
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str] = (), indent: int = 0
 ) -> None:
-    """Print a table."""
-    print("\n".join(table(headers, rows, colours, indent)))
+    """Print a table; on a terminal that is too narrow for all its columns, each row as a paragraph."""
+    print("\n".join(_paragraphs(headers, rows, colours) or table(headers, rows, colours, indent)))
+
+
+def _paragraphs(headers: Sequence[str], rows: Sequence[Sequence[str]], colours: Sequence[str]) -> list[str]:
+    """Return the lines of a table as paragraphs; none if its last column keeps LEAST characters in a table."""
+    cells = [[clean(cell) for cell in row] for row in rows]
+    shown = [i for i, header in enumerate(headers) if header and any(row[i] for row in cells)]
+    widths = [max(len(headers[i]), min(NARROW, max(width_of(row[i]) for row in cells))) for i in shown]
+    if not columns() or not all(headers) or len(shown) < 3 or sum(widths[:-1]) + 2 * len(shown) + LEAST <= columns():
+        return []
+    lines = []
+    for number, row in enumerate(cells):
+        first, second, *rest = (i for i in shown if row[i])
+        title = folded(f"{row[first]}  {row[second]}")
+        lines += [paint(line, colours[number] if number < len(colours) else "") for line in title]
+        lines += [line for i in rest for line in folded(f"{headers[i].lower()}: {row[i]}", 2)]
+    return lines
 
 
 def print_indented(lines: Iterable[str], indent: int = 2) -> None:
@@ -167,6 +184,12 @@ def print_error(error: ResilError) -> None:
 
     # A value may be a hundred thousand characters long, and every message quotes it.
     say(f"error: {cut(error.message, MESSAGE_LIMIT)}" + (f"\n  try: {error.hint}" if error.hint else ""))
+
+
+def print_warnings(findings: Iterable[LintFinding]) -> None:
+    """Print findings about a batch script on standard error."""
+    for finding in findings:
+        say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
 
 
 @contextmanager

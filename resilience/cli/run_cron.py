@@ -66,7 +66,7 @@ def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:
 
 def run_one(cron: CronProject, name: str) -> int:
     """Run one entry now, print its output as it comes, and return its exit code; 75: an earlier run is still active."""
-    from resilience.cli.show_cron import outcome_text, print_output, sign
+    from resilience.cli.show_cron import print_output
     from resilience.cron.entries import find_entry
     from resilience.cron.records import Outcome
     from resilience.cron.run import run_entry
@@ -84,8 +84,7 @@ def run_one(cron: CronProject, name: str) -> int:
     with _flagged_by_signals(by.append):
         run = run_entry(cron, entry, stop=stop)
     print_output(cron, entry.key, began, position, is_over=True)
-    summary = f": {run.summary}" if run.outcome is Outcome.SKIPPED else ""
-    say(f"{sign(run.outcome)}  {run.name}: {outcome_text(run)}{summary}")
+    say(_line(run))
     if by:
         return 128 + by[0]
     return run.exit_code or (EX_TEMPFAIL if run.outcome is Outcome.SKIPPED else int(run.outcome.is_failure))
@@ -119,20 +118,21 @@ def _show(ticked: TickResult) -> None:
     """Print a line for each slot; nothing if none was due."""
     if not ticked.stopped and not _runs(ticked):
         return  # the usual case; loading the printing code takes as long as a tick
-    from resilience.cli.show_cron import sign
-    from resilience.cron.words import slot_text
-
     if ticked.stopped:
         print(f"{clean(ticked.stopped)}: no tick is made")
         print("  to restart: resil cron install")
         return
     for run in _runs(ticked):
-        text = f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}"
-        if run.job_id:
-            text += f" as job {run.job_id}"
-        if run.summary:
-            text += f": {run.summary}"
-        print(clean(text))
+        print(clean(_line(run)))
+
+
+def _line(run: RunRecord) -> str:
+    from resilience.cli.show_cron import sign
+    from resilience.cron.words import slot_text
+
+    job = f" as job {run.job_id}" if run.job_id else ""
+    summary = f": {run.summary}" if run.summary else ""
+    return f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}{job}{summary}"
 
 
 def _runs(ticked: TickResult) -> Sequence[RunRecord]:

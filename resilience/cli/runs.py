@@ -43,7 +43,7 @@ def status(
     run: RunOrAllArgument = "",
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every few seconds, until Ctrl-C.")] = False,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="With --watch.", min=1.0)
+        float, typer.Option("--interval", metavar="SECONDS", help="With --watch: how often.", min=1.0)
     ] = STATUS_EVERY_S,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Query the scheduler now instead of using its cached answer.")

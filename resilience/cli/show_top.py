@@ -33,8 +33,8 @@ NAMED = 5
 SURE_AFTER_S = 3600.0
 BAR = 24
 LONGEST = 160
-INTERRUPTED = 130
-"""The exit code of a program that Ctrl-C ended: 128 and the signal's number."""
+SIGNALLED = 128
+"""The exit code of a program that a signal ended is this and the signal's number: 130 after Ctrl-C."""
 
 
 def show_top(
@@ -49,7 +49,7 @@ def show_top(
 ) -> int:
     """Scan the directories (default: the project's) and print the largest and the fastest-growing. `fresh` reads all.
 
-    Return 0, 3 if a directory could not be scanned, or 130 after Ctrl-C.
+    Return 0, 3 if a directory could not be scanned, or 128 and the number of the signal that ended the scan.
     """
     system = project.system
     roots = scanned_directories(project, paths)
@@ -58,7 +58,7 @@ def show_top(
     for number, root in enumerate(roots):
         left_s = None if until is None else max(0.5, (until - system.clock.monotonic()) / (len(roots) - number))
         progress = _Bar(root) if sys.stderr.isatty() else None
-        found = scan_directory(system, root, left_s, progress.update if progress else lambda _: None, fresh=fresh)
+        found = scan_directory(project, root, left_s, progress.update if progress else lambda _: None, fresh=fresh)
         if progress:
             progress.clear()
         reports.append(compose(found, limit=limit, by=by, login_name=cache(login_name)))
@@ -73,8 +73,8 @@ def show_top(
             for text in lines(report, by=by, now=system.clock.now()):
                 print(text)
     sys.stdout.flush()
-    if any(report.scan.interrupted for report in reports):
-        return INTERRUPTED
+    if ended := max(report.scan.signal for report in reports):
+        return SIGNALLED + ended
     return 3 if any(report.scan.error for report in reports) else 0
 
 

@@ -22,7 +22,7 @@ from resilience.cli.options import (
     open_project,
     single_command,
 )
-from resilience.cli.output import chosen, clean, patience, print_json, say
+from resilience.cli.output import chosen, clean, patience, print_json, print_warnings, say
 from resilience.errors import UsageError
 from resilience.messages import plural
 
@@ -85,20 +85,27 @@ def submit(
         str, typer.Option("--after", metavar="JOB|auto", help="Queue behind a live job; auto: the run's newest.")
     ] = "",
     dependency: Annotated[
-        str, typer.Option("--dependency", "-d", metavar="EXPR", help="As sbatch; a bare id is written afterany:ID.")
+        str,
+        typer.Option("--dependency", "-d", metavar="EXPR", help="Dependency, as sbatch; a bare id means afterany:ID."),
     ] = "",
     exclude: Annotated[str, typer.Option("--exclude", "-x", metavar="NODES", help="Nodes never to use.")] = "",
     signal: Annotated[
-        str, typer.Option("--signal", metavar="B:SIG@SEC", help="Signal before the time limit, as sbatch.")
+        str, typer.Option("--signal", metavar="B:SIG@SEC", help="Send this signal before the time limit, as sbatch.")
     ] = "",
     time: Annotated[str, typer.Option("--time", "-t", metavar="TIME", help="Time limit of each job, as sbatch.")] = "",
-    begin: Annotated[str, typer.Option("--begin", "-b", metavar="TIME", help="Not before this, as sbatch.")] = "",
-    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue it held.")] = False,
+    begin: Annotated[str, typer.Option("--begin", "-b", metavar="TIME", help="The earliest start, as sbatch.")] = "",
+    hold: Annotated[bool, typer.Option("--hold", "-H", help="Queue the jobs held, as sbatch.")] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A variable of the template. Repeatable.")
     ] = None,
     template: Annotated[
-        str, typer.Option("--template", metavar="NAME", help="See: resil templates.", autocompletion=complete_templates)
+        str,
+        typer.Option(
+            "--template",
+            metavar="NAME",
+            help="Use this template: one of resil templates.",
+            autocompletion=complete_templates,
+        ),
     ] = "",
     run: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run.")] = "",
     dry_run: Annotated[
@@ -176,8 +183,7 @@ def _queue(
     from resilience.runs.submit import test_only as start_estimate
 
     prepared = prepare(project, request)
-    for finding in prepared.findings:
-        say(f"warning: {finding.message}" + (f"\n  try: {finding.hint}" if finding.hint else ""))
+    print_warnings(prepared.findings)
     if late := late_notice(project):
         say(f"warning: {late}")
     if form == "plan":
@@ -284,7 +290,8 @@ def _show_queued(project: Project, prepared: Prepared, result: SubmitResult) -> 
         print(f"  starts  {prepared.plan.options['dependency']}")
     print(f"  state   {result.directory}")
     print(f"  watch   resil status {result.run}; resil logs {result.run} -f")
-    for line in describe_submit_outlook(read_submit_outlook(project, prepared)):
+    only = result.ids[0] if len(result.ids) == 1 else None
+    for line in describe_submit_outlook(read_submit_outlook(project, prepared, only)):
         print(f"  {clean(line)}")
 
 
@@ -383,7 +390,8 @@ def _show_adopted(project: Project, adoption: Adoption, *, dry_run: bool, as_jso
         print(f"job {adoption.job_id} already belongs to run {run}; nothing was changed")
     else:
         where = f" on {clean(job.nodes)}" if job.nodes else ""
-        print(f"{'would adopt' if dry_run else 'adopted'} job {adoption.job_id} ({job.state}{where}) as run {run}")
+        state = ", ".join(f"{count} {name}" for name, count in sorted(adoption.tasks.items())) or job.state
+        print(f"{'would adopt' if dry_run else 'adopted'} job {adoption.job_id} ({state}{where}) as run {run}")
     for note in adoption.notes:
         print(f"  note: {clean(note)}")
     print(f"  log     {clean(job.stdout) or 'not known'}")

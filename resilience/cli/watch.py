@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from resilience.cli.options import ConfigOption, JsonOption, SchedulerOption, duration_s, scheduler_override
+from resilience.cli.options import (
+    ConfigOption,
+    JsonOption,
+    SchedulerOption,
+    ascii_numbers,
+    duration_s,
+    scheduler_override,
+)
 from resilience.cli.output import chosen, print_json, print_table
 from resilience.cli.run_watch import WatchRequest, run_watch
 from resilience.errors import ResilError, SettingsError, UsageError
@@ -221,14 +228,14 @@ def _command_of(name: str, check: Any) -> Any:
         raise typer.Exit(run_watch(_request(name, overrides, shared)))
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__doc__ = f"Watch {check.summary}. {_first_sentence(check.Settings)}"
+    command.__doc__ = f"Watch {check.summary}. Settings: the table [watch.{name}] in resil.toml."
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
     # The unit is optional: --grace 10m, --grace-s 10m.
     decorate: Callable[[Any], Any] = made.command(
         name, epilog=f"Example: {check.example}", context_settings={"token_normalize_func": without_unit}
     )
     decorate(command)
-    return typer.main.get_command(made)
+    return ascii_numbers(typer.main.get_command(made))
 
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
@@ -248,10 +255,6 @@ def _parameter_of(option: Option) -> inspect.Parameter:
 
 def _argument_help(options: Sequence[Option], argument: str) -> str:
     return next((option.help for option in options if option.field == argument), "")
-
-
-def _first_sentence(settings: type) -> str:
-    return (settings.__doc__ or "").strip().split("\n\n")[0].replace("\n", " ").strip()
 
 
 def _overrides(options: Sequence[Option], argument: str, given: dict[str, Any]) -> dict[str, object]:

@@ -23,13 +23,12 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.base.processes import is_alive, is_there, pid_space, start_ticks
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.slots import Slots, create_once, names
 from resilience.errors import StateDirectoryError
-from resilience.job import Liveness
 from resilience.quantities import format_duration
 from resilience.system.files import (
     FULL,
@@ -40,6 +39,9 @@ from resilience.system.files import (
     read_regular,
     write_atomic,
 )
+
+if TYPE_CHECKING:
+    from resilience.job import Liveness  # an idle tick does not need it
 
 CLAIM_S = 600.0
 """A claim of another host, or of another boot of this one, is abandoned after this time: submitting takes at most 90 s
@@ -59,7 +61,6 @@ LOOSE, SEGMENTS = 64, 16
 
 _BLOCK = 4096
 _SUMMARY = 1000
-_ATTEMPTS = 3
 
 
 class State(StrEnum):
@@ -141,12 +142,26 @@ class Book:
         """Return the runs that have not ended, oldest slot first. Raise StateDirectoryError if they are unreadable."""
         found = []
         for name in names(self._runs):
-            with suppress(ValueError):
+            with suppress(ValueError, IndexError):
                 key, slot, id, state, holder = name.rsplit("@", 4)
                 run = Run(key, int(slot), id, State(state), holder)
                 if run.state is State.QUEUED or (run.pid > 0 and run.time >= 0 and int(holder.split("-")[2]) >= 0):
                     found.append(run)
         return sorted(found, key=lambda run: (run.slot, run.key, run.id))
+
+    def adopt(self) -> None:
+        """Adopt claims and queued jobs of earlier releases, whose names were `open/KEY@SLOT@ID@PROCESS` and
+        `jobs/KEY@SLOT@JOB@SCHEDULER`. The supervisors of earlier releases end their runs in the old history."""
+        for old, state in (("open", State.CLAIMED), ("jobs", State.QUEUED)):
+            for name in names(self._path / old):
+                key_and_slot, id, holder = [*name.rsplit("@", 2), "", ""][:3]
+                if state is State.QUEUED:
+                    id, holder = f"{0:020x}", f"{holder}-{id}"
+                with suppress(OSError, StateDirectoryError):
+                    make_directory(self._runs, mode=self._directory_mode)
+                    (self._path / old / name).rename(self._runs / f"{key_and_slot}@{id}@{state}@{holder}")
+            with suppress(OSError):
+                (self._path / old).rmdir()
 
     def claim(
         self, key: str, slot: int, about: Mapping[str, Any], clock: Callable[[], float], *, limit_s: float = 0.0
@@ -173,7 +188,7 @@ class Book:
                 return run
         except OSError as error:
             self.drop(run)
-            raise explain_os_error(error, "take the slot", self.slots.path / f"{key}@{slot}") from error
+            raise explain_os_error(error, "take a slot in", self.slots.path) from error
         self.drop(run)
         return None
 
@@ -201,7 +216,7 @@ class Book:
         return new
 
     def has_slot(self, run: Run) -> bool | None:
-        """Return whether a claim won its slot; None: unknown, because it is too old or the crash lost it."""
+        """Return whether a claim won its slot; None: unknown, because of a power cut."""
         return self.slots.has(self._runs / run.name, run.id, run.key, run.slot, run.time)
 
     def touch(self, run: Run) -> None:
@@ -228,6 +243,8 @@ class Book:
         On the same host this is certain: process id, start time and boot identify one process. UNKNOWN counts as alive:
         a run on another host, within its time limit.
         """
+        from resilience.job import Liveness
+
         if run.is_here:
             who, ticks = f"process {run.pid} on {os.uname().nodename}", start_ticks(run.pid)
             if ticks == int(run.holder.split("-")[2]) and is_alive(run.pid):
@@ -238,7 +255,7 @@ class Book:
         host, boot = str(about.get("host") or "another host"), about.get("boot")
         if host == os.uname().nodename and boot and pid_space()[0] not in ("", boot):
             return Liveness.GONE, f"{host} was rebooted since"
-        limit_s = float(about.get("limit_s") or 0.0)
+        limit_s = limit if isinstance(limit := about.get("limit_s"), int | float) else 0.0
         if run.state is State.CLAIMED:
             last = run.time + CLAIM_S if run.time <= now + CLAIM_S else 0.0
         elif limit_s:
@@ -302,7 +319,7 @@ class Book:
             if run.state is not State.RUNNING:
                 continue
             state, reason = self.liveness(run, now)
-            if state is Liveness.GONE or run.is_mine:  # this process is no supervisor: it settled, and could not write
+            if state.name == "GONE" or run.is_mine:  # this process is no supervisor: it settled, and could not write
                 if run.is_here:
                     kill_session(run.pid)
                 record = self.settle(run, now, f"its supervisor died: {reason}", host)
@@ -320,17 +337,21 @@ class Book:
         self._fold(key)
 
     def history(self, key: str) -> tuple[RunRecord, ...]:
-        """Return the slots of an entry that ended or were submitted, oldest first, each with its last record."""
-        for attempt in range(_ATTEMPTS):
-            # A record moves from the first to the second and into a file of several; in this order it is found.
-            queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
-            records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
-            try:
-                records += self._ended(key, is_last=attempt == _ATTEMPTS - 1)
-            except FileNotFoundError:  # moved meanwhile
-                continue
-            break
-        found = {record.slot: record for record in records}
+        """Return the slots of an entry that ended or were submitted, oldest first, each with its last record.
+
+        A record moves from the queued ones to the files of one record, and then into a file of several: looked for in
+        that order, it is found.
+        """
+        queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
+        records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
+        filed = [self._filed(key, *names) for names in self._listed(key)[1]]
+        found: dict[int, RunRecord] = {}
+        for path in self._listed(key)[0]:
+            with suppress(NotRegularFile):
+                content = read_regular(path, 2**22)
+                lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
+                found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+        found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
 
     def newest(self, key: str) -> tuple[int, str]:
@@ -343,26 +364,6 @@ class Book:
         found = [key for key in self.slots.taken() if AGAIN not in key]
         found += [name.removesuffix(".jsonl") for name in names(self._history) if not name.endswith(".damaged")]
         return tuple(sorted({key for key in found if key[:1] != "."}))
-
-    def _ended(self, key: str, *, is_last: bool) -> Iterator[RunRecord]:
-        segments, loose = self._listed(key)
-        for path in segments:
-            try:
-                found = read_regular(path, 2**22)
-            except NotRegularFile:
-                continue
-            for line in parse_lines(found[0].splitlines()) if found is not None else ():
-                if (record := _record(line)) is not None and record.outcome is not Outcome.RUNNING:
-                    yield record
-        for slot, id, outcome in loose:
-            path = self._history / key / f"{slot}@{id}@{outcome}"
-            about = _read(path)
-            if about is not None:
-                record = _record(about.get("end"))
-                # Without content there was no room for more than its name, or a power cut took it.
-                yield record or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
-            elif not is_last:
-                raise FileNotFoundError(path)
 
     def _listed(self, key: str) -> tuple[list[Path], list[tuple[int, str, str]]]:
         """Return the files of several records, oldest first, and slot, id and outcome of the others."""
@@ -392,11 +393,23 @@ class Book:
         old, directory = loose[: LOOSE // 2], self._history / key
         with suppress(OSError, StateDirectoryError):
             paths = [directory / "@".join((str(slot), id, outcome)) for slot, id, outcome in old]
-            records = [record for path in paths if (record := _record((_read(path) or {}).get("end"))) is not None]
-            text = "".join(json.dumps(record.to_json()) + "\n" for record in records)
+            records = [self._filed(key, *names) for names in old]
+            text = "".join(json.dumps(record.to_json()) + "\n" for record in records if record is not None)
+            if None in records:  # another process is writing them into a file
+                return
             write_atomic(directory / f"{old[-1][0]}@{old[-1][1]}.jsonl", text, mode=self._file_mode)
             for path in [*paths, *segments[: -SEGMENTS + 1]]:
                 path.unlink(missing_ok=True)
+
+    def _filed(self, key: str, slot: int, id: str, outcome: str) -> RunRecord | None:
+        """Return a record that is a file of its own; None: it moved meanwhile.
+
+        Without content there was no room for more than its name, or a power cut took it.
+        """
+        about = _read(self._history / key / f"{slot}@{id}@{outcome}")
+        if about is None:
+            return None
+        return _record(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key

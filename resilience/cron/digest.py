@@ -1,55 +1,31 @@
 """The daily digest: a message that the scheduler works, because silence alone does not prove that.
 
-`[cron] digest_at` is an entry of the table, `resil/digest`, that runs `resil cron digest`: with a slot for each day, as
-any entry has, there is one digest a day from any scheduler, also after an outage and when clocks change. The id of the
-message is that of the slot, and the outbox accepts an id once, so the entry may be rerun.
+`[cron] digest_at` is an entry of the table (table/own_entries.py) that runs `resil cron digest`: with a slot for each
+day, as any entry has, there is one digest a day from any scheduler, also after an outage and when clocks change. The id
+of the message is that of the slot, and the outbox accepts an id once, so the entry may be rerun.
 """
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, Outcome, RunRecord, Table
-from resilience.errors import SettingsError, UsageError
+from resilience.cron.health import Health, Judgement
+from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.table.own_entries import DIGEST
+from resilience.errors import UsageError
 from resilience.messages import plural
 from resilience.quantities import format_duration
 
 if TYPE_CHECKING:
     from resilience.alerts.alert import Alert
-    from resilience.cron.health import Judgement
     from resilience.cron.project import CronProject
     from resilience.cron.records import Heartbeat
-    from resilience.settings.cron_settings import CronSettings
 
-NAME, PLACE = "resil/digest", "resil.toml: [cron] digest_at"
 DAY_S = 86400.0
 DELIVERY_S = 60.0
 MOST_NAMED = 8
-_TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-
-
-def parse_digest_at(text: str) -> tuple[int, int]:
-    """Parse a time of day: `08:00` gives (8, 0). Raise SettingsError if it is invalid. Pure."""
-    found = _TIME.fullmatch(text.strip())
-    if found is None:
-        raise SettingsError(f"[cron] digest_at = {text!r} is not a time of day", hint='digest_at = "08:00"')
-    return int(found[1]), int(found[2])
-
-
-def own_entries(settings: CronSettings) -> Table:
-    """Return the entries that [cron] defines. Pure."""
-    try:
-        hour, minute = parse_digest_at(settings.digest_at)
-    except SettingsError as error:
-        return Table(ignored=(Ignored(PLACE, error.message, error.hint, is_fault=True),))
-    argv = (sys.executable, "-P", "-m", "resilience", "cron", "digest")
-    options = EntryOptions(timeout_s=600.0, rerun=True)
-    schedule = f"{minute} {hour} * * *"
-    return Table((Entry(name=NAME, place=PLACE, schedule=schedule, kind=Kind.RUN, argv=argv, options=options),))
 
 
 def send_digest(cron: CronProject) -> Alert:
@@ -64,9 +40,10 @@ def send_digest(cron: CronProject) -> Alert:
     project, now = cron.project, cron.project.system.clock.now()
     if not project.loaded.settings.alert.channels:
         raise UsageError("no channel is configured, so no digest can be sent", hint='[alert] channels = ["email"]')
-    past = [run.time for run in cron.state.history(NAME.replace("/", "+")) if run.outcome is Outcome.DONE]
+    past = [run.time for run in cron.state.history(DIGEST.replace("/", "+")) if run.outcome is Outcome.DONE]
     since = past[-1] if past else now - DAY_S
     runs = [run for key in cron.state.keys() for run in cron.state.history(key) if run.time > since]  # noqa: SIM118
+    runs.sort(key=lambda run: run.time)
     status, state = cron_status(cron), open_alert_state(project)
     incidents = [incident for incident in state.ledger.incidents(now) if incident.is_open]
     lines = [f"{i.verdict.value} {i.check} {i.subject}: {i.summary} ({i.episode})" for i in incidents]
@@ -96,11 +73,11 @@ def compose(
     """Return title and body. Pure, except for the time zone.
 
     Args:
-        runs: results of slots since `since`, the last digest.
+        runs: results of slots since `since`, the last digest, oldest first.
         incidents: a line for each open incident.
     """
-    ended = [run for run in runs if run.outcome not in (Outcome.RUNNING, Outcome.SKIPPED, Outcome.MISSED)]
-    ended = [run for run in ended if "/" in run.name]  # not of the scheduler's own jobs
+    # The scheduler's own jobs have no `/` in their name.
+    ended = [run for run in runs if run.outcome not in (Outcome.SKIPPED, Outcome.MISSED) and "/" in run.name]
     failed = [run for run in ended if run.outcome.is_failure]
     body = [f"scheduler: {judgement.health}: {judgement.reason}"]
     if heartbeat is not None:
@@ -120,5 +97,6 @@ def compose(
     body += [f"{opened}{':' if incidents else ''}", *(f"  {line}" for line in incidents[:MOST_NAMED])]
     if heartbeat is not None and heartbeat.next_slot is not None:
         body.append(f"next: {time.strftime('%a %H:%M', time.localtime(heartbeat.next_slot))}")
-    title = f"resil is {judgement.health}: {len(failed)} of {plural(len(ended), 'run')} failed{late}, {opened}"
+    who = "resil" if judgement.health is Health.ALIVE else "the scheduler"
+    title = f"{who} is {judgement.health}: {len(failed)} of {plural(len(ended), 'run')} failed{late}, {opened}"
     return title, tuple(body)

@@ -24,10 +24,11 @@ from resilience.cron.records import Entry, EntryOptions, Kind
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import SCHEDULES, SUBMITTED
 from resilience.cron.table.expression import parse_schedule
-from resilience.cron.table.options import OptionError, parse_options
+from resilience.cron.table.options import OptionError, entry_options
 from resilience.errors import ResilError, UsageError
 from resilience.messages import quoted
-from resilience.quantities import parse_duration_s
+from resilience.quantities import format_duration, parse_duration_s
+from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error, make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
@@ -137,9 +138,11 @@ def replace_crontab(path: Path, before: bytes, after: bytes) -> None:
 
 def add(cron: CronProject, requested: NewEntry, *, dry_run: bool = False) -> Added:
     """Add an entry. Raise UsageError for an invalid request and ResilError if writing fails; nothing is left behind."""
-    _check_request(cron, requested)
+    limit_s = _check_request(cron, requested).timeout_s
     command = _command(cron, requested)
     notes = []
+    if "timeout" not in requested.options and not requested.submit and 0 < limit_s < CronSettings().timeout_s:
+        notes.append(f"a run may take {format_duration(limit_s)}, until the next one is due; for longer: --timeout 1h")
     if cron.project.system.cwd != cron.project.loaded.project:
         notes.append(f"the command runs in {cron.project.loaded.project}, not in this directory: use absolute paths")
     with suppress(ResilError):
@@ -152,8 +155,8 @@ def add(cron: CronProject, requested: NewEntry, *, dry_run: bool = False) -> Add
     return replace(added, notes=(*notes, *added.notes))
 
 
-def _check_request(cron: CronProject, requested: NewEntry) -> None:
-    """Raise UsageError for an invalid request."""
+def _check_request(cron: CronProject, requested: NewEntry) -> EntryOptions:
+    """Return the options of the new entry. Raise UsageError for an invalid request."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", requested.name):
         raise UsageError(
             f"{requested.name!r} is not a valid entry name", hint="letters, digits, - and _, at most 64; no dot"
@@ -166,17 +169,17 @@ def _check_request(cron: CronProject, requested: NewEntry) -> None:
         raise UsageError("no command given", hint=f"resil cron add {requested.name} --hourly -- COMMAND")
     if any("\0" in word for word in requested.command):
         raise UsageError("a command must not contain a NUL byte", hint="put it into a script")
-    if requested.schedule:
-        parse_schedule(requested.schedule)
-        if requested.submit:
-            hint = "--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm"
-            raise UsageError("crontab lines are run, not submitted", hint=hint)
+    if requested.submit and requested.schedule:
+        hint = "--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm"
+        raise UsageError("crontab lines are run, not submitted", hint=hint)
+    is_drop_in = bool(requested.directories)
+    schedule = parse_schedule(SCHEDULES[f"cron.{requested.directories[0]}"] if is_drop_in else requested.schedule)
     for key, value in requested.options.items():
         if value.split() != ([value] if value else []):
             said = f"--{key.replace('_', '-')} {value!r} contains a blank"
             raise UsageError(said, hint="write the value without blanks")
     try:
-        parse_options(_written(requested.options), EntryOptions())
+        return entry_options(_written(requested.options), cron.settings, schedule, is_drop_in=is_drop_in).options
     except OptionError as error:
         raise UsageError(_as_typed(error.message), hint=_as_typed(error.hint)) from None
 

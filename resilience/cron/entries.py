@@ -238,23 +238,22 @@ def find_name(names: Iterable[str], wanted: str) -> str:
 
     Raise UsageError, with the nearest name, if no entry or several match. Pure.
     """
-    known = sorted(set(names))
-    typed = wanted.removeprefix("cron/")
-    for candidate in (wanted, typed):
-        if candidate in known:
-            return candidate
-    ends = [name for name in known if name.rpartition("/")[2] == typed]
-    if not ends:
-        ends = [name for name in known if name.rpartition("/")[2].rpartition(".")[0] == typed]
-    if len(ends) == 1:
-        return ends[0]
-    if ends:
-        raise UsageError(f"{wanted!r} is ambiguous: {', '.join(ends)}", hint="give the full name")
+    known, typed = sorted(set(names)), wanted.removeprefix("cron/")
+    shorts = {name: name.rpartition("/")[2] for name in known}
+    for found in (
+        [name for name in known if name in (wanted, typed)],
+        [name for name in known if shorts[name] == typed],
+        [name for name in known if shorts[name].rpartition(".")[0] == typed],
+    ):
+        if len(found) > 1:
+            raise UsageError(f"{wanted!r} is ambiguous: {', '.join(found)}", hint="give the full name")
+        if found:
+            return found[0]
     from difflib import get_close_matches
 
-    shorts = {name.rpartition("/")[2]: name for name in known}
-    near = get_close_matches(typed, [*known, *shorts], n=1)
-    hint = f"did you mean {shorts.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
+    meant = {short: name for name, short in shorts.items()}
+    near = get_close_matches(typed, [*known, *meant], n=1)
+    hint = f"did you mean {meant.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
     raise UsageError(f"unknown entry {wanted!r}", hint=hint)
 
 

@@ -152,7 +152,7 @@ class Job:
     def why_leave(self) -> str:
         """Return why this job leaves when nothing of its own runs; empty: it stays. Raise ResilError if unreadable."""
         if self.deadline < math.inf:
-            return "SLURM or resil cron stop announced the end"
+            return "SLURM or `resil cron stop` announced the end"
         if CronDirectory.stopped(self.state) is not None:
             return "the scheduler is stopped"
         now = self.state.installation()

@@ -8,15 +8,15 @@ alerts after its grace time. A detached child sends the request, so no server de
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from resilience.cron.records import Outcome
 from resilience.errors import ResilError, SettingsError
 from resilience.messages import plural
 from resilience.quantities import format_duration
+from resilience.records import from_record
 from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
@@ -49,13 +49,26 @@ def check_ping(settings: CronSettings) -> None:
         check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http, key="ping_allow_http")
 
 
-def last_ping(cron: CronProject) -> tuple[float, str]:
-    """Return when the last ping was due, and why no success was reported; (0, "") if there was none. Never raises."""
-    with suppress(ResilError, ValueError, TypeError, KeyError):
+class Pinged(NamedTuple):
+    """Result of the last ping.
+
+    Attributes:
+        time: when it was due, seconds since the epoch; 0: never.
+        error: why no success was reported; empty if one was.
+        unknown: the entries whose last run ended UNKNOWN.
+    """
+
+    time: float = 0.0
+    error: str = ""
+    unknown: tuple[str, ...] = ()
+
+
+def last_ping(cron: CronProject) -> Pinged:
+    """Return the result of the last ping; the defaults if there was none, or it cannot be read. Never raises."""
+    with suppress(ResilError, ValueError, TypeError):
         if (found := read_regular(cron.state.path / STATE)) is not None:
-            record = json.loads(found[0])
-            return float(record["time"]), str(record["error"])
-    return 0.0, ""
+            return from_record(Pinged, json.loads(found[0]), strict=True)
+    return Pinged()
 
 
 def ping_url(url: str, word: str) -> str:
@@ -65,44 +78,39 @@ def ping_url(url: str, word: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path or "/", parts.query, ""))
 
 
-def ping(cron: CronProject, summary: str, *, is_well: bool) -> None:
-    """Report a tick, and write the result for `resil cron status`. Never raises. The summary must not contain secrets.
+def ping(cron: CronProject, summary: str, ended: Mapping[str, int | None], *, is_well: bool, doubt: str = "") -> None:
+    """Report a tick, and write the result for `resil cron status`. Never raises.
 
-    A tick that ended well reports nothing if a watchdog could not look, or alerts are stuck.
+    A tick that ended well reports nothing if there is a `doubt`, a watchdog could not look, or alerts are stuck.
+
+    Args:
+        summary: must not contain secrets.
+        ended: exit codes of the runs that ended well since the last ping, None of others, by the name of the entry.
     """
+    from resilience.cron.checks.cron import read_table_file
     from resilience.system.redaction import redact
 
-    now, error = cron.project.system.clock.now(), ""
+    now, error, (names, _) = cron.project.system.clock.now(), "", read_table_file(cron.state.path)
+    codes = {**dict.fromkeys(last_ping(cron).unknown, UNKNOWN_CODE), **ended}
+    unknown = [name for name, code in codes.items() if code == UNKNOWN_CODE and (names is None or name in names)]
     try:
-        doubt = "; ".join(doubts(cron, now)) if is_well else ""
-        error = f"no success reported: {doubt}" if doubt else _send(cron, "" if is_well else "fail", redact(summary))
+        found = [doubt, *(f"{name} ended UNKNOWN" for name in unknown), *doubts(cron, now)] if is_well else []
+        said, word = "; ".join(filter(None, found)), "" if is_well else "fail"
+        error = f"no success reported: {said}" if said else _send(cron, word, redact(summary))
     except Exception as problem:  # reading the address registers it as a secret
         text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
         error = redact(text, [cron.settings.ping_url])
     with suppress(ResilError):
         make_directory(cron.state.path, mode=cron.state.directory_mode)
-        text = json.dumps({"time": now, "error": error}) + "\n"
+        text = json.dumps(Pinged(now, error, tuple(unknown))._asdict()) + "\n"
         write_atomic(cron.state.path / STATE, text, mode=cron.state.file_mode, durable=False)
 
 
 def doubts(cron: CronProject, now: float) -> Iterator[str]:
-    """Yield why a tick that ended well cannot vouch for the alerts: a watchdog could not look, messages do not arrive.
-
-    Raise ResilError if that cannot be read.
-    """
+    """Yield why alerts do not arrive: stuck messages, rejected messages. Raise ResilError if that cannot be read."""
     from resilience.alerts.routes import routes_of
     from resilience.alerts.state import open_alert_state
-    from resilience.cron.checks.cron import fold, read_table_file
-    from resilience.cron.report import reported
 
-    if unknown := reported(cron).unknown:
-        yield f"the watchdog cron ended UNKNOWN: {unknown}"
-    names, _ = read_table_file(cron.state.path)
-    for key in cron.state.keys():  # noqa: SIM118 - no mapping
-        last = fold(cron.state.history(key)).last
-        is_entry = last is not None and (names is None or last.name in names)
-        if last is not None and is_entry and (last.outcome, last.exit_code) == (Outcome.DONE, UNKNOWN_CODE):
-            yield f"{last.name} ended UNKNOWN"
     outbox, routes = open_alert_state(cron.project, touch=False).outbox, routes_of(cron.project)
     waiting, dead = ([one for one in found if routes.get(one.channel) is not None]  # not of another project
                      for found in (outbox.pending(), outbox.dead()))  # fmt: skip

@@ -131,7 +131,7 @@ class CronProject:
         found = self._reader().table()
         if not self.settings.digest_at:
             return found
-        from resilience.cron.digest import own_entries
+        from resilience.cron.table.own_entries import own_entries
 
         own = own_entries(self.settings)
         return replace(found, entries=found.entries + own.entries, ignored=found.ignored + own.ignored)

@@ -10,12 +10,10 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from resilience.cron import canary as cron_canary
-from resilience.cron import late as notes
-from resilience.cron.records import RunRecord
+from resilience.cron.records import Outcome, RunRecord
 from resilience.errors import ResilError
 from resilience.records import from_record, to_record
 from resilience.system.child import Detached, start_detached
@@ -43,8 +41,7 @@ _KILLS_CHILDREN = ("SLURM_JOB_ID", "INVOCATION_ID")
 """If one of these is set, slurmstepd or systemd kills all children when this process ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class Reported(NamedTuple):
     """What the last report left for the next. Times: seconds since the epoch.
 
     Attributes:
@@ -73,6 +70,8 @@ class TickReporter:
         self._mailed: Mapping[str, Entry] = {}
         """The entries with MAILTO, by name."""
         self._ended: list[RunRecord] = []
+        self._codes: dict[str, int | None] = {}
+        """Exit codes of the runs that ended since the last ping."""
         self._trouble = self._driver = ""
         self._is_due = False
 
@@ -109,7 +108,9 @@ class TickReporter:
         heartbeat, settings, known = ticked.heartbeat, self._cron.settings, reported(self._cron)
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
-            self._start_ping(summary_of(ticked, trouble, self._clock.monotonic() - self._began), not trouble)
+            summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
+            self._codes |= {run.name: run.exit_code if run.outcome is Outcome.DONE else None for run in ticked.ended}
+            self._start_ping(summary, not trouble, known.unknown)
         if heartbeat is not None:
             self._driver = heartbeat.driver
         if table is not None:
@@ -129,20 +130,22 @@ class TickReporter:
             return (f"{error.message}; {error.hint}",)
         return ()
 
-    def _start_ping(self, summary: str, is_well: bool) -> None:
+    def _start_ping(self, summary: str, is_well: bool, doubt: str) -> None:
         from resilience.cron.ping import CHILD_S as PING_S
         from resilience.cron.ping import ping
 
-        if "ping" in self._children:
-            self._children["ping"].forget()
+        if "ping" in self._children and not self._children["ping"].is_over():
+            return  # a slow server is asked again at the end of a later tick
         with suppress(OSError):  # fork failed: the missing ping shows that
-            self._children["ping"] = start_detached(lambda: ping(self._cron, summary, is_well=is_well), PING_S)
+            work = partial(ping, self._cron, summary, self._codes, is_well=is_well, doubt=doubt)
+            self._children["ping"] = start_detached(work, PING_S)
+            self._codes = {}
 
     def _start_report(self, *, again: bool = False) -> None:
         """Start a child that reports what is pending; if one is still running, the next tick reports it."""
         if "report" in self._children and not self._children["report"].is_over() and not again:
             return
-        cron, canaries = self._cron, cron_canary.waiting(self._cron)
+        cron, canaries = self._cron, _canaries(self._cron)
         self._is_due &= bool(cron.project.loaded.settings.alert.channels or self._mailed)
         if not (self._is_due or self._ended or canaries):
             return
@@ -163,13 +166,14 @@ class TickReporter:
             if (found := read_regular(self._cron.state.path / TABLE, 2**22)) is not None and found[0] == text.encode():
                 return False
             _write(self._cron, TABLE, text)
-        return True
+            return True
+        return False
 
 
 def check_reporting(settings: CronSettings) -> None:
     """Raise SettingsError for an invalid time of day or address."""
     if settings.digest_at:
-        from resilience.cron.digest import parse_digest_at
+        from resilience.cron.table.own_entries import parse_digest_at
 
         parse_digest_at(settings.digest_at)
     if settings.ping_url or settings.ping_url_file:
@@ -192,12 +196,12 @@ def send_failures(cron: CronProject) -> tuple[str, ...]:
     from resilience.cron.ping import last_ping
     from resilience.quantities import format_duration
 
-    now, known, (pinged, error) = cron.project.system.clock.now(), reported(cron), last_ping(cron)
+    now, known, pinged = cron.project.system.clock.now(), reported(cron), last_ping(cron)
     found = known.trouble if now - known.failed < UNSENT_S else ()
-    if not error or not (cron.settings.ping_url or cron.settings.ping_url_file):
+    if not pinged.error or not (cron.settings.ping_url or cron.settings.ping_url_file):
         return found
-    ago = format_duration(max(0.0, now - pinged))
-    return (f"ping of the dead man's switch failed {ago} ago: {error}", *found)
+    ago = format_duration(max(0.0, now - pinged.time))
+    return (f"ping of the dead man's switch failed {ago} ago: {pinged.error}", *found)
 
 
 def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:
@@ -216,6 +220,8 @@ def _report(
 ) -> None:
     """In the child: queue mails, run the watchdog, deliver everything, and release canaries."""
     from resilience.alerts.commands import deliver
+    from resilience.cron import late as notes
+    from resilience.cron.canary import release
     from resilience.cron.mail import queue_mails
 
     def remember(known: Reported) -> None:
@@ -224,10 +230,10 @@ def _report(
 
     known, began = reported(cron), cron.project.system.clock.now()
     trouble, is_complete = queue_mails(cron, entries, ended, known.mailed)
-    known = replace(known, looked=began, mailed=began if is_complete and entries else known.mailed)
+    known = known._replace(looked=began, mailed=began if is_complete and entries else known.mailed)
     if trouble:
-        known = replace(known, failed=began, trouble=trouble[-20:])
-    remember(replace(known, open=max(1, known.open)))  # in case this process is killed: an incident may be open
+        known = known._replace(failed=began, trouble=trouble[-20:])
+    remember(known._replace(open=max(1, known.open)))  # in case this process is killed: an incident may be open
     if cron.project.loaded.settings.alert.channels:
         known = _watch(cron, known)
     else:
@@ -235,13 +241,14 @@ def _report(
             pass
     remember(known)
     for canary in canaries:
-        cron_canary.release(cron, canary, driver)
+        release(cron, canary, driver)
 
 
 def _watch(cron: CronProject, known: Reported) -> Reported:
     """Do what `resil watch cron` does, including its alerts; return when, and the number of open incidents."""
     from resilience.alerts.notify import notify
     from resilience.alerts.state import open_alert_state
+    from resilience.cron import late as notes
     from resilience.finding import Verdict
     from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 
@@ -250,10 +257,19 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
     reports = [*broken, *(with_own_finding(report) for report in watch(project, watchdogs))]
     notify(project, reports, notes=notes, typed="")
     ours = [i for i in open_alert_state(project).ledger.incidents() if i.is_open and i.check == WATCHDOG]
-    waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
-    looked = project.system.clock.now() - (REPEAT_S - SOON_S if waits else 0.0)
     unknown = [one.summary for report in reports for one in report.findings if one.verdict is Verdict.UNKNOWN]
-    return replace(known, looked=looked, open=len(ours), unknown="; ".join(unknown))
+    waits = any(i.gone is not None or i.told is None for i in ours)  # its start or its end has not been sent yet
+    looked = project.system.clock.now() - (REPEAT_S - SOON_S if waits or unknown else 0.0)
+    said = f"the watchdog cron ended UNKNOWN: {'; '.join(unknown)}" if unknown else ""
+    return known._replace(looked=looked, open=len(ours), unknown=said)
+
+
+def _canaries(cron: CronProject) -> tuple[str, ...]:
+    if not (cron.state.path / "canary").is_dir():
+        return ()  # the usual case, without loading the module
+    from resilience.cron.canary import waiting
+
+    return waiting(cron)
 
 
 def _uses_stderr(cron: CronProject) -> bool:

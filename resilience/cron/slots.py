@@ -85,8 +85,10 @@ class Slots:
         return False
 
     def has(self, record: Path, id: str, key: str, slot: int, time: float) -> bool | None:
-        """Return whether the record claimed at `time` won its slot. None: unknown, because it is too old or the crash
-        lost it."""
+        """Return whether the record claimed at `time` won its slot: not if its scheduler was killed before that.
+
+        None: unknown, because a power cut took the content of the slot.
+        """
         limit = max(slot, time) + AHEAD_S
         if any(slot <= floor <= limit for floor in self._list()[1].get(key, [])):
             return False  # the slot had ended before
@@ -95,9 +97,7 @@ class Slots:
             if record.samefile(place):
                 return True
         found = read_regular(place)
-        if found is None or not found[0].strip():
-            return None
-        return id.encode() in found[0]
+        return False if found is None else None if not found[0].strip() else id.encode() in found[0]
 
     def _delete_old(self, key: str, slot: int, held: Callable[[], Collection[int]], clock: Callable[[], float]) -> bool:
         """Delete old slots of an entry, and return whether our claim counts.

@@ -78,6 +78,8 @@ class CronStatus:
 
 def cron_status(cron: CronProject) -> CronStatus:
     """Read the status, with deadlines; never raises ResilError."""
+    from resilience.watch.watchdogs import context_of
+
     now = cron.project.system.clock.now()
     seen, trouble = read_disk(cron)
     common: dict[str, Any] = {"now": now, "directory": str(cron.directory)}
@@ -85,7 +87,9 @@ def cron_status(cron: CronProject) -> CronStatus:
         return CronStatus(judgement=Judgement(Health.UNKNOWN, trouble[0], _HINT_HUNG), trouble=trouble, **common)
     installation = Installation.from_json(seen["installation"]) if seen["installation"] else None
     heartbeat = Heartbeat.from_json(seen["heartbeat"]) if seen["heartbeat"] else None
-    driver = driver_state(cron, installation) if installation is not None else None
+    driver = None
+    if installation is not None:
+        driver = driver_state(installation, cron.settings, context_of(cron.project))
     troubles = (*seen["trouble"], *trouble)
     if seen["unread"]:
         judgement = Judgement(Health.UNKNOWN, seen["unread"], seen["unread_hint"] or _HINT_HUNG)

@@ -11,16 +11,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from resilience import __version__
 from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.job import Liveness
 from resilience.system.files import read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
@@ -58,16 +58,11 @@ class TickResult:
 
     def plus(self, other: TickResult) -> TickResult:
         """Return both results together, with the later heartbeat. Pure."""
+        kinds = ("started", "ended", "submitted", "skipped", "refused", "lines")
+        joined: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in kinds}
         return TickResult(
-            heartbeat=other.heartbeat or self.heartbeat,
-            started=self.started + other.started,
-            ended=self.ended + other.ended,
-            submitted=self.submitted + other.submitted,
-            skipped=self.skipped + other.skipped,
-            refused=self.refused + other.refused,
-            lines=self.lines + other.lines,
-            stopped=other.stopped or self.stopped,
-        )
+            heartbeat=other.heartbeat or self.heartbeat, stopped=other.stopped or self.stopped, **joined
+        )  # fmt: skip
 
     @classmethod
     def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
@@ -95,19 +90,14 @@ def next_boundary(now: float, period_s: float) -> float:
 
 def next_heartbeat(before: Heartbeat | None, now: float, *, expected: float, period_s: float) -> Heartbeat:
     """Return the next heartbeat, with its delay and the time since the last gap. Pure."""
+    beat = Heartbeat(time=now, expected=expected, alive_since=now)
     if before is None:
-        return Heartbeat(time=now, expected=expected, alive_since=now)
+        return beat
+    beat = replace(beat, late_s=max(0.0, now - before.expected))
     pause_s = max(before.expected - before.time, period_s)
     if not -pause_s <= now - before.time <= GAP * pause_s:  # no scheduler was running, or the clock was set
-        late_s = max(0.0, now - before.expected)
-        return Heartbeat(time=now, expected=expected, alive_since=now, late_s=late_s)
-    return Heartbeat(
-        time=now,
-        expected=expected,
-        alive_since=min(before.alive_since, now),
-        ticks=before.ticks + 1,
-        late_s=max(0.0, now - before.expected),
-    )
+        return beat
+    return replace(beat, alive_since=min(before.alive_since, now), ticks=before.ticks + 1)
 
 
 IDLE = "idle"
@@ -170,6 +160,8 @@ class Ticker:
         self._submitter: JobSubmitter | None = None
         self._last: Mapping[str, int] = {}
         self._unclaimed: dict[str, int] = {}
+        self._records: list[RunRecord] = []
+        self._lines: list[str] = []
         self._followed = float("-inf")
         self.failure: StateDirectoryError | None = None
         self.table: Table | None = None
@@ -190,116 +182,111 @@ class Ticker:
         """Run what is due, without waiting. Raise StateDirectoryError if the state directory cannot be used at all.
 
         If it can be read but not written, runs that are active go on, and their ends are collected; entries whose slot
-        cannot be claimed wait, see `_claim`.
+        cannot be claimed wait, see `_begin`.
         """
         state, now = self._cron.state, self._clock.now()
         tick_state = TickState(self._cron, now, self.period_s)
-        self.failure, self.next_start, self.waits = None, None, False
+        self._reset()
         tick_state.check()
         if (stopped := state.stopped()) is not None:
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
         before = tick_state.heartbeat()
-        done, active = [self.poll()], state.book.active()
-        signature = self._signature()
-        idle = self._idle(now, before, signature) if before is not None and not active else None
-        if idle is not None and self.failure is None:
-            return done[0].plus(TickResult(heartbeat=idle))
-        trouble, last = "", dict[str, int]()
+        self._collect()
+        state.book.adopt()
+        active, signature = state.book.active(), self._signature()
+        beat = self._idle(now, before, signature) if before is not None and not active else None
+        if beat is not None and self.failure is None:
+            return self._result(beat)
+        table, last, trouble = Table(), dict[str, int](), ""
         try:
             self.table = table = self._cron.read_table()
-            last = self._last = self._newest(tick_state.last(table, before))
-            self.failure = tick_state.failure
+            last = self._newest(tick_state, before)
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
-            done.append(TickResult(lines=(error.message,)))
+            self._lines.append(error.message)
         next_start = self._next(table, last)
-        beat = self._beat(now, before, len(table.entries), next_start if table.entries else None, trouble)
-        done.append(TickResult(heartbeat=beat, lines=tick_state.lines))
+        beat = self._beat(now, before, len(table.entries), next_start, trouble)
+        self._lines += tick_state.lines
         if not trouble:
-            submits: list[Run] = []
-            began = len(done)
-            done += self._guarded(self._settle(active, table, now, submits))
-            done += self._guarded(self._begin(table, last, tick_state, submits, has_jobs=_has_jobs(active)))
-            done += self._guarded(self._rerun(table, now))
-            if not active and len(done) == began and not submits and self.failure is None and not self.waits:
-                self._remember(now, signature, table, next_start)
+            known, submits = len(self._records), list[Run]()
+            with self._guarded():
+                self._settle(active, now, submits)
+            with self._guarded():
+                self._begin(last, tick_state, submits, has_jobs=any(run.state is State.QUEUED for run in active))
+            with self._guarded():
+                self._rerun(now)
+            if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
+                self._remember(now, signature, next_start)
             self.next_start = next_start
         if self.failure is not None:
-            done.append(TickResult(lines=(self.failure.message,)))
+            self._lines.append(self.failure.message)
             with suppress(StateDirectoryError):
                 state.beat(replace(beat, trouble=trouble or self.failure.message))
-        total = TickResult()
-        for one in done:
-            total = total.plus(one)
-        return total
+        return self._result(beat)
 
     def start_delayed(self) -> TickResult:
         """Start the slots that have become due since `tick`: after their jitter, or after the end of an active run."""
-        if self.table is None:
-            return TickResult()
-        self.waits = False
-        tick_state = TickState(self._cron, self._clock.now(), self.period_s)
-        found = TickResult()
-        try:
-            self._last = self._newest(tick_state.last(self.table, None))
-        except StateDirectoryError as error:
-            self.failure = error
-            return found
-        for one in self._guarded(self._begin(self.table, self._last, tick_state, [], has_jobs=False)):
-            found = found.plus(one)
-        return found
+        if self.table is not None:
+            self.waits = False
+            tick_state = TickState(self._cron, self._clock.now(), self.period_s)
+            with self._guarded():
+                self._begin(self._newest(tick_state, None), tick_state, [], has_jobs=False)
+        return self._result()
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
-        if self.table is None:
+        if not (held := [entry for entry in self._entries if entry.options.jitter_s > 0 and entry.key in self._last]):
             return None
         from resilience.cron.table.due import schedule_of, start_of
 
-        now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries:
-            if entry.options.jitter_s > 0 and entry.key in last:
-                newest = schedule_of(entry).newest_until(now)
-                if newest is not None and newest > last[entry.key]:
-                    start = start_of(entry, newest, self._cron.salt)
-                    found += [start] if start > now else []
-        return min(found, default=None)
+        now = self._clock.now()
+        newest = [(entry, schedule_of(entry).newest_until(now) or 0) for entry in held]
+        starts = (start_of(one, slot, self._cron.salt) for one, slot in newest if slot > self._last[one.key])
+        return min((start for start in starts if start > now), default=None)
 
     def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> TickResult:
         """Return the results since the last call; waits up to `timeout_s` for the first."""
-        records: tuple[RunRecord, ...] = ()
-        if self._runs is not None:
-            running = bool(self._runs.running)
-            records = self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
-            timeout_s = 0.0 if running else timeout_s
-        return TickResult.of(records).plus(self._submitted(timeout_s))
-
-    def _submitted(self, timeout_s: float) -> TickResult:
-        found = self._submitter.poll(timeout_s) if self._submitter is not None else None
-        if self._submitter is None or found is None:
-            return TickResult()
-        if self._submitter.waiting and self.table is not None:
-            self._submitter.hand((), self.table.entries)
-        records, problem = found
-        return TickResult.of(records, (problem,) if problem else ())
+        self._collect(timeout_s, is_over)
+        return self._result()
 
     def end_all(self, grace_s: float) -> TickResult:
         """End active runs with SIGTERM. A submission gets `grace_s`, and then continues in its child."""
-        ended = TickResult.of(self._runs.end_all(grace_s) if self._runs is not None else ())
+        if self._runs is not None:
+            self._records += self._runs.end_all(grace_s)
         if self._submitter is not None:
-            ended = ended.plus(self._submitted(grace_s))
+            self._collect(grace_s)
             self._submitter.close()
-        return ended
+        return self._result()
+
+    def _collect(self, timeout_s: float = 0.0, is_over: Callable[[], bool] = lambda: False) -> None:
+        if self._runs is not None:
+            running = bool(self._runs.running)
+            self._records += self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
+            timeout_s = 0.0 if running else timeout_s
+        found = self._submitter.poll(timeout_s) if self._submitter is not None else None
+        if self._submitter is not None and found is not None:
+            self._records += found[0]
+            self._lines += [found[1]] if found[1] else []
+            if self._submitter.waiting and self.table is not None:
+                self._submitter.hand((), self.table.entries)
+
+    def _result(self, heartbeat: Heartbeat | None = None) -> TickResult:
+        """Return what has happened since the last call."""
+        found = replace(TickResult.of(self._records, tuple(self._lines)), heartbeat=heartbeat)
+        self._records, self._lines = [], []
+        return found
 
     # ---- a tick without anything to do --------------------------------------------------------------------------
 
     def _signature(self) -> str:
-        """Return a digest of what a table is read from; empty if it cannot be remembered: something changed just now,
-        or a run was cut short that an entry lets repeat."""
+        """Return a digest of what a table is read from; empty if it cannot be remembered, because something is missing
+        or changed just now."""
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
-        facts: list[object] = [cron.settings, cron.state.group, self.period_s, machine(), os.geteuid(), time.tzname]
+        facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
+        facts += [time.tzname, _changed(cron.state.path / "seen")]
         try:
             for above in cron.directory.parents:
                 info = above.stat()
@@ -337,20 +324,20 @@ class Ticker:
         self.table, self.next_start = None, next_start
         return self._beat(now, before, entries, next_start, "")
 
-    def _remember(self, now: float, signature: str, table: Table, next_start: float | None) -> None:
+    def _remember(self, now: float, signature: str, next_start: float | None) -> None:
         """Remember until when nothing is due: the next ticks write their heartbeat, and that is all."""
         from resilience.cron.table.due import schedule_of
 
         if not signature:
             return
         state = self._cron.state
-        slots = (schedule_of(entry).next_after(now) for entry in table.entries)  # a slot with jitter is due before
+        slots = (schedule_of(entry).next_after(now) for entry in self._entries)  # a slot with jitter is due before
         until = min((slot for slot in (*slots, next_start) if slot is not None), default=now + 86400.0)
         repeat = {
-            entry.key: _changed(state.path / "history" / entry.key) for entry in table.entries if entry.options.rerun
+            entry.key: _changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
         }
         known = {
-            "signature": signature, "from": now, "to": until, "next": next_start, "entries": len(table.entries),
+            "signature": signature, "from": now, "to": until, "next": next_start, "entries": len(self._entries),
             "repeat": repeat,
         }  # fmt: skip
         with suppress(StateDirectoryError):
@@ -358,34 +345,28 @@ class Ticker:
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
 
-    def _guarded(self, parts: Iterator[TickResult]) -> list[TickResult]:
-        """Return the results of a part; if it fails, runs already started continue, and so do the other parts."""
-        found: list[TickResult] = []
+    def _reset(self) -> None:
+        self.failure, self.next_start, self.waits = None, None, False
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Note the failure of a part of the tick: runs already started continue, and so do the other parts."""
         try:
-            for one in parts:
-                found.append(one)
+            yield
         except StateDirectoryError as error:
             self.failure = self.failure or error
-        return found
 
-    def _newest(self, last: Mapping[str, int]) -> dict[str, int]:
-        return {key: max(slot, self._unclaimed.get(key, 0)) for key, slot in last.items()}
+    def _newest(self, tick_state: TickState, before: Heartbeat | None) -> dict[str, int]:
+        assert self.table is not None
+        found = tick_state.last(self.table, before)
+        self.failure = self.failure or tick_state.failure
+        self._last = {key: max(slot, self._unclaimed.get(key, 0)) for key, slot in found.items()}
+        return self._last
 
     def _supervised(self) -> Supervised:
         if self._runs is None:
             self._runs = self._cron.supervised()
         return self._runs
-
-    def _hand(self, submits: list[Run], table: Table) -> Iterator[TickResult]:
-        if self._submitter is None:
-            from resilience.cron.submit import JobSubmitter
-
-            self._submitter = JobSubmitter(self._cron)
-        self._followed = self._clock.now()
-        try:
-            self._submitter.hand(submits, table.entries)
-        except OSError as error:  # fork failed: the next tick finds the claims
-            yield TickResult(lines=(f"cannot submit jobs: {error.strerror}; the next tick tries again",))
 
     def _beat(
         self, now: float, before: Heartbeat | None, entries: int, next_start: float | None, trouble: str
@@ -414,45 +395,39 @@ class Ticker:
 
         return next_due(table, last, self._clock.now(), salt=self._cron.salt)
 
-    def _settle(self, active: list[Run], table: Table, now: float, submits: list[Run]) -> Iterator[TickResult]:
+    def _settle(self, active: list[Run], now: float, submits: list[Run]) -> None:
         """Settle runs whose process is gone: end them, or submit their jobs (added to `submits`)."""
-        if not active:
-            return
-        book = self._cron.state.book
-        entries = {entry.key: entry for entry in table.entries}
+        book, entries = self._cron.state.book, {entry.key: entry for entry in self._entries}
         held = {run.id for run in self._submitter.waiting} if self._submitter is not None else set()
         held |= self._runs.ids if self._runs is not None else set()
-        for record in book.settle_dead(now, self._host):
-            yield TickResult.of((record,))
+        if active:
+            self._records += book.settle_dead(now, self._host)
         for run in active:
             if run.state is not State.CLAIMED or run.id in held:
                 continue
-            if not run.is_mine and book.liveness(run, now)[0] is not Liveness.GONE:
+            if not run.is_mine and book.liveness(run, now)[0].name != "GONE":
                 continue
             entry = entries.get(run.entry_key)
             kind = entry.kind if entry is not None else book.about(run).get("kind")
             if kind == Kind.SUBMIT or run.entry_key.endswith((".slurm", ".sbatch")):
                 submits.append(run)
             elif abs(now - run.time) >= IN_FLIGHT_S:
-                why = "the scheduler was killed before it started the run"
-                if (settled := book.settle(run, now, why, self._host)) is not None:
-                    yield TickResult.of((settled,))
+                settled = book.settle(run, now, "the scheduler was killed before it started the run", self._host)
+                self._records += [settled] if settled is not None else []
 
-    def _begin(
-        self, table: Table, last: Mapping[str, int], tick_state: TickState, submits: list[Run], *, has_jobs: bool
-    ) -> Iterator[TickResult]:
-        """Claim and start what is due; submit the jobs of `submits` and of the due slots."""
+    def _begin(self, last: Mapping[str, int], tick_state: TickState, submits: list[Run], *, has_jobs: bool) -> None:
+        """Claim and start what is due; submit the jobs of `submits` and of the due slots.
+
+        If no slot can be claimed, entries that may be repeated (`rerun`) run without a claim, once within an interval:
+        they may be what reports or ends the trouble. The others wait.
+        """
         from resilience.cron.table.due import due
 
-        now = self._clock.now()
-        for one in due(
-            table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=tick_state.scheduler_start
-        ):
-            entry = one.entry
-            if not self._fits(entry, now):
-                self.waits = True
-                continue
-            if entry.kind is Kind.RUN and self._supervised().must_wait(entry, one.start):
+        assert self.table is not None
+        now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
+            entry, is_run = one.entry, one.entry.kind is Kind.RUN
+            if not self._fits(entry, now) or (is_run and self._supervised().must_wait(entry, one.start)):
                 self.waits = True  # missed slots run one after the other
                 continue
             try:
@@ -460,49 +435,58 @@ class Ticker:
                 if run is None:
                     continue
             except StateDirectoryError as error:
-                self.failure = self.failure or error
-                if not entry.options.rerun or entry.kind is not Kind.RUN or now - one.start >= self.period_s:
+                self.failure, run = self.failure or error, None
+                if not (entry.options.rerun and is_run and now - one.start < self.period_s):
                     continue
-                # No scheduler can claim the slot, and this entry may be what reports or ends that: repeating is safe.
-                self._unclaimed[entry.key], run = one.slot, None
+                self._unclaimed[entry.key] = one.slot
             if one.passed_over:
-                yield from self._guarded(self._missed(one))
-            if entry.kind is Kind.SUBMIT and run is not None:
+                with self._guarded():
+                    self._record_missed(one)
+            if run is not None and not is_run:
                 submits.append(run)
             else:
-                yield self._start(entry, one.slot, run)
+                self._start(entry, one.slot, run)
         wants_news = has_jobs and now - self._followed >= min(self.period_s, 60.0)
         if submits or wants_news or (self._submitter is not None and self._submitter.waiting):
-            yield from self._hand(submits, table)
+            if self._submitter is None:
+                from resilience.cron.submit import JobSubmitter
 
-    def _missed(self, one: Due) -> Iterator[TickResult]:
+                self._submitter = JobSubmitter(self._cron)
+            self._followed = now
+            try:
+                self._submitter.hand(submits, self.table.entries)
+            except OSError as error:  # fork failed: the next tick finds the claims
+                self._lines.append(f"cannot submit jobs: {error.strerror}; the next tick tries again")
+
+    def _record_missed(self, one: Due) -> None:
         """Record missed slots, under the second before the slot that runs; the record stands for several."""
         record = RunRecord(
             name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
             summary=one.reason, count=one.passed_over,
         )  # fmt: skip
         self._cron.state.record(one.entry.key, record)
-        yield TickResult.of((record,))
+        self._records.append(record)
 
-    def _rerun(self, table: Table, now: float) -> Iterator[TickResult]:
+    def _rerun(self, now: float) -> None:
         """Rerun slots that were cut short, if their entry allows it. A claim decides which scheduler does."""
-        entries = [entry for entry in table.entries if entry.options.rerun and entry.kind is Kind.RUN]
-        book = self._cron.state.book
+        entries = [entry for entry in self._entries if entry.options.rerun and entry.kind is Kind.RUN]
         if not entries:
             return
         # A rerun is taken, then active, then in the history: checked in that order, it is found, however long this
         # process is suspended in between.
-        taken = book.slots.taken()
-        active = {run.entry_key for run in book.active()}
+        book = self._cron.state.book
+        taken, active = book.slots.taken(), {run.entry_key for run in book.active()}
         for entry in entries:
             slot, outcome = book.newest(entry.key)
+            again = f"{entry.key}{AGAIN}"
             if entry.key in active or outcome != Outcome.CUT_SHORT.name or not self._fits(entry, now):
                 continue
-            again = f"{entry.key}{AGAIN}"
+            if slot in taken.get(f"{again}0", ()):  # of `resil cron run NAME`: the user knows
+                continue
             attempt = 2 + sum(slot in slots for key, slots in taken.items() if key.startswith(again))
             if attempt <= MOST_RUNS and (run := self._claim(entry, f"{again}{attempt}", slot)) is not None:
-                yield TickResult(lines=(f"{entry.place}: a run was cut short; rerunning it",))
-                yield self._start(entry, slot, run)
+                self._lines.append(f"{entry.place}: a run was cut short; rerunning it")
+                self._start(entry, slot, run)
 
     def _fits(self, entry: Entry, now: float) -> bool:
         """Return whether the entry will probably end before `until`, judging by its last runs, never could, or would be
@@ -526,20 +510,22 @@ class Ticker:
         limit_s = longest_s(entry.options.timeout_s)
         return self._cron.state.book.claim(key, slot, about, self._clock.now, limit_s=limit_s)
 
-    def _start(self, entry: Entry, slot: int, run: Run | None) -> TickResult:
+    def _start(self, entry: Entry, slot: int, run: Run | None) -> None:
         """Start a run. Its supervisor takes the record; without one, the record ends here."""
         record = self._supervised().start(entry, slot, run)
+        self._records.append(record)
+        if record.outcome.is_failure:
+            self._lines.append(f"{entry.place}: {record.summary}")
         if record.outcome is not Outcome.RUNNING and run is not None:
             self._cron.state.book.end(run, record)
-        return TickResult.of((record,), (f"{entry.place}: {record.summary}",) if record.outcome.is_failure else ())
 
-
-def _has_jobs(active: Iterable[Run]) -> bool:
-    return any(run.state is State.QUEUED for run in active)
+    @property
+    def _entries(self) -> tuple[Entry, ...]:
+        return self.table.entries if self.table is not None else ()
 
 
 def _changed(path: Path) -> int:
-    """Return when a directory last changed, in nanoseconds; 0: there is none."""
+    """Return when a file or directory last changed, in nanoseconds; 0: there is none."""
     with suppress(OSError):
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     return 0

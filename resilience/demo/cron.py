@@ -163,11 +163,13 @@ def _ran(operator: Operator) -> Counter[str]:
 
 def _kill_node(operator: Operator, job_id: str) -> None:
     """Kill every process of the job and its supervisor, as a power failure of the node would."""
-    from resilience.schedulers._local.processes import carrying
+    import psutil
 
     spool = Path(operator.system.environ["RESIL_LOCAL_SPOOL"])
     task = json.loads((spool / "jobs" / job_id / "task.json").read_text(encoding="utf-8"))
-    pids = [int(task["supervisor"]), *carrying(SLURM_JOB_ID=job_id, RESIL_LOCAL_SPOOL=str(spool))]
+    variables = {"SLURM_JOB_ID": job_id, "RESIL_LOCAL_SPOOL": str(spool)}.items()
+    found = psutil.process_iter(["environ"])
+    pids = [int(task["supervisor"]), *(one.pid for one in found if variables <= (one.info["environ"] or {}).items())]
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

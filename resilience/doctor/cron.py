@@ -348,8 +348,7 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     for program in filter(None, dict.fromkeys((entry.argv[0], program_in(entry.argv)))):
         file = cron.project.loaded.project / program
         if "/" not in program:
-            asked = (entry.argv[0], "-c", 'command -v "$0"', program)  # it may be a builtin
-            if shutil.which(program, path=path) is None and _run(cron, asked, variables) != 0:
+            if shutil.which(program, path=path) is None and not _is_builtin(cron, entry.argv[0], program, variables):
                 advice = "use an absolute path; the PATH: resil cron doctor --environment"
                 yield fault(f"there is no program {program!r} on the entry's PATH", advice)
         elif not file.is_file():
@@ -360,8 +359,12 @@ def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
             yield from _interpreter(fault, file, path)
 
 
-def _run(cron: CronProject, argv: Sequence[str], variables: Mapping[str, str]) -> int:
-    return cron.project.system.runner.run(argv, timeout_s=READ_S, env=variables).returncode
+def _is_builtin(cron: CronProject, shell: str, word: str, variables: Mapping[str, str]) -> bool:
+    """Return whether a shell knows a word by itself, or may: those of the C shell's family cannot be asked."""
+    if Path(shell).name not in {"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"}:
+        return True
+    argv = [shell, "-c", 'command -v "$0"', word]
+    return cron.project.system.runner.run(argv, timeout_s=READ_S, env=variables).returncode == 0
 
 
 def _interpreter(fault: Callable[[str, str], Diagnosis], file: Path, path: str) -> Iterator[Diagnosis]:

@@ -25,7 +25,7 @@ from resilience.errors import ResilError, UsageError
 from resilience.finding import Verdict
 from resilience.job import JobId
 from resilience.messages import quoted
-from resilience.plugins import PLUGIN_PATH, Family
+from resilience.plugins import Family
 from resilience.runs.project import Project
 from resilience.runs.switches import policy_of_run, read_switch
 from resilience.runs.templates.script import template_library
@@ -207,15 +207,8 @@ def _alert_state(project: Project) -> Iterator[Diagnosis]:
 
 
 def _plugins(project: Project) -> Iterator[Diagnosis]:
-    """Yield a warning for each directory of $RESIL_PLUGINS that is none: its plugins are missing without a word."""
-    for directory in Family("checks", "CHECK").directories:
-        if not directory.is_dir():
-            yield Diagnosis(
-                "plugins",
-                Verdict.WARNING,
-                f"{directory} of ${PLUGIN_PATH} is not a directory: its watchdogs and channels are missing",
-                f"correct {PLUGIN_PATH}: directories with checks/NAME.py, channels/NAME.py, ...",
-            )
+    if error := Family("checks", "CHECK").missing_directories():
+        yield Diagnosis("plugins", Verdict.WARNING, error.message, error.hint)
 
 
 def _templates(project: Project) -> Iterator[Diagnosis]:

@@ -212,7 +212,7 @@ def _directives(sbatch: Mapping[str, str | int | bool]) -> Iterator[str]:
 def email_settings(project: Project) -> EmailSettings | None:
     """Return the settings of the first channel of [alert] that sends mail."""
     for route in routes_of(project).values():
-        _, settings = route.load()
+        _, settings = route()
         if isinstance(settings, EmailSettings):
             return settings
     return None

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from resilience.errors import ResilError, SettingsError, UsageError
 from resilience.runs.project import Project
@@ -13,6 +14,9 @@ from resilience.runs.templates.script import template_library
 from resilience.settings.load import check
 from resilience.settings.sections import PluginTable
 from resilience.system.ports import System
+
+if TYPE_CHECKING:
+    from resilience.runs.templates.lint import LintFinding
 
 
 def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
@@ -40,7 +44,7 @@ def check_settings(project: Project) -> None:
 
 def setting_errors(project: Project) -> Iterator[ResilError]:
     """Yield an error for each setting that has the right type and cannot be used."""
-    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan)
+    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan, submit_warnings)
     yield from _errors_of(_script(project))
     # The name has a check of its own, and the others need a valid one.
     settings = project.loaded.settings
@@ -90,7 +94,7 @@ def _check_lead(project: Project) -> None:
 
 
 def _check_signal(project: Project) -> None:
-    from resilience.runs.submit_plan import split_signal
+    from resilience.submission import split_signal
 
     submit = project.loaded.settings.submit
     split_signal(f"B:{submit.signal}@{int(submit.signal_lead_s)}")
@@ -102,6 +106,32 @@ def _check_plan(project: Project) -> None:
     settings = project.loaded.settings
     submit = replace(settings.submit, signal="USR1", signal_lead_s=300.0)  # these have a check of their own
     plan_submit(SubmitRequest(run="run"), replace(settings, submit=submit), "logs")
+
+
+def submit_warnings(project: Project) -> tuple[LintFinding, ...]:
+    """Return what `resil submit` would warn of. Raise UsageError for what `resil submit` would refuse.
+
+    In a child with a deadline: the run directory and the directories of output files may be on a disk that hangs.
+    """
+    from resilience.runs.open_project import in_child
+    from resilience.runs.submit import prepare
+    from resilience.runs.submit_plan import SubmitRequest
+    from resilience.runs.templates.lint import LintFinding, Severity
+
+    def look() -> list[tuple[str, str]]:
+        request = SubmitRequest(run="run", array="1")  # only the cluster can judge the size of an array
+        return [(finding.message, finding.hint) for finding in prepare(project, request).findings]
+
+    if not project.loaded.settings.run.command.strip():
+        return ()
+    place = f"submit of {project.loaded.state_dir}"
+    answer = in_child(project.system, place, look, project.loaded.settings.watch.deadline_s)
+    if isinstance(answer.error, UsageError):
+        raise answer.error
+    if answer.error is not None:
+        text = f"resil submit could not be checked: {answer.error.message}"
+        return (LintFinding(Severity.WARN, text, answer.error.hint),)
+    return tuple(LintFinding(Severity.WARN, message, hint) for message, hint in answer.value)
 
 
 def _script(project: Project) -> Iterator[Callable[[], object]]:
@@ -141,7 +171,7 @@ def _alerts(project: Project) -> Iterator[Callable[[], object]]:
     known = {*channels().names(), *settings.channels}
 
     def channel(route: Route) -> None:
-        found, channel_settings = route.load()
+        found, channel_settings = route()
         found.check(channel_settings)
 
     for name in settings.alert.channels:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from resilience import layout
@@ -46,6 +47,7 @@ class Adoption:
         is_followed: whether the next submit of the run queues behind it by itself.
         by_resil: whether resil queued it, so that the switches reach it.
         notes: restrictions, for the user.
+        tasks: of a whole array: the number of its tasks by state, `RUNNING`.
     """
 
     run: str
@@ -57,6 +59,7 @@ class Adoption:
     notes: tuple[str, ...]
     is_followed: bool = True
     by_resil: bool = False
+    tasks: Mapping[str, int] = field(default_factory=dict)
 
 
 def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = False) -> Adoption:
@@ -81,12 +84,22 @@ def adopt(project: Project, job_id: JobId, *, run: str = "", dry_run: bool = Fal
         last, by_resil = newest_intent(intents), job.id.array not in adopted_ids(intents)
         followed = last is not None and last.adopted
         return Adoption(owner.run, owner.path, scheduler.name, job, job_id, False, notes, followed, by_resil)
+    tasks = _tasks_of(scheduler, job) if task is None and job.is_array_record else {}
     name = check_run_name(run) if run else _default_name(job, job_id)
     directory = project.directory(name)
     _check_directory(scheduler, directory, job, me, is_named=bool(run))
     if not dry_run:
         _record(project, directory, scheduler, job, job_id)
-    return Adoption(name, directory.path, scheduler.name, job, job_id, True, notes)
+    return Adoption(name, directory.path, scheduler.name, job, job_id, True, notes, tasks=tasks)
+
+
+def _tasks_of(scheduler: Scheduler, job: Job) -> dict[str, int]:
+    """Return how many tasks of an array are in each state: `job` is the record of those that wait."""
+    rows = scheduler.jobs(users={job.user} if job.user else None, keep=lambda array, *_: array == job.id.array)
+    tasks: Counter[str] = Counter()
+    for row in rows:
+        tasks[row.state.value] += row.task_count
+    return dict(tasks)
 
 
 def _default_name(job: Job, job_id: JobId) -> str:

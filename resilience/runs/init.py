@@ -12,11 +12,11 @@ from resilience.errors import UsageError
 from resilience.messages import cut
 from resilience.quantities import parse_slurm_time_s, quote_toml
 from resilience.runs.project import run_name_from
-from resilience.runs.submit_plan import read_own_script, split_signal
+from resilience.runs.submit_plan import read_own_script
 from resilience.runs.templates.directives import parse_directives
 from resilience.runs.templates.launches import Launch, training_of
 from resilience.settings.load import FILE_NAME
-from resilience.submission import ArrayExpression, serial_array
+from resilience.submission import ArrayExpression, expected_form, serial_array, split_signal
 from resilience.system.files import make_directory, shipped_directory, write_atomic
 
 _TAKEN_ELSEWHERE = frozenset({"array", "job-name", "signal"})
@@ -125,6 +125,8 @@ def _launch_notes(launch: Launch | None, options: Mapping[str, str | None]) -> l
         notes.append(
             f"left out of the launch: {launch.in_all}; set the processes per node: gpus_per_node in [template]"
         )
+    if launch.wrapper:
+        notes.append(f"left out of the launch: {cut(launch.wrapper, 60)}; activate its environment in setup")
     nodes = options.get("nodes") or "1"
     if launch.template == "python" and nodes.partition("-")[0].strip() != "1":
         notes.append(f"{nodes} nodes and one process: the other nodes would be idle; set template or nodes")
@@ -155,6 +157,8 @@ def _refusal(key: str, value: str | None) -> str:
         return "it is not an option of sbatch"
     if any(not character.isprintable() for character in value or ""):
         return "its value contains a control character"
+    if value is not None and (form := expected_form(key, value)):
+        return f"{value!r} is not {form}"
     if key == "time":
         try:
             parse_slurm_time_s(value or "")

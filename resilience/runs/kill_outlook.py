@@ -23,7 +23,7 @@ from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import last_events
 from resilience.runs.status import RunStatus, run_statuses
-from resilience.runs.submissions import adopted_ids, own_script, read_intents
+from resilience.runs.submissions import adopted_ids, own_script_of, read_intents
 from resilience.switch import Scope
 from resilience.system.files import open_without_waiting, read_regular
 
@@ -97,7 +97,7 @@ def read_outlook(project: Project, directory: RunDirectory) -> KillOutlook:
         bound_s=_bound_s(directory, learned),
         stage=status.kill,
         queued=sum(n for row in rows for state, n in row.counts.items() if JobState(state).is_waiting),
-        script=own_script(directory),
+        script=own_script_of(directory, intents),
         is_old=bool(script) and _STAGES not in script,
         owner="" if me in (owner, "root") else owner,
         adopted=tuple(row.job for row in status.rows if row not in rows and row.is_alive),

@@ -7,20 +7,19 @@ import os
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from resilience.errors import ResilError, SchedulerError
-from resilience.job import ExitCode, Job, JobId, JobState
+from resilience.job import Job
+from resilience.records import from_record, to_record
 from resilience.system.files import make_directory, read_regular, write_atomic
 from resilience.system.ports import System
 
 FLOOR_S = 10.0
 """No second query within this time unless the user insists. squeue(1) asks not to be called from loops."""
 
-_VERSION = 1
-_FIELDS = tuple(field.name for field in fields(Job))
+_VERSION = 2
 
 
 class QueueAnswer(NamedTuple):
@@ -73,7 +72,7 @@ def query_queue(
 def save(system: System, scheduler: str, jobs: tuple[Job, ...], owner: str = "") -> None:
     """Save an answer for the next command. Failures to write the cache are ignored."""
     path = _path(system, scheduler, owner)
-    document = {"version": _VERSION, "time": system.clock.now(), "jobs": [_to_json(job) for job in jobs]}
+    document = {"version": _VERSION, "time": system.clock.now(), "jobs": [to_record(job) for job in jobs]}
     try:
         make_directory(path.parent, mode=0o700)
         write_atomic(path, json.dumps(document))
@@ -104,25 +103,6 @@ def _read(path: Path) -> tuple[float, tuple[Job, ...]] | None:
         document = json.loads(found[0])
         if document["version"] != _VERSION:
             return None
-        return float(document["time"]), tuple(_from_json(record) for record in document["jobs"])
+        return float(document["time"]), tuple(from_record(Job, record) for record in document["jobs"])
     except (ResilError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None  # a damaged cache is ignored
-
-
-def _to_json(job: Job) -> dict[str, Any]:
-    record = {name: getattr(job, name) for name in _FIELDS}  # dataclasses.asdict takes ten times as long
-    record["id"] = [job.id.array, job.id.task]
-    record["exit_code"] = None if job.exit_code is None else [job.exit_code.status, job.exit_code.signal]
-    return record
-
-
-def _from_json(record: dict[str, Any]) -> Job:
-    exit_code = record.pop("exit_code")
-    return Job(
-        **{
-            **record,
-            "id": JobId(*record["id"]),
-            "state": JobState(record["state"]),
-            "exit_code": None if exit_code is None else ExitCode(*exit_code),
-        }
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -55,37 +56,21 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
 
 
 def last_lines(path: Path, count: int) -> tuple[bytes, int]:
-    """Return the last lines of a file, unchanged, and the position of their end. The rest is not read.
+    """Return the last lines of a file, unchanged, and the position of their end.
 
-    Very long lines are cut at the beginning. Raise StateDirectoryError if the file cannot be read.
+    Only TAIL_LIMIT_BYTES are read: very long lines are cut at the beginning. Raise StateDirectoryError if the file
+    cannot be read.
     """
     try:
         with open(path, "rb", opener=open_without_waiting) as file:
             end = os.fstat(file.fileno()).st_size
-            blocks: list[bytes] = []
-            position, breaks = end, 0
-            while position > 0 and breaks <= count and end - position < TAIL_LIMIT_BYTES:
-                size = min(_BLOCK_BYTES, position)
-                position -= size
-                file.seek(position)
-                blocks.append(file.read(size))
-                breaks += blocks[-1].count(b"\n")
+            if end > TAIL_LIMIT_BYTES:  # a FIFO has size 0 and no position
+                file.seek(end - TAIL_LIMIT_BYTES)
+            tail = file.read(min(end, TAIL_LIMIT_BYTES))
     except OSError as error:
         raise explain_os_error(error, "read", path) from error
-    tail = b"".join(reversed(blocks))
-    ends_open = not tail.endswith(b"\n")
-    cut = len(tail) if count == 0 else _after_break(tail, count + (0 if ends_open else 1))
-    return tail[cut:], end
-
-
-def _after_break(text: bytes, nth: int) -> int:
-    """Return the position after the nth line break from the end; 0 if there are fewer."""
-    position = len(text)
-    for _ in range(nth):
-        position = text.rfind(b"\n", 0, position)
-        if position < 0:
-            return 0
-    return position + 1
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", tail)
+    return b"".join(lines[len(lines) - min(count, len(lines)) :]), end
 
 
 def follow(project: Project, directory: RunDirectory, path: Path, position: int) -> Iterator[tuple[Path, bytes]]:

@@ -12,6 +12,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,6 +38,11 @@ _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
 _LOG_STEP = re.compile(
     rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,18})(?![0-9])", re.IGNORECASE
 )
+_LOG_BATCH = re.compile(
+    rb"\b(?:num_updates|updates?|batch(?:es)?)\b[ \t:=#\[(|\"']*([0-9]{1,18})(?![0-9])[ \t]{0,2}(?:/|of\b)",
+    re.IGNORECASE,
+)
+"""Where no line names a step: `batch 3/30`. With a total, because a plain `batch: 32` is a size."""
 _FIELD = re.compile(r"%(?P<width>[0-9]*)(?P<letter>[%AabJjNnstux])")
 """sbatch(1), "filename pattern"."""
 
@@ -102,7 +108,9 @@ def newest_log(directory: RunDirectory, intents: Sequence[Intent] = ()) -> Path 
 
 def logs_of(directory: RunDirectory, start: Start, intents: Sequence[Intent] = ()) -> tuple[str, ...]:
     """Return the paths of the logs of one start: by the label in their names, or where its submission sends them."""
-    own = {path for path in _files(directory.path / layout.LOGS) if _has_label(Path(path).name, start.label)}
+    # The label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`.
+    label = re.compile(rf"(?<![0-9_]){start.label}(?![0-9_])")
+    own = {path for path in _files(directory.path / layout.LOGS) if label.search(Path(path).name)}
     for intent in intents:
         if intent.job_id is not None and intent.job_id.array == start.array:
             own |= set(_outputs(intent, start))
@@ -189,17 +197,6 @@ def _files(directory: Path) -> dict[str, float]:
     return found
 
 
-def _has_label(name: str, label: str) -> bool:
-    """Return whether a log's name contains the job's label as a word: `gpt-1233_2.out`, `gpt-1233_2.rank7.out`."""
-    position = name.find(label)
-    while position >= 0:
-        before, after = name[:position][-1:], name[position + len(label) :][:1]
-        if not (before.isdigit() or before == "_") and not (after.isdigit() or after == "_"):
-            return True
-        position = name.find(label, position + 1)
-    return False
-
-
 # ---- steps ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +212,8 @@ def last_step(directory: RunDirectory, logs: Sequence[Path] | None = None) -> in
     step = next((step for step in in_beats if step), None)
     if step is None:
         found = logs_for_step(directory) if logs is None else logs
-        step = next(_steps(found[:LOGS_READ], _LOG_STEP, -1), None)
+        named = (_steps(found[:LOGS_READ], pattern, -1) for pattern in (_LOG_STEP, _LOG_BATCH))
+        step = next(chain.from_iterable(named), None)
     return in_beats[0] if step is None and in_beats else step
 
 

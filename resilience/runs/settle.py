@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
-from resilience.errors import ResilError, SchedulerError, StateDirectoryError
+from resilience.errors import NotSupported, ResilError, SchedulerError, SchedulerUnavailable
 from resilience.job import JobId
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.submissions import Intent, Outcome, record_result
 from resilience.schedulers import Scheduler
+from resilience.switch import describe_age
 from resilience.system.ports import Clock, is_account
 
 IN_FLIGHT_S = 120.0
@@ -24,6 +24,10 @@ SECOND_QUERY_S = 3.0
 _UNKNOWN = (Outcome.OPEN, Outcome.UNCERTAIN)
 
 
+class AccountingUnavailable(SchedulerUnavailable):
+    """The queue has no job of a submission, and accounting does not answer: its job may have run and ended."""
+
+
 def unsettled(intents: Sequence[Intent], now: float) -> str:
     """Return a description of the newest submission if its outcome is unknown; otherwise empty. Pure."""
     if not intents or intents[-1].outcome not in _UNKNOWN:
@@ -33,7 +37,12 @@ def unsettled(intents: Sequence[Intent], now: float) -> str:
     age_s = now - newest.time
     if newest.outcome is Outcome.OPEN and abs(age_s) < IN_FLIGHT_S:
         return f"a submission{by} began {max(0.0, age_s):.0f} s ago and is in progress"
-    return f"the outcome of a submission{by} is not known yet"
+    if not can_settle(newest, now):
+        return f"the outcome of a submission{by} is not known yet"
+    return (
+        f"the outcome of a submission{by}{describe_age(age_s)} is not known: the queue or accounting did not answer;"
+        " `resil submit` asks again, and queues a job unless one is alive"
+    )
 
 
 def can_settle(intent: Intent, now: float) -> bool:
@@ -46,7 +55,8 @@ def look_up(intent: Intent, scheduler: Scheduler, clock: Clock) -> JobId | None:
     """Return the job or array that a submission queued, or None if two queries of the queue, and accounting if there is
     any, do not have its token.
 
-    Raise SchedulerUnavailable if the queue cannot be queried.
+    Raise SchedulerUnavailable if the queue cannot be queried, AccountingUnavailable if it has no such job and
+    accounting cannot be queried.
     """
     by = intent.by if is_account(intent.by) else ""
     found = scheduler.find(intent.token, user=by)
@@ -54,8 +64,12 @@ def look_up(intent: Intent, scheduler: Scheduler, clock: Clock) -> JobId | None:
         clock.sleep(SECOND_QUERY_S)
         found = scheduler.find(intent.token, user=by)
         if not found:
-            with suppress(SchedulerError):  # no accounting: the queue has the jobs of the last minutes
+            try:
                 found = scheduler.find_past(intent.token, since=intent.time, user=by)
+            except NotSupported:
+                pass  # the queue has the jobs of the last minutes, and nothing else knows older ones
+            except SchedulerError as error:
+                raise AccountingUnavailable(error.message, hint=error.hint) from error
     return found[0].id.whole if found else None
 
 
@@ -78,6 +92,6 @@ def settle(directory: RunDirectory, intents: Sequence[Intent], scheduler: Schedu
         return False
     try:
         record(directory, intents[-1], look_up(intents[-1], scheduler, clock), now)
-    except (ResilError, StateDirectoryError):
+    except ResilError:
         return False
     return True

@@ -26,6 +26,7 @@ from resilience.runs.submissions import (
     Intervention,
     Journal,
     describe_relocation,
+    newest_intent,
     own_script_of,
     read_journal,
 )
@@ -187,7 +188,8 @@ def run_statuses(
             if not answer.trouble and not any(job.state.is_alive for job in jobs):
                 answer = answer._replace(trouble=unsettled(journal.intents, project.system.clock.now()))
             logs = _logs(queues, directory, journal.intents, scheduler, jobs)
-            status = _status(project, directory, scheduler, jobs, answer, logs, is_copy=bool(journal.copied_from))
+            is_copy = bool(journal.copied_from) and newest_intent(journal.intents) is None
+            status = _status(project, directory, scheduler, jobs, answer, logs, is_copy=is_copy)
             relocation = describe_relocation(journal, directory)
             statuses.append(replace(status, intervention=journal.done, relocation=relocation))
         except StateDirectoryError as error:

@@ -287,30 +287,16 @@ def newest_intent(intents: Sequence[Intent]) -> Intent | None:
     return next((intent for intent in reversed(intents) if intent.outcome is not Outcome.REFUSED), None)
 
 
-def own_script(directory: RunDirectory) -> str:
-    """Return the user's own script that the run was last queued with; empty for a rendered template.
-
-    Only a rendered script reads the switches itself.
-    """
-    return own_script_of(directory, read_intents(directory))
-
-
 def own_script_of(directory: RunDirectory, intents: Sequence[Intent]) -> str:
-    """Return the same from the run's intents. The script of an adopted job may be unknown."""
+    """Return the user's own script that the run was last queued with; empty for a rendered template. Pure.
+
+    Only a rendered script reads the switches itself. The script of an adopted job may be unknown.
+    """
     last = newest_intent(intents)
-    return (last.script or "(unknown)") if last is not None and has_own_script(directory, last) else ""
-
-
-def has_own_script(directory: RunDirectory, intent: Intent) -> bool:
-    """Return whether an intent is of a user's own script, known or not, and not of a rendered template. Pure."""
-    is_rendered = not intent.script or Path(intent.script).parent == directory.path / layout.SCRIPTS
-    return intent.adopted or not is_rendered
-
-
-def arguments_of(intent: Intent) -> tuple[str, ...]:
-    """Return the arguments of an intent's script. Pure."""
-    argv = intent.argv
-    return argv[argv.index(intent.script) + 1 :] if intent.script in argv else ()
+    if last is None or not (last.adopted or last.script):
+        return ""
+    is_rendered = not last.adopted and Path(last.script).parent == directory.path / layout.SCRIPTS
+    return "" if is_rendered else last.script or "(unknown)"
 
 
 def _with_result(intent: Intent, event: str, job_id: object) -> Intent:

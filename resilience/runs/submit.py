@@ -23,13 +23,16 @@ from resilience.quantities import format_duration
 from resilience.runs import queue_cache, settle
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.run_files import read_attempts
 from resilience.runs.run_jobs import live_jobs, refuse_if_live
 from resilience.runs.settle import IN_FLIGHT_S
 from resilience.runs.submissions import (
     Intent,
     Outcome,
     new_token,
+    newest_intent,
     read_intents,
+    read_journal,
     record_intent,
     record_result,
 )
@@ -123,7 +126,9 @@ def reconcile_intents(
 ) -> Iterator[JobId]:
     """Look up every submission without a known outcome, journal its outcome, and yield the jobs found.
 
-    Raise SchedulerUnavailable if one cannot be looked up, or is so young that another submit may still be sending it.
+    Dead accounting does not block a submit: the queue, queried twice, has no job of the earlier submission that is
+    alive. Its outcome stays unknown. Raise SchedulerUnavailable if the queue cannot be queried, or a submission is so
+    young that another submit may still be sending it.
     """
     clock = project.system.clock
     now = clock.now()
@@ -131,7 +136,14 @@ def reconcile_intents(
         if intent.outcome not in (Outcome.OPEN, Outcome.UNCERTAIN) or intent.scheduler != scheduler.name:
             continue
         age_s = now - intent.time
-        job_id = settle.look_up(intent, scheduler, clock)
+        try:
+            job_id = settle.look_up(intent, scheduler, clock)
+        except settle.AccountingUnavailable as error:
+            progress(
+                f"the outcome of an earlier submission{describe_age(age_s)} is not known: {error.message}; if it queued"
+                " a job, this job has ended: the queue does not show it"
+            )
+            continue
         if job_id is not None:
             settle.record(directory, intent, job_id, now)
             progress(f"an earlier submit without a recorded result did queue job {job_id}")
@@ -299,6 +311,7 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
     others = {i.scheduler for i in read_intents(directory) if i.outcome is not Outcome.REFUSED} - {scheduler.name, ""}
     clients = [scheduler, *(project.scheduler(name) for name in sorted(others) if not request.force)]
     found = [job_id for client in clients for job_id in reconcile_intents(project, directory, client, progress)]
+    _drop_copied_attempts(directory, progress)
     _check_kill_switch(project, request, directory, progress)
     owner, user = directory.owner(), project.system.host.user
     if owner != user:
@@ -316,6 +329,22 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
         if found and not live:
             progress("that job has already ended; queueing a new one")
         refuse_if_live(request.run, live, me)
+
+
+def _drop_copied_attempts(directory: RunDirectory, progress: Callable[[str], None]) -> None:
+    """At the first submit in a copied run directory, remove the attempts without an end.
+
+    They belong to the original, where they may still run: a job of the copy would wait for their end and give up.
+    """
+    journal = read_journal(directory)
+    if not journal.copied_from or newest_intent(journal.intents) is not None:
+        return
+    for attempt in read_attempts(directory):
+        if attempt.end is None:
+            progress(f"attempt {attempt.number} was copied from {journal.copied_from} without an end; removed here")
+            for name in (layout.attempt_beat_file(attempt.number), layout.attempt_file(attempt.number)):
+                with suppress(OSError):
+                    (directory.path / layout.ATTEMPTS / name).unlink(missing_ok=True)
 
 
 def _check_kill_switch(

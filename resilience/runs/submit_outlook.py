@@ -10,9 +10,12 @@ from enum import StrEnum
 from pathlib import Path
 
 from resilience.errors import StateDirectoryError
+from resilience.job import JobId
 from resilience.runs.kill_outlook import ever_saw_guard
 from resilience.runs.project import Project
+from resilience.runs.run_logs import Start, output_globs
 from resilience.runs.submit import Prepared, output_of
+from resilience.runs.templates.directives import parse_directives
 from resilience.system.files import read_regular
 
 _IMPORTS_GUARD = re.compile(r"\bresilience\.(guard|integrations)\b")
@@ -41,7 +44,7 @@ class SubmitOutlook:
     Attributes:
         guard: the evidence of a guard.
         source: the file that imports the guard, or the first that was read; empty if none was.
-        log: the file of the job's output, with sbatch's fields such as %j.
+        log: the file of the job's output: with sbatch's fields such as %j, or a pattern of the shell for a known job.
         has_own_script: whether the user's own script is queued, which does not read the switches.
     """
 
@@ -52,9 +55,9 @@ class SubmitOutlook:
     has_own_script: bool
 
 
-def read_submit_outlook(project: Project, prepared: Prepared) -> SubmitOutlook:
+def read_submit_outlook(project: Project, prepared: Prepared, job_id: JobId | None = None) -> SubmitOutlook:
     """Read the run directory, and the Python files that the script or the command names. Never raises for a file that
-    cannot be read."""
+    cannot be read. `job_id`: of the queued job or array."""
     is_own = prepared.request.script is not None
     base = project.system.cwd if is_own else project.loaded.project
     guard, source = GuardEvidence.SEEN, ""
@@ -62,13 +65,13 @@ def read_submit_outlook(project: Project, prepared: Prepared) -> SubmitOutlook:
         settings = project.loaded.settings.run
         text = prepared.script if is_own else "\n".join((*settings.setup, settings.command))
         guard, source = _find_guard(text, base)
-    return SubmitOutlook(
-        prepared.directory.run,
-        guard,
-        source,
-        output_of(project, prepared, prepared.submissions[0]).replace("%%", "%"),
-        is_own,
-    )
+    pattern = output_of(project, prepared, prepared.submissions[0])
+    log = pattern.replace("%%", "%")
+    if job_id is not None:
+        is_array = "array" in {**prepared.plan.options, **dict(parse_directives(prepared.script).options)}
+        start = Start(job_id.array, raw=0 if is_array else job_id.array)
+        log = output_globs(pattern, start, project.system.host.user)[0]
+    return SubmitOutlook(prepared.directory.run, guard, source, log, is_own)
 
 
 def describe_submit_outlook(outlook: SubmitOutlook) -> list[str]:

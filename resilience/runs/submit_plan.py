@@ -17,18 +17,22 @@ from resilience.job import JobId
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
-from resilience.runs.submissions import arguments_of, has_own_script, newest_intent, read_intents
+from resilience.runs.submissions import newest_intent, own_script_of, read_intents
 from resilience.runs.templates.directives import option_of, parse_directives
 from resilience.runs.templates.launches import parse_launch
 from resilience.runs.templates.lint import SIGNAL_SLACK_S, LintFacts
-from resilience.runs.templates.script import SUFFIX, TEMPLATES, ScriptSpec, render, template_library
+from resilience.runs.templates.script import (
+    SUFFIX,
+    TEMPLATES,
+    ScriptSpec,
+    render,
+    template_library,
+    unknown_variables,
+)
 from resilience.settings.load import Loaded
 from resilience.settings.sections import RunSettings, Settings
-from resilience.submission import MAX_LEAD_S, ArrayExpression, serial_array, write_dependency
+from resilience.submission import ArrayExpression, serial_array, split_signal, write_dependency
 from resilience.system.files import read_lines, read_regular, shipped_directory
-
-_SIGNAL = re.compile(r"[A-Z][A-Z0-9+-]*|[0-9]{1,2}")
-_LEAD = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,25 +126,6 @@ def plan_submit(request: SubmitRequest, settings: Settings, logs: str) -> Submit
     limit = request.time or str(sbatch.get("time", ""))
     time_limit_s = parse_slurm_time_s(limit) if limit and (request.script is None or request.time) else None
     return SubmitPlan(options, directives, request.chain or 1, signal, lead_s, time_limit_s)
-
-
-def split_signal(text: str) -> tuple[str, int]:
-    """Given sbatch's `--signal` value, return the signal's name and its lead in seconds (60 without `@`).
-
-    Raise UsageError if sbatch would refuse it: a lead above 65535, an unknown flag before the colon.
-    """
-    body = text.strip()
-    if ":" in body:
-        flags, _, body = body.partition(":")
-        if set(flags.upper()) - {"B", "R"}:
-            raise UsageError(f"{text!r} is not a signal: {flags!r} before the colon", hint="write B:USR1@300")
-    name, at, lead = body.partition("@")
-    name = name.upper().removeprefix("SIG")  # sbatch takes any case; the batch shell's trap is written in capitals
-    if _SIGNAL.fullmatch(name) is None or (at and _LEAD.fullmatch(lead) is None):
-        raise UsageError(f"{text!r} is not a signal with a lead in seconds", hint="write B:USR1@300")
-    if at and int(lead) > MAX_LEAD_S:
-        raise UsageError(f"--signal {text!r}: sbatch refuses a lead above {MAX_LEAD_S} s", hint="write B:USR1@300")
-    return name, int(lead) if at else 60
 
 
 MAX_CHAIN = 1000
@@ -305,7 +290,7 @@ def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | Non
     Raise UsageError if the script is unknown or gone.
     """
     last = newest_intent(read_intents(directory)) if directory.exists() else None
-    if last is None or not has_own_script(directory, last):
+    if last is None or not own_script_of(directory, [last]):
         return None
     hint = f"name it: resil submit SCRIPT --run {directory.run}; or use the template: --template NAME"
     if not last.script:
@@ -313,7 +298,7 @@ def script_of_run(directory: RunDirectory) -> tuple[Path, tuple[str, ...]] | Non
     path = Path(last.script)
     if not os.path.lexists(path):
         raise UsageError(f"the own script of run {directory.run} is gone: {path}", hint=hint)
-    return path, arguments_of(last)
+    return path, last.argv[last.argv.index(last.script) + 1 :] if last.script in last.argv else ()
 
 
 def read_own_script(path: Path) -> str:
@@ -366,6 +351,7 @@ def lint_facts(
         stop_after_s=guard.stop_after if (guard := project.loaded.settings.guard) is not None else 0.0,
         signal_slack_s=0 if is_local else SIGNAL_SLACK_S,
         missing_directories=_missing_directories(project, request, plan, script),
+        unknown_variables=_unknown_variables(project, request),
         has_one_process=request.script is None and _has_one_process(project, request),
         sbatch_environment=tuple(
             sorted(name for name in project.system.environ if name.startswith("SBATCH_") and not is_local)
@@ -406,6 +392,15 @@ def slowest_save_s(directory: RunDirectory) -> float | None:
                 if record.get("event") == "save" and isinstance(seconds, int | float):
                     slowest = max(slowest or 0.0, float(seconds))
     return slowest
+
+
+def _unknown_variables(project: Project, request: SubmitRequest) -> tuple[tuple[str, str], ...]:
+    settings = project.loaded.settings
+    if request.script is not None or not settings.launcher:
+        return ()
+    library = template_library(project)
+    name = library.find(request.template or settings.run.template).name.removesuffix(SUFFIX)
+    return tuple((error.message, error.hint) for error in unknown_variables(library, name, settings.launcher))
 
 
 def _has_one_process(project: Project, request: SubmitRequest) -> bool:

@@ -24,8 +24,7 @@ from resilience.schedulers._local.dependency import job_ids
 from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local.queue import Queue
 from resilience.schedulers._local.records import Entry, Task, job_of
-from resilience.schedulers._local.shim import write_shims
-from resilience.schedulers._local.spool import Spool, spool_path
+from resilience.schedulers._local.spool import Spool, spool_path, write_shims
 from resilience.submission import Submission, Submitted
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ class AlertPolicy:
         quiet_hours: `"22:00-07:00"`, local time: only CRITICAL notifications are sent; the others are held until the
             end of the quiet hours, and incidents that were resolved meanwhile are reported then, once.
         flap_count: an incident that recurs this often within `flap_s` is flapping: one notification is sent, and
-            another when the incident is stable again.
+            another when the incident is stable again. 0: never.
         flap_s: time window for `flap_count`.
         resolve_after_s: a fault must be gone this long before the incident is reported as resolved.
     """

@@ -8,18 +8,21 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from resilience.errors import GuardError, QuantityError, SettingsError
-from resilience.messages import nearest
-from resilience.quantities import LARGEST_BYTES, LONGEST_S, parse_bool, parse_in_unit
+from resilience.messages import cut, nearest
+from resilience.quantities import LARGEST_BYTES, LONGEST_S, parse_bool, parse_in_unit, parse_number
 from resilience.settings.sections import PluginTable, tables_with
 
 if TYPE_CHECKING:
     from resilience.guard.settings import GuardSettings
 
 _WHOLE = r"\s*-?[0-9]{1,18}\s*"
+_CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
+LARGEST_NUMBER = 10**9
+"""No count and no factor in the settings is larger."""
+_MOST = {"_s": LONGEST_S, "_days": LONGEST_S / 86400, "_bytes": LARGEST_BYTES}
 _POSITIVE = frozenset({"beat_s", "deadline_s"})
 """Of no length, these would make every call fail, or a loop without a pause."""
 _UNITS = {
@@ -36,13 +39,27 @@ def convert_table(owner: type, table: Mapping[str, Any], where: Callable[[str], 
     location of a key for messages: `[run] (resil.toml)`.
     """
     types_of = typing.get_type_hints(owner)
-    known = {field.name for field in fields(owner)}
+    defaults = {field.name: field.default for field in fields(owner)}
     arguments: dict[str, Any] = {}
     for key, value in table.items():
-        if key not in known:
-            raise unknown_key(key, sorted(known), where(key))
+        if key not in defaults:
+            raise unknown_key(key, sorted(defaults), where(key))
         arguments[key] = convert_value(key, value, types_of[key], where(key))
+        _refuse_negative(key, arguments[key], defaults[key], where(key))
     return arguments
+
+
+def _refuse_negative(key: str, value: object, default: object, where: str) -> None:
+    """Raise SettingsError for a number below zero, unless the default is one as well: a temperature."""
+    known = default if isinstance(default, int | float) else 0
+    if isinstance(value, int | float) and value < 0 <= known:
+        raise SettingsError(f"{key} = {value:g} in {where} must not be negative", hint=f"{key} = {known:g}")
+
+
+def refuse_control_characters(name: str, value: object, where: str) -> None:
+    """Raise SettingsError for a text with NUL or another control character, except tabs and line ends."""
+    if isinstance(value, str) and not value.isprintable() and re.search(_CONTROL, value):
+        raise SettingsError(f"{name} = {cut(value, 200)!r} in {where} contains a control character", hint="remove it")
 
 
 _SYNONYMS = {"directory": "folder", "dir": "folder", "path": "folder"}
@@ -64,7 +81,12 @@ def unknown_key(key: str, known: Sequence[str], where: str) -> SettingsError:
 
 
 def convert_value(name: str, value: object, expected: Any, where: str) -> Any:
-    """Return a value converted to the type `expected`. Strings from the environment are parsed."""
+    """Return a value converted to the type `expected`. Strings from the environment are parsed.
+
+    Numbers are finite and within bounds, and texts have no control characters. Raise SettingsError for others.
+    """
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,):
+        refuse_control_characters(name, item, where)
     options = typing.get_args(expected) if isinstance(expected, types.UnionType) else (expected,)
     if example := next((example for suffix, example in _UNITS.items() if name.endswith(suffix)), ""):
         return _quantity(name, value, example, where)
@@ -78,17 +100,15 @@ def convert_value(name: str, value: object, expected: Any, where: str) -> Any:
                 return parse_bool(value)
         raise SettingsError(f"{name} = {value!r} in {where} must be true or false")
     if int in options:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
         if isinstance(value, str) and re.fullmatch(_WHOLE, value):
-            return int(value)
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return _bounded(name, value, where)
         raise SettingsError(f"{name} = {value!r} in {where} must be a whole number")
     if float in options:
         with suppress(ValueError, OverflowError):
             if isinstance(value, int | float | str) and not isinstance(value, bool):
-                number = float(value)
-                if isfinite(number):
-                    return number
+                return float(_bounded(name, parse_number(str(value)), where))
         raise SettingsError(f"{name} = {value!r} in {where} must be a number")
     origins = {typing.get_origin(option) for option in options}
     if Mapping in origins:
@@ -106,6 +126,13 @@ def convert_value(name: str, value: object, expected: Any, where: str) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)  # array = 10, without quotes
     raise SettingsError(f"{name} = {value!r} in {where} must be a string", hint=f'{name} = "..."')
+
+
+def _bounded(name: str, number: float, where: str) -> float:
+    most = next((most for suffix, most in _MOST.items() if name.endswith(suffix)), LARGEST_NUMBER)
+    if abs(number) > most:
+        raise SettingsError(f"{name} = {number:g} in {where} must be at most {most:g}")
+    return number
 
 
 def _quantity(name: str, value: object, example: str, where: str) -> float:
@@ -182,6 +209,7 @@ def convert_guard_table(table: Mapping[str, Any], where: Callable[[str], str]) -
     for key, value in table.items():
         if key not in known:
             raise unknown_key(key, known, where(key))
+        refuse_control_characters(key, value, where(key))
         try:  # one by one, so that the message can name the location of this key
             read_settings({}, **{key: value})
         except GuardError as error:

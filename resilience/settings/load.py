@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from resilience.errors import SettingsError, StateDirectoryError
+from resilience.messages import cut
 from resilience.settings.alert_policy import AlertPolicy
-from resilience.settings.convert import convert_table, read_table, unknown_key
+from resilience.settings.convert import convert_table, read_table, refuse_control_characters, unknown_key
 from resilience.settings.sections import (
     AttemptSettings,
     RunSettings,
@@ -32,6 +35,8 @@ LIMIT_BYTES = 2**20
 """Maximum size of a settings file."""
 _FREE_TABLES = {"sbatch": "sbatch", "environment": "environment", "template": "launcher"}
 """Tables whose keys are defined elsewhere: by sbatch, the training's environment, the template."""
+_PATH_BYTES, _NAME_BYTES = 3800, 255
+"""PATH_MAX and NAME_MAX of Linux, less 296 bytes for the files of a run."""
 _VARIABLE = r"\$(\w|\{)"
 _OWNERS: dict[str, type] = {
     "run": RunSettings,
@@ -334,6 +339,10 @@ def _plain_values(name: str, table: Mapping[str, Any], where: Callable[[str], st
             )
         if not isinstance(value, str | int | float | bool):
             raise SettingsError(f"{key} in {where(key)} must be a string, a number, true or false")
+        if isinstance(value, float) and not isfinite(value):
+            raise SettingsError(f"{key} = {value} in {where(key)} must be a finite number")
+        if name != "environment" or "\0" in str(value):  # a variable may hold escape sequences
+            refuse_control_characters(key, value, where(key))
     if name == "environment":  # variables are strings: `true`, not Python's `True`
         return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in table.items()}
     return dict(table)
@@ -355,6 +364,11 @@ def _state_dir(text: str, home: Path, source: str) -> str:
         )
     if any(ord(character) < 32 or ord(character) == 127 for character in text):
         raise SettingsError(f"state_dir = {text!r} in [run] ({source}) contains a control character")
+    if len(os.fsencode(text)) > _PATH_BYTES or any(len(os.fsencode(part)) > _NAME_BYTES for part in text.split("/")):
+        raise SettingsError(
+            f"state_dir = {cut(text, 80)!r} in [run] ({source}) is longer than a path may be",
+            hint=f"a path has at most {_PATH_BYTES} bytes, and each name in it at most {_NAME_BYTES}",
+        )
     return str(_home_expanded(text, home, f"state_dir in [run] ({source})")) if text.startswith("~") else text
 
 

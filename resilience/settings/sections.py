@@ -129,8 +129,10 @@ class Settings:
         watches: [watch.NAME]: keys of one watchdog. `kind = "fs"` defines another watchdog of that kind.
         channels: [channel.NAME]: one notification channel.
         sbatch: [sbatch]: sbatch's own long options, written into the script: `partition = "gpu"`, `exclusive = true`.
+            `resil submit` warns of an option that sbatch does not have, unless a plugin of the site adds it.
         environment: [environment]: variables exported before the launch.
-        launcher: [template]: variables of the template, for instance `gpus_per_node = 8`.
+        launcher: [template]: variables of the template, for instance `gpus_per_node = 8`. `resil submit` warns of a
+            variable that the template does not have.
     """
 
     run: RunSettings = field(default_factory=RunSettings)

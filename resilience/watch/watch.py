@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.errors import ProbeError, ResilError, SettingsError, UsageError
 from resilience.finding import Figure, Finding, Report, Verdict
+from resilience.plugins import PLUGIN_PATH, exit_refused
 from resilience.records import from_record, to_record
 from resilience.runs.context import Context
 from resilience.runs.project import Project
@@ -23,7 +24,7 @@ from resilience.system.child import Answer
 from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 from resilience.watch.reading import Memory, Target, Timed, remember
 from resilience.watch.reading_store import ReadingStore, Remembered, Series
-from resilience.watch.watchdogs import Watchdog, context_of, is_requested, load_watchdog
+from resilience.watch.watchdogs import Watchdog, checks, context_of, is_requested, load_watchdog
 
 if TYPE_CHECKING:
     from resilience.alerts.notify import Notes
@@ -179,8 +180,13 @@ def watch(project: Project, watchdogs: Sequence[Watchdog], on_readings: OnReadin
 
 
 def watchdogs_of(project: Project, names: Sequence[str]) -> tuple[list[Watchdog], list[Report]]:
-    """Return the watchdogs with these names, and an UNKNOWN report for each one that cannot be loaded."""
+    """Return the watchdogs with these names, and an UNKNOWN report for each one that cannot be loaded.
+
+    A directory of $RESIL_PLUGINS that is missing has watchdogs that cannot be loaded either: one report for all.
+    """
     watchdogs, broken = [], []
+    if error := checks().missing_directories():
+        broken.append(Report(check="plugins", findings=(unknown(PLUGIN_PATH, error),), time=project.system.clock.now()))
     for name in names:
         try:
             watchdogs.append(load_watchdog(project, name, is_requested=is_requested(project, name)))
@@ -242,10 +248,11 @@ def newest(watchdog: Watchdog, series: Series) -> dict[str, Timed[Any]]:
 def _find_targets(one: _Part, context: Context) -> None:
     watchdog = one.watchdog
     try:
-        one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
+        with exit_refused():
+            one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
     except ResilError as error:
         one.findings.append(unknown(watchdog.name, error))
-    except Exception as error:  # a bug in the watchdog
+    except (Exception, SystemExit) as error:  # a bug in the watchdog
         summary = f"the check failed: {type(error).__name__}: {error}"
         one.findings.append(_unknown(watchdog.name, "bug", summary, _bug(watchdog)))
 

@@ -42,7 +42,7 @@ class StandIn:
 
     @property
     def route(self) -> Route:
-        return Route.of(self, Settings())
+        return lambda: (self, Settings())
 
     def order(self, what: str = "") -> None:
         (self.directory / f"{self.name}.order").write_text(what)

@@ -19,7 +19,6 @@ from resilience.alerts.claims import EXPIRES_S, claim
 from resilience.alerts.delivery import Flushed, flush
 from resilience.alerts.digest import DIGEST_OVER
 from resilience.alerts.outbox import Outbox
-from resilience.alerts.routes import Route
 from resilience.alerts.sending import DeliveryRequest, compose_in_child
 from resilience.errors import UsageError
 from resilience.finding import Verdict
@@ -159,7 +158,7 @@ def test_a_route_that_cannot_be_loaded_is_a_fault_of_that_channel_alone(desk: De
     def load() -> object:
         raise UsageError("the channels plugin 'email' cannot be loaded", hint="it must export CHANNEL")
 
-    desk.routes["email"] = Route(load)  # type: ignore[arg-type]
+    desk.routes["email"] = load  # type: ignore[assignment]
     desk.put("a1", "email", "slack")
     done = desk.flush()
     assert "a1" in desk.slack.ids and done.waiting >= 1
@@ -167,7 +166,7 @@ def test_a_route_that_cannot_be_loaded_is_a_fault_of_that_channel_alone(desk: De
 
 
 def test_a_plugin_that_aborts_on_import_affects_no_other_channel(desk: Desk) -> None:
-    desk.routes["email"] = Route(lambda: os.abort())
+    desk.routes["email"] = lambda: os.abort()
     desk.put("a1", "email", "slack")
     desk.flush()
     assert "a1" in desk.slack.ids and [entry.name for entry in desk.box.pending("email")] == ["a1.email"]
@@ -408,7 +407,7 @@ def _flush_in_a_process(directory: Path, port: int, host: str, barrier: object) 
     box = an_outbox(directory)
     deadline = time.monotonic() + 60
     while box.names() and time.monotonic() < deadline:
-        flush(box, {"tcp": Route.of(SocketChannel(port), None)}, system=make_system(directory, host=host))
+        flush(box, {"tcp": lambda: (SocketChannel(port), None)}, system=make_system(directory, host=host))
         time.sleep(0.02)
 
 
@@ -442,7 +441,7 @@ def _work(directory: Path, port: int) -> None:
     os.sched_yield()
     box = an_outbox(directory)
     box.put(an_alert(), "tcp", NOW)
-    flush(box, {"tcp": Route.of(SocketChannel(port), None)}, system=make_system(directory))
+    flush(box, {"tcp": lambda: (SocketChannel(port), None)}, system=make_system(directory))
 
 
 def _campaign(tmp_path: Path, step: int) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def test_a_fault_that_comes_back_has_one_file(ledger: Ledger, directory: Path) -
 
 def test_a_removed_incident_loses_its_acknowledgement(ledger: Ledger, directory: Path) -> None:
     ledger.save(incident())
-    ledger.acknowledge(incident().episode, "ada", "", NOW)
+    ledger.acknowledge(incident(), "ada", "", NOW)
     (kept,) = ledger.incidents()
     ledger.remove(kept)
     assert list(directory.iterdir()) == []
@@ -131,7 +131,7 @@ def test_an_id_that_fits_none_names_the_nearest(ledger: Ledger, text: str, hint:
 def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(ledger: Ledger) -> None:
     ledger.save(incident())
     (read_before,) = again(ledger).incidents()
-    ledger.acknowledge(incident().episode[:4], "ada", "moving data", NOW + 5)
+    ledger.acknowledge(read_before, "ada", "moving data", NOW + 5)
     again(ledger).save(replace(read_before, count=2))  # a watchdog that had not seen it
     (kept,) = again(ledger).incidents()
     assert (kept.acknowledged_by, kept.acknowledged_at, kept.acknowledged_note) == ("ada", NOW + 5, "moving data")
@@ -140,9 +140,9 @@ def test_an_acknowledgement_outlives_a_watchdog_that_writes_at_the_same_moment(l
 
 def test_an_acknowledgement_can_be_removed(ledger: Ledger) -> None:
     ledger.save(incident())
-    acknowledged = ledger.acknowledge(incident().episode, "ada", "", NOW)
+    acknowledged = ledger.acknowledge(incident(), "ada", "", NOW)
     assert acknowledged.acknowledged_by == "ada"
-    assert ledger.unacknowledge(incident().episode).acknowledged_by == ""
+    assert ledger.unacknowledge(incident()).acknowledged_by == ""
     assert again(ledger).incidents()[0].acknowledged_by == ""
 
 
@@ -159,18 +159,12 @@ def test_the_id_of_an_earlier_incident_leads_to_the_current_one(ledger: Ledger) 
 
 def test_an_acknowledgement_ends_with_its_episode(ledger: Ledger) -> None:
     ledger.save(incident())
-    ledger.acknowledge(incident().episode, "ada", "", NOW)
+    ledger.acknowledge(incident(), "ada", "", NOW)
     fresh = again(ledger)
     fresh.incidents()
     fresh.save(incident(episode="ffffffff", number=2))
     assert fresh.incidents()[0].acknowledged_by == ""
     assert not list(ledger.directory.primary.glob("*.ack"))
-
-
-def test_a_resolved_incident_cannot_be_acknowledged(ledger: Ledger) -> None:
-    ledger.save(incident(resolved=NOW))
-    with pytest.raises(UsageError, match="is already resolved"):
-        ledger.acknowledge(incident().episode, "ada", "", NOW)
 
 
 @needs_root
@@ -196,9 +190,9 @@ def test_a_group_member_may_acknowledge_and_another_user_gets_a_hint(tmp_path: P
     (next((private / "i").iterdir())).chmod(0o644)
     with acting_as(12345, NOBODY):
         theirs = FallbackDirectory(shared / "i", None, directory_mode=0o2770, file_mode=0o660)
-        Ledger(theirs).acknowledge(incident().episode, "colleague", "", NOW)
+        Ledger(theirs).acknowledge(incident(), "colleague", "", NOW)
         with pytest.raises(StateDirectoryError) as refused:
-            Ledger(FallbackDirectory(private / "i", None)).acknowledge(incident().episode, "stranger", "", NOW)
+            Ledger(FallbackDirectory(private / "i", None)).acknowledge(incident(), "stranger", "", NOW)
     assert "Permission denied" in refused.value.message
     assert Ledger(FallbackDirectory(shared / "i", None)).incidents()[0].acknowledged_by == "12345", (
         "the owner of the file"
@@ -215,7 +209,7 @@ def test_an_acknowledgement_that_watchdogs_cannot_read_is_rejected(tmp_path: Pat
         make_read_only(disk, True)
         ledger = Ledger(FallbackDirectory(theirs, tmp_path / "spare" / "i"))
         with pytest.raises(StateDirectoryError) as refused:
-            ledger.acknowledge(incident().episode, "ada", "", NOW)
+            ledger.acknowledge(incident(), "ada", "", NOW)
         assert "was not saved" in refused.value.message
         assert ledger.incidents()[0].acknowledged_by == ""
 

@@ -121,6 +121,12 @@ def test_times_are_local_with_their_offset(monkeypatch: pytest.MonkeyPatch) -> N
     assert moment(float("inf")) == moment(1e30) == "an unknown time"
 
 
+def test_one_command_acknowledges_all_incidents_of_a_message_until_they_are_over() -> None:
+    command = "acknowledge all: cd '/home/ada/my gpt' && resil alert ack 3f9a1c-1"
+    assert command in footer(an_alert(a_notice(), a_notice()))
+    assert "acknowledge all" not in footer(an_alert()) + footer(an_alert(a_notice(), reason=Reason.RESOLVED, total=2))
+
+
 def test_a_test_and_a_digest_say_so() -> None:
     assert "nothing is wrong" in footer(an_alert(is_test=True))
     assert "could not be delivered in time" in footer(an_alert(is_digest=True))

@@ -49,6 +49,13 @@ def test_a_message_stands_alone_at_three_in_the_morning() -> None:
     assert (notice.since, notice.count, notice.verdict) == (NOW, 2, Verdict.WARNING)
 
 
+@pytest.mark.parametrize(("before", "count"), [("", 1), ("WORSE WARNING", 1), ("REMINDER WARNING", 2)])
+def test_a_notification_of_another_kind_that_may_have_been_sent_before_a_crash_counts(before: str, count: int) -> None:
+    """Otherwise the third of WORSE (sent, then a crash), BETTER (a crash) and WORSE has the id of the first."""
+    again = note(reason=Reason.WORSE, count=1, intended=NOW - 60, intended_as=before).intended(NOW)
+    assert (again.incident.count, again.incident.intended, again.incident.intended_as) == (count, NOW, "WORSE WARNING")
+
+
 def test_the_end_of_a_fault_is_ok_and_needs_no_advice() -> None:
     alert = alert_of(note(reason=Reason.RESOLVED, advice="clean up"))
     assert (alert.verdict, alert.is_resolved) == (Verdict.OK, True)

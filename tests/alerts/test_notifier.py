@@ -248,7 +248,7 @@ def test_a_fault_that_comes_back_is_a_new_incident(scenario: Scenario) -> None:
 def test_an_acknowledgement_stops_reminders_but_not_the_resolution(scenario: Scenario) -> None:
     scenario.policy = replace(POLICY, escalation=("1h: list",))
     (first,) = scenario.tick(finding(WARNING))
-    scenario.ledger.acknowledge(first.episode, "ada", "on it", scenario.now)
+    scenario.ledger.acknowledge(scenario.ledger.find(first.episode), "ada", "on it", scenario.now)
     assert [scenario.tick(finding(WARNING), after_s=HOUR) for _ in range(30)] == [[]] * 30
     (worse,) = scenario.tick(finding(CRITICAL), after_s=MINUTE)
     assert (worse.reason, worse.acknowledged_by) == (Reason.WORSE, "ada")
@@ -428,9 +428,19 @@ def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario:
     assert again.reason is Reason.FIRST and again.episode != end.episode
 
 
+def test_an_incident_that_was_never_notified_is_closed_without_a_notification(scenario: Scenario) -> None:
+    scenario.source = "login1:/p"
+    scenario.policy = replace(POLICY, unknown_for_s=HOUR)
+    sent = scenario.tick(finding(UNKNOWN))
+    for _ in range(3):
+        sent += scenario.tick(finding(OK, "/home"), after_s=MINUTE)
+    assert sent == [] and not scenario.only().is_open
+
+
 @pytest.mark.parametrize(
     ("source", "others"),
     [
+        ("login1:/p", ()),
         ("login2:/p", (finding(OK, "/home"),)),  # another node may have other file systems
         ("login1:/q", (finding(OK, "/home"),)),  # another project of the same state directory
         ("login1:/p fs paths=['/home']", (finding(OK, "/home"),)),  # another line of the crontab
@@ -441,12 +451,13 @@ def test_an_incident_whose_subject_is_gone_from_three_checks_is_closed(scenario:
 def test_checks_that_may_not_include_the_subject_close_nothing(
     scenario: Scenario, source: str, others: tuple[Finding, ...]
 ) -> None:
-    scenario.source = "login1:/p"
-    scenario.tick(finding(WARNING))
-    scenario.source = source
-    for _ in range(10):
-        scenario.tick(*others, after_s=MINUTE)
-    assert next(i for i in scenario.ledger.incidents() if i.subject == "/scratch").is_open
+    for first in ("login1:/p", "") if not source else ("login1:/p",):
+        scenario.source = first
+        scenario.tick(finding(WARNING), after_s=MINUTE)
+        scenario.source = source
+        for _ in range(10):
+            scenario.tick(*others, after_s=MINUTE)
+        assert next(i for i in scenario.ledger.incidents() if i.subject == "/scratch").is_open
 
 
 def test_a_subject_that_comes_back_in_time_stays_the_same_incident(scenario: Scenario) -> None:

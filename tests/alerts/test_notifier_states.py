@@ -169,7 +169,7 @@ class Nights(RuleBasedStateMachine):
     def somebody_acknowledges(self, subject: str) -> None:
         for incident in self.ledger().incidents():
             if incident.subject == subject and incident.is_open:
-                self.ledger().acknowledge(incident.episode, "ada", "", self.now)
+                self.ledger().acknowledge(incident, "ada", "", self.now)
                 self.acknowledged.add(incident.episode)
 
     @rule(subject=st.sampled_from(SUBJECTS), for_s=st.sampled_from([10 * MINUTE, 4 * HOUR]))

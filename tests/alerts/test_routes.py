@@ -32,7 +32,7 @@ def test_a_channel_is_loaded_only_when_it_is_used(tmp_path: Path) -> None:
     sys.modules.pop("resilience.alerts.channels.slack", None)
     routes = routes_of(make_project(tmp_path, settings=SETTINGS))
     assert "resilience.alerts.channels.slack" not in sys.modules
-    channel, settings = routes["list"].load()
+    channel, settings = routes["list"]()
     assert settings.to == ("list@example.org",) and isinstance(settings, channel.Settings)
 
 
@@ -40,7 +40,7 @@ def test_a_channel_is_loaded_only_when_it_is_used(tmp_path: Path) -> None:
 def test_a_channel_that_cannot_be_loaded_fails_when_it_is_used(tmp_path: Path, name: str) -> None:
     project = make_project(tmp_path, settings=SETTINGS.replace("to = [", "too = ["))
     with pytest.raises(UsageError, match=r"oncall|too"):
-        routes_of(project)[name].load()
+        routes_of(project)[name]()
 
 
 @pytest.mark.parametrize(

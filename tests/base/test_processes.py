@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,7 @@ from resilience.base.processes import (
     start_ticks,
     switches,
 )
-
-
-def until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+from tests.lab.waiting import until
 
 
 def test_a_process_is_alive_until_it_ends_and_a_zombie_is_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import importlib
 import io
 import json
 import os
@@ -444,6 +445,7 @@ def let_in(office: Office) -> None:
     office.resil("silence", "--check", "none", "--for", "1s")
     office.resil("flush")
     office.resil("ack", "zzz")
+    importlib.import_module("email.headerregistry")  # imported when a mail is composed
 
 
 @needs_root

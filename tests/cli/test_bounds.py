@@ -30,7 +30,7 @@ REFUSED = [
     (("adopt", "12", "--run", "a b"), "there is no job"),
     (("status", LONG), "there is no run"),
     (("kill", LONG), "there is no run"),
-    (("status", "--watch", "--interval", "nan"), "is not a duration"),
+    (("status", "--watch", "--interval", "nan"), "'nan' is not a number."),
     (("status", "--watch", "--interval", "inf"), "--interval"),
     (("status", "--watch", "--interval", "1e300"), "--interval"),
     (("status", "--watch", "--interval", "0"), "--interval"),
@@ -44,6 +44,18 @@ REFUSED = [
     (("logs", "--lines", "nan"), "'nan' is not a whole number."),
     (("submit", "-n", "--chain", "inf"), "'inf' is not a whole number."),
     (("status", "--interval", "soon"), "'soon' is not a number."),
+    (("status", "--watch", "--interval", "1_0"), "'1_0' is not a number."),
+    (("logs", "--lines", "\u0663"), "'\u0663' is not a whole number."),
+    (("submit", "-n", "--chain", "1_0"), "'1_0' is not a whole number."),
+    (("cron", "history", "--last", "1_0"), "'1_0' is not a whole number."),
+    (("watch", "fs", "--top", "--limit", "1_0"), "'1_0' is not a whole number."),
+    (("watch", "fs", "--every", "1m", "--count", "1_0"), "'1_0' is not a whole number."),
+    (("watch", "fs", "--every", "1_0"), "is not a duration"),
+    (("watch", "fs", "--deadline", "\u0663"), "is not a duration"),
+    (("submit", "-n", "--begin", "nan"), "--begin=nan is not a time"),
+    (("submit", "-n", "--begin", "\u0663\u0663:00"), "is not a time"),
+    (("submit", "-n", "--signal", "nan"), "'nan' is not a signal"),
+    (("submit", "-n", "--", "--nodes=-3"), "--nodes=-3 is not a number of nodes"),
     (("watch", "fs", "--every", "99999999999d"), "longer than 100 years"),
     (("alert", "silence", "--check", "fs", "--for", "99999999999d"), "longer than 100 years"),
 ]
@@ -57,6 +69,7 @@ def test_what_no_cluster_can_mean_is_refused_in_words(shell: Shell, words: tuple
     assert not shell.run_dir.exists()
 
 
+RUN = SETTINGS.partition("[sbatch]")[0]
 SETTINGS_REFUSED = [
     ("[attempt]", "beat_s", "1e300"),
     ("[attempt]", "beat_s", "0"),
@@ -66,14 +79,45 @@ SETTINGS_REFUSED = [
     ("[submit]", "signal_lead_s", "1e300"),
     ("[submit]", "signal_lead_s", "nan"),
     ("[submit]", "array", '"99999999"'),
+    ("[submit]", "signal", '"nan"'),
+    ("[sbatch]", "nodes", "-3"),
+    ("[sbatch]", "nodes", "nan"),
+    ("[sbatch]", "ntasks", "1.5"),
+    ("[sbatch]", "begin", '"nan"'),
+    ("[sbatch]", "comment", '"a\\u0000b"'),
+    ("[alert]", "flap_count", "-1"),
+    ("[alert]", "flap_count", "10000000000"),
+    ("[run]", "group", '"a\\u0000b"'),
+    ("[run]", "setup", '["a\\u001b"]'),
+    ("[run]", "state_dir", f'"{"x/" * 2500}"'),
+    ("[run]", "state_dir", f'"{"x" * 256}"'),
+    ("[cron]", "ping_url_file", '"a\\u0000b"'),
+    ("[cron]", "keep_runs", "-1"),
+    ("[guard]", "switch_owners", '"a\\u0000b"'),
+    ("[environment]", "A", '"a\\u0000b"'),
 ]
 
 
 @pytest.mark.parametrize(("table", "key", "value"), SETTINGS_REFUSED)
 def test_the_same_holds_for_settings(shell: Shell, table: str, key: str, value: str) -> None:
-    shell.settings(f"{SETTINGS}{table}\n{key} = {value}\n")
-    said = shell.resil("submit", "-n")
-    assert said.code == 2 and "error:" in said.err and len(said.err) < 3000
+    shell.settings(f"{RUN}{table.replace('[run]', '')}\n{key} = {value}\n")
+    for words in (("config", "check"), ("submit", "-n")):
+        said = shell.resil(*words)
+        assert said.code == 2 and "error:" in said.err and key in said.err and len(said.err) < 3000
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("[sbatch]\ntiem = 5", "sbatch has no option --tiem, unless a plugin of this site adds it"),
+        ("[template]\ngpus_per_nod = 5", "template torchrun has no variable 'gpus_per_nod'"),
+    ],
+)
+def test_a_misspelt_option_is_a_warning_with_the_nearest(shell: Shell, line: str, message: str) -> None:
+    shell.settings(f'{RUN}template = "torchrun"\n{line}\n')
+    for words in (("config", "check"), ("submit", "-n")):
+        said = shell.resil(*words)
+        assert said.code == 0 and message in said.err and "did you mean" in said.err
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ from resilience.cron.late import late_notice
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import CronStatus, Lateness
+from resilience.errors import SchedulerError
 from resilience.job import Liveness
 from tests.cron.records import put_run, take
-from tests.lab.fakes import NOW, FakeScheduler, make_project
+from tests.lab.fakes import DOWN, NOW, FakeScheduler, make_project
 from tests.lab.hung import hung_directory
 from tests.lab.shell import SETTINGS, Desk, Said, Shell
 from tests.system.people import needs_root
@@ -440,6 +441,12 @@ def test_the_output_of_an_entry_that_is_run_now_is_printed_as_it_comes(desk: Des
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+def test_two_runs_by_hand_in_one_second_are_two_runs(desk: Desk) -> None:
+    runs_now(desk, "true")
+    runs_now(desk, "true")
+    assert len(desk.cron("history", "backup", "--json").json["runs"]) == 2
+
+
 def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
     desk.drop("backup")
     take(desk.project.state, "cron.hourly+backup", int(time.time()) // 3600 * 3600 - 7200, now=time.time())
@@ -457,6 +464,14 @@ def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
 def test_a_batch_script_that_is_run_now_is_submitted(desk: Desk) -> None:
     desk.drop("eval.slurm", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
     assert "submitted as job" in desk.cron("run", "eval").err and len(desk.shell.fake.submissions) == 1
+
+
+def test_a_batch_script_that_cannot_be_submitted_now_is_told(desk: Desk) -> None:
+    desk.drop("eval.slurm", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
+    desk.shell.fake.refusals = {1: SchedulerError("no such partition")}
+    assert "refused: no such partition" in desk.cron("run", "eval", code=1).err
+    desk.shell.fake.trouble = DOWN
+    assert DOWN.message in desk.cron("run", "eval", code=75).err
 
 
 def test_an_entry_runs_now_only_where_it_may_run(desk: Desk) -> None:
@@ -485,8 +500,9 @@ def test_a_stopped_scheduler_stays_stopped_when_an_entry_runs_now(desk: Desk) ->
 def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> None:
     timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
     timer.start()
-    runs_now(desk, "exec sleep 60", code=128 + number)
+    runs_now(desk, "exec sleep 60", options="rerun", code=128 + number)
     timer.join()
+    assert desk.cron("tick").out == "", "who ended it does not want it again"
     (run,) = desk.cron("history", "backup", "--json").json["runs"]
     assert run["outcome"] == "cut short" and "stopped" in run["summary"]
 

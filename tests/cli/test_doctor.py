@@ -68,9 +68,10 @@ def test_another_file_can_be_checked(shell: Shell) -> None:
 
 
 def test_every_setting_is_shown_with_its_origin(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RESIL_RUN__GROUP", "lab\x1b[2J")
+    monkeypatch.setenv("RESIL_RUN__GROUP", "lab")
+    monkeypatch.setenv("RESIL_ENVIRONMENT__CLEAR", "\x1b[2J")
     plain = shell.resil("config", "show").out
-    assert "run.name" in plain and "FROM" not in plain and "\x1b" not in plain
+    assert "run.name" in plain and "FROM" not in plain and "2J" in plain and "\x1b" not in plain
     shown = shell.resil("config", "show", "--origin").out
     assert f"'gpt'  {shell.directory / 'resil.toml'}".split() == shown.splitlines()[1].split()[1:]
     assert "$RESIL_RUN__GROUP" in shown and "default" in shown and "(unset)" in shown

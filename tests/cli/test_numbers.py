@@ -50,11 +50,12 @@ def test_an_interval_has_bounds(shell: Shell, words: tuple[str, ...]) -> None:
     assert re.search(rf"{words[-2]} {words[-1]}(\.0)? must be at least .* and at most", said.err)
 
 
-@pytest.mark.parametrize("line", ["warn_free = nan", "warn_percent = nan", "grace_s = inf", 'grace_s = "9999999999w"'])
+@pytest.mark.parametrize("line", ["warn_free = nan", "warn_percent = nan", "grace_s = inf", 'grace_s = "9999999999w"',
+             "churn_count = -1", "min_queued = -1", "factor = -5", "purge_days = 1e9"])  # fmt: skip
 def test_a_setting_that_is_no_number_is_refused(shell: Shell, line: str) -> None:
-    table = {"grace_s": "[watch.job]", "warn_free": "[watch.fs]"}.get(line.split(" ", 1)[0], "[watch.fs]")
-    shell.settings(f"{SETTINGS}{table}\n{line}\n")
-    said = shell.resil("watch", "fs" if "fs" in table else "job", "--no-alert")
+    name = {"grace_s": "job", "churn_count": "job", "min_queued": "job", "factor": "log"}.get(line.split(" ")[0], "fs")
+    shell.settings(f"{SETTINGS}[watch.{name}]\n{line}\n")
+    said = shell.resil("watch", name, "--no-alert")
     assert said.code == 3
     assert "internal error" not in said.err + said.out
     assert line.split(" ", 1)[0] in said.err + said.out

@@ -48,8 +48,13 @@ def test_a_submit_ends_with_guard_log_and_stop(
     out = shell.resil("submit", "--run", "gpt", *words).out
     assert line(out, "guard").startswith(guard)
     assert line(out, "stop").startswith(stop)
-    log = shell.directory / "slurm-%j.out" if own else shell.run_dir / "logs" / "gpt-%j.out"
+    log = shell.directory / "slurm-101.out" if own else shell.run_dir / "logs" / "gpt-101.out"
     assert line(out, "log") == f"{log} (judged by resil watch log)"
+
+
+def test_the_log_of_an_array_is_a_pattern_that_a_shell_expands(shell: Shell) -> None:
+    log = shell.run_dir / "logs" / "gpt-101_*.out"
+    assert line(shell.resil("submit", "--array", "3").out, "log") == f"{log} (judged by resil watch log)"
 
 
 def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Shell) -> None:
@@ -57,6 +62,15 @@ def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Sh
     (shell.run_dir / "journal" / "101.0.jsonl").write_text('{"event":"start","attempt":1}\n')
     shell.fake.records.clear()
     assert line(shell.resil("submit", "--force").out, "guard") == "seen in an earlier attempt"
+
+
+@pytest.mark.parametrize("file", ["pkg/train.py", "pkg/train/__main__.py"])
+def test_the_guard_of_a_module_is_found_in_its_file(shell: Shell, file: str) -> None:
+    path = shell.directory / file
+    path.parent.mkdir(parents=True)
+    path.write_text(GUARDED)
+    out = shell.resil("submit", "--run", "gpt", str(own_script(shell, body="srun python -m pkg.train --lr 1"))).out
+    assert line(out, "guard").startswith(f"{path.name} imports it")
 
 
 def test_the_outlook_is_in_the_json_too(shell: Shell) -> None:
@@ -281,3 +295,11 @@ def test_a_missing_output_directory_is_made_by_the_pasted_hint(shell: Shell) -> 
     said = shell.resil("submit", str(own_script(shell)), "--", "--output=my logs/x.out")
     hint = shlex.split(said.err.split("try: ")[-1])
     assert hint == ["mkdir", "-p", str(shell.directory / "my logs")]
+
+
+def test_an_adopted_array_is_shown_with_the_states_of_its_tasks(shell: Shell) -> None:
+    shell.fake.records = [
+        a_job(12, JobState.PENDING, name="x", tasks="3-9%1", task_count=7),
+        a_job(12, name="x", task=2, raw_id=40),
+    ]
+    assert "would adopt job 12 (7 PENDING, 1 RUNNING) as run x" in shell.resil("adopt", "12", "-n").out

@@ -159,3 +159,26 @@ def test_lines_of_a_report_are_broken_between_words(tmp_path: Path) -> None:
     text = re.sub(r"\x1b\[K|.*\x1b\[K", "", shown)
     too_long = [line for line in text.split("\n") if width_of(line) > 50]
     assert all(" " not in line.strip() for line in too_long)  # a word alone, such as the path of the tree
+
+
+@pytest.mark.parametrize(("columns", "is_table"), [(40, False), (90, True), (0, True)])
+def test_a_table_of_many_columns_is_printed_as_paragraphs_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int, is_table: bool
+) -> None:
+    monkeypatch.setattr(output, "_size", lambda: (columns, 24))
+    headers = ("ID", "VERDICT", "WHAT", "SINCE", "NOTIFIED", "ACKNOWLEDGED", "SUMMARY")
+    row = (
+        "3f9a1c",
+        "CRITICAL",
+        "fs /scratch space",
+        "5 min ago",
+        "email, slack",
+        "",
+        "97% used, 3.0 TiB left of 40 TiB",
+    )
+    output.print_table(headers, [row])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == (2 if is_table else 6)
+    if not is_table:
+        assert lines[0] == "3f9a1c  CRITICAL" and lines[1] == "  what: fs /scratch space"
+        assert max(map(len, lines)) <= 40 and "…" not in "".join(lines)

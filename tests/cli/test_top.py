@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,8 @@ from resilience.watch.scan.scan import Progress
 from resilience.watch.scan.tree import Record
 from resilience.watch.scan.worker import Worker
 from tests.lab.fakes import NOW, FakeClock, make_project
-from tests.lab.shell import Shell
+from tests.lab.hung import hung_directory as hung_disk
+from tests.lab.shell import SETTINGS, Shell
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.scan.trees import a_tree, du, settle, write
 
@@ -245,6 +247,32 @@ def test_on_a_terminal_a_line_tells_how_far_it_has_come_and_ctrl_c_shows_what_is
     assert code == 130
     assert "unfinished (interrupted)" in said
     assert list((tmp_path / "cache" / "resil" / "scan").glob("*.scan"))
+
+
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_scan_that_a_signal_ends_prints_what_is_known_and_exits_with_its_number(
+    tmp_path: Path, end: signal.Signals, code: int
+) -> None:
+    root = a_tree(tmp_path / "tree", tops=10, subs=20, files=1)
+    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = f"import sys\nsys.stderr.isatty = lambda: True\n{PROGRAM}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, root], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stderr.read(1)  # the line of progress
+        process.send_signal(end)
+        said = process.communicate(timeout=30)[0].decode()
+    assert process.returncode == code and "unfinished (interrupted)" in said
+
+
+def test_a_directory_that_hangs_is_reported_after_the_deadline_of_the_settings(shell: Shell) -> None:
+    shell.settings(f"{SETTINGS}[watch]\ndeadline_s = 1\n")
+    with hung_disk(shell.directory / "dead"):
+        began = time.monotonic()
+        said = shell.resil("watch", "fs", "--top", "dead")
+        assert time.monotonic() - began < 20
+    assert said.code == 3 and "could not be scanned: no response" in said.out
 
 
 def test_of_a_path_that_fills_screens_both_ends_are_shown() -> None:

@@ -21,7 +21,7 @@ from resilience.cron.project import open_cron
 from resilience.cron.records import Entry, Kind, Table
 from resilience.cron.submit import submission_of
 from resilience.cron.table.crontab_file import parse_crontab
-from resilience.cron.table.directory import read_table
+from resilience.cron.table.directory import CronReader
 from resilience.cron.table.environment import environment_of
 from resilience.cron.table.options import default_options, parse_options
 from resilience.errors import UsageError
@@ -36,7 +36,8 @@ from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
 from tests.end_to_end.conftest import REPOSITORY
 from tests.lab.fakes import make_system
-from tests.schedulers.spooled import Lab, lab, until
+from tests.lab.waiting import until
+from tests.schedulers.spooled import Lab, lab
 
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
@@ -138,7 +139,7 @@ def test_a_job_is_small_and_does_what_the_drop_in_does(path: Path) -> None:
 
 
 def test_what_is_shipped_is_scheduled_and_nothing_of_it_is_a_fault(project: Path) -> None:
-    table = read_table(project / "cron", CronSettings())
+    table = CronReader(project / "cron", CronSettings()).table()
     assert {entry.name for entry in table.entries} == set(map(name_of, PROGRAMS))
     assert not [ignored for ignored in table.ignored if ignored.is_fault]
 
@@ -148,7 +149,7 @@ def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens
     directory = project / "cron" / "cron.quarter_hourly"
     (directory / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
     for _ in range(2):
-        table = read_table(project / "cron", CronSettings())
+        table = CronReader(project / "cron", CronSettings()).table()
         (entry,) = (entry for entry in table.entries if "watch-fs" in entry.name)
         assert entry.kind is Kind.SUBMIT
         if (directory / "watch-fs").exists():

@@ -91,6 +91,13 @@ def test_a_drop_in_is_executable_whatever_the_umask_and_says_whose_it_is(cron: C
     assert not list(added.path.parent.glob(".*")), "no half-written file stays"
 
 
+def test_a_limit_that_follows_from_the_period_is_told(cron: CronProject) -> None:
+    added = add(cron, wanted("often", "true", schedule="*/10 * * * *"))
+    assert any("may take 10 min" in note for note in added.notes)
+    for entry in (wanted("a", directories=("hourly",)), wanted("b", schedule="@hourly", options={"timeout": "5m"})):
+        assert not any("may take" in note for note in add(cron, entry).notes)
+
+
 def test_a_program_is_written_in_full(cron: CronProject) -> None:
     script = cron.directory.parent / "my script"
     script.write_text("#!/bin/sh\n")

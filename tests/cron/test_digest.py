@@ -12,18 +12,19 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.state import open_alert_state
-from resilience.cron.digest import NAME, compose, own_entries, parse_digest_at, send_digest
+from resilience.cron.digest import compose, send_digest
 from resilience.cron.edit import remove
 from resilience.cron.health import Health, Judgement
 from resilience.cron.records import Heartbeat, Outcome, RunRecord
 from resilience.cron.run import tick
 from resilience.cron.state_directory import Seen
 from resilience.cron.table.due import due
+from resilience.cron.table.own_entries import DIGEST, own_entries, parse_digest_at
 from resilience.errors import SettingsError, StateDirectoryError, UsageError
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.stage import Stage, until
 
-KEY = NAME.replace("/", "+")
+KEY = DIGEST.replace("/", "+")
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def test_an_invalid_time_of_day_is_refused_and_shown_as_an_entry_that_cannot_run
 def test_the_digest_is_an_entry_that_no_command_removes(tmp_path: Path) -> None:
     stage = Stage(tmp_path, cron='digest_at = "08:00"')
     (entry,) = stage.cron.read_table().entries
-    assert (entry.name, entry.place) == (NAME, "resil.toml: [cron] digest_at")
+    assert (entry.name, entry.place) == (DIGEST, "resil.toml: [cron] digest_at")
     with pytest.raises(UsageError, match="digest_at"):
         remove(stage.cron, ["digest"])
     (tmp_path / "off").mkdir()
@@ -108,7 +109,7 @@ def test_the_same_slot_is_sent_once_and_a_failure_is_one_of_the_entry(
     stage = Stage(tmp_path)
     for _ in range(2):  # the entry is rerun after a crash
         send_digest(stage.cron)
-    assert len(stage.told()) == 1 and "resil is not installed" in stage.told()[0]
+    assert len(stage.told()) == 1 and "the scheduler is not installed" in stage.told()[0]
     (tmp_path / "silent").mkdir()
     with pytest.raises(UsageError, match="no channel"):
         send_digest(Stage(tmp_path / "silent", alert="").cron)
@@ -125,13 +126,14 @@ def test_the_digest_counts_from_the_one_before(tmp_path: Path) -> None:
     stage, now = Stage(tmp_path), time.time()
 
     def ran(name: str, ago_s: float, outcome: Outcome = Outcome.DONE) -> None:
-        run = RunRecord(name=name, slot=int(now - ago_s), outcome=outcome, time=now - ago_s, started=now - ago_s + 4)
+        slot = int(now - ago_s)
+        run = RunRecord(name=name, slot=slot, outcome=outcome, time=now - ago_s, started=slot + 4.0)
         stage.cron.state.record(name.replace("/", "+"), run)
 
     ran("cron.hourly/a", 200000)
     ran("cron.hourly/a", 100000, Outcome.FAILED)
     assert "0 of 0 runs failed" in send_digest(stage.cron).title, "of the last day, without one before"
-    ran(NAME, 150000)
+    ran(DIGEST, 150000)
     alert = send_digest(stage.cron)
     assert "1 of 1 run failed" in alert.title and "late at most 4 s" in alert.title
     assert not open_alert_state(stage.project).outbox.names()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,18 @@ from resilience.cron.checks.cron import CHECK, SCHEDULER, CronCheckSettings
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
 from resilience.cron.drivers.scrontab import DRIVER as SCRONTAB
-from resilience.cron.health import Health, describe_stop, judge_scheduler
+from resilience.cron.health import Health, Judgement, describe_stop, judge_scheduler
 from resilience.cron.late import late_notice
-from resilience.cron.project import open_cron
+from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.status import cron_status
 from resilience.doctor.cron import outlook
-from resilience.finding import Verdict
+from resilience.finding import Finding, Verdict
 from resilience.job import Liveness
+from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
+from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import context_of
 from tests.cron.drivers.site import SCRONTAB as STAND_IN
 from tests.cron.drivers.site import Site, an_installation
@@ -127,6 +131,7 @@ def test_the_user_who_stopped_it_is_named() -> None:
 DRIVER = """
 from resilience.cron.drivers import Availability, DriverState
 from resilience.job import Liveness
+from resilience.runs.context import Context
 class Fake:
     summary = "for tests"
     rank = 1
@@ -148,33 +153,57 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("case", ANSWERS)
-def test_status_doctor_and_watchdog_give_one_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    ago_s, liveness, next_tick, health, verdict = ANSWERS[case]
-    (tmp_path / "plugins" / "drivers").mkdir(parents=True)
-    driver = DRIVER.format(liveness=liveness, summary=case, next_tick=next_tick)
-    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(driver)
-    monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
-    drivers.cache_clear()
-    project = make_project(tmp_path)
-    cron = open_cron(project)
-    cron.state.install(installed(driver="fake"))
-    cron.state.beat(beat(ago_s, driver="fake"))
-    status = cron_status(cron).judgement
-    context = context_of(project)
-    (target,) = CHECK.targets(CronCheckSettings(), context)
-    reading = CHECK.probe(target, CronCheckSettings(), context, {})[SCHEDULER]
-    drivers.cache_clear()
-    assert status.health is health and case in status.reason
-    assert reading.judgement is not None
-    assert (reading.judgement.health, reading.judgement.reason) == (health, status.reason)
-    from resilience.watch.reading import Timed
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CronProject]]:
+    """A project whose installed driver answers as it is told."""
 
-    (finding,) = CHECK.judge(SCHEDULER, [Timed(NOW, reading)], CronCheckSettings(), NOW)
+    def made(ago_s: float, liveness: str, summary: str, next_tick: float | None) -> CronProject:
+        (tmp_path / "plugins" / "drivers").mkdir(parents=True)
+        driver = DRIVER.format(liveness=liveness, summary=summary, next_tick=next_tick)
+        (tmp_path / "plugins" / "drivers" / "fake.py").write_text(driver)
+        monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
+        drivers.cache_clear()
+        cron = open_cron(make_project(tmp_path))
+        cron.state.install(installed(driver="fake"))
+        cron.state.beat(beat(ago_s, driver="fake"))
+        return cron
+
+    yield made
+    drivers.cache_clear()
+
+
+def watched(context: Context, deadline_s: float | None = None) -> tuple[Judgement, Finding]:
+    """What the watchdog reads, and what it says."""
+    settings = CronCheckSettings()
+    (target,) = CHECK.targets(settings, context)
+    reading = CHECK.probe(target._replace(deadline_s=deadline_s), settings, context, {})[SCHEDULER]
+    (finding,) = CHECK.judge(SCHEDULER, [Timed(NOW, reading)], settings, NOW)
+    assert reading.judgement is not None
+    return reading.judgement, finding
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_status_doctor_and_watchdog_give_one_answer(fake: Callable[..., CronProject], case: str) -> None:
+    ago_s, liveness, next_tick, health, verdict = ANSWERS[case]
+    cron = fake(ago_s, liveness, case, next_tick)
+    status = cron_status(cron).judgement
+    assert status.health is health and case in status.reason
+    judged, finding = watched(context_of(cron.project))
+    assert (judged.health, judged.reason) == (health, status.reason)
     assert finding.verdict is verdict and case in finding.summary
     assert health.value in outlook(cron).text
     if ago_s > 60:
-        assert f"is {health.value}" in late_notice(project)
+        assert f"is {health.value}" in late_notice(cron.project)
+
+
+def test_a_driver_that_hangs_costs_the_watchdog_its_answer_and_not_the_heartbeat(
+    fake: Callable[..., CronProject],
+) -> None:
+    cron = fake(30, 'ALIVE if __import__("time").sleep(60) else Liveness.ALIVE', "never", None)
+    began = time.monotonic()
+    judged, finding = watched(context_of(cron.project), deadline_s=2.0)
+    assert time.monotonic() - began < 30
+    assert judged.health is Health.ALIVE and finding.verdict is Verdict.OK and "did not respond" in finding.summary
 
 
 def test_an_scrontab_entry_that_scancel_disabled_is_dead_for_the_watchdog_too(tmp_path: Path) -> None:
@@ -185,12 +214,11 @@ def test_an_scrontab_entry_that_scancel_disabled_is_dead_for_the_watchdog_too(tm
     directory, now = CronDirectory(context.state_dir), context.system.clock.now()
     directory.install(installation)
     directory.beat(Heartbeat(time=now + 1, expected=now + 61, alive_since=now, driver="scrontab"))
-    (target,) = CHECK.targets(CronCheckSettings(), context)
     for cancelled, health in ((False, Health.ALIVE), (True, Health.DEAD)):
         if cancelled:
             job = json.loads((tmp_path / "scrontab.jobs").read_text())["jobs"][0]["id"]
             stand_in = [sys.executable, "-I", "-S", str(STAND_IN), "--scancel", str(job)]
             subprocess.run(stand_in, env=site.environ(), check=True, timeout=60)
-        judged = CHECK.probe(target, CronCheckSettings(), context, {})[SCHEDULER].judgement
-        assert judged is not None and judged.health is health, judged
-    assert judged is not None and "its job was cancelled" in judged.reason and "resil cron install" in judged.advice
+        judged, _ = watched(context)
+        assert judged.health is health, judged
+    assert "its job was cancelled" in judged.reason and "resil cron install" in judged.advice

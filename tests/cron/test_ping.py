@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from resilience.cron.ping import check_ping, last_ping, ping, ping_url
+from resilience.cron.ping import Pinged, check_ping, last_ping, ping, ping_url
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.report import TickReporter, send_failures
@@ -79,37 +79,46 @@ def until(condition: Callable[[], object]) -> None:
 def test_a_tick_reports_its_end_once(tmp_path: Path, is_well: bool) -> None:
     with a_server() as (url, heard):
         cron = a_cron(tmp_path, ping_url=url)
-        ping(cron, "3 runs", is_well=is_well)
+        ping(cron, "3 runs", {}, is_well=is_well)
         assert heard == [("" if is_well else "/fail", "3 runs")]
-    pinged, error = last_ping(cron)
-    assert pinged > 0 and not error
-
-
-def ran(cron: CronProject, slot: int, code: int, name: str = "cron.hourly/watch-fs") -> None:
-    run = RunRecord(name=name, slot=slot, outcome=Outcome.DONE, time=slot + 1.0, exit_code=code)
-    cron.state.record(name.replace("/", "+"), run)
+    assert last_ping(cron).time > 0 and not last_ping(cron).error
 
 
 def test_no_success_is_reported_while_a_watchdog_cannot_look(tmp_path: Path) -> None:
     with a_server() as (url, heard):
         cron = a_cron(tmp_path, ping_url=url)
-        ran(cron, 100, 0, "cron.hourly/other")
-        ran(cron, 100, 3)
-        ping(cron, "well", is_well=True)
-        assert not heard and "watch-fs ended UNKNOWN" in last_ping(cron)[1]
+        ping(cron, "well", {"cron.hourly/other": 0, "cron.hourly/watch-fs": 3}, is_well=True)
+        assert not heard and "watch-fs ended UNKNOWN" in last_ping(cron).error
         assert "watch-fs ended UNKNOWN" in send_failures(cron)[0]
-        ping(cron, "the table cannot be read", is_well=False)
-        ran(cron, 200, 2)
-        ping(cron, "well", is_well=True)
+        ping(cron, "an hour without a run", {}, is_well=True)
+        assert not heard
+        ping(cron, "the table cannot be read", {}, is_well=False)
+        ping(cron, "it could look again", {"cron.hourly/watch-fs": 2}, is_well=True)
         assert [word for word, _ in heard] == ["/fail", ""]
         (cron.state.path / "reported").write_text('{"unknown": "heartbeat is damaged"}')
-        ping(cron, "well", is_well=True)
-        assert len(heard) == 2 and "heartbeat is damaged" in last_ping(cron)[1]
-        (cron.state.path / "reported").unlink()
-        ran(cron, 300, 3)
+        reporter = TickReporter(cron)
+        reporter.ended(TickResult(), None)
+        until(lambda: "heartbeat is damaged" in last_ping(cron).error)
+        reporter.close()
+        ping(cron, "it failed", {"cron.hourly/watch-fs": 3}, is_well=True)
+        assert len(heard) == 2
         (cron.state.path / "table.json").write_text('{"entries": ["cron.hourly/other"], "ignored": []}')
-        ping(cron, "well", is_well=True)
+        ping(cron, "well", {}, is_well=True)
         assert len(heard) == 3, "an entry that left the table is over"
+
+
+def test_a_tick_tells_the_ping_which_looks_ended_unknown(tmp_path: Path) -> None:
+    with a_server() as (url, heard):
+        cron = a_cron(tmp_path, ping_url=url)
+        reporter = TickReporter(cron)
+        run = RunRecord(name="crontab/look", slot=1, outcome=Outcome.DONE, time=1.0, exit_code=3)
+        reporter.ended(TickResult(ended=(run,)), None)
+        until(lambda: last_ping(cron).error)
+        reporter.close()
+        reporter.ended(TickResult(ended=(replace(run, outcome=Outcome.FAILED),)), None)
+        until(lambda: heard)
+        ((word, body),) = heard
+        assert word == "" and "crontab/look: failed" in body, "an incident tells of a failure"
 
 
 def test_no_success_is_reported_while_the_outbox_does_not_drain(tmp_path: Path) -> None:
@@ -121,19 +130,19 @@ def test_no_success_is_reported_while_the_outbox_does_not_drain(tmp_path: Path) 
         outbox, now = open_alert_state(cron.project).outbox, time.time()
         outbox.put(replace(trial(cron.project), id="new"), "console", now - 60)
         outbox.put(replace(trial(cron.project), id="foreign"), "pager-of-another-project", now - 86400)
-        ping(cron, "well", is_well=True)
+        ping(cron, "well", {}, is_well=True)
         assert heard == [("", "well")]
         outbox.put(replace(trial(cron.project), id="old"), "console", now - 3600)
-        ping(cron, "well", is_well=True)
-        assert len(heard) == 1 and "2 alerts queued, for up to 1 h: resil alert list" in last_ping(cron)[1]
+        ping(cron, "well", {}, is_well=True)
+        assert len(heard) == 1 and "2 alerts queued, for up to 1 h: resil alert list" in last_ping(cron).error
         for entry in outbox.pending("console"):
             outbox.give_up(entry, "invalid token", "", now, "n1")
-        ping(cron, "well", is_well=True)
-        assert len(heard) == 1 and "the last alert was rejected" in last_ping(cron)[1]
+        ping(cron, "well", {}, is_well=True)
+        assert len(heard) == 1 and "the last alert was rejected" in last_ping(cron).error
         outbox.put(replace(trial(cron.project), id="next"), "console", now)
         (entry,) = outbox.pending("console")
         outbox.delivered(entry, now + 1, "ok", "n1")
-        ping(cron, "well", is_well=True)
+        ping(cron, "well", {}, is_well=True)
         assert len(heard) == 2
 
 
@@ -180,25 +189,25 @@ def test_no_server_delays_a_tick(
         cron = a_cron(tmp_path, ping_url=url)
         reporter = TickReporter(cron)
         reporter.ended(TickResult(), None)
-        assert not last_ping(cron)[0], "nobody has waited for an answer"
-        until(lambda: last_ping(cron)[0])
-    error = last_ping(cron)[1]
+        assert not last_ping(cron).time, "nobody has waited for an answer"
+        until(lambda: last_ping(cron).time)
+    error = last_ping(cron).error
     assert error and SECRET not in error
 
 
 @pytest.mark.parametrize("url", [f"https://no-such-host.invalid/{SECRET}", f"http://127.0.0.1:1/{SECRET}"])
 def test_a_server_that_is_not_there_is_only_noted_and_its_address_stays_secret(tmp_path: Path, url: str) -> None:
     cron = a_cron(tmp_path, ping_url=url)
-    ping(cron, "well", is_well=True)
-    error = last_ping(cron)[1]
+    ping(cron, "well", {}, is_well=True)
+    error = last_ping(cron).error
     assert error and SECRET not in error
 
 
 def test_a_ping_that_the_server_refuses_is_recorded(tmp_path: Path) -> None:
     with a_server(404) as (url, _):
         cron = a_cron(tmp_path, ping_url=url)
-        ping(cron, "well", is_well=True)
-    assert "404" in last_ping(cron)[1]
+        ping(cron, "well", {}, is_well=True)
+    assert "404" in last_ping(cron).error
 
 
 def test_the_address_may_lie_in_a_file_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -209,9 +218,9 @@ def test_the_address_may_lie_in_a_file_that_only_its_owner_reads(tmp_path: Path)
         cron = a_cron(tmp_path, ping_url_file=str(file))
         for mode, words in ((0o644, 0), (0o600, 1)):
             file.chmod(mode)
-            ping(cron, "well", is_well=True)
+            ping(cron, "well", {}, is_well=True)
             assert len(heard) == words
-            assert ("0600" in last_ping(cron)[1]) is (mode == 0o644)
+            assert ("0600" in last_ping(cron).error) is (mode == 0o644)
 
 
 @pytest.mark.parametrize(
@@ -245,18 +254,18 @@ def test_the_words_stand_where_healthchecks_wants_them() -> None:
 def test_without_an_address_and_while_stopped_nothing_is_reported(tmp_path: Path) -> None:
     cron = a_cron(tmp_path)
     TickReporter(cron).ended(TickResult(), None)
-    assert not last_ping(cron)[0]
+    assert not last_ping(cron).time
     with a_server() as (url, heard):
         cron = a_cron(tmp_path, ping_url=url)
         reporter = TickReporter(cron)
         reporter.ended(TickResult(stopped="stopped by ada"), None)
         reporter.close()
-        assert not heard and not last_ping(cron)[0]
+        assert not heard and not last_ping(cron).time
 
 
-@pytest.mark.parametrize("content", ["[]", "{", '{"time": 1}', ""])
+@pytest.mark.parametrize("content", ["[]", "{", '{"time": "x"}', ""])
 def test_a_damaged_record_is_as_if_it_were_not_there(tmp_path: Path, content: str) -> None:
     cron = a_cron(tmp_path)
     cron.state.path.mkdir(parents=True)
     (cron.state.path / "ping").write_text(content)
-    assert last_ping(cron) == (0.0, "")
+    assert last_ping(cron) == Pinged()

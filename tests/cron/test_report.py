@@ -198,8 +198,8 @@ def test_a_server_that_never_answers_delays_no_tick(tmp_path: Path) -> None:
         stage = Stage(tmp_path, cron=f'ping_url = "http://127.0.0.1:{server.getsockname()[1]}/x"')
         for _ in range(3):
             tick(stage.cron, driver="foreground")
-        assert not last_ping(stage.cron)[0], "three ticks are over before one answer was given up"
-        until(lambda: last_ping(stage.cron)[0], "the note")
+        assert not last_ping(stage.cron).time, "three ticks are over before one answer was given up"
+        until(lambda: last_ping(stage.cron).time, "the note")
 
 
 def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(

@@ -177,6 +177,15 @@ def test_a_process_that_died_while_claiming_leaves_its_claim(directory: CronDire
     assert directory.book.liveness(dead, NOW)[0] is Liveness.GONE
 
 
+def test_a_claim_whose_scheduler_died_before_it_had_the_slot_leaves_the_slot_to_the_next_one(
+    directory: CronDirectory,
+) -> None:
+    dead = put_run(directory, KEY, int(NOW), state=State.CLAIMED, pid=DEAD)
+    assert directory.book.has_slot(dead) is False
+    assert directory.book.settle(dead, NOW + 60, "it was killed", "n1") is None and directory.history(KEY) == ()
+    assert take(directory, KEY, int(NOW))
+
+
 _REQUEST = (
     "directory = CronDirectory(Path({path!r})); directory.book.claim('a', 1800000000, {{'pid': 1}}, lambda: 1.8e9)"
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from resilience.cron.book import machine
 from resilience.cron.submit import submission_of, token_of
 from resilience.errors import SchedulerError, SubmissionUncertain
+from resilience.submission import Submission
 from tests.cron.context import TOP, CronContext
+from tests.cron.records import DEAD
 from tests.lab.fakes import DOWN
 
 B = "cron.hourly+b.slurm"
@@ -188,3 +192,18 @@ def test_outputs_of_jobs_are_bounded_in_number(tmp_path: Path) -> None:
     context.tick(TOP + 3600 * 8)
     assert context.names(f"output/{B}") == ["101.out", "106.out", "107.out", "108.out"], "101 is not over"
     assert context.history(B)[-2].summary == "job 108 ended: COMPLETED"
+
+
+def test_jobs_and_claims_of_an_earlier_release_are_followed_and_submitted_once(context: CronContext) -> None:
+    state, token = context.cron.state.path, token_of(context.cron, B, int(TOP) - 7200)
+    context.queue.submit(Submission(token=token, run=".cron", script="b.slurm"))
+    for name in ("open", "jobs", "slots"):
+        (state / name).mkdir(exist_ok=True)
+    (state / "jobs" / f"{B}@{int(TOP) - 7200}@101@fake").touch()
+    claim = state / "open" / f"{B}@{int(TOP) - 3600}@0123456789ab@{machine()}-{DEAD}-5-{int(TOP) - 3600}"
+    claim.write_text('{"id": "0123456789ab"}')
+    os.link(claim, state / "slots" / f"{B}@{int(TOP) - 3600}")
+    context.queue.set(101, "COMPLETED")
+    context.tick(TOP - 20)
+    assert context.outcomes(B) == {TOP - 7200: "done", TOP - 3600: "submitted"} and len(context.queued()) == 2
+    assert not (state / "open").exists() and not (state / "jobs").exists()

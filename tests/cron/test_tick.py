@@ -14,7 +14,7 @@ import pytest
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.cron import ticker as cron_ticker
 from resilience.cron.project import CronProject
-from resilience.cron.records import Heartbeat, Outcome, RunRecord
+from resilience.cron.records import Heartbeat, Outcome, RunRecord, Table
 from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
@@ -431,7 +431,12 @@ def idle(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> tuple[CronCon
     context.tick(TOP + 60)
     context.tick(TOP + 70)
     read, seen = CronProject.read_table, list[float]()
-    monkeypatch.setattr(CronProject, "read_table", lambda cron: (seen.append(context.clock.time), read(cron))[1])
+
+    def reading(cron: CronProject) -> Table:
+        seen.append(context.clock.time)
+        return read(cron)
+
+    monkeypatch.setattr(CronProject, "read_table", reading)
     return context, seen
 
 
@@ -459,6 +464,7 @@ CHANGES: dict[str, Callable[[CronContext], object]] = {
     ),
     "a damaged heartbeat": lambda context: (context.cron.state.path / "heartbeat").write_text("{"),
     "damaged memory": lambda context: (context.cron.state.path / "idle").write_text("[1]"),
+    "another beginning": lambda context: (context.cron.state.path / "seen").write_text("{}"),
     "another setting": lambda context: setattr(
         context, "cron", replace(context.cron, settings=replace(context.cron.settings, catch_up="none"))
     ),

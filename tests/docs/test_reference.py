@@ -32,7 +32,7 @@ from scripts import make_docs
 from tests.docs.markdown import ROOT, Page, anchor, page, pages
 from tests.lab.hints import check_command
 from tests.lab.hints import errors as refusals
-from tests.runs.templates.batch import until
+from tests.lab.waiting import until
 
 VARIABLE = re.compile(r"\bRESIL_[A-Z][A-Z_]*[A-Z]\b")
 
@@ -300,7 +300,7 @@ def test_the_training_of_the_tutorial_saves_when_told_and_resumes(
         (tmp_path / directory).mkdir()
 
     def stop_it_is_midway() -> None:
-        until((tmp_path / "checkpoint.json").exists, "its first save", 60)
+        until((tmp_path / "checkpoint.json").exists, "its first save", timeout_s=60)
         (tmp_path / "switches" / "stop.7").touch()
 
     threading.Thread(target=stop_it_is_midway).start()

@@ -260,22 +260,25 @@ def test_a_copied_project_is_told_that_nothing_ticks_there(cron: CronProject, tm
 
 
 @pytest.mark.parametrize(
-    ("line", "missing"),
+    ("shell", "line", "missing"),
     [
-        ("no-such-program x | sort >> log", "no-such-program"),
-        ("./notes && true", "./notes"),
-        ("cd /tmp && no-such-program", ""),
-        ("if true; then true; fi", ""),
-        ("X=1 no-such-program", ""),
-        ("~/no-such-program", ""),
-        ("true;", ""),
+        ("/bin/sh", "no-such-program x | sort >> log", "no-such-program"),
+        ("/bin/sh", "./notes && true", "./notes"),
+        ("/bin/sh", "cd /tmp && no-such-program", ""),
+        ("/bin/sh", "if true; then true; fi", ""),
+        ("/bin/sh", "X=1 no-such-program", ""),
+        ("/bin/sh", "~/no-such-program", ""),
+        ("/bin/sh", "true;", ""),
+        ("/bin/sh", "shopt -s nullglob", "shopt"),
+        ("/bin/bash", "shopt -s nullglob", ""),
+        ("/bin/no-such-shell", "true", "/bin/no-such-shell"),
     ],
 )
 def test_the_first_command_of_a_shell_line_is_looked_up_by_its_shell(
-    cron: CronProject, line: str, missing: str
+    cron: CronProject, shell: str, line: str, missing: str
 ) -> None:
     (cron.directory.parent / "notes").write_text("x")
-    crontab(cron, f"SHELL=/bin/sh\n0 4 * * *  {line}\n")
+    crontab(cron, f"SHELL={shell}\n0 4 * * *  {line}\n")
     found = said(examine_cron(cron), Verdict.CRITICAL)
     assert (missing.strip(".") in found and "crontab/" in found) if missing else found == ""
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.doctor.settings import check_settings, find_errors
+from resilience.doctor.settings import check_settings, find_errors, submit_warnings
 from resilience.errors import ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
+from resilience.system.stuck import StuckMemory
 from tests.lab.fakes import make_system
+from tests.lab.hung import hung_directory as hung_disk
 
 
 def check(directory: Path, text: str) -> None:
@@ -131,3 +133,16 @@ def test_a_contradiction_of_two_tables_is_found(tmp_path: Path) -> None:
     (tmp_path / "resil.toml").write_text('[run]\nswitch_owners = "group"\n[guard]\nswitch_owners = "owner"\n')
     (error,) = find_errors(make_system(tmp_path))[1]
     assert "switch_owners is 'group' in [run] and 'owner' in [guard]" in error.message
+
+
+def test_a_state_directory_that_hangs_is_a_warning_within_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "stuck"])))
+    with hung_disk(tmp_path / "dead") as dead:
+        text = f'[run]\nstate_dir = "{dead}"\ncommand = "python train.py"\n[watch]\ndeadline_s = 1\n'
+        (tmp_path / "resil.toml").write_text(text)
+        system = make_system(tmp_path)
+        (found,) = submit_warnings(Project(system, load(system)))
+    assert found.message.startswith(f"resil submit could not be checked: {dead}/")
+    assert found.message.endswith("no answer within 1 s")

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tests.guard.guards import wait_until
 from tests.guard.ranks import REPOSITORY
+from tests.lab.waiting import until
 
 _PROGRAM = """
 import os, sys, time
@@ -99,7 +99,7 @@ class Launch:
         """Wait until each rank has done at least one more step."""
         living = [rank for rank, process in self.processes.items() if process.poll() is None]
         before = {rank: self.steps(rank) for rank in living}
-        wait_until(lambda: all(self.steps(rank) > before[rank] for rank in living))
+        until(lambda: all(self.steps(rank) > before[rank] for rank in living))
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to one rank."""

@@ -68,11 +68,3 @@ def save(guard: TrainingGuard, *handles: object) -> None:
     """Save; durable once all handles have succeeded, or at once without any."""
     with guard.saving() as saving:
         saving.until(*handles)
-
-
-def wait_until(is_true: Callable[[], object], deadline_s: float = 20.0) -> None:
-    """Return when the condition is true; fail after the deadline."""
-    end = time.monotonic() + deadline_s
-    while not is_true():
-        assert time.monotonic() < end, "it did not become true in time"
-        time.sleep(0.005)

@@ -20,10 +20,11 @@ from resilience.guard.exit import ForcedExit, is_job
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
 from tests.guard.ranks import REPOSITORY
 from tests.lab.disks import needs_fuse
 from tests.lab.hung import hung_directory
+from tests.lab.waiting import until
 
 _HEAD = """
 import atexit, ctypes, faulthandler, os, signal, sys, threading, time
@@ -266,7 +267,7 @@ def test_a_forked_worker_inherits_no_bound(run: Path, tmp_path: Path) -> None:
     save = f"os.fork() or (time.sleep(2.5), open({str(alive)!r}, 'w').close(), os._exit(0))"
     code, _, _ = end_of(run, save=save, bound=0.5, in_c=0.5, by_kernel=1.0)
     assert code == 75
-    wait_until(alive.exists)
+    until(alive.exists)
 
 
 def test_the_stacks_are_shown_before_the_jobs_end_without_ending_anything(run: Path) -> None:
@@ -294,7 +295,7 @@ def test_a_training_that_does_not_reach_the_stop_shows_its_stacks_and_is_not_end
     with subprocess.Popen(
         [sys.executable, "-c", program], env=plain | job, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
     ) as training:
-        wait_until(lambda: (run / "journal" / "12.0.jsonl").exists())
+        until(lambda: (run / "journal" / "12.0.jsonl").exists())
         (run / "switches" / "kill").touch()
         _, said = training.communicate(timeout=60)
     assert training.returncode == 75

@@ -13,7 +13,8 @@ import pytest
 
 from resilience import layout
 from tests.guard.guarded import Launch, a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
+from tests.lab.waiting import until
 
 
 def meet(launch: Launch, run: Path) -> None:
@@ -21,11 +22,11 @@ def meet(launch: Launch, run: Path) -> None:
     switch = run / layout.SWITCHES / "save"
     launch.wait_for_steps()
     switch.touch()
-    wait_until(lambda: not switch.exists(), 40)
+    until(lambda: not switch.exists(), timeout_s=40)
 
 
 def alone(launch: Launch, *ranks: int) -> None:
-    wait_until(lambda: all("on_leader_lost" in "".join(launch.said(rank)) for rank in ranks), 40)
+    until(lambda: all("on_leader_lost" in "".join(launch.said(rank)) for rank in ranks), timeout_s=40)
 
 
 @pytest.mark.parametrize("how", ["is killed", "ends first"])
@@ -45,7 +46,7 @@ def test_the_others_read_the_kill_switch_and_stop_cleanly(tmp_path: Path, how: s
         assert [launch.processes[rank].wait(60) for rank in (1, 2)] == [75, 75]
         for rank in (1, 2):
             assert len(launch.saves(rank)) == len(before[rank]) + 1
-            wait_until(lambda rank=rank: any(one["event"] == "end" for one in launch.journal(rank)))  # type: ignore[misc]
+            until(lambda rank=rank: any(one["event"] == "end" for one in launch.journal(rank)))  # type: ignore[misc]
             end = [one for one in launch.journal(rank) if one["event"] == "end"][-1]
             assert (end["exit_code"], end["stopped"], end["ranks"], end["well"]) == (75, True, 3, 1)
 
@@ -82,7 +83,7 @@ def test_a_save_requested_by_rank_0_and_in_flight_at_its_death_is_reported_once_
     with a_launch(tmp_path / "launch", run, 2, GONE_S="0.5", **more) as launch:
         launch.wait_for_steps()
         (run / layout.SWITCHES / "save").touch()
-        wait_until(lambda: bool(launch.saves(1)), 40)
+        until(lambda: bool(launch.saves(1)), timeout_s=40)
         launch.kill(0)
         alone(launch, 1)
         launch.signal(1, signal.SIGUSR1)
@@ -97,9 +98,9 @@ def test_rank_0_does_not_wait_long_at_its_own_end_for_a_save_of_a_rank_that_died
     with a_launch(tmp_path / "launch", run, 2, **more) as launch:
         launch.wait_for_steps()
         (run / layout.SWITCHES / "save").touch()
-        wait_until(lambda: bool(launch.saves(1)), 40)
+        until(lambda: bool(launch.saves(1)), timeout_s=40)
         launch.kill(1)
-        wait_until(lambda: launch.steps(0) >= 599, 60)
+        until(lambda: launch.steps(0) >= 599, timeout_s=60)
         began = time.monotonic()
         launch.processes[0].wait(60)
         assert time.monotonic() - began < 20, "of which it waits for 6 s"

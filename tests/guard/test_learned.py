@@ -16,7 +16,8 @@ from resilience.guard.heartbeat.writer import HeartbeatWriter
 from resilience.guard.learned import MAX_LOSSES, kill_after_s
 from resilience.guard.step_timer import StepTimer
 from tests.guard.guarded import a_launch
-from tests.guard.guards import Requester, make_guard, make_run, train, wait_until
+from tests.guard.guards import Requester, make_guard, make_run, train
+from tests.lab.waiting import until
 
 
 def learned(run: Path, rank: int = 0) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def test_the_slowest_save_and_step_are_known_from_the_start(run: Path) -> None:
     with make_guard(run, triggers=[Requester("enough")], say=lambda text: None) as guard:
         assert guard._runtime is not None
         timer = guard._runtime._timer
-        wait_until(lambda: timer.slowest_save_s is not None)
+        until(lambda: timer.slowest_save_s is not None)
         assert timer.slowest_save_s is not None and timer.slowest_save_s >= 0.4
         train(guard)
 
@@ -132,7 +133,7 @@ def test_the_batch_shell_can_parse_the_bound(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         assert guard._runtime is not None
         guard.step()
-        wait_until(lambda: guard.step() is not None and guard._runtime._timer.slowest_step_s is not None)  # type: ignore[union-attr]
+        until(lambda: guard.step() is not None and guard._runtime._timer.slowest_step_s is not None)  # type: ignore[union-attr]
         with guard.saving():
             pass
     text = (run / "learned" / "0.json").read_text()
@@ -217,11 +218,11 @@ def test_other_ranks_get_the_file_from_their_nodes_process(tmp_path: Path) -> No
         with a_launch(tmp_path / f"launch{attempt}", run, 2, LOSS="2.0") as launch:
             launch.wait_for_steps()
             (run / "switches" / "save").touch()
-            wait_until(lambda: not (run / "switches" / "save").exists(), 40)
+            until(lambda: not (run / "switches" / "save").exists(), timeout_s=40)
             (run / "switches" / "kill").touch()
             assert [launch.processes[rank].wait(60) for rank in range(2)] == [75, 75]
         (run / "switches" / "kill").unlink()
-        wait_until(lambda: (run / "learned" / "1.json").exists())
+        until(lambda: (run / "learned" / "1.json").exists())
         assert learned(run, 1)["world"] == 2 and learned(run, 1)["losses"][-1]["losses"]
     used = [event for event in launch.journal(1) if event["event"] in ("learned", "learned_dropped")]
     assert used, "it was asked for, and answered"

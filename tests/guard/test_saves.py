@@ -22,8 +22,9 @@ from resilience.guard import GuardError, Request, TrainingGuard
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.saves import SaveNotDurable, handles_in, poll_of
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import Requester, make_guard, save, train, wait_until
+from tests.guard.guards import Requester, make_guard, save, train
 from tests.guard.ranks import REPOSITORY
+from tests.lab.waiting import until
 
 Future = concurrent.futures.Future
 SAVE = Request("requester", "please", stop=False)
@@ -60,7 +61,7 @@ def test_a_save_inside_a_save_is_one_save(run: Path) -> None:
         train(guard)
         with guard.saving(), guard.saving():
             assert requester.outcomes == []
-        wait_until(lambda: requester.outcomes == ["saved"])
+        until(lambda: requester.outcomes == ["saved"])
     assert len(events(run, "save")) == 1
 
 
@@ -94,12 +95,12 @@ def test_a_save_in_flight_counts_when_durable_and_the_training_continues_meanwhi
             guard.step()
             time.sleep(0.001)
         assert (run / "switches" / "save").exists(), "nothing is saved yet"
-        wait_until(lambda: kinds(run)[-1:] == ["save_staged"])
+        until(lambda: kinds(run)[-1:] == ["save_staged"])
         assert guard._runtime is not None
         assert guard._runtime._timer.slowest_save_s is None
         time.sleep(0.3)
         future.set_result(None)
-        wait_until(lambda: not (run / "switches" / "save").exists())
+        until(lambda: not (run / "switches" / "save").exists())
         timer = guard._runtime._timer
         assert timer.slowest_stall_s is not None and timer.slowest_save_s is not None
         assert timer.slowest_save_s >= 0.3 and timer.slowest_save_s > timer.slowest_stall_s
@@ -117,11 +118,11 @@ def test_a_save_in_flight_that_fails_leaves_the_switch_and_is_reported(
         decision = train(guard)
         save(guard, future)
         future.set_exception(OSError(28, "No space left on device"))
-        wait_until(lambda: "save_failed" in kinds(run))
+        until(lambda: "save_failed" in kinds(run))
         assert (run / "switches" / "save").exists()
         assert "save" not in kinds(run)
         sentence = f"the save of step {decision.step} is not durable: OSError(28, 'No space left on device')"
-        wait_until(lambda: any(sentence in one for one in said))
+        until(lambda: any(sentence in one for one in said))
     assert guard.exit_code == 1, "the last save is not there, whoever has swallowed the exception"
     assert events(run, "end")[0] == events(run, "end")[0] | {"exit_code": 1, "stopped": False, "why": sentence}
 
@@ -130,7 +131,7 @@ def test_a_later_durable_save_clears_a_failed_one(run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
         save(guard, failed(ValueError("once")))
-        wait_until(lambda: "save_failed" in kinds(run))
+        until(lambda: "save_failed" in kinds(run))
         guard.step()
         save(guard, done())
     assert guard.exit_code == 0
@@ -167,14 +168,14 @@ def test_a_second_save_waits_or_is_skipped_as_set(run: Path, overlap: str) -> No
             assert len(events(run, "save_skipped")) == 1, "said once, however often it is asked for"
             assert (run / "switches" / "save").exists()
             future.set_result(None)
-            wait_until(lambda: requester.outcomes == ["saved"])
+            until(lambda: requester.outcomes == ["saved"])
             train(guard)  # the request is followed now
         else:
             train(guard)
             soon(future.set_result, None)
         with guard.saving():
             assert future.done()
-        wait_until(lambda: not (run / "switches" / "save").exists())
+        until(lambda: not (run / "switches" / "save").exists())
     assert [event["event"] for event in events(run, "save", "save_failed")] == ["save", "save"]
     assert len(events(run, "switch")) == 1
 
@@ -190,7 +191,7 @@ def test_until_waits_for_all_handles(run: Path) -> None:
         time.sleep(0.2)
         assert "save" not in kinds(run)
         second.set_result(None)
-        wait_until(lambda: "save" in kinds(run))
+        until(lambda: "save" in kinds(run))
 
 
 def test_without_handles_a_save_is_durable_at_once(run: Path) -> None:
@@ -285,7 +286,7 @@ def test_a_save_that_failed_does_not_cut_the_next_one_short(run: Path, said: lis
         for handle in (done(), failed(OSError("disk full"))):
             guard.step()
             save(guard, handle)
-            wait_until(lambda: guard._loop.saves is not None and guard._loop.saves.newest is None)
+            until(lambda: guard._loop.saves is not None and guard._loop.saves.newest is None)
         guard.step()
         with guard.saving() as saving:
             slow.start()
@@ -467,7 +468,7 @@ def test_a_failed_handle_raises_its_error(kind: str, run: Path) -> None:
     with make_guard(run, say=lambda text: None) as guard:
         guard.step()
         save(guard, make())
-        wait_until(lambda: "save_failed" in kinds(run))
+        until(lambda: "save_failed" in kinds(run))
     assert (
         text in events(run, "save_failed")[0]["error"] and expected.__name__ in events(run, "save_failed")[0]["error"]
     )
@@ -487,7 +488,7 @@ def test_a_running_handle_is_not_durable() -> None:
         manager.release.set()
         process.communicate(b"\n")
         thread.join()
-    wait_until(lambda: [poll() for poll in polls[1:4]] == [True] * 3)
+    until(lambda: [poll() for poll in polls[1:4]] == [True] * 3)
 
 
 def test_a_failed_orbax_manager_raises_its_error() -> None:
@@ -495,7 +496,7 @@ def test_a_failed_orbax_manager_raises_its_error() -> None:
     poll = poll_of(manager)
     manager.release.set()
     with pytest.raises(ValueError, match="shard 3"):
-        wait_until(poll)
+        until(poll)
 
 
 def test_only_unambiguous_return_values_of_a_save_function_are_handles() -> None:

@@ -22,7 +22,8 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.switch_directory import QUIET_S, SwitchDirectory, called
-from tests.guard.guards import make_guard, train, wait_until
+from tests.guard.guards import make_guard, train
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 STRANGER_GID = 65533
@@ -399,7 +400,7 @@ def test_a_training_continues_while_its_run_directory_is_unavailable_and_reads_s
     with make_guard(run, say=said.append) as guard:
         guard.step()
         run.rename(away)
-        wait_until(lambda: any("cannot read the switches" in sentence for sentence in said))
+        until(lambda: any("cannot read the switches" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(1000))
         away.rename(run)
         kill.write_text("enough")

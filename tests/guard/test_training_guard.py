@@ -19,7 +19,8 @@ from resilience.guard import CONTINUE, AgreementLost, Decision, GuardError, Requ
 from resilience.guard.gate import NullLock
 from resilience.guard.testing import script
 from resilience.guard.training_guard import LockedTrainingGuard
-from tests.guard.guards import QUIET, Requester, job_environ, make_guard, save, train, wait_until
+from tests.guard.guards import QUIET, Requester, job_environ, make_guard, save, train
+from tests.lab.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +131,7 @@ def test_a_poll_announces_a_stop_and_the_next_step_decides_it(run: Path) -> None
         with guard.phase("eval"):
             assert not guard.poll()
             requester.request = "enough"
-            wait_until(lambda: guard.poll().stop)
+            until(lambda: guard.poll().stop)
             announced = guard.poll()
         decision = guard.step()
     assert announced.stop and not announced.save
@@ -142,14 +143,14 @@ def test_a_poll_never_announces_a_save(run: Path) -> None:
     with make_guard(run, triggers=[requester := Requester()]) as guard:
         guard.step()
         requester.request = Request("requester", "please", stop=False)
-        wait_until(lambda: requester.request is None and guard.limit == 0)
+        until(lambda: requester.request is None and guard.limit == 0)
         assert not guard.poll()
         assert guard.step().save
 
 
 def test_a_training_that_leaves_its_warm_up_because_of_a_poll_exits_with_75(run: Path) -> None:
     with make_guard(run, triggers=[Requester("enough")]) as guard:
-        wait_until(lambda: guard.poll().stop)
+        until(lambda: guard.poll().stop)
     assert guard.exit_code == 75
 
 
@@ -160,15 +161,15 @@ def test_a_users_trigger_receives_the_outcome_of_the_save(run: Path, said: list[
         assert (decision.save, decision.stop, decision.label) == (True, False, "before-lunch")
         with pytest.raises(OSError), guard.saving():
             raise OSError("the disk is full")
-        wait_until(lambda: requester.outcomes == ["failed"])
+        until(lambda: requester.outcomes == ["failed"])
         requester.request = Request("requester", "again", stop=False)
         train(guard)
         save(guard)
-        wait_until(lambda: requester.outcomes == ["failed", "saved"])
+        until(lambda: requester.outcomes == ["failed", "saved"])
         requester.request = Request("requester", "without a block", stop=False)
         train(guard)
         guard.step()
-        wait_until(lambda: requester.outcomes == ["failed", "saved", "obeyed"])
+        until(lambda: requester.outcomes == ["failed", "saved", "obeyed"])
     assert any("is not durable: OSError('the disk is full')" in sentence for sentence in said)
 
 
@@ -208,7 +209,7 @@ class Broken:
 def test_a_broken_trigger_costs_a_warning_and_is_given_up_after_ten_failures(run: Path, said: list[str]) -> None:
     broken = Broken()
     with make_guard(run, triggers=[broken], say=said.append) as guard:
-        wait_until(lambda: any("is disabled" in sentence for sentence in said))
+        until(lambda: any("is disabled" in sentence for sentence in said))
         time.sleep(0.1)
         assert not guard.step()
     assert broken.polls == 10
@@ -218,14 +219,14 @@ def test_a_broken_trigger_costs_a_warning_and_is_given_up_after_ten_failures(run
 def test_a_trigger_that_returns_an_invalid_value_is_reported(run: Path, said: list[str]) -> None:
     requester = Requester(42)  # type: ignore[arg-type]
     with make_guard(run, triggers=[requester], say=said.append):
-        wait_until(lambda: any("requester" in sentence and "int" in sentence for sentence in said))
+        until(lambda: any("requester" in sentence and "int" in sentence for sentence in said))
 
 
 def test_a_discarding_request_cancels_the_save_of_others(run: Path) -> None:
     first, second = Requester("time is up"), Requester(Request("second", "the loss is NaN", save=False, discard=True))
     second.name = "second"
     with make_guard(triggers=[first, second], poll_s=5.0) as guard:
-        wait_until(lambda: first.polls and second.polls)
+        until(lambda: first.polls and second.polls)
         time.sleep(0.1)
         decision = guard.step()
     assert decision.stop and not decision.save
@@ -400,7 +401,7 @@ def test_a_training_without_a_with_block_closes_its_guard_at_exit(run: Path) -> 
     environ = {**job_environ(run), "PATH": os.environ["PATH"], "PYTHONPATH": str(Path.cwd())}
     process = subprocess.Popen([sys.executable, "-c", program], env=environ, stderr=subprocess.PIPE)
     try:
-        wait_until(lambda: not (run / "switches" / "save").exists())
+        until(lambda: not (run / "switches" / "save").exists())
         (run / "switches" / "kill").touch()
         assert process.wait(30) == 75
     finally:
@@ -519,7 +520,7 @@ def test_a_users_trigger_that_hangs_or_exits_does_not_block_the_others(run: Path
 def test_a_hung_trigger_is_reported(said: list[str], monkeypatch: pytest.MonkeyPatch, hung: Hung) -> None:
     monkeypatch.setattr("resilience.guard.watch.STUCK_S", 0.05)
     with make_guard(triggers=[hung], say=said.append):
-        wait_until(lambda: any("requester has not returned from poll()" in sentence for sentence in said))
+        until(lambda: any("requester has not returned from poll()" in sentence for sentence in said))
         hung.over.set()
 
 
@@ -766,7 +767,7 @@ def test_a_locked_guard_counts_and_decides_like_the_other() -> None:
         assert not any(guard.step() for _ in range(1000))
         assert (guard.count, guard.beat[0]) == (1000, 1000)
         requester.request = "enough"
-        wait_until(lambda: guard.poll().stop)
+        until(lambda: guard.poll().stop)
         assert train(guard).save
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from resilience import layout
 from tests.guard.guarded import Launch, a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
+from tests.lab.waiting import until
 
 WORLD, SLOW, SLOW_STEP_S, AHEAD = 4, 3, 0.5, 200
 
@@ -20,7 +21,7 @@ def a_slow_rank(directory: Path, run: Path, **more: str) -> Iterator[Launch]:
     """The others are `AHEAD` steps ahead of it, which it would need 100 s for; then the kill switch is thrown."""
     environ: dict[str, Any] = {f"STEP_S.{SLOW}": f"{SLOW_STEP_S}", **more}
     with a_launch(directory / "launch", run, WORLD, **environ) as launch:
-        wait_until(lambda: launch.steps(SLOW) > 8 and launch.steps(0) - launch.steps(SLOW) > AHEAD, 60)
+        until(lambda: launch.steps(SLOW) > 8 and launch.steps(0) - launch.steps(SLOW) > AHEAD, timeout_s=60)
         (run / layout.SWITCHES / "kill").touch()
         yield launch
 
@@ -28,7 +29,7 @@ def a_slow_rank(directory: Path, run: Path, **more: str) -> Iterator[Launch]:
 def test_the_wait_for_a_slow_rank_is_reported_with_estimates(tmp_path: Path) -> None:
     with a_slow_rank(tmp_path, make_run(tmp_path / "run")) as launch:
         told = re.compile(rf"rank {SLOW} is ([\d,]+) steps behind, at ([\d.]+) s per step: .* for about (.*) at ")
-        wait_until(lambda: told.search("".join(launch.said(0))), 60)
+        until(lambda: told.search("".join(launch.said(0))), timeout_s=60)
         found = told.search("".join(launch.said(0)))
         assert found is not None
         assert int(found[1].replace(",", "")) >= AHEAD

@@ -15,7 +15,8 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from resilience.guard.watch import MIN_POLL_S, Watch, Watches, is_polled_on, name_of, next_poll_s, to_request
-from tests.guard.guards import Requester, wait_until
+from tests.guard.guards import Requester
+from tests.lab.waiting import until
 
 
 def make_watch(*triggers: Any, requested: list[Request], said: list[str] | None = None, **options: Any) -> Watch:
@@ -37,7 +38,7 @@ def watching(*triggers: Any, stop_s: float = 2.0, **options: Any) -> Iterator[Wa
 def test_a_trigger_with_an_open_request_is_not_polled_until_its_outcome() -> None:
     requester, requested = Requester("enough"), []  # type: ignore[var-annotated]
     with watching(requester, requested=requested) as watch:
-        wait_until(lambda: requested)
+        until(lambda: requested)
         polls = requester.polls
         requester.request = "again"
         watch.wake()
@@ -45,7 +46,7 @@ def test_a_trigger_with_an_open_request_is_not_polled_until_its_outcome() -> Non
         threading.Event().wait(0.1)
         assert (requester.polls, requester.outcomes) == (polls, [])
         watch.notify(["requester"], "saved")
-        wait_until(lambda: len(requested) == 2)
+        until(lambda: len(requested) == 2)
         assert requester.outcomes == ["saved"]
 
 
@@ -59,7 +60,7 @@ def test_the_requests_of_the_first_poll_are_reported_together() -> None:
 def test_the_last_outcome_is_delivered_before_the_end() -> None:
     requester, requested = Requester("enough"), []  # type: ignore[var-annotated]
     with watching(requester, requested=requested, every_s=60.0, stop_s=5.0) as watch:
-        wait_until(lambda: requested)
+        until(lambda: requested)
         watch.notify(["requester"], "saved")
     assert requester.outcomes == ["saved"]
 
@@ -84,7 +85,7 @@ def test_a_failed_background_task_is_reported_once_and_retried(said: list[str]) 
         raise OSError("the disk is full")
 
     with watching(requested=[], said=said, also=also):
-        wait_until(lambda: len(times) > 3)
+        until(lambda: len(times) > 3)
     assert sum("the disk is full" in sentence for sentence in said) == 1
 
 
@@ -92,10 +93,10 @@ def test_a_trigger_that_wants_to_is_asked_sooner_and_the_others_are_not() -> Non
     urgent, other, passes = Requester(), Requester(), list[int]()
     urgent.look_again_s = 0.001  # type: ignore[attr-defined]
     with watching(urgent, other, requested=[], every_s=60.0, also=lambda: passes.append(1)) as watch:
-        wait_until(lambda: urgent.polls > 5)
+        until(lambda: urgent.polls > 5)
         assert (other.polls, len(passes)) == (1, 1)
         watch.wake()
-        wait_until(lambda: other.polls == 2)
+        until(lambda: other.polls == 2)
 
 
 def test_an_urgent_trigger_with_an_open_request_or_a_failure_is_polled_at_the_usual_interval() -> None:
@@ -109,7 +110,7 @@ def test_an_urgent_trigger_with_an_open_request_or_a_failure_is_polled_at_the_us
     asking, broken, calm, said = Requester("enough"), Broken(), Requester(), list[str]()
     asking.look_again_s = 0.001  # type: ignore[attr-defined]
     with watching(asking, broken, calm, requested=[], said=said, every_s=0.1):
-        wait_until(lambda: calm.polls > 3)
+        until(lambda: calm.polls > 3)
         polls = broken.polls
         assert polls <= calm.polls + 1  # once in each round
         assert asking.polls == 1
@@ -119,7 +120,7 @@ def test_a_trigger_cannot_lengthen_the_poll_interval() -> None:
     slow = Requester()
     slow.look_again_s = 3600.0  # type: ignore[attr-defined]
     with watching(slow, requested=[], every_s=0.01):
-        wait_until(lambda: slow.polls > 3)
+        until(lambda: slow.polls > 3)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +143,9 @@ def test_the_nodes_triggers_are_polled_when_a_save_begins(monkeypatch: pytest.Mo
     )  # fmt: skip
     watches.start()
     try:
-        wait_until(lambda: (built_in.polls, own.polls) == (1, 1))
+        until(lambda: (built_in.polls, own.polls) == (1, 1))
         watches.save_began()
-        wait_until(lambda: built_in.polls == 2)
+        until(lambda: built_in.polls == 2)
         assert own.polls == 1
     finally:
         watches.stop(2.0)
@@ -191,9 +192,9 @@ def test_a_trigger_whose_name_raises_does_not_end_its_thread() -> None:
 
     other, requested, said = Requester(), list[Request](), list[str]()
     with watching(Nameless(3), other, requested=requested, said=said):  # type: ignore[arg-type]
-        wait_until(lambda: said)
+        until(lambda: said)
         other.request = "enough"
-        wait_until(lambda: requested)
+        until(lambda: requested)
     assert "Nameless" in said[0]
 
 

@@ -59,6 +59,7 @@ class FakeScheduler:
         me: login name of who asks; others' jobs may be seen and not cancelled.
         records: the queue, ended jobs included.
         trouble: raised by everything that asks or tells, or None.
+        troubles: by the name of a method, what only this method raises.
         refusals: by the number of the submit (from 1), what it raises; nothing is queued.
         uncertain: numbers of the submits that queue the job and do not hear the answer.
         accounting: the jobs that only accounting has.
@@ -71,6 +72,7 @@ class FakeScheduler:
     name: str = "fake"
     records: list[Job] = field(default_factory=list)
     trouble: ResilError | None = None
+    troubles: dict[str, ResilError] = field(default_factory=dict)
     refusals: dict[int, BaseException] = field(default_factory=dict)
     uncertain: set[int] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
@@ -86,8 +88,9 @@ class FakeScheduler:
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
-        if self.trouble is not None:
-            raise self.trouble
+        trouble = self.trouble or self.troubles.get(name)
+        if trouble is not None:
+            raise trouble
 
     def submit(self, submission: Submission) -> Submitted:
         self.calls.append("submit")

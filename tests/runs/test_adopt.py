@@ -11,10 +11,11 @@ from resilience.errors import NoSuchJob, ResilError, RunAlive, SchedulerError, S
 from resilience.job import JobId, JobState
 from resilience.runs import run_jobs
 from resilience.runs.adopt import adopt, split_command
+from resilience.runs.kill_outlook import read_outlook
 from resilience.runs.project import Project
 from resilience.runs.run_jobs import adopted_to_follow, jobs_of_run
 from resilience.runs.status import run_statuses
-from resilience.runs.submissions import Outcome, read_intents
+from resilience.runs.submissions import Intent, Outcome, read_intents, record_intent
 from resilience.runs.submit_plan import script_of_run
 from resilience.runs.switches import write_switch
 from resilience.submission import make_comment
@@ -78,12 +79,27 @@ def test_adopting_twice_says_so_and_changes_nothing(project: Project, fake: Fake
     assert not project.directory("y").path.exists()
 
 
+def test_a_kill_knows_that_an_adopted_job_runs_on(project: Project, fake: FakeScheduler) -> None:
+    fake.records = [a_job(12, name="x")]
+    adopt(project, JobId(12))
+    assert read_outlook(project, project.directory("x")).adopted == ("12",)
+
+
 def test_a_job_of_resil_is_not_adopted_a_second_time(project: Project, fake: FakeScheduler) -> None:
     script = "/shared/bob/.resil/gpt/scripts/abc.sbatch"
     fake.records = [a_job(12, comment=make_comment("gpt", "abc"), command=script)]
     error = refused(UsageError, project)
     assert "already a job of the run gpt" in error.message
     assert error.hint == "resil status /shared/bob/.resil/gpt"
+
+
+def test_a_job_that_resil_queued_here_belongs_to_its_run_already(project: Project, fake: FakeScheduler) -> None:
+    directory = project.directory("gpt")
+    directory.create("")
+    record_intent(directory, Intent("abc", "fake", "/s/a.sh", ("sbatch", "/s/a.sh"), NOW))
+    fake.records = [a_job(12, comment=make_comment("gpt", "abc"))]
+    found = adopt(project, JobId(12))
+    assert (found.run, found.is_new, found.by_resil, found.is_followed) == ("gpt", False, True, False)
 
 
 @pytest.mark.parametrize("state", [JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED, JobState.TIMEOUT])
@@ -100,8 +116,10 @@ def test_an_ended_job_that_only_accounting_knows_is_refused_with_its_end(
     assert "job 12 has ended: TIMEOUT" in refused(SchedulerError, project).message
 
 
-def test_an_unknown_job_is_refused(project: Project) -> None:
+def test_an_unknown_job_is_refused(project: Project, fake: FakeScheduler) -> None:
     assert "squeue --me" in refused(NoSuchJob, project).hint
+    fake.name = "local"
+    assert "--scheduler slurm" in refused(NoSuchJob, project).hint
 
 
 def test_without_an_answer_nothing_is_adopted(project: Project, fake: FakeScheduler) -> None:
@@ -125,7 +143,9 @@ def test_an_array_is_adopted_as_a_whole(project: Project, fake: FakeScheduler) -
         a_job(12, JobState.PENDING, name="x", tasks="3-9%1", task_count=7),
         a_job(12, name="x", task=2, raw_id=40),
     ]
-    assert "all tasks of the array are watched; 7 tasks still wait" in adopt(project, JobId(12)).notes
+    adoption = adopt(project, JobId(12))
+    assert "all tasks of the array are watched; 7 tasks still wait" in adoption.notes
+    assert adoption.tasks == {"PENDING": 7, "RUNNING": 1}
     directory = project.directory("x")
     assert len(jobs_of_run(fake.records, "x", read_intents(directory))) == 2
     assert adopt(project, JobId(12)).is_new is False
@@ -237,4 +257,4 @@ COMMANDS = [
 
 @pytest.mark.parametrize(("command", "parts"), COMMANDS)
 def test_a_script_is_told_from_its_arguments(command: str, parts: tuple[str, tuple[str, ...]]) -> None:
-    assert split_command(command, {"/s/a.sh", "/s/my train.sh"}.__contains__) == parts
+    assert split_command(command, {"/s/a.sh", "/s/my", "/s/my train.sh"}.__contains__) == parts

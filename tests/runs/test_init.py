@@ -133,7 +133,7 @@ def test_long_and_short_directives_are_taken_over(tmp_path: Path) -> None:
     text, notes = compose_settings(
         "directory",
         script("-J llama -p gpu -N4", "--gpus-per-node=8", "-t 1-12:00:00", "--exclusive", "--array=1-20%1",
-               "--signal=B:USR2@120", "-o out.txt", "--mail-user='a b'"),
+               "--signal=B:USR2@120", "-o out.txt", "--mail-user='a b'").replace("python", "srun python"),
     )  # fmt: skip
     settings = settings_of(tmp_path, text)
     assert (settings.run.name, settings.submit.array, settings.submit.signal_lead_s) == ("llama", "1-20%1", 120.0)
@@ -145,6 +145,20 @@ def test_long_and_short_directives_are_taken_over(tmp_path: Path) -> None:
 
 
 LAUNCHES = [
+    ("conda run -n env python train.py", "python", "conda run -n env python train.py"),
+    (
+        "conda run --no-capture-output -p /opt/envs/py3 python3 train.py --env x\n",
+        "python",
+        "conda run --no-capture-output -p /opt/envs/py3 python3 train.py --env x",
+    ),
+    ("srun -n 8 uv run python -m pkg.train", "srun", "uv run python -m pkg.train"),
+    (
+        "srun --mem-bind=local numactl --cpunodebind=0 python train.py &",
+        "srun",
+        "numactl --cpunodebind=0 python train.py",
+    ),
+    ("env A=1 B=2 python train.py", "python", "env A=1 B=2 python train.py"),
+    ("conda run -n env torchrun --nproc_per_node=8 train.py", "torchrun", "python train.py"),
     ("python train.py", "python", "python train.py"),
     ("cd /x && srun python -u train.py --lr 1", "srun", "python -u train.py --lr 1"),
     ("srun \\\n  --kill-on-bad-exit=1 \\\n  python train.py", "srun", "python train.py"),
@@ -169,6 +183,7 @@ LAUNCHES = [
     ("which python; python --version; nvidia-smi\ntorchrun train.py", "torchrun", "python train.py"),
     ("python prepare.py\nsrun torchrun train.py\npython upload.py --last", "torchrun", "python train.py"),
     ("python prepare.py\npython train.py", "python", "python train.py"),
+    ("python train.py\npython -c 'print(1)'\npython - <<<1", "python", "python train.py"),
 ]
 
 
@@ -177,7 +192,7 @@ def test_template_and_command_are_guessed_from_the_launch(
     tmp_path: Path, body: str, template: str, command: str
 ) -> None:
     text, notes = compose_settings("x", f"#!/bin/bash\n#SBATCH -t 60\n{body}\n")
-    run = settings_of(tmp_path, text).run
+    run = settings_of(tmp_path, text.replace("[template]", '[template]\nimage = "a.sif"')).run
     assert (run.template, run.command) == (template, command or "python train.py")
     assert any("taken from" in note for note in notes) or body == "bash run.sh"
 
@@ -194,6 +209,11 @@ def test_the_processes_per_node_of_a_launcher_are_taken_over(
     """Without them, a script that requests no GPUs by number would train with one process per node."""
     text, _ = compose_settings("x", f"#!/bin/bash\n{launch}\n")
     assert settings_of(tmp_path, text).launcher.get("gpus_per_node") == processes
+
+
+def test_an_environment_that_the_template_does_not_start_is_told() -> None:
+    _, notes = compose_settings("x", "#!/bin/bash\nconda run -n env torchrun train.py\n")
+    assert "left out of the launch: conda run -n env; activate its environment in setup" in notes
 
 
 def test_a_number_of_processes_that_the_template_does_not_know_is_told() -> None:
@@ -239,8 +259,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("directive", HOSTILE)
 def test_a_hostile_directive_never_breaks_the_settings(tmp_path: Path, directive: str) -> None:
-    text, notes = compose_settings("x", script("--nodes=2", directive))
-    assert settings_of(tmp_path, text.encode("utf-8", "replace").decode()).sbatch["nodes"] == "2"
+    text, notes = compose_settings("x", script("--ntasks=2", directive))
+    assert settings_of(tmp_path, text.encode("utf-8", "replace").decode()).sbatch["ntasks"] == "2"
     assert all("\n" not in note for note in notes)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 from resilience.alerts.commands import listing
 from resilience.alerts.notify import notify
 from resilience.finding import Finding, Report, Verdict
+from resilience.runs import submit
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
+from resilience.runs.status import run_statuses
 from resilience.runs.submissions import (
     Intent,
     describe_relocation,
@@ -21,9 +23,10 @@ from resilience.runs.submissions import (
     record_intent,
     submitted_ids,
 )
+from resilience.runs.submit_plan import SubmitRequest
 from resilience.settings.load import load
 from resilience.system.ports import System
-from tests.lab.fakes import NOW, make_system
+from tests.lab.fakes import NOW, FakeScheduler, make_project, make_system
 
 
 def submitted(path: Path, token: str = "", script: str = "") -> RunDirectory:
@@ -46,6 +49,15 @@ def test_the_jobs_of_the_original_are_not_those_of_a_copy(tmp_path: Path) -> Non
     newest = newest_intent(read_intents(copy))
     assert newest is not None and newest.token == own
     assert describe_relocation(read_journal(original), original) == ""
+
+
+def test_an_attempt_that_was_copied_before_its_end_is_no_attempt_of_the_copy(tmp_path: Path) -> None:
+    original = submitted(tmp_path / "a/gpt")
+    (original.path / "attempts/0001").write_text('job_id = 7\nlabel = "7"\nhost = "n1"\nstart = 1\n')
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    project = make_project(tmp_path, FakeScheduler())
+    found = [run_statuses(project, (RunDirectory(tmp_path / name / "gpt"),))[0] for name in ("a", "b")]
+    assert [len(status.attempts) for status in found] == [1, 0]
 
 
 def test_a_copy_of_an_older_journal_is_known_by_its_scripts(tmp_path: Path) -> None:
@@ -73,6 +85,39 @@ def test_another_path_to_the_same_directory_is_neither(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "a")
     same = RunDirectory(tmp_path / "link/gpt")
     assert len(read_intents(same)) == 1 and describe_relocation(read_journal(same), same) == ""
+
+
+def attempt(directory: RunDirectory, number: int, job: int, end: str = "") -> None:
+    (directory.path / f"attempts/{number:04d}").write_text(f'number = {number}\njob_id = {job}\nlabel = "{job}"\n')
+    (directory.path / f"attempts/{number:04d}.{'end' if end else 'beat'}").write_text(
+        f'end = "{end}"\n' if end else "1"
+    )
+
+
+def test_a_copy_neither_shows_nor_waits_for_the_attempt_that_runs_in_the_original(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    fake = FakeScheduler()
+    project = make_project(tmp_path / "a", fake)
+    submit.perform(project, submit.prepare(project, SubmitRequest(run="gpt")))
+    original = project.directory("gpt")
+    attempt(original, 1, 90, "stopped")
+    attempt(original, 2, 101)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    copied = make_project(tmp_path / "b", fake)
+    directory = copied.directory("gpt")
+
+    def shown() -> list[int]:
+        return [one.number for one in run_statuses(copied, [directory], fresh=True)[0].attempts]
+
+    assert shown() == [1]
+
+    said: list[str] = []
+    submit.perform(copied, submit.prepare(copied, SubmitRequest(run="gpt")), said.append)
+    assert f"attempt 2 was copied from {original.path} without an end; removed here" in said
+    assert sorted(path.name for path in (directory.path / "attempts").iterdir()) == ["0001", "0001.end"]
+    assert (original.path / "attempts/0002.beat").exists()
+    attempt(directory, 2, 102)
+    assert shown() == [1, 2], "its own attempt is shown while it runs"
 
 
 class Alerting:
@@ -111,6 +156,7 @@ def test_a_moved_project_keeps_its_alerts(tmp_path: Path) -> None:
     original = Alerting(tmp_path / "a")
     original.tick()
     (tmp_path / "a").rename(tmp_path / "c")
+    (tmp_path / "a/.resil/.alerts").mkdir(parents=True)  # another project begins at the old path
     moved = Alerting(tmp_path / "c")
     assert moved.tick() == ""
     assert (tmp_path / "c/.resil/.alerts/home").read_text() == f"{tmp_path}/c/.resil/.alerts\n"

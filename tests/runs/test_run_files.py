@@ -25,13 +25,6 @@ from resilience.runs.run_files import (
 START = 'job_id = 17\nlabel = "12_3"\nrestart = 1\nhost = "n1"\npid = 4711\nstart = 1000\n'
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "llama")
-    directory.create("")
-    return directory
-
-
 def write(run: RunDirectory, name: str, content: str | bytes) -> None:
     raw = content.encode() if isinstance(content, str) else content
     (run.path / layout.ATTEMPTS / name).write_bytes(raw)

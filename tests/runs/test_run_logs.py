@@ -24,13 +24,6 @@ from resilience.runs.run_logs import (
 from resilience.runs.submissions import Intent, Outcome
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "llama")
-    directory.create("")
-    return directory
-
-
 def put(run: RunDirectory, name: str, content: bytes | str, age_s: float = 0.0) -> Path:
     path = run.path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -92,6 +85,10 @@ LOGS = [
     ('{"step": 33, "loss": 0.5}\n', 33),
     ("{'iteration': 34}\n", 34),
     ("\rstep 1\rstep 2\rstep 3", 3),
+    ("epoch 2, batch 3/30, loss 0.5\n", 3),
+    ("Epoch 1 Batch [4 / 30]\nepoch 1 batch 5 of 30\n", 5),
+    ("step 7\nbatch 3/30\n", 7),
+    ("batch: 32\nbatch_size 64/2\nbatch size: 3/4\n", None),
     ("steps per second: 9\nmisstep 4\n", None),
     ("last step\n2026-01-01 10:00\n", None),
     ("step " + "9" * 5000, None),
@@ -181,6 +178,13 @@ def test_the_log_of_a_task_is_not_that_of_another_task(run: RunDirectory, tmp_pa
         put(run, f"../{name}", "x")
     assert logs_of(run, Start(7, 1, 8), intents) == (f"{tmp_path}/slurm-7_1.out",)
     assert len(logs_by_age(run, intents)) == 3
+
+
+def test_a_log_in_the_run_directory_belongs_to_the_job_whose_whole_label_is_in_its_name(run: RunDirectory) -> None:
+    for name in ("12_3.out", "12_3.rank7.out", "112_3.out", "12_31.out", "12.out", "12_4.out"):
+        put(run, f"logs/gpt-{name}", "x")
+    for start, own in ((Start(12, 3), ["12_3.out", "12_3.rank7.out"]), (Start(12), ["12.out"])):
+        assert logs_of(run, start) == tuple(str(run.path / "logs" / f"gpt-{name}") for name in own)
 
 
 def test_a_file_without_an_id_in_its_name_is_of_this_run_only_if_written_since_its_submit(

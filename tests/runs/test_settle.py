@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.errors import ResilError
+from resilience.errors import NotSupported, ResilError, SchedulerError
 from resilience.job import JobId, JobState
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
@@ -93,6 +93,26 @@ def test_a_job_that_ran_and_ended_meanwhile_is_found_in_accounting(case: Case) -
     case.clock.time += 3600
     assert case.status().headline == "not queued"
     assert case.outcome() == (Outcome.SUBMITTED, JobId(7))
+
+
+@pytest.mark.parametrize("error", [DOWN, SchedulerError("sacct refused: Access denied")], ids=["dead", "refused"])
+def test_accounting_that_does_not_answer_proves_nothing(case: Case, error: SchedulerError) -> None:
+    """The job may have run and ended; only accounting knows after MinJobAge."""
+    case.queue.accounting = [a_job(7, JobState.COMPLETED, comment=make_comment("gpt", "aa"), end_time=NOW + 60)]
+    case.queue.troubles["find_past"] = error
+    case.clock.time += 3600
+    assert case.status().headline == "unknown" and "`resil submit` asks again" in case.status().trouble
+    assert case.verdict()[0] == "UNKNOWN" and f"submission by {ME} 1 h ago" in case.verdict()[1]
+    assert case.outcome()[0] in (Outcome.OPEN, Outcome.UNCERTAIN)
+
+    del case.queue.troubles["find_past"]
+    assert case.status().headline == "not queued" and case.outcome() == (Outcome.SUBMITTED, JobId(7))
+
+
+def test_a_cluster_without_accounting_has_only_its_queue(case: Case) -> None:
+    case.queue.troubles["find_past"] = NotSupported("accounting is off on this cluster")
+    wait(case)
+    assert case.status().headline == "not queued" and case.outcome() == (Outcome.REFUSED, None)
 
 
 def test_without_an_answer_it_stays_unknown(case: Case) -> None:

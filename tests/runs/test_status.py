@@ -56,6 +56,18 @@ def test_an_attempt_that_has_just_started_shows_the_step_of_the_last_save(tmp_pa
     assert run_statuses(project, (directory,))[0].waits == ""
 
 
+def test_the_step_of_an_own_script_is_read_where_only_the_scheduler_knows_its_log(tmp_path: Path) -> None:
+    fake = FakeScheduler(records=[a_job(7, comment=OURS, stdout=str(tmp_path / "my.log"))])
+    project = make_project(tmp_path, fake)
+    (tmp_path / "my.log").write_text("step 41\n")
+    directory = project.directory("gpt")
+    directory.create("")
+    record_intent(directory, Intent("aa", "fake", "/s/train.sh", (), NOW, by=ME))
+    record_result(directory, "aa", Outcome.SUBMITTED, NOW, job_id=JobId(7))
+    (status,) = run_statuses(project, (directory,))
+    assert status.step == 41
+
+
 def test_an_array_that_only_waits_says_why() -> None:
     (row,) = fold([a_job(7, JobState.PENDING, tasks="1-10%1", task_count=10, reason="Resources")], NOW)
     assert (row.job, row.state, row.words) == ("7", JobState.PENDING, "waits for free nodes")
@@ -91,6 +103,7 @@ WORDS: list[tuple[dict[str, Any], str]] = [
     ({"state": JobState.COMPLETING}, "its processes are ending"),
     ({"state": JobState.FAILED, "exit_code": ExitCode(1)}, "exit code 1"),
     ({"state": JobState.FAILED, "exit_code": ExitCode(0, 9)}, "ended by signal 9"),
+    ({"state": JobState.NODE_FAIL, "exit_code": ExitCode(1)}, "lost with its node"),
     ({"state": JobState.COMPLETED, "exit_code": ExitCode(0)}, ""),
     ({"state": JobState.RUNNING}, ""),
 ]

@@ -22,13 +22,6 @@ from resilience.runs.submissions import (
 )
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "llama")
-    directory.create("")
-    return directory
-
-
 def intend(run: RunDirectory, token: str) -> Intent:
     intent = Intent(token, "slurm", "/x/job.slurm", ("sbatch", "--array=1-9%1", "/x/b\udcff.slurm"), 1000.5, by="anna")
     record_intent(run, intent)

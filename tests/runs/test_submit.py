@@ -503,6 +503,18 @@ def test_an_intent_that_is_not_found_is_closed_and_the_submit_goes_on(
     assert outcomes(project) == [(Outcome.REFUSED, None), (Outcome.SUBMITTED, JobId(101))]
 
 
+def test_a_dead_accounting_neither_blocks_a_submit_nor_settles_the_one_before(
+    project: Project, fake: FakeScheduler
+) -> None:
+    """Two queries of the queue prove that no job of it is alive; only its end stays unknown."""
+    cut_off(project, 3600.0, Outcome.UNCERTAIN)
+    fake.troubles["find_past"] = SchedulerUnavailable("sacct gave no answer: the accounting database does not respond")
+    said: list[str] = []
+    assert go(project, said=said).ids == (JobId(101),)
+    assert outcomes(project) == [(Outcome.UNCERTAIN, None), (Outcome.SUBMITTED, JobId(101))]
+    assert "if it queued a job, this job has ended" in said[0] and "accounting database does not respond" in said[0]
+
+
 def test_an_intent_from_a_clock_that_goes_ahead_is_named_as_such(project: Project) -> None:
     cut_off(project, age_s=-7200.0)
     assert "date" in refused(SchedulerUnavailable, project, "dated 2 h in the future").hint

@@ -31,11 +31,11 @@ from resilience.runs.submit_plan import (
     read_own_script,
     render_script,
     slowest_save_s,
-    split_signal,
 )
 from resilience.runs.templates.lint import LintFacts
 from resilience.runs.templates.script import template_library
 from resilience.settings.sections import RunSettings, Settings, SubmitSettings
+from resilience.submission import split_signal
 from tests.lab.fakes import DOWN, FakeScheduler, make_project
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
@@ -181,7 +181,8 @@ def test_a_signal_is_read_as_sbatch_reads_it(text: str, meant: tuple[str, int]) 
 @pytest.mark.parametrize(
     "text",
     ["", "B:", "@30", "B:@30", "X:USR1@30", "USR1@", "USR1@-3", "USR1@soon", "USR1@65536", "USR1@\u0663", "USR1@\u00b2",
-     "USR1@" + "9" * 5000, "B:B:USR1@1", "US R1", "USR1;reboot", "SIG"],
+     "USR1@" + "9" * 5000, "B:B:USR1@1", "US R1", "USR1;reboot", "SIG", "nan", "B:NAN@300",
+     "WINCH", "0", "65", "\u0661\u0660"],
 )  # fmt: skip
 def test_what_is_no_signal_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as caught:

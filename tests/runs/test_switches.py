@@ -23,13 +23,6 @@ KILL = layout.KILL_SWITCH
 STRANGER_GID = 65533
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    directory = RunDirectory(tmp_path / "llama")
-    directory.create("")
-    return directory
-
-
 def place(run: RunDirectory) -> Path:
     return run.path / layout.SWITCHES / KILL
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from resilience.errors import ProbeError
 from resilience.schedulers._slurm.queue import QUEUE_COLUMNS, ROW_END, SEPARATOR
 from resilience.system.process import CommandFailed, Completed
+from tests.lab.fakes import FakeClock
 
 RECORDED = Path(__file__).parents[1] / "recorded"
 RELEASES = ("20.11", "22.05", "24.11", "26.05")
@@ -74,22 +75,6 @@ def recorded_rows(release: str) -> list[str]:
     return rows
 
 
-@dataclass
-class FakeClock:
-    """Time that passes only when somebody waits, or an answer takes its time."""
-
-    seconds: float = NOW
-
-    def now(self) -> float:
-        return self.seconds
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.seconds += max(0.0, seconds)
-
-
 @dataclass(frozen=True)
 class Answer:
     """How a program ends: after how long, with what."""
@@ -113,7 +98,7 @@ class FakeRunner:
     """Answers each program from its list, the last answer again and again; remembers what was asked."""
 
     answers: Mapping[str, Say | list[Say]]
-    clock: FakeClock = field(default_factory=FakeClock)
+    clock: FakeClock = field(default_factory=lambda: FakeClock(NOW))
     calls: list[tuple[str, ...]] = field(default_factory=list)
     environments: list[Mapping[str, str]] = field(default_factory=list)
 
@@ -131,7 +116,7 @@ class FakeRunner:
         self.calls.append(tuple(argv))
         self.environments.append(env)
         answer = self._answer(argv)
-        self.clock.seconds += min(answer.takes_s, timeout_s)
+        self.clock.sleep(min(answer.takes_s, timeout_s))
         if answer.error is not None:
             raise answer.error
         return Completed(tuple(argv), answer.returncode, answer.stdout, answer.stderr)

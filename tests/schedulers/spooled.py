@@ -7,8 +7,7 @@ import json
 import os
 import secrets
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -20,19 +19,9 @@ from resilience.schedulers.local import LocalScheduler
 from resilience.submission import Submission
 from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
+from tests.lab.waiting import until
 
 T = TypeVar("T")
-
-
-def until(look: Callable[[], T], *, timeout_s: float = 20.0, what: str = "it") -> T:
-    """Look until the answer is true, and return it. Fail after `timeout_s` seconds."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = look()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s for {what}"
-        time.sleep(0.02)
 
 
 @dataclass

@@ -26,7 +26,8 @@ from resilience.schedulers._local.spool import Spool
 from resilience.schedulers.local import LocalScheduler, daemon_environment
 from resilience.system.ports import SystemClock
 from resilience.system.process import ProcessRunner
-from tests.schedulers.spooled import Lab, lab, until
+from tests.lab.waiting import until
+from tests.schedulers.spooled import Lab, lab
 
 IMPORTS = """
 import os, signal, threading

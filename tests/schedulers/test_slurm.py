@@ -15,7 +15,8 @@ from resilience.job import ExitCode, JobId, JobState, JobUpdate, Liveness
 from resilience.plugins import Family
 from resilience.schedulers.slurm import SCHEDULER
 from resilience.system.process import DeadlineExceeded, OutputTooLarge, ProgramMissing
-from tests.schedulers.answers import Answer, FakeClock, FakeRunner, Say, in_seconds, queue, recorded, row
+from tests.lab.fakes import FakeClock
+from tests.schedulers.answers import Answer, FakeRunner, Say, in_seconds, queue, recorded, row
 
 DEAD = Answer("", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", 1, takes_s=9)
 HUNG = Answer("", "slurm_load_jobs error: Socket timed out on send/recv operation\n", 1, takes_s=10)
@@ -147,13 +148,13 @@ def test_a_colleagues_job_is_seen_in_the_second_query() -> None:
 
 def test_no_row_is_gone_only_after_a_ping_and_a_second_look_some_time_later() -> None:
     scheduler, runner = client({"squeue": ELSE})
-    began = runner.clock.seconds
+    began = runner.clock.time
     presence = scheduler.presence(JobId(12))
     assert presence.liveness is Liveness.GONE and "two queries" in presence.reason
     assert [call[:2] for call in runner.calls[2:]] == [
         ("sacct", "--noheader"), ("scontrol", "show"), ("scontrol", "ping"), ("squeue", "--all"),
     ]  # fmt: skip
-    assert runner.clock.seconds - began >= 2
+    assert runner.clock.time - began >= 2
 
 
 def test_an_empty_queue_may_be_a_fact_but_only_confirmed() -> None:
@@ -223,9 +224,9 @@ def test_a_node_failure_in_accounting_may_be_followed_by_another_run() -> None:
 def test_a_controller_that_just_started_is_given_time_to_hear_from_the_nodes() -> None:
     young = Answer("Configuration data as of 1795168500\nBOOT_TIME = 1795168498\nSLURM_VERSION = 22.05.8\n")
     scheduler, runner = client({"squeue": ELSE, "scontrol show config": young})
-    began = runner.clock.seconds
+    began = runner.clock.time
     assert scheduler.presence(JobId(12)).liveness is Liveness.GONE
-    assert runner.clock.seconds - began >= 8
+    assert runner.clock.time - began >= 8
     hasty, _ = client({"squeue": ELSE, "scontrol show config": young}, deadline_s=4)
     assert hasty.presence(JobId(12)).liveness is Liveness.UNKNOWN
 
@@ -258,10 +259,10 @@ def test_every_method_ends_within_its_deadline() -> None:
             partial(scheduler.hold, JOB),
         )
         for call in calls:
-            began = runner.clock.seconds
+            began = runner.clock.time
             with contextlib.suppress(SchedulerUnavailable):
                 call()
-            assert runner.clock.seconds - began <= deadline_s + 0.1
+            assert runner.clock.time - began <= deadline_s + 0.1
 
 
 NO_CLIENT = Answer(error=ProgramMissing("cannot run squeue: No such file or directory"))

@@ -34,6 +34,10 @@ class Owner:
     quota_bytes: int = 0
     used_percent: float = 90.0
     count: int = 1
+    factor: float = 1.0
+    celsius: float = -10.0
+    purge_days: float = 0.0
+    table: Mapping[str, str] | None = None
     name: str = ""
     lines: tuple[str, ...] = ()
     is_on: bool = True
@@ -59,7 +63,10 @@ GOOD: list[tuple[str, object, object]] = [
     ("used_percent", "100%", 100.0),
     ("used_percent", "0.5%", 0.5),
     ("count", 3, 3),
-    ("count", " -3 ", -3),
+    ("count", " 3 ", 3),
+    ("celsius", -40, -40.0),
+    ("factor", "1e-3", 0.001),
+    ("name", "a\tb\nc", "a\tb\nc"),
     ("name", "gpt", "gpt"),
     ("name", 10, "10"),
     ("lines", ["a", "b"], ("a", "b")),
@@ -97,6 +104,23 @@ BAD: list[tuple[str, object, str]] = [
     ("count", 1.5, "a whole number"),
     ("count", True, "a whole number"),
     ("count", "--3", "a whole number"),
+    ("count", -1, "must not be negative"),
+    ("count", 10**12, "at most 1e+09"),
+    ("count", "1_0", "a whole number"),
+    ("count", "\u0663", "a whole number"),
+    ("factor", -0.5, "must not be negative"),
+    ("factor", float("nan"), "must be a number"),
+    ("factor", float("-inf"), "must be a number"),
+    ("factor", 1e300, "at most 1e+09"),
+    ("factor", "1_0", "must be a number"),
+    ("factor", "\u0663", "must be a number"),
+    ("wait_s", "1_0", "not a duration"),
+    ("wait_s", "\u0663", "not a duration"),
+    ("purge_days", 1e6, "at most 36600"),
+    ("name", "a\0b", "control character"),
+    ("name", "a\x1b[31m", "control character"),
+    ("lines", ["a", "b\0"], "control character"),
+    ("table", {"a": "b\0"}, "control character"),
     ("count", "\u00b2", "a whole number"),
     ("count", "9" * 5000, "a whole number"),
     ("name", 1.5, "must be a string"),
@@ -130,7 +154,7 @@ def test_an_unknown_key_is_rejected_with_the_nearest_or_all_known_keys() -> None
     assert near.value.hint == "did you mean used_percent?"
     with pytest.raises(SettingsError) as far:
         convert(zzzz=5)
-    assert "known keys: count, is_on" in far.value.hint
+    assert "known keys: celsius, count" in far.value.hint
 
 
 def test_a_key_of_another_table_is_not_advised_for_a_plugins_table() -> None:

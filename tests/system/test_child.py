@@ -21,19 +21,13 @@ from resilience.base.processes import is_alive
 from resilience.errors import ProbeError, SchedulerUnavailable, SettingsError, UsageError
 from resilience.system import child
 from resilience.system.child import Answer, run_in_child, start_detached
+from tests.lab.waiting import until
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def apart(work: Callable[[], Any], deadline_s: float = 20.0) -> Answer:
     return dict(run_in_child({"it": (work, deadline_s)}))["it"]
-
-
-def until(what: Callable[[], bool], within_s: float = 10.0) -> None:
-    end = time.monotonic() + within_s
-    while not what():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def children() -> list[str]:
@@ -300,7 +294,7 @@ def test_a_signal_ends_the_parent_and_its_children_within_two_seconds(tmp_path: 
         "list(run_in_child({n: (look, 1000.0) for n in range(40)}))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=REPOSITORY)
-    until(lambda: len(list(tmp_path.iterdir())) == 40, 30)
+    until(lambda: len(list(tmp_path.iterdir())) == 40, timeout_s=30)
     parent.send_signal(number)
     started = time.monotonic()
     assert parent.wait(10) == 9

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import cast
 
@@ -28,6 +28,7 @@ from resilience.system.process import (
 )
 from tests.lab.fakes import make_system
 from tests.lab.hung import hung_directory, release
+from tests.lab.waiting import until
 
 RUNNER = ProcessRunner()
 SLACK_S = 15.0
@@ -37,13 +38,6 @@ SLACK_S = 15.0
 def shell(script: str, timeout_s: float = 20, stdin: str = "") -> tuple[int, str, str]:
     done = RUNNER.run(["/bin/sh", "-c", script], timeout_s=timeout_s, stdin=stdin)
     return done.returncode, done.stdout, done.stderr
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)
 
 
 def is_gone(pid: int) -> bool:
@@ -131,7 +125,7 @@ def test_the_deadline_reaches_what_the_program_started(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with pytest.raises(DeadlineExceeded):
         shell(f"sleep 60 & echo $! > {pid_file}; wait", timeout_s=0.5)
-    wait_until(lambda: is_gone(int(pid_file.read_text())))
+    until(lambda: is_gone(int(pid_file.read_text())))
 
 
 def test_a_program_that_ended_is_not_held_up_by_what_it_left_in_the_background(tmp_path: Path) -> None:
@@ -162,11 +156,8 @@ def test_a_program_that_closed_its_output_and_stays_ends_at_the_deadline() -> No
 
 @pytest.fixture
 def hung(tmp_path: Path) -> Iterator[Path]:
-    try:
-        with hung_directory(tmp_path / "hung") as directory:
-            yield directory
-    except OSError as error:
-        pytest.skip(f"a hung file system needs /dev/fuse and the right to mount: {error}")
+    with hung_directory(tmp_path / "hung") as directory:
+        yield directory
 
 
 def state_of(pid: int) -> str:
@@ -188,7 +179,7 @@ def test_a_program_in_uninterruptible_sleep_is_abandoned_and_collected_later(hun
         RUNNER.run(["true"], timeout_s=5)
         return stuck not in process_module._abandoned
 
-    wait_until(collected)
+    until(collected)
     assert not Path(f"/proc/{stuck.pid}").exists()
 
 
@@ -310,7 +301,7 @@ def test_a_stream_closed_early_kills_its_program() -> None:
     pid = int(next(lines))
     assert not is_gone(pid)
     lines.close()
-    wait_until(lambda: is_gone(pid))
+    until(lambda: is_gone(pid))
 
 
 # ---- leaks
@@ -340,8 +331,8 @@ def test_two_hundred_calls_leave_no_zombie_no_descriptor_no_thread() -> None:
     for number in range(200):
         once(number)
     assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
-    wait_until(lambda: threading.active_count() == threads)
-    wait_until(lambda: children() <= before)
+    until(lambda: threading.active_count() == threads)
+    until(lambda: children() <= before)
 
 
 def test_all_of_the_input_is_there_before_the_program_starts_even_if_we_are_killed_then() -> None:

@@ -17,7 +17,8 @@ from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import read_switch, write_switch
 from resilience.switch import OwnerPolicy, Scope, Switch
 from tests.lab.disks import fill, make_read_only
-from tests.runs.templates.batch import PYTHON, Batch, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import PYTHON, Batch
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 from tests.watch.checks.filesystem.watching import mounted
 

@@ -17,11 +17,11 @@ from resilience.system.ports import SystemClock
 from resilience.watch.daemon import NAP_S, DueLogs, FollowedLog, LogDeadlines, LogFollower, next_tick, ticks
 from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import Watchdog
-from tests.guard.guards import wait_until
 from tests.lab.fakes import FakeClock
+from tests.lab.hung import hung_directory
+from tests.lab.waiting import until
 from tests.runs.a_check import ACheck, AReading, ASettings, a_watchdog
 from tests.watch.checks.log.watcher import write
-from tests.watch.hung import hung_disk
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_silent_log_ends_the_wait_and_a_written_one_does_not(tmp_path: Path, f
     program = f"import time\nwhile True: open({str(busy)!r}, 'a').write('x'); time.sleep(0.02)"
     writer = subprocess.Popen([sys.executable, "-c", program])
     try:
-        wait_until(busy.exists)
+        until(busy.exists)
         now = time.time()
         os.utime(silent, (now, now))
         follower.follow([followed(path.stem, now, 0.5, path) for path in (silent, busy)])
@@ -188,14 +188,14 @@ def test_the_followers_child_exits_with_it(tmp_path: Path) -> None:
     daemon.send_signal(signal.SIGKILL)
     daemon.wait()
     daemon.stdout.close()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
 
 
 def test_a_file_system_that_hangs_hides_no_log_of_another(tmp_path: Path, follower: LogFollower) -> None:
     log = tmp_path / "a.log"
     log.touch()
     mount = tmp_path / "hung"
-    with hung_disk(mount) as hung:
+    with hung_directory(mount) as hung:
         now = time.time()
         logs = [followed("hung", now - 10, 0.2, hung / "b.log"), followed("silent", now, 0.3, log)]
         follower.follow(logs)

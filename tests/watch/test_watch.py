@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from itertools import count
 from pathlib import Path
@@ -16,15 +17,16 @@ from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.runs.project import Project
 from resilience.system.stuck import StuckMemory
 from resilience.watch import watch as watching
+from resilience.watch import watchdogs
 from resilience.watch.reading import NO_MEMORY, Memory, Target
 from resilience.watch.reading_store import ReadingFile
 from resilience.watch.watch import watch, watchdogs_of, with_own_finding
 from tests.lab.disks import fill, small_disk
 from tests.lab.fakes import FakeClock, make_project
+from tests.lab.hung import hung_directory
 from tests.runs.a_check import ACheck, AReading, a_watchdog, used_of
 from tests.system.people import needs_root
 from tests.watch.checks.outcome import outcome
-from tests.watch.hung import hung_disk
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +97,22 @@ def test_a_target_that_does_not_respond_is_the_same_fault_in_every_tick(project:
     check = ACheck(look=lambda target, before: time.sleep(100), find=lambda: [Target("/bad", deadline_s=0.2)])
     first, second = one(project, check)[0], one(project, check)[0]
     assert first.fault == second.fault == "stuck" and "STUCK since" in second.summary
+
+
+@pytest.mark.parametrize("leave", [lambda: os._exit(0), lambda: sys.exit(0)], ids=["os._exit", "sys.exit"])
+def test_a_watchdog_cannot_end_the_watch_while_it_lists_its_targets(project: Project, leave: Any) -> None:
+    found = one(project, ACheck(find=leave))
+    assert found[0].verdict is Verdict.UNKNOWN and "the check failed: SystemExit" in found[0].summary
+
+
+def test_missing_plugin_directories_are_unknown(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RESIL_PLUGINS", "/no/such/plugins")
+    watchdogs.checks.cache_clear()
+    try:
+        (report,) = watchdogs_of(project, ())[1]
+    finally:
+        watchdogs.checks.cache_clear()
+    assert report.verdict is Verdict.UNKNOWN and "/no/such/plugins" in report.findings[0].summary
 
 
 @pytest.mark.parametrize("error", [SettingsError("bad", hint="mend"), ZeroDivisionError("x"), KeyError("y")])
@@ -230,7 +248,7 @@ def test_a_full_state_directory_moves_the_readings_to_this_node_and_back(tmp_pat
 
 
 def test_a_hung_state_directory_costs_its_deadline_once_and_then_nothing(tmp_path: Path, clock: FakeClock) -> None:
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         settings = f'[run]\nname = "gpt"\nstate_dir = "{hung}/state"\n[watch]\nstate_deadline_s = 0.5\n'
         project = make_project(tmp_path, settings=settings, clock=clock, environ={"XDG_STATE_HOME": f"{tmp_path}/s"})
         first = one(project)[0]
@@ -301,8 +319,7 @@ def test_alerting_that_crashes_or_hangs_is_reported_and_changes_no_finding(
             time.sleep(100)
         return os._exit(1) if how == "die" else (1 / 0,)  # type: ignore[return-value]
 
-    monkeypatch.setattr(watching, "ALERTING_S", 0.5)
-    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [])
+    (said,) = watching.send_alerts(alerting(tmp_path, monkeypatch, notify), [], deadline_s=0.5)
     assert said.startswith("alerts may not have been sent: ")
 
 

@@ -18,14 +18,14 @@ from resilience.system.stuck import StuckMemory
 from resilience.watch import watchdogs
 from resilience.watch.watch import watch
 from tests.lab.fakes import make_system
-from tests.watch.hung import hung_disk
+from tests.lab.hung import hung_directory
 
 
 @pytest.fixture
 def hung_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "node" / "stuck"])))
     monkeypatch.setattr(open_project, "START_S", 0.3)
-    with hung_disk(tmp_path / "home") as directory:
+    with hung_directory(tmp_path / "home") as directory:
         yield directory
 
 

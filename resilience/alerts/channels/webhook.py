@@ -55,7 +55,7 @@ def open_episodes(alert: Alert, thread: Mapping[str, str]) -> tuple[str, ...]:
     still = dict.fromkeys(filter(None, thread.get("open", "").split(",")))
     for notice in alert.notices:
         episode = clean_line(notice.episode, 24).replace(",", "")
-        if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK:
+        if notice.is_over:
             still.pop(episode, None)
         else:
             still[episode] = None
@@ -99,7 +99,7 @@ def pagerduty_ends(alert: Alert) -> tuple[dict[str, Any], ...]:
     One message may resolve several incidents whose pages were triggered by separate messages. Resolving a page twice,
     or one that does not exist, has no effect.
     """
-    over = [notice for notice in alert.notices if notice.reason is Reason.RESOLVED or notice.verdict is Verdict.OK]
+    over = [notice for notice in alert.notices if notice.is_over]
     keys = dict.fromkeys(cut(f"resil-{clean_line(notice.episode, 300)}", 255) for notice in over[:MAX_NOTICES])
     keys.pop(f"resil-{clean_line(alert.thread, 300)}", None)
     return tuple({"routing_key": SECRET, "event_action": "resolve", "dedup_key": key} for key in keys)

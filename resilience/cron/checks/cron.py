@@ -122,12 +122,14 @@ class CronCheck:
         Empty if no scheduler was ever installed and none ever ticked. Raise StateDirectoryError if the directory cannot
         be read.
         """
+        from resilience.cron.driver_state import driver_state
+
         directory, readings = CronDirectory(context.state_dir, context.group), dict[str, CronReading]()
         if not settings.entries:
-            limit_s = DRIVER_SHARE * (target.deadline_s or 10.0)
+            cron, limit_s = context.cron or CronSettings(), DRIVER_SHARE * (target.deadline_s or 10.0)
             found = read_scheduler(
-                directory, context.cron or CronSettings(), context.system.clock.now(), late_s=settings.late_s,
-                ask=lambda installation: _ask(installation, context, limit_s),
+                directory, cron, context.system.clock.now(), late_s=settings.late_s,
+                ask=lambda installation: driver_state(installation, cron, context, limit_s),
             )  # fmt: skip
             if found is None:
                 return {}
@@ -203,23 +205,6 @@ def read_scheduler(
     if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
         return CronReading(judgement=judgement)
     return CronReading(judgement=judgement, trouble=heartbeat.trouble or _chain_problem(directory, installation))
-
-
-def _ask(installation: Installation, context: Context, limit_s: float) -> Any:
-    """Ask the driver for its state, within `limit_s`; without an answer it is UNKNOWN."""
-    from resilience.cron.driver_choice import drivers
-    from resilience.cron.drivers import DriverState
-    from resilience.job import Liveness
-    from resilience.system.child import run_in_child
-
-    def query() -> list[Any]:
-        found = drivers().load(installation.driver).state(installation, context.cron or CronSettings(), context)
-        return [found[0].value, *found[1:]]
-
-    ((_, answer),) = run_in_child({0: (query, limit_s)})
-    if answer.error is not None:
-        return DriverState(Liveness.UNKNOWN, f"{installation.driver} could not be asked: {answer.error.message}")
-    return DriverState(Liveness(answer.value[0]), *answer.value[1:])
 
 
 def _chain_problem(directory: CronDirectory, installation: Installation | None) -> str:

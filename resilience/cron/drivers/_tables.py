@@ -35,7 +35,7 @@ from resilience.errors import ProbeError, ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.system.child import run_in_child
-from resilience.system.files import make_directory, own_directory, short_digest
+from resilience.system.files import make_directory, own_directory, read_regular, short_digest
 from resilience.system.process import Completed
 
 READ_S = 15.0
@@ -312,24 +312,27 @@ class Elsewhere(ResilError):
 
 
 def check_host(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation bound to one machine is on another one."""
-    host = context.system.host
-    if installation.host != host.name:
-        raise Elsewhere(
-            f"it is installed in the {name} of {installation.host}, and this is {host.name}",
-            hint=f"log in there: ssh {installation.host}",
-        )
+    """Raise Elsewhere if an installation bound to one machine is on another one, or belongs to another user."""
+    host = context.system.host.name
+    if installation.host != host:
+        text = f"it is installed in the {name} of {installation.host}, and this is {host}"
+        raise Elsewhere(text, hint=f"log in there: ssh {installation.host}")
     check_owner(installation, context, name)
 
 
 def check_owner(installation: Installation, context: Context, name: str) -> None:
     """Raise Elsewhere if an installation belongs to another user."""
-    host = context.system.host
-    if installation.by != host.user:
-        raise Elsewhere(
-            f"it is installed in the {name} of {installation.by}, and you are {host.user}",
-            hint=f"ask {installation.by}; every member of the project can stop it: resil cron stop",
-        )
+    user = context.system.host.user
+    if installation.by != user:
+        text = f"it is installed in the {name} of {installation.by}, and you are {user}"
+        hint = f"ask {installation.by}; every member of the project can stop it: resil cron stop"
+        raise Elsewhere(text, hint=hint)
+
+
+def content_of(path: Path) -> str | None:
+    """Return the text of a file; None: there is none. Raise ResilError if it cannot be read."""
+    found = read_regular(path)
+    return None if found is None else found[0].decode("utf-8", "surrogateescape")
 
 
 def output_file(context: Context, name: str, *, make: bool = True) -> str:

@@ -17,7 +17,7 @@ from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import read_regular, write_atomic
+from resilience.system.files import write_atomic
 
 # ---- the daemon -------------------------------------------------------------------------------------------------
 
@@ -167,9 +167,9 @@ class CrontabDriver:
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the lines, unless they are already there."""
         _tables.check_host(installation, context, "crontab")
-        lines, script = table_lines(installation, context), script_text(installation, context)
+        lines, script = table_lines(installation, context)
         steps = []
-        if script and _content(script_file(context)) != script:
+        if script and _tables.content_of(script_file(context)) != script:
             steps.append(Step(f"write {script_file(context)}", script))
         if not _tables.holds(_CRONTAB, lines, installation, context):
             steps.append(Step(f"write these lines to {_where(context)}, before all others", "\n".join(lines)))
@@ -178,10 +178,10 @@ class CrontabDriver:
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
         _tables.check_host(installation, context, "crontab")
-        lines, script = table_lines(installation, context), script_text(installation, context)
+        lines, script = table_lines(installation, context)
         _tables.output_file(context, "crontab")
         if script:
-            write_atomic(Path(script_file(context)), script, mode=0o700)
+            write_atomic(script_file(context), script, mode=0o700)
         done = _tables.put(_CRONTAB, lines, installation, context)
         return (f"wrote a line to {_where(context)}: it ticks every minute",) if done else ()
 
@@ -190,7 +190,7 @@ class CrontabDriver:
         _tables.check_host(installation, context, "crontab")
         done = _tables.put(_CRONTAB, (), installation, context)
         with suppress(OSError):
-            Path(script_file(context)).unlink(missing_ok=True)
+            script_file(context).unlink(missing_ok=True)
         return (f"removed our lines from {_where(context)}",) if done else ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
@@ -225,37 +225,31 @@ LONGEST_COMMAND = 990
 _BAD = _tables.LINE_ENDS | {"\\": "a backslash (crons disagree on those)"}
 
 
-def table_lines(installation: Installation, context: Context) -> tuple[str, ...]:
-    """Return our lines. Raise ResilError if cron could not read them. Pure.
+def table_lines(installation: Installation, context: Context) -> tuple[tuple[str, ...], str]:
+    """Return our lines, and the script that they call, if any. Raise ResilError if cron could not read them. Pure.
 
     The whole command is one word for /bin/sh, so a `SHELL=/bin/csh` above it does no harm. cron turns each `%` without
     a backslash into a line break (crontab(5)). A command too long for cron (a module system's LD_LIBRARY_PATH) goes to
     a script beside the heartbeat, which the line calls.
     """
-    inner = _command(installation, context)
-    if not _fits(inner):
-        script = script_file(context)
-        inner = f": {_tables.mark(installation.token)}; exec /bin/sh {shlex.quote(script)}"
-        if not _fits(inner):
-            raise ResilError(f"the path {script} is too long for a crontab", hint="choose another state_dir")
-    return _tables.headline(installation, context.state_dir), f"* * * * * {_as_cron_reads(inner)}"
-
-
-def script_text(installation: Installation, context: Context) -> str:
-    """Return the script that the line calls; empty if the line needs none. Pure."""
-    inner = _command(installation, context)
-    return "" if _fits(inner) else f"#!/bin/sh\n{_tables.headline(installation, context.state_dir)}\n{inner}\n"
-
-
-def script_file(context: Context) -> str:
-    """Return the path of that script."""
-    return str(Path(_tables.output_file(context, "crontab", make=False)).with_suffix(".sh"))
-
-
-def _command(installation: Installation, context: Context) -> str:
     _tables.check_writable(installation, where="a crontab", bad=_BAD)
-    output = _tables.output_file(context, "crontab", make=False)
-    return _tables.shell_command(installation, "tick", "--driver", "crontab", output=output)
+    output, title = (
+        _tables.output_file(context, "crontab", make=False),
+        _tables.headline(installation, context.state_dir),
+    )
+    command, script = _tables.shell_command(installation, "tick", "--driver", "crontab", output=output), ""
+    if not _fits(command):
+        script = f"#!/bin/sh\n{title}\n{command}\n"
+        command = f": {_tables.mark(installation.token)}; exec /bin/sh {shlex.quote(str(script_file(context)))}"
+        if not _fits(command):
+            text = f"the path {script_file(context)} is too long for a crontab"
+            raise ResilError(text, hint="choose another state_dir")
+    return (title, f"* * * * * {_as_cron_reads(command)}"), script
+
+
+def script_file(context: Context) -> Path:
+    """Return the path of that script."""
+    return Path(_tables.output_file(context, "crontab", make=False)).with_suffix(".sh")
 
 
 def _as_cron_reads(inner: str) -> str:
@@ -265,11 +259,6 @@ def _as_cron_reads(inner: str) -> str:
 
 def _fits(inner: str) -> bool:
     return len(_as_cron_reads(inner).encode("utf-8", "surrogateescape")) <= LONGEST_COMMAND
-
-
-def _content(path: str) -> str:
-    found = read_regular(Path(path))
-    return "" if found is None else found[0].decode("utf-8", "surrogateescape")
 
 
 DRIVER = CrontabDriver()

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from resilience.cron.drivers import Availability, DriverState, ProgramFailed, Step, _tables
 from resilience.cron.records import Installation
-from resilience.errors import ResilError, StateDirectoryError
+from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import make_directory, read_regular, write_atomic
+from resilience.system.files import explain_os_error, make_directory, write_atomic
 from resilience.system.process import Completed
 
 UNITS = {
@@ -106,25 +106,25 @@ class SystemdDriver:
         _tables.check_host(installation, context, "systemd manager")
         missing, lines = _missing(installation, context), []
         if missing or self._inactive(installation, context):
-            before = {path: _content(path) for path in missing}
+            before, timer = {path: _tables.content_of(path) for path in missing}, _timer(installation)
             try:
-                for path, text in missing.items():
-                    make_directory(path.parent, mode=0o755)
-                    write_atomic(path, text, mode=0o600)
-                self._run(context, "daemon-reload")
-                self._run(context, "enable", "--now", _timer(installation))
+                self._apply(missing, context)
+                self._run(context, "enable", "--now", timer)
             except ResilError:
-                self._roll_back(before, installation, context)
+                with suppress(ResilError):
+                    self._run(context, "disable", "--now", timer)
+                with suppress(ResilError):
+                    self._apply(before, context)
                 raise
             where = f"{context.system.host.user}'s systemd manager on {context.system.host.name}"
             lines = [f"wrote {path}" for path in missing]
-            lines.append(f"started {_timer(installation)} in {where}: it ticks every minute")
+            lines.append(f"started {timer} in {where}: it ticks every minute")
         return (*lines, *self._remove(_orphaned(installation, context), context))
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Stop the timer, and remove the units. Active runs continue."""
         _tables.check_host(installation, context, "systemd manager")
-        there = [path for path in _paths(installation, context) if _content(path) is not None]
+        there = [path for path in _paths(installation, context) if _tables.content_of(path) is not None]
         _refuse_foreign(there, installation)
         return self._remove([*there, *_orphaned(installation, context)], context)
 
@@ -143,28 +143,26 @@ class SystemdDriver:
 
     # ---- the manager ----------------------------------------------------------------------------------------------
 
+    def _apply(self, contents: Mapping[Path, str | None], context: Context) -> None:
+        """Write these units, or remove those without content."""
+        for path, content in contents.items():
+            try:
+                if content is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    make_directory(path.parent, mode=0o755)
+                    write_atomic(path, content, mode=0o600)
+            except OSError as error:
+                raise explain_os_error(error, "remove", path) from error
+        self._run(context, "daemon-reload")
+
     def _remove(self, paths: Sequence[Path], context: Context) -> tuple[str, ...]:
         timers = [f"{stem}.timer" for stem in dict.fromkeys(path.stem for path in paths)]
         if not timers:
             return ()
         self._run(context, "disable", "--now", *timers)
-        for path in paths:
-            _unlink(path)
-        self._run(context, "daemon-reload")
+        self._apply(dict.fromkeys(paths), context)
         return (f"stopped {', '.join(timers)}", *(f"removed {path}" for path in paths))
-
-    def _roll_back(self, before: Mapping[Path, str | None], installation: Installation, context: Context) -> None:
-        """Restore the previous files after a failure."""
-        with suppress(ResilError):
-            self._systemctl(context, "disable", "--now", _timer(installation))
-        for path, content in before.items():
-            with suppress(ResilError):
-                if content is None:
-                    _unlink(path)
-                else:
-                    write_atomic(path, content)
-        with suppress(ResilError):
-            self._systemctl(context, "daemon-reload")
 
     def _systemctl(self, context: Context, *words: str) -> Completed:
         """Run systemctl. A login without PAM (ssh to some nodes) lacks the variable that locates the manager."""
@@ -241,7 +239,7 @@ def _missing(installation: Installation, context: Context) -> dict[Path, str]:
             f"{_tables.unit_name(installation)} would not be valid UTF-8, which systemd requires",
             hint="rename the directory, or use another backend",
         ) from error
-    return {path: text for path, text in texts.items() if _content(path) != text}
+    return {path: text for path, text in texts.items() if _tables.content_of(path) != text}
 
 
 def _orphaned(installation: Installation, context: Context) -> list[Path]:
@@ -249,28 +247,16 @@ def _orphaned(installation: Installation, context: Context) -> list[Path]:
     found = []
     for path in sorted(_paths(installation, context)[0].parent.glob("resil-cron-*.*")):
         with suppress(ResilError):
-            if _tables.tokens_of(_content(path) or "", context.state_dir) - {installation.token}:
+            if _tables.tokens_of(_tables.content_of(path) or "", context.state_dir) - {installation.token}:
                 found.append(path)
     return found
 
 
 def _refuse_foreign(paths: Iterable[Path], installation: Installation) -> None:
     for path in paths:
-        content = _content(path)
+        content = _tables.content_of(path)
         if content is not None and not content.startswith(f"# {_tables.mark(installation.token)} "):
             raise ResilError(f"{path} exists, and resil did not write it", hint="move it away")
-
-
-def _content(path: Path) -> str | None:
-    found = read_regular(path)
-    return None if found is None else found[0].decode("utf-8", "surrogateescape")
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise StateDirectoryError(f"cannot remove {path}: {error.strerror}") from error
 
 
 DRIVER = SystemdDriver()

@@ -32,12 +32,6 @@ INPUT = "RESIL_CRON_INPUT"
 _WITH_INPUT = f'printf %s "${INPUT}" | (unset {INPUT}; exec "$0" -c "$1")'
 """Gives a command its input through a pipe, as cron does. Other users see arguments, but no environment."""
 
-_WITHOUT_PROGRAM = (
-    r"\.|:|alias|bg|break|case|cd|command|continue|eval|exec|exit|export|fg|for|getopts|hash|if|jobs|local|read|readonly"
-    r"|return|set|shift|source|times|trap|type|ulimit|umask|unalias|unset|until|wait|while"
-)
-"""Builtins and keywords of sh(1) without an equivalent program."""
-
 
 def split_input(text: str) -> tuple[str, str | None]:
     """Return a line's command, and its standard input if it has any: do_command.c of cron.
@@ -60,8 +54,8 @@ def command_of(argv: Sequence[str]) -> str:
 
 
 def program_of(argv: Sequence[str]) -> str:
-    """Return the program that a command starts; empty if only the shell can tell."""
-    found = re.match(rf"(?!(?:{_WITHOUT_PROGRAM})(?:\s|$))[\w./+:-]+(?=\s|%|$)", command_of(argv))
+    """Return the program or builtin that a command starts; empty if only the shell can tell."""
+    found = re.match(r"[\w./+:-]+(?=\s|%|$)", command_of(argv))
     return found[0] if found else ""
 
 

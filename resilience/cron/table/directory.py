@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from resilience.base.switches import name_of_user
 from resilience.cron.records import Entry, Ignored, Table
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
@@ -26,13 +27,6 @@ from resilience.system.files import explain_os_error
 GONE = "it no longer exists"
 CRONTAB_BYTES = 8 * 1024**2
 """Maximum number of bytes read of a crontab."""
-
-
-def read_table(
-    directory: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
-) -> Table:
-    """Read a cron directory; a missing one is an empty table. See CronReader for the arguments and errors."""
-    return CronReader(directory, settings, uid=uid, group=group, project=project).table()
 
 
 class CronReader:
@@ -60,7 +54,7 @@ class CronReader:
         is_inside = self.directory.is_relative_to(self.project)
         self.place = shown(str(self.directory.relative_to(self.project) if is_inside else self.directory))
         uid = os.geteuid() if uid is None else uid
-        self.policy = Policy(uid, _gid_of(group), group, partial(_is_private, uid=uid), _name_of)
+        self.policy = Policy(uid, _gid_of(group), group, partial(_is_private, uid=uid), name_of_user)
 
     def table(self) -> Table:
         """Return the table.
@@ -229,15 +223,6 @@ def _gid_of(group: str) -> int | None:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         return None
-
-
-def _name_of(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
 
 
 def _is_private(gid: int, *, uid: int) -> bool:

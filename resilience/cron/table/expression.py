@@ -15,6 +15,7 @@ loop that does so repeats the last hour of summer time forever.
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -79,8 +80,6 @@ Offset = Callable[[int], int]
 
 def _machine_offset(t: int) -> int:
     """Return this machine's own offset: $TZ as libc reads it (also `CET-1CEST`), else /etc/localtime."""
-    import time
-
     return time.localtime(t).tm_gmtoff
 
 
@@ -164,7 +163,7 @@ class _Fields(NamedTuple):
         month = 12 * at.year + at.month - 1
         for number in range(month, month + step * _SEARCHED_MONTHS, step):
             year, index = divmod(number, 12)
-            if index + 1 not in self.months or not 0 < year < 9999:
+            if index + 1 not in self.months or not 1 < year < 9999:
                 continue
             start = date(year, index + 1, 1).toordinal()
             end = date(year + index // 11, (index + 1) % 12 + 1, 1).toordinal()
@@ -227,19 +226,18 @@ class Schedule:
 
     def next_after(self, t: float) -> int | None:
         """Return the first slot after `t`; None: none."""
-        return (floor(t) // self.every_s + 1) * self.every_s if self._repeats(t) else self._nearest(floor(t), 1)
+        return self._nearest(floor(t), 1)
 
     def newest_until(self, t: float) -> int | None:
         """Return the newest slot at or before `t`; None: none."""
-        return floor(t) // self.every_s * self.every_s if self._repeats(t) else self._nearest(floor(t), -1)
-
-    def _repeats(self, t: float) -> bool:
-        return bool(self.every_s) and _EARLIEST < t < _LATEST
+        return self._nearest(floor(t), -1)
 
     def _nearest(self, now: int, step: int) -> int | None:
         """Return the first slot after `now`, or with `step` -1 the last until `now`."""
-        if self.fields is None or not _EARLIEST < now < _LATEST:
+        if self.is_reboot or not _EARLIEST < now < _LATEST:
             return None
+        if self.fields is None:
+            return (now // self.every_s + (step > 0)) * self.every_s
         offset, best = offset_of(self.zone), None
         farthest = max if step > 0 else min
         shown = (now + offset(now), now + offset(now + step * 2 * DAY_S))

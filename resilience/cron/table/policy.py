@@ -124,10 +124,10 @@ class Policy(NamedTuple):
                 f"{owner}, but would run with the rights of {self.name_of(self.uid)}",
                 "copy it: the copy belongs to you",
             )
-        directory = quoted(what.path.rpartition("/")[0] or "/")
+        directory = what.path.rpartition("/")[0] or "/"
         return Refusal(
             f"{owner}, and group {self.group} does not control it safely",
-            f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {directory}",
+            f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {quoted(directory)}",
         )
 
 

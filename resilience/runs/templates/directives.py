@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from resilience.errors import TemplateError
+from resilience.submission import FLAG_OPTIONS, OPTIONAL_OPTIONS, SHORT_OPTIONS
 
 # ---- `SBATCH_*` variables: they win over the directives of a script, and the command line wins over them -------------
 # sbatch(1) of 22.05, INPUT ENVIRONMENT.
@@ -115,23 +116,8 @@ def without_python(command: str, module: str = "-m") -> str:
 
 MARK = "#SBATCH"
 
-# fmt: off
-SHORT_OPTIONS = {
-    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
-    "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
-    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "q": "qos", "Q": "quiet", "S": "core-spec",
-    "s": "oversubscribe", "t": "time", "v": "verbose", "w": "nodelist", "W": "wait", "x": "exclude",
-}
-"""sbatch's short options to their long names (sbatch(1))."""
-
-FLAGS = frozenset({
-    "contiguous", "disable-stdout-job-summary", "exclusive", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill",
-    "no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet", "reboot", "requeue", "spread-job",
-    "test-only", "use-min-nodes", "verbose", "wait",
-})
-# fmt: on
-"""Long options without a value, or with an optional one: the next word is never their value (sbatch(1))."""
+_FLAGS = FLAG_OPTIONS | OPTIONAL_OPTIONS
+"""The next word is never their value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +209,7 @@ def _options(words: list[str], problems: list[str]) -> Iterator[tuple[str, str |
             name, equals, value = word[2:].partition("=")
             if equals:
                 yield name, value
-            elif name in FLAGS:
+            elif name in _FLAGS:
                 yield name, None
             else:
                 yield name, queue.pop(0) if queue and not queue[0].startswith("-") else None
@@ -242,11 +228,11 @@ def _short(word: str, queue: list[str], problems: list[str]) -> Iterator[tuple[s
         if name is None:
             problems.append(f"{word!r}: there is no option -{letter}")
             return
-        if name in FLAGS and letter not in "k":
+        if name in _FLAGS and letter not in "k":
             yield name, None
             continue
         value: str | None = letters
         if not letters:
-            value = queue.pop(0) if queue and name not in FLAGS else None
+            value = queue.pop(0) if queue and name not in _FLAGS else None
         yield name, value
         return

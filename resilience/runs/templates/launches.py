@@ -16,7 +16,13 @@ _PROGRAMS = (
     ("python", r"python[\d.]*(?=\s)"),
 )
 _TEMPLATES = tuple((name, re.compile(rf"(?<![\w.-])(?:{pattern})")) for name, pattern in _PROGRAMS)
-_PYTHON = re.compile(r"(?<![\w.-])(?:[\w./~${}-]*/)?python[\d.]*\s.*")
+_WRAPPER = (
+    r"(?:(?:conda|mamba|micromamba|poetry|uv|pixi|pipenv|hatch|pdm)\s+run|nsys\s+profile|numactl|taskset|stdbuf|nice|env)"
+    r"\s(?:[^;&|<>]*?\s)?"
+)
+"""Programs that start the rest of their command line in another environment."""
+_PYTHON = re.compile(rf"(?<![\w./~=-])(?:{_WRAPPER})?(?P<python>(?<![\w.-])(?:[\w./~${{}}-]*/)?python[\d.]*\s.*)")
+_IN_FRONT = re.compile(rf"(?<![\w./~=-]){_WRAPPER}.*")
 _TRAINING = re.compile(r"(?:^|\s)(-m\s+(?!torch\.|accelerate\.|deepspeed\.)[\w.]+.*|[\w./~${}\"-]+\.py\b.*)")
 _PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)(?:=|\s+)([0-9]{1,4})(?=\s)")
 _IN_ALL = re.compile(r"(?<=\s)(?:-np?\s*|--(?:ntasks|np|num_processes)(?:=|\s+))[0-9]{1,9}(?=\s)")
@@ -33,6 +39,7 @@ class Launch:
         command: the training without its launcher, as `[run] command` needs it; empty if it was not found.
         per_node: the processes per node that the launcher was given as a number; None: it was not.
         in_all: the launcher's option for the number of all processes, as written; empty: none.
+        wrapper: the program in front of the launcher, which the template does not start: `conda run -n env`; or empty.
     """
 
     line: str
@@ -40,6 +47,7 @@ class Launch:
     command: str
     per_node: int | None = None
     in_all: str = ""
+    wrapper: str = ""
 
 
 def launches_of(script: str) -> tuple[Launch, ...]:
@@ -64,17 +72,20 @@ def parse_launch(line: str) -> Launch | None:
 
     `srun torchrun train.py` is of torchrun: its template has the srun.
     """
-    template = next((name for name, pattern in _TEMPLATES if pattern.search(line)), "")
-    if not template:
+    starts = ((name, match) for name, pattern in _TEMPLATES if (match := pattern.search(line)) is not None)
+    template, found = next(starts, ("", None))
+    if found is None:
         return None
     bare = _ENDING.sub("", line)
     if template in ("python", "srun", "container"):
         match = _PYTHON.search(bare)
-        command = match[0] if match is not None and _runs_a_file(match[0]) else ""
+        command = match[0] if match is not None and _runs_a_file(match["python"]) else ""
     else:
         match = _TRAINING.search(bare)
         command = f"python {match[1]}" if match is not None else ""
     launcher = bare[: match.start()] + " " if match is not None else ""
+    is_outside = template in ("torchrun", "accelerate", "deepspeed")
+    in_front = _IN_FRONT.search(bare[: found.start()]) if is_outside else None
     per_node, in_all = _PER_NODE.search(launcher), _IN_ALL.search(launcher)
     return Launch(
         line,
@@ -82,6 +93,7 @@ def parse_launch(line: str) -> Launch | None:
         command.strip() if _is_whole(command) else "",
         per_node=int(per_node[1]) if per_node is not None else None,
         in_all=in_all[0] if in_all is not None else "",
+        wrapper=in_front[0].strip() if in_front is not None else "",
     )
 
 

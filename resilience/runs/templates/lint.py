@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from resilience.errors import ResilError
-from resilience.messages import cut
+from resilience.messages import cut, nearest
 from resilience.quantities import parse_slurm_time_s
 from resilience.runs.templates.directives import Directives, option_of, parse_directives
-from resilience.submission import MAX_LEAD_S, ArrayExpression
+from resilience.submission import SBATCH_OPTIONS, ArrayExpression, expected_form, split_signal
 
 SIGNAL_SLACK_S = 60
 """SLURM checks time limits every 30 s, and may send the signal up to 60 s early (sbatch(1), --signal)."""
 
 
+_CONTAINER_PLUGINS = ("container-", "no-container-")
+"""The options of pyxis (https://github.com/NVIDIA/pyxis), which many sites have."""
 MAX_NAME_BYTES = 1024
 """The longest name that slurmctld accepts (_test_strlen in job_mgr.c, 22.05)."""
 
@@ -55,6 +57,7 @@ class LintFacts:
         missing_directories: directories of output files that do not exist.
         signal_slack_s: how much earlier than its lead a signal may come; the embedded scheduler is exact.
         sbatch_environment: names of the `SBATCH_*` variables that are set.
+        unknown_variables: message and hint for each key of [template] that the template does not know.
         has_one_process: whether the template starts one process, on the first node, which starts no others.
     """
 
@@ -68,6 +71,7 @@ class LintFacts:
     missing_directories: tuple[str, ...] = ()
     signal_slack_s: int = SIGNAL_SLACK_S
     sbatch_environment: tuple[str, ...] = ()
+    unknown_variables: tuple[tuple[str, str], ...] = ()
     has_one_process: bool = False
 
 
@@ -133,14 +137,11 @@ def _signal(case: _Case) -> Iterator[LintFinding]:
     value = case.text("signal")
     if not value:
         return
-    flags, colon, body = value.rpartition(":")
-    name, at, number = body.partition("@")
-    if not name or (at and not number.isdigit()) or set(flags.upper()) - {"B", "R"}:
-        yield _refuse(f"--signal={value} is not a signal with a lead in seconds", "write B:USR1@300")
-        return
-    lead_s = int(number) if at else 60
-    if lead_s > MAX_LEAD_S:
-        yield _refuse(f"--signal={value}: sbatch refuses a lead above {MAX_LEAD_S} s", "write B:USR1@300")
+    flags, colon, _ = value.rpartition(":")
+    try:
+        name, lead_s = split_signal(value)
+    except ResilError as error:
+        yield _refuse(f"--signal: {error.message}", error.hint)
         return
     limit_s = _time_limit_s(case)
     if limit_s is not None and lead_s >= limit_s - case.facts.signal_slack_s:
@@ -216,6 +217,28 @@ def _dependency(case: _Case) -> Iterator[LintFinding]:
             )
 
 
+def _names(case: _Case) -> Iterator[LintFinding]:
+    """Only warn: a plugin of the site or a newer SLURM may have the option; sbatch accepts abbreviated names."""
+    for name in case.options:
+        is_known = any(known.startswith(name) for known in SBATCH_OPTIONS) or name.startswith(_CONTAINER_PLUGINS)
+        if not is_known:
+            near = nearest(name, sorted(SBATCH_OPTIONS), cutoff=0.6)
+            yield _warn(f"sbatch has no option --{cut(name, 60)}, unless a plugin of this site adds it",
+                        f"did you mean --{near}?" if near else "sbatch --help")  # fmt: skip
+
+
+def _variables(case: _Case) -> Iterator[LintFinding]:
+    """Only warn: `submit --template` may name another template for once."""
+    for message, hint in case.facts.unknown_variables:
+        yield _warn(f"[template] in resil.toml: {message}", hint)
+
+
+def _values(case: _Case) -> Iterator[LintFinding]:
+    for name, value in case.options.items():
+        if value is not None and (form := expected_form(name, value)):
+            yield _refuse(f"--{name}={cut(value, 60)} is not {form}", f"see --{name} in: man sbatch")
+
+
 def _requeue(case: _Case) -> Iterator[LintFinding]:
     if "requeue" in case.options and case.text("open-mode") != "append":
         yield _warn("a requeue truncates the output file", "add --open-mode=append")
@@ -283,6 +306,9 @@ RULES: tuple[Callable[[_Case], Iterator[LintFinding]], ...] = (
     _signal,
     _array,
     _dependency,
+    _names,
+    _values,
+    _variables,
     _requeue,
     _nodes,
     _name,

@@ -6,7 +6,7 @@ import math
 import re
 import stat
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -490,18 +490,26 @@ def render(library: TemplateLibrary, template_name: str, spec: ScriptSpec) -> st
     path = library.find(template_name)
     name = path.name.removesuffix(SUFFIX)
     context = template_context(spec, name)
-    if spec.variables:
-        own = set(context) - set(spec.launcher) - set(spec.variables)
-        _refuse_unknown(name, set(spec.variables), variables_of(library, path.name) - own)
+    if unknown := unknown_variables(library, name, spec.variables):  # a misspelt --set would have no effect
+        raise unknown[0]
     script = render_template(library, path.name, context).rstrip("\n") + "\n"
     _refuse_misread(script, name)
     return script
 
 
-def _refuse_unknown(template: str, given: set[str], settable: frozenset[str]) -> None:
-    """Refuse a misspelt `--set`, which would silently have no effect."""
-    for name in sorted(given - settable):
-        raise TemplateError(f"template {template} has no variable {name!r}", hint=_choices(name, sorted(settable)))
+def unknown_variables(library: TemplateLibrary, template: str, given: Collection[str]) -> tuple[TemplateError, ...]:
+    """Return an error, with the nearest name as hint, for each name that is no variable of a template.
+
+    Raise TemplateError if the template cannot be parsed.
+    """
+    if not given:
+        return ()
+    of_resil = template_context(ScriptSpec(run="run", run_dir="/", command=""), template)
+    known = sorted(variables_of(library, library.find(template).name) - of_resil.keys())
+    return tuple(
+        TemplateError(f"template {template} has no variable {name!r}", hint=_choices(name, known))
+        for name in sorted(set(given) - set(known))
+    )
 
 
 def _refuse_misread(script: str, name: str) -> None:

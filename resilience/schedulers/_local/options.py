@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from resilience.errors import SchedulerError, UsageError
 from resilience.messages import nearest, quoted
+from resilience.submission import FLAG_OPTIONS, OPTIONAL_OPTIONS, SHORT_OPTIONS, VALUE_OPTIONS
 
 Given = tuple[str, str | None]
 """A long option's name and its value; None for a flag."""
@@ -135,29 +136,12 @@ _SILENT = words("parsable quiet verbose test-only ignore-pbs")
 """Options of the client only. All others are ignored with a note."""
 SBATCH = Syntax(
     "sbatch",
-    flags=_FLAGS
-    | _SILENT
-    | words("contiguous exclusive-user no-kill overcommit reboot spread-job use-min-nodes wait"),
-    values=_VALUES
-    | words(
-        "account acctg-freq batch bb bbf cluster-constraint clusters constraint container container-id core-spec "
-        "cores-per-socket cpu-freq cpus-per-gpu deadline delay-boot distribution exclude export-file extra "
-        "extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags hint "
-        "licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nodefile nodelist "
-        "ntasks-per-core ntasks-per-gpu ntasks-per-socket partition power prefer priority profile qos reservation "
-        "segment sockets-per-node switches thread-spec threads-per-core time-min tmp tres-bind tres-per-task uid "
-        "wait-all-nodes wckey"
-    ),
-    optional=words("exclusive nice get-user-env propagate"),
-    short={
-        "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task",
-        "D": "chdir", "d": "dependency", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
-        "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-        "n": "ntasks", "O": "overcommit", "o": "output", "p": "partition", "Q": "quiet", "q": "qos", "S": "core-spec",
-        "s": "oversubscribe", "t": "time", "v": "verbose", "W": "wait", "w": "nodelist", "x": "exclude",
-    },
+    flags=FLAG_OPTIONS,
+    values=VALUE_OPTIONS,
+    optional=OPTIONAL_OPTIONS,
+    short=SHORT_OPTIONS,
     renamed={"workdir": "chdir", "share": "oversubscribe"},
-)  # fmt: skip
+)
 _ENVIRONMENT = {
     "SBATCH_ARRAY_INX": "array",
     "SBATCH_ERROR": "error",

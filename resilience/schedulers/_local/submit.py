@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, time, timedelta
 
 from resilience.errors import QuantityError, SchedulerError, UsageError
-from resilience.quantities import parse_slurm_time_s
+from resilience.quantities import parse_number, parse_slurm_time_s
 from resilience.schedulers._local.options import check_script, collect
 from resilience.schedulers._local.records import Entry
 from resilience.submission import MAX_LEAD_S, ArrayExpression, Submission, write_dependency
@@ -302,6 +302,6 @@ def kill_wait_s(environ: Mapping[str, str]) -> float:
     """Return the seconds between SIGTERM and SIGKILL: $RESIL_LOCAL_KILL_WAIT_S, else SLURM's default."""
     text = environ.get(KILL_WAIT_VARIABLE, "")
     try:
-        return max(0.0, float(text)) if text else DEFAULT_KILL_WAIT_S
+        return max(0.0, parse_number(text)) if text else DEFAULT_KILL_WAIT_S
     except ValueError:
         raise UsageError(f"${KILL_WAIT_VARIABLE} is {text!r}", hint="a number of seconds") from None

@@ -63,9 +63,12 @@ _TABLE: tuple[_Row, ...] = (
     (r"Could not establish a configuration source|resolve_ctls_from_dns_srv|Unable to process configuration file"
      r"|cannot stat file .*slurm\.conf|s_p_parse_file",
      _N, "no usable slurm.conf was found", "is this a login node? check $SLURM_CONF; without SLURM: --scheduler local"),
-    (r"[Aa]ccounting storage is disabled|not running with accounting|accounting_storage/none", Meaning.NO_ACCOUNTING,
+    (r"[Aa]ccounting storage is disabled|not running with accounting|accounting_storage/none"
+     r"|not running a supported accounting_storage", Meaning.NO_ACCOUNTING,
      "accounting is off on this cluster, so sacct has no records",
      "`scontrol show job` shows ended jobs for MinJobAge"),
+    (r"Invalid field requested:.*SubmitLine", Meaning.NO_ACCOUNTING,  # before 21.08
+     "sacct of this release does not record how jobs were submitted", ""),
     (r"slurm_persist_conn_open|Problem talking to the database|slurmdbd", _U,
      "the accounting database does not respond",
      "slurmdbd may be down; the queue is not affected, and its records arrive later"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from resilience.watch.checks._filesystem import FileSystemCheck, FileSystemSettings
+from resilience.watch.checks._filesystem import FileSystemCheck
 from resilience.watch.checks._filesystem.reading import INODES
+from resilience.watch.checks._filesystem.task import FileSystemSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

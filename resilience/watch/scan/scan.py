@@ -77,7 +77,7 @@ class Scan:
         unseen: files in the verified directories that were not looked at.
         looks: number of stat calls.
         oldest: when the oldest of the figures was read, in seconds since the epoch.
-        interrupted: whether a signal ended the scan.
+        signal: the number of the signal that ended the scan, or 0.
         out_of_time: whether the deadline ended the scan.
         pace: the number of workers, as text.
         notes: warnings for the user.
@@ -95,10 +95,15 @@ class Scan:
     unseen: int = 0
     looks: int = 0
     oldest: float = 0.0
-    interrupted: bool = False
+    signal: int = 0
     out_of_time: bool = False
     pace: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether a signal ended the scan."""
+        return self.signal != 0
 
     @property
     def is_complete(self) -> bool:
@@ -114,6 +119,7 @@ def scan(
     now: float,
     fallback: Path | None = None,
     deadline_s: float | None = None,
+    stall_s: float = STALL_S,
     fresh: bool = False,
     report: Callable[[Progress], None] = lambda _: None,
 ) -> Scan:
@@ -122,7 +128,8 @@ def scan(
     Counts allocated blocks, as du does; a file with several hard links counts once; symbolic links are not followed and
     other file systems are not entered. `cache` is the cache directory, or None for no cache; `fallback` is a
     directory on this node that is used if `cache` cannot be. `fresh` reads every directory, as always in a small
-    tree; otherwise one that is unchanged, with unchanged remembered files, is not read again for a day.
+    tree; otherwise one that is unchanged, with unchanged remembered files, is not read again for a day. A directory in
+    which no call returns for `stall_s` is reported as stuck.
 
     The scan ends at the deadline even if the file system never responds. Ctrl-C, SIGTERM and SIGHUP end it early. In
     every case the results are cached, and the next scan continues from there.
@@ -137,7 +144,7 @@ def scan(
         pool.plan(now + FULL_PASS_S if fresh or not known or known.files[0] <= SMALL else now - FULL_PASS_S)
         with _ended_by_signals(pool):
             try:
-                pool.run(deadline, STALL_S if deadline_s is None else min(STALL_S, max(0.5, deadline_s / 5)))
+                pool.run(deadline, stall_s if deadline_s is None else min(stall_s, max(0.5, deadline_s / 5)))
             finally:
                 pool.end()
             if known and not pool.records:
@@ -159,7 +166,7 @@ def scan(
         unseen=sum(record.files - len(record.remembered) for record in pool.unchanged),
         looks=pool.looks,
         oldest=min((record.read_at for record in tree.records if record.read_at), default=now),
-        interrupted=pool.interrupted,
+        signal=pool.signal,
         out_of_time=pool.out_of_time,
         pace=f"{pool.most} workers" + (f" of {THREADS} threads: stat calls are slow" if pool.is_slow else ""),
         notes=tuple(scan_cache.notes),
@@ -199,7 +206,7 @@ class Pool:
         self.stuck: list[bytes] = []
         self.died_at: set[bytes] = set()
         self.closed = 0  # errno of opening the root
-        self.out_of_time = self.interrupted = False
+        self.out_of_time, self.signal = False, 0
 
     @cached_property
     def number_of(self) -> dict[bytes, int]:
@@ -223,7 +230,7 @@ class Pool:
     def run(self, deadline: float | None, stall_s: float) -> None:
         """Work until nothing is left, the deadline has passed, a signal came, or too many workers hang."""
         last = time.monotonic()
-        while not (self.out_of_time or self.interrupted or self.closed) and self.abandoned < MOST_STUCK:
+        while not (self.out_of_time or self.signal or self.closed) and self.abandoned < MOST_STUCK:
             self._assign()
             if not self.queue and not any(worker.batch for worker in self.workers):
                 return
@@ -384,7 +391,7 @@ def _error(pool: Pool, tree: Tree) -> str:
     if number:
         sentences = {errno.ENOENT: "does not exist", errno.ENOTDIR: "is a file, not a directory"}
         return sentences.get(number) or os.strerror(number)
-    if not root.read_at and len(tree) == 1 and not pool.interrupted:
+    if not root.read_at and len(tree) == 1 and not pool.signal:
         return "no response within the deadline"
     return ""
 
@@ -401,7 +408,7 @@ def _ended_by_signals(pool: Pool) -> Iterator[None]:
         del before[signal.SIGHUP]
 
     def interrupt(number: int, _frame: object) -> None:
-        pool.interrupted = True
+        pool.signal = number
         signal.signal(number, before[signal.Signals(number)])
 
     try:

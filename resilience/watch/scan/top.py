@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from resilience.system.fallback_directory import fallback_path
 from resilience.watch.scan.cache import HOLE, PARTLY, Snapshot
-from resilience.watch.scan.scan import Progress, Scan, scan
+from resilience.watch.scan.scan import STALL_S, Progress, Scan, scan
 from resilience.watch.scan.tree import BLOCK_BYTES, ELSEWHERE, Tree
 
 if TYPE_CHECKING:
     from resilience.runs.project import Project
-    from resilience.system.ports import System
 
 NEARLY_ALL = 0.95
 """A directory with this share of its parent is listed instead: `runs/gpt/checkpoints` is more precise than `runs`."""
@@ -82,12 +81,15 @@ class TopReport:
 
 
 def scan_directory(
-    system: System, root: Path, deadline_s: float | None, report: Callable[[Progress], None], *, fresh: bool = False
+    project: Project, root: Path, deadline_s: float | None, report: Callable[[Progress], None], *, fresh: bool = False
 ) -> Scan:
     """Scan a directory; cache the result in the user's cache directory, or on this node if that fails."""
+    system, stall_s = project.system, min(STALL_S, project.loaded.settings.watch.deadline_s)
     cache, now = system.cache_home / "resil" / "scan", system.clock.now()
     fallback = fallback_path(system, cache)
-    return scan(root, cache, fallback=fallback, now=now, deadline_s=deadline_s, fresh=fresh, report=report)
+    return scan(
+        root, cache, fallback=fallback, now=now, deadline_s=deadline_s, stall_s=stall_s, fresh=fresh, report=report
+    )
 
 
 def compose(found: Scan, *, limit: int, by: str, login_name: Callable[[int], str] = str) -> TopReport:

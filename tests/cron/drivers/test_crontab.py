@@ -240,7 +240,7 @@ def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
     found = driver.availability(site.context())
     assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
     site.write_table(
-        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())).encode() + b"\n"
+        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())[0]).encode() + b"\n"
     )
     state = driver.state(an_installation(site.context(), "crontab"), SETTINGS, site.context())
     assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
@@ -363,7 +363,7 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
 def test_without_the_state_directory_nothing_runs_and_no_mail_is_sent(site: Site) -> None:
     context = site.context()
     with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
-        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[1]
+        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[0][1]
         done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert (done.stdout, done.stderr) == (b"", b"") and not (python.parent / "told.json").exists()
 
@@ -379,11 +379,11 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
         DRIVER.install(installation, SETTINGS, context)
         assert DRIVER.install(installation, SETTINGS, context) == ()
         line = (site.table() or b"").decode().split("\n")[1]
-        assert len(line) < 999 and Path(script_file(context)).stat().st_mode & 0o777 == 0o700
+        assert len(line) < 999 and script_file(context).stat().st_mode & 0o777 == 0o700
         subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert json.loads((python.parent / "told.json").read_text())[1]["LD_LIBRARY_PATH"] == facts["$LD_LIBRARY_PATH"]
     DRIVER.uninstall(installation, SETTINGS, context)
-    assert not Path(script_file(context)).exists()
+    assert not script_file(context).exists()
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])

@@ -27,8 +27,9 @@ from tests.cron.drivers.site import Site as Machine
 from tests.cron.drivers.site import an_installation
 from tests.cron.drivers.slurm_programs import REFUSED
 from tests.lab.fakes import NOW
+from tests.lab.waiting import until
 from tests.schedulers import spooled
-from tests.schedulers.spooled import Lab, until
+from tests.schedulers.spooled import Lab
 
 SETTINGS = """\
 [scheduler]

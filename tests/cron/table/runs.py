@@ -16,7 +16,7 @@ import pytest
 from resilience.cron.book import State
 from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table import watched_program
+from resilience.cron.table import watched_run
 from resilience.cron.table.output import output_directory
 from resilience.cron.table.supervisor import Supervised
 from resilience.cron.table.watched_run import longest_s
@@ -125,9 +125,9 @@ def entry(*argv: str, name: str = "crontab/it", environment: Mapping[str, str] |
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grown patience cut short: a second for what takes ten. Supervisors inherit it."""
-    monkeypatch.setattr(watched_program, "KILL_AFTER_S", 1.0)
-    monkeypatch.setattr(watched_program, "LINGER_S", 0.3)
-    monkeypatch.setattr(watched_program, "SECOND_S", 0.05)
+    monkeypatch.setattr(watched_run, "KILL_AFTER_S", 1.0)
+    monkeypatch.setattr(watched_run, "LINGER_S", 0.3)
+    monkeypatch.setattr(watched_run, "SECOND_S", 0.05)
 
 
 @pytest.fixture

@@ -280,6 +280,10 @@ FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG
         ("cron.quarter-hourly", "cron.quarter_hourly"),
         ("cron.quarterhourly", "cron.quarter_hourly"),
         ("Daily", "cron.daily"),
+        ("cron.Daily", "cron.daily"),
+        ("cron_daily", "cron.daily"),
+        ("hourly", "cron.hourly"),
+        ("quarter-hourly", "cron.quarter_hourly"),
         ("minutely", "cron.minutely"),
         ("dayly", "cron.daily"),
         ("cron.fortnightly", "cron."),
@@ -321,6 +325,7 @@ def test_a_file_outside_the_directories_is_a_fault(name: str, mode: int) -> None
     ("name", "mode"),
     [
         ("notes", FILE),
+        ("README.md", FILE),
         ("*.slurm", FILE),
         ("crontab~", FILE),
         ("lost", None),

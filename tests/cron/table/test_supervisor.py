@@ -13,7 +13,7 @@ import pytest
 
 from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
-from resilience.cron.table import watched_program
+from resilience.cron.table import watched_run
 from tests.cron.records import DEAD, FAR, put_run, running, settle
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
@@ -76,7 +76,7 @@ def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> N
 def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_program, "LINGER_S", 600.0)
+    monkeypatch.setattr(watched_run, "LINGER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "echo done; sleep 87622 & echo $$ > up"))
     program = int(wait_for(runs.project / "up"))
     until_true(lambda: not Path(f"/proc/{program}").exists(), "its program has ended")
@@ -88,7 +88,7 @@ def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
 def test_a_run_that_ignores_the_schedulers_end_is_killed_after_the_grace_period(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_program, "KILL_AFTER_S", 600.0)
+    monkeypatch.setattr(watched_run, "KILL_AFTER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "trap '' TERM; echo up > up; while :; do sleep 0.05; done", "87613"))
     wait_for(runs.project / "up")
     (record,) = runs.supervised.end_all(0.3)

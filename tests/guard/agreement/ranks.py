@@ -18,7 +18,7 @@ from resilience.guard.agreement.client import Client
 from resilience.guard.agreement.network import FollowerAgreement, LeaderAgreement, NetworkAgreement
 from resilience.guard.gate import Gate
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import wait_until
+from tests.lab.waiting import until
 
 TOKEN = "the run's token"
 
@@ -99,7 +99,7 @@ class Meeting:
     def obey(self, rank: int) -> Decision:
         """Wait until this rank has heard the first verdict, and do the step at which it is obeyed."""
         self.wait_for("committed")
-        wait_until(lambda: self.gates[rank].limit < 100)
+        until(lambda: self.gates[rank].limit < 100)
         decision = self.step(rank)
         assert decision
         return decision
@@ -110,7 +110,7 @@ class Meeting:
         with self.training() as given:
             if request:
                 self.ranks[by].request(request)
-            wait_until(lambda: all(given))
+            until(lambda: all(given))
         assert given == [given[0][:1]] * self.world
         return given[0][0]
 
@@ -120,7 +120,7 @@ class Meeting:
 
     def wait_for(self, kind: str, count: int = 1) -> AgreementEvent:
         """Wait until rank 0's host has heard so many of this kind; return the last."""
-        wait_until(lambda: len(self.heard(kind)) >= count)
+        until(lambda: len(self.heard(kind)) >= count)
         return self.heard(kind)[-1]
 
     def leave(self, wait_s: float = 10.0) -> None:

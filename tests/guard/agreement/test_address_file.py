@@ -27,8 +27,9 @@ from resilience.guard.agreement.address_file import (
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from tests.guard.guarded import a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
 from tests.guard.ranks import Node
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, needs_root
 
 
@@ -161,7 +162,7 @@ def test_a_sweep_ends_when_the_launch_does_and_minds_no_missing_directory(direct
 def test_only_the_file_of_this_very_process_is_its_own(directory: Path) -> None:
     path = directory / "12-2-0"
     the_file(path).publish(Address("127.0.0.1", 4711, "abc"))
-    wait_until(path.exists)
+    until(path.exists)
     for node, pid in (("n2", os.getpid()), ("n1", 1)):
         assert not remove_own(str(path), node, pid) and path.exists()
     assert remove_own(str(path), "n1", os.getpid()) and not path.exists()
@@ -232,12 +233,12 @@ def own(tmp_path: Path) -> Path:
 def test_without_a_run_directory_the_next_launch_sweeps_what_a_killed_one_left(own: Path) -> None:
     with a_launch(own.parent, None, 2, MASTER_PORT="1") as launch:
         launch.wait_for_steps()
-        wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        until(lambda: own.is_dir() and list(own.glob("12-*")))
         launch.kill()
     [left] = own.iterdir()
     with a_launch(own.parent, None, 2, MASTER_PORT="2") as launch:
-        wait_until(lambda: not left.exists())
-        wait_until(lambda: [path for path in own.iterdir() if not path.name.startswith(".")])
+        until(lambda: not left.exists())
+        until(lambda: [path for path in own.iterdir() if not path.name.startswith(".")])
         assert left.name not in {path.name for path in own.iterdir()}
 
 
@@ -245,8 +246,8 @@ def test_a_requeued_job_sweeps_what_was_left_when_all_was_killed_mirror_and_all(
     run = make_run(tmp_path / "run")
     with a_launch(tmp_path / "launch", run, 2) as launch:
         launch.wait_for_steps()
-        wait_until(lambda: list((run / "agreement").glob("12-0*")))
-        wait_until(lambda: len(Node(run).mirrors()) == 1 and list((run / "beats").glob("12.*")))
+        until(lambda: list((run / "agreement").glob("12-0*")))
+        until(lambda: len(Node(run).mirrors()) == 1 and list((run / "beats").glob("12.*")))
         mirrors = Node(run).mirrors()
         for pid in mirrors:
             os.kill(pid, signal.SIGSTOP)  # it can do nothing any more, and nobody starts another
@@ -255,15 +256,15 @@ def test_a_requeued_job_sweeps_what_was_left_when_all_was_killed_mirror_and_all(
             os.kill(pid, signal.SIGKILL)
     [left] = (run / "agreement").iterdir()
     with a_launch(tmp_path / "launch", run, 2, RESIL_RESTART_COUNT="1", RESIL_ATTEMPT="4", SLURMD_NODENAME="n2"):
-        wait_until(lambda: not left.exists())
+        until(lambda: not left.exists())
 
 
 def test_two_launches_that_live_side_by_side_leave_each_other_alone(own: Path, dead_port: int, dead_pid: int) -> None:
     with a_launch(own.parent, None, 2, MASTER_PORT="1") as first:
-        wait_until(lambda: own.is_dir() and list(own.glob("12-*")))
+        until(lambda: own.is_dir() and list(own.glob("12-*")))
         first.wait_for_steps()
         dead = write(own, "zz", dead_port, node="n1", pid=dead_pid)
         with a_launch(own.parent, None, 2, MASTER_PORT="2") as other:
-            wait_until(lambda: not dead.exists())  # it comes last
+            until(lambda: not dead.exists())  # it comes last
             other.wait_for_steps()
-            wait_until(lambda: len(list(own.glob("12-*"))) == 2)
+            until(lambda: len(list(own.glob("12-*"))) == 2)

@@ -20,7 +20,8 @@ from resilience.guard.agreement.member import Member
 from resilience.guard.gate import Gate
 from tests.guard.agreement.ranks import save, stop
 from tests.guard.guarded import Launch, a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
+from tests.lab.waiting import until
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def wait_for_all(launch: Launch, run: Path) -> None:
     switch = run / layout.SWITCHES / "save"
     launch.wait_for_steps()
     switch.touch()
-    wait_until(lambda: not switch.exists())
+    until(lambda: not switch.exists())
 
 
 def test_ranks_whose_rank_0_was_killed_warn_once_and_that_a_signal_waits(tmp_path: Path) -> None:
@@ -217,14 +218,14 @@ def test_ranks_whose_rank_0_was_killed_warn_once_and_that_a_signal_waits(tmp_pat
         wait_for_all(launch, tmp_path / "run")
         launch.kill(0)
         launch.signal(2, signal.SIGUSR1)
-        wait_until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
+        until(lambda: lines(launch, 1, "no connection") and lines(launch, 2, "no connection"))
         assert "warning: rank 1 has had no connection to rank 0 for 4 s" in lines(launch, 1, "no connection")[0]
         warning = lines(launch, 2, "no connection")[0]
         assert "no decision is possible meanwhile. Waiting: SIGUSR1 received" in warning
         launch.wait_for_steps()
         assert len(lines(launch, 1, "no connection")) == len(lines(launch, 2, "no connection")) == 1
         launch.start(0)
-        wait_until(lambda: lines(launch, 1, "again, after") and lines(launch, 2, "again, after"))
+        until(lambda: lines(launch, 1, "again, after") and lines(launch, 2, "again, after"))
         assert [launch.processes[rank].wait(30) for rank in range(3)] == [75, 75, 75], "the request was not lost"
 
 
@@ -233,6 +234,6 @@ def test_rank_0_reports_a_lost_rank_as_lost_and_not_as_one_that_never_joined(tmp
         wait_for_all(launch, tmp_path / "run")
         launch.kill(2)
         launch.signal(1, signal.SIGUSR1)
-        wait_until(lambda: lines(launch, 0, "no decision is possible"))
+        until(lambda: lines(launch, 0, "no decision is possible"))
         assert "the connection to rank 2 of 3 is lost" in lines(launch, 0, "no decision is possible")[0]
         assert "did not join" not in lines(launch, 0, "no decision is possible")[0]

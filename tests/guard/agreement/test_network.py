@@ -23,7 +23,7 @@ from resilience.guard.agreement import connection, network
 from resilience.guard.agreement.address_file import Address
 from resilience.guard.agreement.base import AgreementEvent, ExitSummary
 from tests.guard.agreement.ranks import TOKEN, Meeting, meeting, meeting_over_a_cable, save, stop
-from tests.guard.guards import wait_until
+from tests.lab.waiting import until
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_any_rank_requests_and_all_obey_at_the_same_step(world: int) -> None:
             ranks.ranks[number].request(save(f"rank {number} asks"))
             ranks.wait_for("outcome", number + 1)
         ranks.ranks[world - 1].request(stop("enough"))
-        wait_until(lambda: all(decisions and decisions[-1].stop for decisions in given))
+        until(lambda: all(decisions and decisions[-1].stop for decisions in given))
     assert all(decisions == given[0] for decisions in given)
     assert len(given[0]) == world + 1
     assert [event.outcome for event in ranks.heard("outcome")] == ["saved"] * (world + 1)
@@ -51,8 +51,8 @@ def test_requests_of_all_ranks_at_once_are_all_heard() -> None:
         for number, rank in enumerate(ranks.ranks):
             rank.request(save(f"rank {number} asks"))
         reasons = {f"rank {number} asks" for number in range(4)}
-        wait_until(lambda: {why for decision in given[3] for why in decision.reasons} == reasons)
-        wait_until(lambda: all(len(decisions) == len(given[0]) for decisions in given))
+        until(lambda: {why for decision in given[3] for why in decision.reasons} == reasons)
+        until(lambda: all(len(decisions) == len(given[0]) for decisions in given))
     assert all(decisions == given[0] for decisions in given)
 
 
@@ -75,7 +75,7 @@ def test_ranks_wait_for_a_rank_0_that_starts_much_later() -> None:
         assert ranks.ranks[1].wait_for_start(0.3) is None
         with ranks.training() as given:
             ranks.ranks[0].start()
-            wait_until(lambda: all(given))
+            until(lambda: all(given))
         ranks.ranks[0].decide_start(CONTINUE)
         assert ranks.ranks[1].wait_for_start(10) == CONTINUE
     assert given[0] == given[1] == given[2]
@@ -93,14 +93,14 @@ def test_an_old_address_is_passed_over_until_the_new_one_is_written(old: str, mo
             threading.Thread(target=_talk, args=(stranger,), daemon=True).start()
         elif old == "another run":
             other.start(0)
-            wait_until(lambda: other.address is not None)
+            until(lambda: other.address is not None)
             assert other.address is not None
             port = other.address.port
         ranks.address = Address("127.0.0.1", port, "the token of then")
         ranks.start(1)
         time.sleep(0.2)  # it tries the old one
         ranks.start(0)
-        wait_until(lambda: ranks.true_address is not None)
+        until(lambda: ranks.true_address is not None)
         ranks.address = ranks.true_address
         ranks.agree(save())
         for rank in other.ranks:
@@ -121,8 +121,8 @@ def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
             ranks.ranks[number % 3].request(save(f"request {number}"))
             time.sleep(0.003 * (number % 4))  # in the promise, in the commit, in the outcome
             cable.cut()
-            wait_until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
-        wait_until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
+            until(lambda number=number: any(f"request {number}" in one.reasons for one in given[0]))  # type: ignore[misc]
+        until(lambda: len(given[0]) == len(given[1]) == len(given[2]))
     assert given[0] == given[1] == given[2]
     assert cable.connections > 2
     assert all(event.outcome == "saved" for event in ranks.heard("outcome"))
@@ -131,11 +131,11 @@ def test_a_cable_that_is_cut_again_and_again_changes_no_decision() -> None:
 def test_a_rank_finds_rank_0_again_although_its_address_file_is_gone() -> None:
     with meeting_over_a_cable(2) as (ranks, cable):
         client = ranks.client(1)
-        wait_until(client.is_up)
-        wait_until(lambda: client._known is not None)
+        until(client.is_up)
+        until(lambda: client._known is not None)
         ranks.address = None
         cable.cut()
-        wait_until(lambda: cable.connections == 2)
+        until(lambda: cable.connections == 2)
         ranks.agree(save())
 
 
@@ -155,7 +155,7 @@ def test_a_rank_that_promised_and_hears_nothing_more_says_that_the_agreement_is_
         ranks.ranks[0].request(save())
         ranks.wait_for("committed")
         member = ranks.ranks[1].member
-        wait_until(lambda: member.state == "committed")
+        until(lambda: member.state == "committed")
         member.state = "promised"  # the commit never came
         begin = time.monotonic()
         with pytest.raises(AgreementLost, match=r"rank 1 waits at step 1 .* for 1 s") as lost:
@@ -270,7 +270,7 @@ def test_what_was_decided_before_the_ranks_formed_anew_is_obeyed_by_none_and_ask
         resume(ranks, 0, 8)  # the others come later: a verdict comes in between
         ranks.ranks[1].request(save("requested in between"))
         ranks.wait_for("committed")
-        wait_until(lambda: all(gate.limit < 100 for gate in ranks.gates))
+        until(lambda: all(gate.limit < 100 for gate in ranks.gates))
         for rank in (1, 2):
             resume(ranks, rank, 8)
         assert ranks.heard("void")
@@ -289,12 +289,12 @@ def test_to_resume_before_the_first_step_loses_no_request(ranks: Meeting) -> Non
 
 def test_time_without_a_word_from_rank_0_is_only_time() -> None:
     with meeting(2) as ranks, ranks.training() as given:
-        wait_until(lambda: ranks.client(1).is_up())
+        until(lambda: ranks.client(1).is_up())
         with ranks.ranks[0].changed:  # rank 0's control thread stands still
             ranks.ranks[1].request(save())
             count = ranks.gates[1].count
-            wait_until(lambda: ranks.gates[1].count > count + 20)  # nobody waits
-        wait_until(lambda: given[0] and given[1])
+            until(lambda: ranks.gates[1].count > count + 20)  # nobody waits
+        until(lambda: given[0] and given[1])
     assert given[0] == given[1]
 
 
@@ -355,10 +355,10 @@ def test_a_fault_in_the_control_thread_costs_a_pause_and_not_the_agreement(fault
             setattr(coordinator, name, method)
             return raise_fault()
 
-        wait_until(lambda: ranks.client(1).is_up())
+        until(lambda: ranks.client(1).is_up())
         setattr(coordinator, name, fail_once)
         ranks.ranks[1].request(save())
-        wait_until(lambda: given[0] and given[1])
+        until(lambda: given[0] and given[1])
     assert "a fault" in ranks.heard("fault")[0].text
 
 
@@ -388,7 +388,7 @@ def tcp_sockets() -> set[str]:
 def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
     others = tcp_sockets()  # a server of another test's, which lives as long as the tests do
     with meeting(2) as ranks, ranks.training() as given:
-        wait_until(lambda: ranks.client(1).is_up())
+        until(lambda: ranks.client(1).is_up())
         child = os.fork()
         if child == 0:
             try:
@@ -399,7 +399,7 @@ def test_a_forked_child_closes_its_copies_and_the_parent_goes_on() -> None:
                 os._exit(99)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         ranks.ranks[1].request(save("after the fork"))
-        wait_until(lambda: given[0] and given[1])
+        until(lambda: given[0] and given[1])
     assert given[0] == given[1]
 
 
@@ -422,11 +422,11 @@ def test_a_control_thread_that_fails_again_and_again_gives_up_and_the_training_g
     with meeting(2, start=False) as ranks:
         control = ranks.leader
         ranks.start(0)
-        wait_until(lambda: ranks.address is not None)  # it has joined itself
+        until(lambda: ranks.address is not None)  # it has joined itself
         with control.changed:
             control._coordinator.proceed = raise_fault  # type: ignore[method-assign, assignment]
         control._wake()
-        wait_until(lambda: not control._is_in_contact())
+        until(lambda: not control._is_in_contact())
         assert [heard.kind for heard in ranks.news] == ["fault"] * (network.MOST_FAULTS - 1) + ["broken"]
         assert "no more decisions will be made" in ranks.news[-1].text and "a fault" in ranks.news[-1].text
         ranks.ranks[0].request(save())
@@ -456,7 +456,7 @@ def test_nothing_is_over_before_the_host_has_heard_how_it_went() -> None:
             with control.changed:
                 return control._is_over()
 
-        wait_until(is_over)
+        until(is_over)
 
 
 def test_a_thread_is_woken_however_often_and_no_thread_waits_for_that_or_fails_when_it_has_ended() -> None:

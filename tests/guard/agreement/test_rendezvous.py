@@ -30,7 +30,7 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.settings import GuardSettings
 from tests.guard.agreement.ranks import client_of, leave_together, save
-from tests.guard.guards import wait_until
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 ADDRESS = Address("127.0.0.1", 4711, "abc")
@@ -84,7 +84,7 @@ def is_up(made: Agreement) -> bool:
 def test_ranks_find_each_other_by_a_private_file_that_is_gone_after_the_launch(context: Context) -> None:
     context.meet(0)
     other = context.meet(1)
-    wait_until(lambda: is_up(other))
+    until(lambda: is_up(other))
     path = address_file(context.place(0))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -97,19 +97,19 @@ def test_ranks_find_each_other_by_a_private_file_that_is_gone_after_the_launch(c
 def test_the_token_is_another_one_for_each_launch(context: Context) -> None:
     path = address_file(context.place(0))
     context.meet(0)
-    wait_until(lambda: read_address(path) is not None)
+    until(lambda: read_address(path) is not None)
     first = read_address(path)
     context.meet(0)
-    wait_until(lambda: (found := read_address(path)) and first and found.token != first.token)
+    until(lambda: (found := read_address(path)) and first and found.token != first.token)
 
 
 def test_the_file_of_a_newer_launch_is_left_alone(context: Context) -> None:
     path = address_file(context.place(0))
     old, new = (AddressFile(path, context.place(0), context.recorder()) for _ in range(2))
     old.publish(ADDRESS)
-    wait_until(lambda: read_address(path) is not None)
+    until(lambda: read_address(path) is not None)
     new.publish(Address("127.0.0.1", 4712, "def"))
-    wait_until(lambda: (found := read_address(path)) is not None and found.port == 4712)
+    until(lambda: (found := read_address(path)) is not None and found.port == 4712)
     old.withdraw()
     assert read_address(path) is not None
     new.withdraw()
@@ -142,7 +142,7 @@ def test_a_directory_that_another_user_made_before_us_in_tmp_is_refused_and_name
     monkeypatch.setattr("tempfile.tempdir", None)
     context = Context(None)
     context.meet(0)
-    wait_until(lambda: context.said)
+    until(lambda: context.said)
     context.leave()
     (warning,) = context.said
     assert "address could not be written" in warning and str(trap) in warning
@@ -161,14 +161,14 @@ def test_a_run_directory_that_cannot_be_written_costs_the_decisions_until_it_can
     in_the_way.parent.mkdir()
     in_the_way.touch()
     first, other = context.meet(0), context.meet(1)
-    wait_until(lambda: context.said)
+    until(lambda: context.said)
     assert "no rank can request a save or a stop of the others" in context.said[0]
     assert other.on_step() is not None  # the training goes on
     other.request(save())
     assert not is_up(other)
     in_the_way.unlink()
-    wait_until(lambda: is_up(other))  # it was put right
-    wait_until(lambda: any(event.kind == "committed" for event in context.news))
+    until(lambda: is_up(other))  # it was put right
+    until(lambda: any(event.kind == "committed" for event in context.news))
     assert len(context.said) == 1
     for made in (first, other):
         made._gate.count += 1

@@ -15,13 +15,13 @@ import pytest
 from resilience.guard.agreement import connection, frames, server
 from tests.guard.agreement.ranks import TOKEN, Impostor, Meeting, is_hung_up, meeting, save
 from tests.guard.agreement.sample_messages import done, goodbye, join, promise
-from tests.guard.guards import wait_until
+from tests.lab.waiting import until
 
 
 @pytest.fixture
 def ranks() -> Iterator[Meeting]:
     with meeting(3) as ranks:
-        wait_until(lambda: all(ranks.client(rank).is_up() for rank in (1, 2)))
+        until(lambda: all(ranks.client(rank).is_up() for rank in (1, 2)))
         yield ranks
 
 
@@ -105,7 +105,7 @@ def test_a_rank_whose_connection_was_lost_comes_in_through_a_crowd(ranks: Meetin
     with ranks.ranks[1].changed:
         client.close()
     ranks.ranks[1]._wake()
-    wait_until(client.is_up)
+    until(client.is_up)
     assert_they_agree(ranks)
     for sock in crowd:
         sock.close()

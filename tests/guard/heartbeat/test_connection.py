@@ -12,8 +12,8 @@ import pytest
 
 from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.rank_info import RankInfo
-from tests.guard.guards import wait_until
 from tests.guard.ranks import Node
+from tests.lab.waiting import until
 
 
 def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
@@ -35,8 +35,8 @@ def test_every_launch_on_every_node_has_a_name_of_its_own() -> None:
 def test_without_a_mirror_process_rank_0_writes_its_beat_itself(node: Node, fault: str) -> None:
     rank = node.start(0, first=f"{fault}; connection.CONNECT_S = 3.0")
     rank.do("slot.words[0] = 5")
-    wait_until(lambda: node.beats().get("step") == 5)
-    wait_until(lambda: len(rank.said()) == 1)
+    until(lambda: node.beats().get("step") == 5)
+    until(lambda: len(rank.said()) == 1)
     assert "cannot use the mirror process on n1" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
     time.sleep(0.3)
     assert len(rank.said()) == 1
@@ -49,7 +49,7 @@ def test_another_rank_waits_for_a_while_and_then_reads_the_address_itself(node: 
     file.touch(mode=0o600)
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     assert rank.ask("writer.locate()") is None
-    wait_until(lambda: rank.said())
+    until(lambda: rank.said())
     assert "its heartbeat is not written" in rank.said()[0]
     assert rank.ask("writer.locate().port") == 4711
     assert node.mirrors() == []
@@ -59,21 +59,21 @@ def test_where_nobody_knows_the_local_rank_one_process_is_started_all_the_same(n
     first = "import resilience.guard.rank_info as p; RankInfo = lambda **f: p.RankInfo(**{**f, 'local_rank': -1})"
     begun = [node.start(rank, world=3, first=f"{first}\n") for rank in range(3)]
     assert len(begun) == 3
-    wait_until(lambda: len(node.beats().get("rank", {})) == 3)
+    until(lambda: len(node.beats().get("rank", {})) == 3)
     assert len(node.mirrors()) == 1
 
 
 def test_a_mirror_that_dies_again_and_again_is_given_up(node: Node) -> None:
     rank = node.start(0)
     for _ in range(3):
-        wait_until(lambda: node.mirrors())
+        until(lambda: node.mirrors())
         for pid in node.mirrors():
             os.kill(pid, 9)
-        wait_until(lambda: not node.mirrors() or rank.said())
-    wait_until(lambda: rank.said())
+        until(lambda: not node.mirrors() or rank.said())
+    until(lambda: rank.said())
     assert "the process ended 3 times" in rank.said()[0]
     rank.do("slot.words[0] = 5")
-    wait_until(lambda: node.beats().get("step") == 5)
+    until(lambda: node.beats().get("step") == 5)
 
 
 def test_the_start_of_a_training_waits_for_nothing(tmp_path: Path) -> None:
@@ -115,6 +115,6 @@ def test_strange_packets_from_the_process_are_passed_over(node: Node) -> None:
         "connection.start_process = pretend"
     )
     rank = node.start(0, first=fake)
-    wait_until(lambda: rank.ask("writer._line._is_welcome"))
+    until(lambda: rank.ask("writer._line._is_welcome"))
     assert rank.ask("writer.locate()") is None
     assert rank.said() == []

@@ -24,10 +24,11 @@ from resilience.guard.heartbeat.connection import socket_name
 from resilience.guard.heartbeat.process import MOST_LINES, Files, refresh_directory
 from resilience.guard.rank_info import RankInfo
 from tests.guard.guarded import Launch, a_launch
-from tests.guard.guards import make_run, wait_until
+from tests.guard.guards import make_run
 from tests.guard.ranks import REPOSITORY, Node, a_node
 from tests.lab.disks import fill, needs_fuse, small_disk
 from tests.lab.hung import hung_directory
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, needs_root
 
 
@@ -37,7 +38,7 @@ def shows(node: Node, rank: int, **fields: object) -> bool:
 
 
 def wait_for(node: Node, rank: int = 0, **fields: object) -> None:
-    wait_until(lambda: shows(node, rank, **fields))
+    until(lambda: shows(node, rank, **fields))
 
 
 def step_to(node: Node, rank: int, step: int) -> None:
@@ -70,7 +71,7 @@ def address_of(node: Node) -> list[Path]:
 def wait_for_all(node: Node, launch: Launch) -> None:
     """Wait until all is as it is in the middle of a training."""
     launch.wait_for_steps()
-    wait_until(lambda: address_of(node) and len(node.beats().get("rank", {})) == 2)
+    until(lambda: address_of(node) and len(node.beats().get("rank", {})) == 2)
 
 
 def test_the_ranks_of_a_node_share_one_process_which_shows_them_all(node: Node) -> None:
@@ -78,7 +79,7 @@ def test_the_ranks_of_a_node_share_one_process_which_shows_them_all(node: Node) 
     for number, rank in enumerate(ranks):
         rank.do(f"slot.words[0] = {100 - number}")
         rank.do(f"slot.set_phase('phase {number}')")
-    wait_until(lambda: all(shows(node, number, step=100 - number, phase=f"phase {number}") for number in range(3)))
+    until(lambda: all(shows(node, number, step=100 - number, phase=f"phase {number}") for number in range(3)))
     told = node.beats()
     assert (told["attempt"], told["host"], told["step"]) == (3, "n1", 98)
     assert [told["rank"][str(number)]["pid"] for number in range(3)] == [rank.process.pid for rank in ranks]
@@ -90,7 +91,7 @@ def test_ranks_may_come_in_any_order(node: Node) -> None:
     assert node.mirrors() == []
     node.start(0)
     second.do("slot.words[0] = 7")
-    wait_until(lambda: shows(node, 1, step=7) and shows(node, 0, step=0))
+    until(lambda: shows(node, 1, step=7) and shows(node, 0, step=0))
 
 
 def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: Node) -> None:
@@ -105,7 +106,7 @@ def test_nothing_but_the_beats_file_is_left_of_a_training_that_was_killed(node: 
     killed = time.monotonic()
     for rank in ranks:
         rank.process.wait()
-    wait_until(lambda: not node.mirrors(), 15.0)
+    until(lambda: not node.mirrors(), timeout_s=15.0)
     assert time.monotonic() - killed < 20.0
     assert shows(node, 0, step=43, gone=True) and shows(node, 1, step=43, gone=True)
     assert [path.name for path in node.run.rglob("*") if path.is_file()] == ["12.n1"]
@@ -117,9 +118,9 @@ def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_
 ) -> None:
     shared = set(Path("/dev/shm").iterdir())
     wait_for_all(node, launch)
-    wait_until(lambda: not list((node.run / "beats").glob(".*")))
+    until(lambda: not list((node.run / "beats").glob(".*")))
     launch.kill()
-    wait_until(lambda: not node.mirrors(), 20.0)
+    until(lambda: not node.mirrors(), timeout_s=20.0)
     assert list((node.run / "agreement").iterdir()) == []
     left = {str(path.relative_to(node.run)) for path in node.run.rglob("*") if path.is_file()}
     assert left <= {"beats/12.n1", "journal/12.0.jsonl", "journal/12.1.jsonl"}
@@ -129,9 +130,9 @@ def test_nothing_but_beats_and_journal_is_left_of_guards_with_an_agreement_that_
 
 def test_the_address_goes_however_early_all_ranks_are_killed(node: Node, launch: Launch) -> None:
     """The mirror process may just be starting: what the ranks told it is read nevertheless."""
-    wait_until(lambda: address_of(node))
+    until(lambda: address_of(node))
     launch.kill()
-    wait_until(lambda: list((node.run / "agreement").iterdir()) == [])
+    until(lambda: list((node.run / "agreement").iterdir()) == [])
 
 
 def test_the_address_of_another_launch_under_the_same_name_is_left_alone(node: Node, launch: Launch) -> None:
@@ -140,7 +141,7 @@ def test_the_address_of_another_launch_under_the_same_name_is_left_alone(node: N
     another = {**json.loads(file.read_text()), "pid": os.getpid(), "token": "another"}
     replace_file(file, json.dumps(another), mode=0o600)
     launch.kill()
-    wait_until(lambda: not node.mirrors(), 20.0)
+    until(lambda: not node.mirrors(), timeout_s=20.0)
     assert json.loads(file.read_text()) == another
 
 
@@ -151,14 +152,14 @@ def test_as_long_as_a_rank_lives_the_address_stays(node: Node, launch: Launch) -
     wait_for(node, 0, gone=True)
     assert len(list((node.run / "agreement").iterdir())) == 1
     launch.kill(1)
-    wait_until(lambda: not node.mirrors(), 20.0)
+    until(lambda: not node.mirrors(), timeout_s=20.0)
     assert list((node.run / "agreement").iterdir()) == []
 
 
 @pytest.mark.parametrize("killed", [0, 1], ids=["the one that started the mirror", "another"])
 def test_a_rank_whose_process_is_gone_is_marked_and_the_others_go_on(node: Node, killed: int) -> None:
     ranks = [node.start(rank) for rank in range(2)]
-    wait_until(lambda: shows(node, 0, step=0) and shows(node, 1, step=0))
+    until(lambda: shows(node, 0, step=0) and shows(node, 1, step=0))
     ranks[killed].kill()
     wait_for(node, killed, gone=True)
     step_to(node, 1 - killed, 9)
@@ -171,7 +172,7 @@ def test_a_rank_that_left_is_not_called_gone(node: Node) -> None:
     ranks[1].leave()
     wait_for(node, 1, left=True)
     ranks[0].leave()
-    wait_until(lambda: not node.mirrors())
+    until(lambda: not node.mirrors())
     assert shows(node, 0, left=True)
     assert all("gone" not in told for told in node.beats()["rank"].values())
 
@@ -186,7 +187,7 @@ def test_a_hang_shows_as_time_that_goes_on_while_the_step_stands_still(node: Nod
     step_to(node, 0, 5)
     rank.begin(hang)
     advanced = node.beats()["rank"]["0"]["advanced"]
-    wait_until(lambda: node.beats()["time"] > advanced + 1.0)
+    until(lambda: node.beats()["time"] > advanced + 1.0)
     assert shows(node, 0, step=5, advanced=advanced)
 
 
@@ -241,7 +242,7 @@ def test_the_batch_shell_can_find_it_by_its_environment(node: Node) -> None:
 def test_it_is_small_and_quiet(node: Node) -> None:
     for rank in range(4):
         node.start(rank, world=4, beat_s=1.0)
-    wait_until(lambda: len(node.beats().get("rank", {})) == 4)
+    until(lambda: len(node.beats().get("rank", {})) == 4)
     [pid] = node.mirrors()
 
     def cpu_s() -> float:
@@ -273,7 +274,7 @@ def test_a_worker_that_outlives_its_rank_does_not_keep_it_alive(node: Node) -> N
     rank.process.kill()
     rank.process.wait()
     try:
-        wait_until(lambda: not node.mirrors(), 20.0)
+        until(lambda: not node.mirrors(), timeout_s=20.0)
         assert shows(node, 0, gone=True)
         os.kill(worker, 0)  # it still lives, and holds a copy of the rank's socket
     finally:
@@ -295,7 +296,7 @@ def test_what_is_out_of_the_routine_on_another_rank_is_written_for_it(node: Node
     second.do("recorder.event('start'); recorder.event('phase', phase='train'); recorder.event('save')")
     second.do("recorder.event('request', trigger='host_memory', why='95 %'); recorder.warn('odd')")
     second.do("recorder.event('error', error=float('nan'))")
-    wait_until(lambda: len(node.journal(1)) == 3)
+    until(lambda: len(node.journal(1)) == 3)
     assert [line["event"] for line in node.journal(1)] == ["request", "warning", "error"]
     assert node.journal(1)[2]["error"] == "nan"
     assert all(line["rank"] == 1 for line in node.journal(1))
@@ -318,21 +319,21 @@ def test_every_rank_writes_its_stacks_when_the_batch_shell_asks_for_them(node: N
 
     for rank in ranks:
         rank.begin("collective()")
-    wait_until(lambda: len(node.beats().get("rank", {})) == 2)
+    until(lambda: len(node.beats().get("rank", {})) == 2)
     for times in (1, 2):
         ask_for_stacks(node)
-        wait_until(lambda times=times: written() == [times] * 2)  # type: ignore[misc]
+        until(lambda times=times: written() == [times] * 2)  # type: ignore[misc]
     assert [file.read_text().split()[3].rstrip(":") for file in files] == [str(rank.process.pid) for rank in ranks]
 
 
 def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
     rank = node.start(0)
-    wait_until(lambda: node.beats().get("rank"))
+    until(lambda: node.beats().get("rank"))
     rank.process.send_signal(signal.SIGSTOP)
     try:
         ask_for_stacks(node)
         file = node.run / "journal" / "12.0.stacks"
-        wait_until(lambda: file.exists() and "it did not answer" in file.read_text())
+        until(lambda: file.exists() and "it did not answer" in file.read_text())
     finally:
         rank.process.send_signal(signal.SIGCONT)
 
@@ -340,7 +341,7 @@ def test_a_stopped_rank_is_said_not_to_answer(node: Node) -> None:
 def test_a_signal_that_the_training_uses_itself_is_left_to_it(node: Node) -> None:
     rank = node.start(0, first="import signal; signal.signal(signal.SIGRTMIN + 9, lambda *_: None)")
     assert rank.ask("writer.stacks.signal") == 0
-    wait_until(lambda: node.beats().get("rank"))
+    until(lambda: node.beats().get("rank"))
     ask_for_stacks(node)
     rank.do("time.sleep(0.5)")
     assert rank.ask("1 + 1") == 2, "it lives"
@@ -354,7 +355,7 @@ def test_the_address_of_rank_0_is_handed_over_and_only_a_private_file_is_believe
     file = node.address_file()
     file.write_text('{"host": "10.0.0.1", "port": 4711, "token": "abc"}')
     file.chmod(0o644)
-    wait_until(lambda: second.ask("writer._line._is_welcome"))
+    until(lambda: second.ask("writer._line._is_welcome"))
     assert second.ask(locate) is None
     file.chmod(0o600)
     assert second.ask(locate) == ["10.0.0.1", 4711, "abc"]
@@ -366,16 +367,16 @@ def test_where_an_address_is_missing_the_directory_is_written_to_so_that_nfs_loo
     node.start(0)
     second = node.start(1)
     directory = node.run / "agreement"
-    wait_until(lambda: second.ask("writer.locate()") is None and directory.exists())
+    until(lambda: second.ask("writer.locate()") is None and directory.exists())
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    wait_until(lambda: not list(directory.iterdir()))
+    until(lambda: not list(directory.iterdir()))
 
 
 @pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o2770, 0o660)])
 def test_the_beat_has_the_runs_mode(node: Node, directory: int, file: int) -> None:
     node.run.chmod(directory)
     node.start(0)
-    wait_until(lambda: node.beats())
+    until(lambda: node.beats())
     assert stat.S_IMODE((node.run / "beats" / "12.n1").stat().st_mode) == file
 
 
@@ -383,29 +384,29 @@ def test_a_full_disk_costs_one_warning_and_the_beat_comes_back(tmp_path: Path) -
     with small_disk(tmp_path / "demo") as run, a_node(make_run(run)) as node:
         no_journal = "m.RunDirectoryWriter._write_lines = lambda self: False"
         rank = node.start(0, first=f"from resilience.guard.heartbeat import run_directory as m; {no_journal}")
-        wait_until(lambda: node.beats())
+        until(lambda: node.beats())
         ballast = fill(run)
-        wait_until(lambda: rank.said())
+        until(lambda: rank.said())
         rank.do("slot.words[0] = 6")
         time.sleep(0.5)  # several beats that fail
         assert len(rank.said()) == 1 and "No space left" in rank.said()[0]
         assert node.beats()["step"] == 0
         assert not list((run / "beats").glob(".*"))
         ballast.unlink()
-        wait_until(lambda: node.beats()["step"] == 6)
+        until(lambda: node.beats()["step"] == 6)
 
 
 def test_a_run_directory_that_goes_and_comes_back_is_not_made_anew_by_us(node: Node) -> None:
     rank = node.start(0)
-    wait_until(lambda: node.beats())
+    until(lambda: node.beats())
     away = node.run.with_name("away")
     node.run.rename(away)
     rank.do("slot.words[0] = 6")
     rank.do("recorder.event('save', step=6)")
-    wait_until(lambda: rank.said())
+    until(lambda: rank.said())
     assert not node.run.exists()
     away.rename(node.run)
-    wait_until(lambda: node.beats().get("step") == 6 and node.journal(0))
+    until(lambda: node.beats().get("step") == 6 and node.journal(0))
     assert "save" in [line["event"] for line in node.journal(0)]
 
 
@@ -414,14 +415,14 @@ def test_a_dead_file_system_neither_holds_the_ranks_nor_keeps_the_process_alive(
     with hung_directory(tmp_path / "hung") as run, a_node(run) as node:
         first = "import threading; threading.Thread.start = lambda self: None"  # no work(): its file access would hang
         ranks = [node.start(rank, first=first) for rank in range(2)]
-        wait_until(lambda: ranks[1].ask("writer._line.maintain() or writer._line._is_welcome"))
+        until(lambda: ranks[1].ask("writer._line.maintain() or writer._line._is_welcome"))
         began = time.monotonic()
         assert ranks[1].ask("writer.locate()") is None
         assert time.monotonic() - began < 20.0
         assert len(node.mirrors()) == 1
         for rank in ranks:
             rank.process.kill()
-        wait_until(lambda: not node.mirrors(), 20.0)
+        until(lambda: not node.mirrors(), timeout_s=20.0)
 
 
 @needs_fuse
@@ -433,7 +434,7 @@ def test_a_dead_file_system_is_reported_to_one_rank_once(tmp_path: Path) -> None
             "'main(', 'import resilience.guard.heartbeat.process as m; m.HUNG_S = 0.2; main(', 1)"
         )
         rank = node.start(0, first=first)
-        wait_until(lambda: rank.ask("writer._line.maintain()") or rank.said())
+        until(lambda: rank.ask("writer._line.maintain()") or rank.said())
         assert "no answer for 0.2 s" in rank.said()[0] and "The training continues" in rank.said()[0]
         time.sleep(0.5)
         rank.do("writer._line.maintain()")
@@ -463,7 +464,7 @@ def test_another_user_can_neither_serve_nor_be_served(run: Path) -> None:
         squatter.stdout.readline()
         with a_node(run) as node:
             rank = node.start(0, first="connection.CONNECT_S = 0.5")
-            wait_until(lambda: rank.said())
+            until(lambda: rank.said())
             assert "belongs to user 65534" in rank.said()[0] and "writes the heartbeat itself" in rank.said()[0]
             rank.do("slot.words[0] = 2")
             wait_for(node, 0, step=2)
@@ -474,7 +475,7 @@ def test_another_user_can_neither_serve_nor_be_served(run: Path) -> None:
         squatter.stdout.close()
     with a_node(run) as node:
         node.start(0)
-        wait_until(lambda: node.mirrors())
+        until(lambda: node.mirrors())
         talk = "print(s.recv(100))"
         stranger = subprocess.run(
             [sys.executable, "-c", squat.format("connect", talk)], capture_output=True, text=True, timeout=30
@@ -530,7 +531,7 @@ def beats(run: Path) -> dict[str, Any]:
 def test_a_rank_is_shown_soon_after_it_came_and_nothing_before(files: Files, run: Path) -> None:
     assert not list((run / "beats").iterdir())
     files.admit(0, RankBeat(77, Progress(5.0)))
-    wait_until((run / "beats" / "12.n1").exists)
+    until((run / "beats" / "12.n1").exists)
     assert beats(run)["rank"]["0"]["pid"] == 77
 
 
@@ -538,7 +539,7 @@ def test_what_a_killed_mirror_left_beside_the_beats_is_removed(files: Files, run
     (run / "beats" / ".12.n1.abc.tmp").touch()
     os.utime(run / "beats" / ".12.n1.abc.tmp", (1000.0, 1000.0))
     files.admit(0, RankBeat(77, Progress(5.0)))
-    wait_until(lambda: [path.name for path in (run / "beats").iterdir()] == ["12.n1"])
+    until(lambda: [path.name for path in (run / "beats").iterdir()] == ["12.n1"])
 
 
 def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: Path) -> None:
@@ -546,12 +547,12 @@ def test_lines_wait_for_the_run_directory_in_bounded_number(files: Files, run: P
     for number in range(MOST_LINES + 10):
         files.add_line(1, json.dumps({"number": number}).encode() + b"\n")
     files.add_line(2, b"{}\n")
-    wait_until(lambda: files.writer.error)
+    until(lambda: files.writer.error)
     assert "No such file" in files.writer.error and str(run) in files.writer.error
     make_run(run)
     files.add_line(2, b"{}\n")
-    wait_until(lambda: not files.writer.error)
-    wait_until(lambda: (run / "journal" / "12.2.jsonl").exists())
+    until(lambda: not files.writer.error)
+    until(lambda: (run / "journal" / "12.2.jsonl").exists())
     numbers = [json.loads(line)["number"] for line in (run / "journal" / "12.1.jsonl").read_text().splitlines()]
     assert numbers == list(range(10, MOST_LINES + 10))
     assert (run / "journal" / "12.2.jsonl").read_text() == "{}\n{}\n"
@@ -561,7 +562,7 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
     files = make_files(run, beat_s=1000.0)
     progress = Progress(5.0)
     files.admit(0, RankBeat(77, progress))
-    wait_until((run / "beats" / "12.n1").exists)
+    until((run / "beats" / "12.n1").exists)
     progress.update((41, 0, "train"), 6.0)
     files.add_line(0, b"{}\n")
     files.finish(20.0)
@@ -572,23 +573,23 @@ def test_the_last_words_are_written_before_the_end(run: Path) -> None:
 def test_every_asker_hears_the_address_or_that_there_is_none(files: Files, run: Path) -> None:
     heard: list[list[Any]] = [[], []]
     files.query(0, "address", heard[0].append)
-    wait_until(lambda: heard[0] == [{"address": None}])
+    until(lambda: heard[0] == [{"address": None}])
     refresh_directory(str(run / "agreement" / "12"))
     file = run / "agreement" / "12"
     file.touch(mode=0o600)
     file.write_text("told")
     for answers in heard:
         files.query(0, "address", answers.append)
-    wait_until(lambda: all(answers[-1:] == [{"address": "told"}] for answers in heard))
+    until(lambda: all(answers[-1:] == [{"address": "told"}] for answers in heard))
 
 
 def test_a_rank_hears_what_it_had_learned_and_no_other(files: Files, run: Path) -> None:
     heard: list[list[Any]] = [[], []]
     files.keep_learned(1, "{}\n")
-    wait_until((run / "learned" / "1.json").exists)
+    until((run / "learned" / "1.json").exists)
     for rank, answers in enumerate(heard):
         files.query(rank, "learned", answers.append)
-    wait_until(lambda: heard == [[{"learned": None}], [{"learned": "{}\n"}]])
+    until(lambda: heard == [[{"learned": None}], [{"learned": "{}\n"}]])
 
 
 def test_looking_again_makes_only_the_one_directory_and_leaves_no_file(run: Path) -> None:

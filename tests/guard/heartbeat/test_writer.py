@@ -25,10 +25,11 @@ from resilience.guard.heartbeat.writer import HeartbeatWriter, finished_text, st
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import MAX_EVENTS, Recorder
 from resilience.guard.settings import GuardSettings
-from tests.guard.guards import QUIET, make_run, wait_until
+from tests.guard.guards import QUIET, make_run
 from tests.guard.ranks import REPOSITORY, Node
 from tests.lab.disks import fill, make_read_only, needs_fuse, small_disk
 from tests.lab.hung import hung_directory, release
+from tests.lab.waiting import until
 
 
 class Alone:
@@ -193,7 +194,7 @@ def test_a_dead_file_system_holds_neither_the_training_nor_its_end(
         one.recorder.event("start")
         began = time.monotonic()
         threading.Thread(target=one.writer.work, daemon=True).start()
-        wait_until(one.writer._one_at_a_time.locked)
+        until(one.writer._one_at_a_time.locked)
         one.writer.write_finished()
         one.writer.work()  # another thread hangs in it: this one is not drawn in
         one.writer.stop(0.2)
@@ -225,7 +226,7 @@ def test_only_rank_0_is_expected_to_look_at_the_run_directory(tmp_path: Path) ->
 
 def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(node: Node) -> None:
     rank = node.start(0, world=1, mirror="thread")
-    wait_until(lambda: node.beats())
+    until(lambda: node.beats())
     rank.begin("ctypes.PyDLL(None).sleep(1000)")
     time.sleep(0.5)
     before = node.beats()["time"]
@@ -236,7 +237,7 @@ def test_in_a_thread_the_time_of_the_beat_stands_still_while_the_gil_is_held(nod
 
 def test_a_process_beside_one_rank_can_be_had(node: Node) -> None:
     node.start(0, world=1, mirror="process")
-    wait_until(lambda: node.beats())
+    until(lambda: node.beats())
     assert len(node.mirrors()) == 1
 
 
@@ -338,8 +339,8 @@ def test_ranks_other_than_0_never_touch_the_run_directory(tmp_path: Path) -> Non
             mine = environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, env=mine, cwd=REPOSITORY, stderr=stderr))
     try:
-        wait_until(lambda: (run / "beats" / "12.n1").exists(), 60.0)
-        wait_until(lambda: tomllib.loads((run / "beats" / "12.n1").read_text()).get("rank", {}).get("1"), 60.0)
+        until(lambda: (run / "beats" / "12.n1").exists(), timeout_s=60.0)
+        until(lambda: tomllib.loads((run / "beats" / "12.n1").read_text()).get("rank", {}).get("1"), timeout_s=60.0)
         (run / "switches" / "kill").write_text('who = "bob"\n')
         for process in ranks:
             process.wait(60)

@@ -34,7 +34,7 @@ from resilience.guard.triggers.gpu_memory import (
     why_meaningless,
 )
 from tests.guard.gpus import GIB, UUID, Card, FakeCuda, NVMLError, fake_nvml, fake_torch
-from tests.guard.guards import wait_until
+from tests.lab.waiting import until
 
 
 def make_probe(
@@ -366,7 +366,7 @@ class Watched:
         requested = self.trigger.poll()
         while self.trigger._query is not None:  # a second one where garbage was collected
             assert requested is None
-            wait_until(lambda: self.trigger._query is None or self.trigger._query.is_over)
+            until(lambda: self.trigger._query is None or self.trigger._query.is_over)
             requested = self.trigger.poll()
         return requested
 
@@ -530,7 +530,7 @@ def test_it_is_asked_no_more_often_than_set_while_all_is_well(watch: Watch) -> N
 def test_no_thread_stays_behind(watch: Watch) -> None:
     watched = watch(cards=[own(Card())])
     watched.poll()
-    wait_until(lambda: "resil-gpu" not in [thread.name for thread in threading.enumerate()])
+    until(lambda: "resil-gpu" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_every_rank_looks_at_its_own() -> None:

@@ -24,8 +24,9 @@ from resilience.guard.step_timer import StepTimer
 from resilience.guard.triggers.host_memory import Forecast, HostMemory, about, describe, judge, plan, stop_level
 from resilience.guard.triggers.walltime import Walltime
 from tests.guard import leaking_training
-from tests.guard.guards import QUIET, wait_until
+from tests.guard.guards import QUIET
 from tests.guard.memory.memory_cgroups import MEMINFO, MIB, Machine, RealCgroup, a_real_cgroup
+from tests.lab.waiting import until
 
 GIB = 2**30
 JOB = "the job's cgroup /slurm/uid_1000/job_12"
@@ -284,9 +285,9 @@ def test_a_time_limit_that_was_changed_reaches_the_forecast_by_the_place() -> No
     asked = EndTime(place.end_time, lambda: ends[0], 0.05)
     said: list[str] = []
     walltime = Walltime(place, GuardSettings(), Recorder(place, said.append), StepTimer(), environ={}, end_time=asked)
-    wait_until(lambda: walltime.poll() is None and place.end_time == ends[0])
+    until(lambda: walltime.poll() is None and place.end_time == ends[0])
     ends.pop(0)
-    wait_until(lambda: walltime.poll() is None and place.end_time is None)
+    until(lambda: walltime.poll() is None and place.end_time is None)
 
 
 def next_job(leak: Leak, machine: Machine) -> Leak:
@@ -467,10 +468,10 @@ def test_a_guard_has_the_memory_probed_during_each_save(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(HostMemory, "poll", note)
     with TrainingGuard.from_env({}, **{**QUIET, "host_memory": True, "poll_s": 3600.0}) as guard:
-        wait_until(lambda: looks)
+        until(lambda: looks)
         guard.step()
         with guard.saving():
-            wait_until(lambda: looks.count(True) > 3)
+            until(lambda: looks.count(True) > 3)
 
 
 # ---- real cgroups ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers import built_in_triggers, late_cron
 from resilience.guard.triggers.late_cron import EVERY_S, LATE_IN_A_ROW, LateCron
-from tests.guard.guards import make_guard, make_run, wait_until
+from tests.guard.guards import make_guard, make_run
+from tests.lab.waiting import until
 
 
 class Stage:
@@ -173,7 +174,7 @@ def test_a_real_guard_journals_it_and_the_training_goes_on(tmp_path: Path, monke
         json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"})
     )
     with make_guard(run, say=lambda text: None) as guard:
-        wait_until(lambda: (tmp_path / ".cron" / "notes" / "late").exists())
+        until(lambda: (tmp_path / ".cron" / "notes" / "late").exists())
         decision = guard.step()
         assert not decision.save and not decision.stop
     lines = [json.loads(line) for path in (run / "journal").glob("*.jsonl") for line in path.read_text().splitlines()]

@@ -11,7 +11,8 @@ from resilience.guard.decision import OBEYED
 from resilience.guard.rank_info import RankInfo
 from resilience.guard.recorder import Recorder
 from resilience.guard.triggers.superseded import Superseded
-from tests.guard.guards import make_guard, make_run, train, wait_until
+from tests.guard.guards import make_guard, make_run, train
+from tests.lab.waiting import until
 from tests.system.people import acting_as, needs_root, open_the_way
 
 
@@ -159,7 +160,7 @@ def test_a_training_that_is_superseded_stops_without_saving_whatever_else_is_wis
     said: list[str] = []
     with make_guard(run, say=said.append) as guard:
         guard.start()
-        wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
+        until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
     assert (decision.stop, decision.save, guard.exit_code) == (True, False, 75)
     assert "attempt 4 of job 12 has started on n17: this attempt 3 stops without saving" in decision.reasons

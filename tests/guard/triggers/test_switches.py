@@ -21,7 +21,8 @@ from resilience.guard.watch import is_polled_on
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.switches import write_switch
 from resilience.switch import Scope, Switch
-from tests.guard.guards import make_guard, make_run, train, wait_until
+from tests.guard.guards import make_guard, make_run, train
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
 
 NOW = 1_795_170_000.0
@@ -305,7 +306,7 @@ def test_a_training_saves_under_the_label_and_goes_on(run: Path) -> None:
         assert (decision.save, decision.stop, decision.label) == (True, False, "golden")
         with guard.saving():
             assert (run / "switches" / "save").exists()
-        wait_until(lambda: not (run / "switches" / "save").exists())
+        until(lambda: not (run / "switches" / "save").exists())
         assert not any(guard.step() for _ in range(100))
 
 
@@ -315,7 +316,7 @@ def test_a_training_whose_save_fails_keeps_the_switch_and_goes_on(run: Path, sai
         train(guard)
         with pytest.raises(OSError, match="full"), guard.saving():
             raise OSError("the disk is full")
-        wait_until(lambda: any("failed; retrying in 60 s" in sentence for sentence in said))
+        until(lambda: any("failed; retrying in 60 s" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(100))
     assert (run / "switches" / "save").exists()
 
@@ -325,7 +326,7 @@ def test_a_superseded_training_leaves_the_save_switch_to_its_successor(run: Path
     (run / "attempts" / "0004").write_text("number = 4\njob_id = 12\n")
     with make_guard(run) as guard:
         guard.start()
-        wait_until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
+        until(lambda: len(guard._runtime.agreement._requests) == 2)  # type: ignore[union-attr]
         decision = train(guard)
         assert (decision.stop, decision.save) == (True, False)
     assert (run / "switches" / "save").exists()
@@ -338,7 +339,7 @@ def test_fifos_in_the_place_of_switches_neither_stop_nor_block_a_training(
     os.mkfifo(run / "switches" / name)
     with make_guard(run, say=said.append) as guard:
         assert not guard.should_stop_early()
-        wait_until(lambda: any("it is a FIFO" in sentence for sentence in said))
+        until(lambda: any("it is a FIFO" in sentence for sentence in said))
         assert not any(guard.step() for _ in range(1000))
         time.sleep(0.2)  # ten more looks
     assert len([sentence for sentence in said if "it is a FIFO" in sentence]) == 1

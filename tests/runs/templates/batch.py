@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,10 @@ from typing import Any
 from resilience.layout import FOLDERS
 from resilience.runs.templates.script import ScriptSpec, TemplateLibrary, render
 from resilience.system.files import read_lines, shipped_directory
+from tests.lab.waiting import until
 
 SHIPPED = TemplateLibrary((("shipped", shipped_directory("slurm_templates")),))
 PYTHON = sys.executable
-
-
-def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s} s for {what}")
-        time.sleep(0.02)
 
 
 @dataclass

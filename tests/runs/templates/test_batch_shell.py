@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.templates.batch import PYTHON, Batch, Script, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import PYTHON, Batch, Script
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.templates.batch import PYTHON, Batch, Script, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import PYTHON, Batch, Script
 
 HANGS = f"exec {PYTHON} -c 'import time; print(\"ready\", flush=True); time.sleep(600)'"
 IGNORES_TERM = (
@@ -148,12 +149,12 @@ def test_a_training_that_stops_by_itself_is_left_alone(batch: Batch) -> None:
 
 
 def test_a_switch_that_is_cleared_in_time_ends_nothing(batch: Batch) -> None:
-    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=10)
+    script = train(batch, obeys(batch.root / "go", 3), kill_timeout_s=5)
     set_kill(batch)
     noticed = until_journalled(batch, "kill_noticed")
     batch.switch("kill").unlink()
     until_journalled(batch, "kill_cleared")
-    time.sleep(max(0.0, noticed["time"] + 13 - time.time()))
+    time.sleep(max(0.0, noticed["time"] + 7 - time.time()))
     assert let_go(batch, script) == 3
     assert stages(batch) == ["kill_noticed", "kill_cleared"]
     assert (batch.end(1)["end"], batch.end(1)["why"]) == ("exited", "")
@@ -171,7 +172,7 @@ def test_a_switch_that_is_cleared_after_sigterm_changes_nothing(batch: Batch) ->
 
 
 def test_a_switch_that_is_set_again_does_not_begin_anew(batch: Batch) -> None:
-    script = train(batch, HANGS, kill_timeout_s=10)
+    script = train(batch, HANGS, kill_timeout_s=6)
     set_kill(batch)
     first = until_journalled(batch, "kill_noticed")
     queued = batch.state(8, "PENDING")
@@ -179,8 +180,8 @@ def test_a_switch_that_is_set_again_does_not_begin_anew(batch: Batch) -> None:
     assert script.wait(LONG_S) == 143
     assert stages(batch) == ["kill_noticed", "kill_noticed", "kill_term", "siblings_cancelled"]
     _, again, term, *_ = (record for record in batch.journal() if record["event"].startswith("kill"))
-    assert again["time"] + again["bound_s"] <= first["time"] + 12 and again["scope"] == "all"
-    assert "loss is still NaN, no step within 10 s" in term["why"]
+    assert again["time"] + again["bound_s"] <= first["time"] + 8 and again["scope"] == "all"
+    assert "loss is still NaN, no step within 6 s" in term["why"]
     assert (queued / "cancel").exists()
 
 
@@ -297,7 +298,7 @@ def test_the_bound_is_what_the_guard_has_learned_and_else_five_minutes(
     assert let_go(batch, script) == 75
 
 
-@pytest.mark.parametrize(("setting", "bound_s"), [("7.0", 7), ("7.5", 8), ("0.0", 95), ("0.25", 1), ("soon", 95)])
+@pytest.mark.parametrize(("setting", "bound_s"), [("2.0", 2), ("1.5", 2), ("0.0", 95), ("0.25", 1), ("soon", 95)])
 def test_the_setting_wins_over_what_was_learned(batch: Batch, setting: str, bound_s: int) -> None:
     learn(batch, '{"kill_after_s": 95}\n')
     script = train(batch, obeys(batch.root / "go"), kill_timeout_s=setting)
@@ -313,7 +314,7 @@ def test_the_setting_wins_over_what_was_learned(batch: Batch, setting: str, boun
 
 def test_where_a_guard_was_seen_every_rank_is_asked_for_its_stacks_before_sigterm(batch: Batch) -> None:
     batch.switch("stacks.7").write_text("stale")
-    script = train(batch, HANGS, kill_timeout_s=3, beat_s=2)
+    script = train(batch, HANGS, kill_timeout_s=3, guard={"RESIL_GUARD__BEAT_S": "2"})
     assert not batch.switch("stacks.7").exists(), "one of an earlier start of the same job"
     guard_says(batch, "start", step=0, system=2, job_id="7")
     set_kill(batch)
@@ -358,7 +359,8 @@ def test_when_the_guard_has_told_the_training_to_stop_it_has_the_guards_own_time
     guard_says(batch, "decision", save=True, stop=True, label="", reasons=["kill"])
     set_kill(batch)
     assert within(bound_s, until_journalled(batch, "kill_taken"))
-    time.sleep(5)
+    if (settings, learned) == TAKEN[0][:2]:
+        time.sleep(5)
     assert stages(batch) == ["kill_noticed", "kill_taken"], "the first bound is over, and it may save"
     guard_says(batch, "end", exit_code=75, stopped=True)
     assert let_go(batch, script) == 75
@@ -472,9 +474,9 @@ def test_a_training_that_does_not_follow_stop_after_is_ended(batch: Batch, comma
 
 
 def test_the_earlier_of_a_kill_and_stop_after_counts(batch: Batch) -> None:
-    stop_after = {"RESIL_GUARD__STOP_AFTER": "8"}
+    stop_after = {"RESIL_GUARD__STOP_AFTER": "5"}
     assert killed(batch, HANGS, kill_timeout_s=600, signal_lead_s=1, guard=stop_after)[0] == 143
-    assert batch.end(1)["why"].startswith("stop_after = 8 s is over")
+    assert batch.end(1)["why"].startswith("stop_after = 5 s is over")
 
 
 DURATIONS = {

@@ -160,3 +160,31 @@ def test_the_command_line_wins_over_the_directives() -> None:
 def test_the_worst_comes_first() -> None:
     severities = [finding.severity for finding in findings(array="0", time="soon", dependency="5")]
     assert severities == [Severity.REFUSE, Severity.WARN, Severity.WARN]
+
+
+FORMS = [
+    ("nodes", "2", ""), ("nodes", "2-4", ""), ("nodes", "1k", ""), ("nodes", "1,3,8-16:4", ""),
+    ("nodes", "-3", "a number of nodes"), ("nodes", "nan", "a number of nodes"), ("nodes", "1.5", "a number of nodes"),
+    ("nodes", "\u0663", "a number of nodes"), ("nodes", "", "a number of nodes"),
+    ("ntasks", "8", ""), ("ntasks", "-3", "a whole number"), ("cpus-per-task", "nan", "a whole number"),
+    ("mem", "64G", ""), ("mem", "0", ""), ("mem", "-1", "a size"), ("mem-per-cpu", "inf", "a size"),
+    ("begin", "now", ""), ("begin", "now+1hour", ""), ("begin", "now + 3 days", ""), ("begin", "16:00 tomorrow", ""),
+    ("begin", "tomorrow", ""), ("begin", "Teatime", ""), ("begin", "2027-06-01T10:00:00", ""), ("begin", "0601", ""),
+    ("begin", "06/01/27-16:00", ""), ("begin", "4:00 PM", ""), ("begin", "uts1900000000", ""),
+    ("begin", "nan", "a time"), ("begin", "inf", "a time"), ("begin", "4pm", "a time"), ("begin", "1_0", "a time"),
+    ("begin", "\u0663\u0663:00", "a time"), ("begin", "1", "a time"), ("begin", "soon", "a time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "value", "form"), FORMS)
+def test_a_value_that_sbatch_refuses_is_refused(option: str, value: str, form: str) -> None:
+    said = refused(**{option: value})
+    assert (f"--{option}={value} is not {form}" in said) if form else not said
+
+
+def test_an_unknown_option_is_named_with_the_nearest_and_passed_on() -> None:
+    assert "sbatch has no option --tiem, unless a plugin of this site adds it" in warned(tiem="5")
+    (found,) = findings(tiem="5")
+    assert found.hint == "did you mean --time?"
+    assert "--frob" in warned(frob=None)
+    assert not warned(container_image="x.sqsh", part="gpu", stepmgr=None)

@@ -13,7 +13,8 @@ import pytest
 from resilience.runs.attempts import AttemptEnd
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import read_attempts
-from tests.runs.templates.batch import PYTHON, Batch, Script, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import PYTHON, Batch, Script
 
 # Would save on whatever signal it can catch; a child of its own session as tasks of srun are.
 SAVES_ON_ANY_SIGNAL = (
@@ -273,7 +274,7 @@ def test_the_heartbeat_ends_when_its_batch_shell_is_killed(batch: Batch) -> None
     for pid in batch.processes():
         if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
-    until(lambda: not batch.processes(), "nothing to be left", 30)
+    until(lambda: not batch.processes(), "nothing to be left", timeout_s=30)
 
 
 def test_a_file_system_too_slow_for_a_heartbeat_delays_nothing(batch: Batch) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from resilience import cron_late
-from tests.runs.templates.batch import Batch, until
+from tests.lab.waiting import until
+from tests.runs.templates.batch import Batch
 
 WAITS = 'while [ ! -e "$RESIL_RUN_DIR/go" ]; do sleep 0.05; done; exit 75'
 
@@ -50,7 +51,7 @@ def train(batch: Batch, cron: Cron, jobs: int = 1, beats: int = 5, is_wanted: bo
     wish: dict[str, Any] = {"cron": str(cron.path), "cron_look_s": 0} if is_wanted else {}
     scripts = [batch.start(WAITS, 7 + n, **wish) for n in range(jobs)]
     beat = batch.run_dir / "attempts" / "0001.beat"
-    until(lambda: beat.exists() and int(beat.read_text().split()[1]) > beats, "a few beats", 60)
+    until(lambda: beat.exists() and int(beat.read_text().split()[1]) > beats, "a few beats", timeout_s=60)
     (batch.run_dir / "go").touch()
     for script in scripts:
         assert script.wait(60) == 75

@@ -116,6 +116,11 @@ def test_an_unknown_job_is_named_so(text: str) -> None:
     assert isinstance(diagnose(text, 1).error("scontrol"), NoSuchJob)
 
 
+def test_a_release_without_submit_lines_cannot_be_searched() -> None:
+    error = diagnose('sacct: fatal: Invalid field requested: "SubmitLine"', 1).error("sacct")
+    assert isinstance(error, NotSupported)
+
+
 def test_a_cluster_without_accounting_says_so() -> None:
     error = diagnose("Slurm accounting storage is disabled", 1).error("sacct")
     assert isinstance(error, NotSupported) and "accounting is off on this cluster" in error.message

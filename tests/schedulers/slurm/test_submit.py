@@ -11,7 +11,8 @@ from resilience.job import JobId
 from resilience.schedulers.slurm import SCHEDULER
 from resilience.submission import Submission, Submitted
 from resilience.system.process import DeadlineExceeded, ProgramMissing
-from tests.schedulers.answers import Answer, FakeClock, FakeRunner, Say, queue, row
+from tests.lab.fakes import FakeClock
+from tests.schedulers.answers import Answer, FakeRunner, Say, queue, row
 
 SUBMISSION = Submission("tok123", "gpt", "/runs/gpt/scripts/tok123.sbatch", directory="/runs/gpt")
 FAILED = "sbatch: error: Batch job submission failed: "
@@ -89,7 +90,7 @@ def test_sbatch_is_repeated_only_after_two_looks_some_seconds_apart() -> None:
     looked: list[float] = []
 
     def look(_: Sequence[str]) -> Answer:
-        looked.append(clock.seconds)
+        looked.append(clock.time)
         return NOBODY
 
     runner = FakeRunner({"sbatch": [TIMED_OUT, Answer("13\n")], "squeue": look}, clock)
@@ -114,12 +115,12 @@ def test_at_most_two_retries_then_the_plain_truth() -> None:
 
 def test_without_a_successful_search_the_outcome_is_uncertain_and_the_error_has_the_token() -> None:
     runner = FakeRunner({"sbatch": TIMED_OUT, "squeue": [NOBODY, SQUEUE_HANGS]})
-    began = runner.clock.seconds
+    began = runner.clock.time
     with pytest.raises(SubmissionUncertain, match="tok123") as caught:
         client(runner).submit(SUBMISSION)
     assert "searches for token tok123" in caught.value.hint and caught.value.transient
     assert len(runner.asked("sbatch")) == 1
-    assert runner.clock.seconds - began <= 95
+    assert runner.clock.time - began <= 95
 
 
 def test_a_controller_that_hangs_from_the_start_is_sent_nothing() -> None:

@@ -18,13 +18,15 @@ import pytest
 from resilience.base.mounts import current_mounts, mount_of
 from resilience.base.processes import descendants, is_waiting_in_kernel
 from resilience.finding import Verdict
+from resilience.watch.checks._filesystem import probe
+from resilience.watch.checks._filesystem.probe import PlaceState, state_of
 from resilience.watch.watch import watch
 from resilience.watch.watchdogs import load_watchdog
 from tests.lab.disks import fill, make_read_only
 from tests.lab.fakes import FakeClock
+from tests.lab.hung import hung_directory
 from tests.watch.checks.filesystem.watching import Watching, a_program, a_project, bound, mounted
 from tests.watch.checks.outcome import outcome
-from tests.watch.hung import hung_disk
 
 MIB = 2**20
 FIGURES = {"used_regex": "used ([0-9]+)", "limit_regex": "of ([0-9]+)"}
@@ -227,7 +229,7 @@ def test_a_file_system_without_a_size_is_unknown(fs: Watching) -> None:
 
 def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path: Path, disk: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 1.0\n")
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         began = time.monotonic()
         found = fs.tick(hung / "x", disk)
         assert time.monotonic() - began < 15
@@ -238,7 +240,7 @@ def test_a_hung_fuse_mount_is_unknown_at_the_deadline_and_hides_nothing(tmp_path
 def test_a_disk_that_was_repaired_and_is_full_is_not_hidden_by_the_probe_that_hung(tmp_path: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 0.5\n")
     libc = ctypes.CDLL(None)
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         for _ in range(2):
             assert list(map(outcome, fs.tick(hung)[str(hung)])) == ["UNKNOWN stuck"]
         libc.umount2(bytes(hung), 2)  # umount -l; the server stays silent, and the first probe waits for it
@@ -261,6 +263,15 @@ def test_with_no_configuration_each_place_that_a_training_needs_is_probed_once(t
     roles = " ".join(f.summary for findings in found.values() for f in findings)
     assert all(role in roles for role in ("project directory", "home", "/dev/shm", "/tmp"))
     assert len(found) == len({f.subject for findings in found.values() for f in findings})
+
+
+def test_a_link_that_leads_to_another_disk_is_followed_while_the_first_is_there(fs: Watching, disk: Path) -> None:
+    link = fs.directory / "link"
+    with mounted(fs.directory / "other", "size=8m") as other:
+        for target, size in ((disk, "4.0 MiB"), (other, "8.0 MiB")):
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+            fs.expect("OK", link, size)
 
 
 def test_two_nodes_disks_of_the_same_name_are_two(tmp_path: Path, disk: Path) -> None:
@@ -550,7 +561,7 @@ def test_a_tick_costs_little_memory(fs: Watching, disk: Path) -> None:
 
 
 def test_a_path_is_probed_once_for_both_amounts_also_when_it_hangs(tmp_path: Path, disk: Path) -> None:
-    with hung_disk(tmp_path / "hung") as hung:
+    with hung_directory(tmp_path / "hung") as hung:
         settings = f'[watch]\ndeadline_s = 0.5\n[watch.fs]\npaths = ["{hung}", "{disk}"]\n'
         project = a_project(tmp_path, settings + f'[watch.inodes]\npaths = ["{disk}", "{hung}"]\n')
         waiting = blocked_children()
@@ -570,7 +581,15 @@ def blocked_children() -> set[int]:
     return {pid for pid in descendants(os.getpid()) if is_waiting_in_kernel(pid)}
 
 
-def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> None:
+def test_a_path_is_read_and_a_quota_tool_runs_once_for_both_amounts(
+    tmp_path: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def log_and_read(path: str) -> PlaceState:  # in the child
+        with (tmp_path / "paths").open("a") as file:
+            file.write(f"{path}\n")
+        return state_of(path)
+
+    monkeypatch.setattr(probe, "state_of", log_and_read)
     tools = tmp_path / "bin"
     tools.mkdir()
     a_program(tools, "quota", f"echo called >> {tmp_path}/calls; exit 1")
@@ -578,9 +597,11 @@ def test_a_quota_tool_runs_once_for_both_amounts(tmp_path: Path, disk: Path) -> 
     project = a_project(tmp_path, f'[watch.fs]\npaths = ["{tmp_path}"]\n[watch.inodes]\npaths = ["{tmp_path}"]\n',
                         environ={"PATH": f"{tools}:/usr/bin:/bin"})  # fmt: skip
     for names in (("fs", "inodes"), ("inodes", "fs")):
-        (tmp_path / "calls").unlink(missing_ok=True)
+        for name in ("calls", "paths"):
+            (tmp_path / name).unlink(missing_ok=True)
         reports = list(watch(project, [load_watchdog(project, name) for name in names]))
         assert {report.check for report in reports} == {"fs", "inodes"}
+        assert (tmp_path / "paths").read_text() == f"{tmp_path}\n"
         mount = mount_of(str(tmp_path), current_mounts())
         if mount is None or mount.type not in ("ext4", "xfs", "btrfs"):
             pytest.skip("the temporary directory is on a file system without quotas")
@@ -622,7 +643,7 @@ def test_the_data_and_the_environment_of_the_training_are_watched_without_being_
 
 def test_data_on_a_hung_file_system_is_stuck_and_not_named_twice(tmp_path: Path) -> None:
     fs = Watching(tmp_path, settings="[watch]\ndeadline_s = 3\n")
-    with hung_disk(tmp_path / "data") as data:
+    with hung_directory(tmp_path / "data") as data:
         used_by_the_training(fs, f"python {data}/train.py --data {data}/c4 --val {data}/val\n")
         found = fs.tick()
         assert [outcome(finding) for finding in found[str(data)]] == ["UNKNOWN stuck"]

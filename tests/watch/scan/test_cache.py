@@ -16,8 +16,8 @@ from resilience.watch.scan import cache as module
 from resilience.watch.scan.cache import AGES_S, HOLE, PARTLY, baseline, cache_file, kept, snapshot, thin, tidy
 from resilience.watch.scan.tree import READ, STUCK, Record, build
 from tests.lab.disks import fill, small_disk
+from tests.lab.hung import hung_directory
 from tests.system.people import NOBODY, needs_root
-from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import NOW, a_tree, du, kib, run_scan
 
 
@@ -35,7 +35,7 @@ def test_the_cache_is_on_this_node_while_the_home_directory_is_full(tmp_path: Pa
 
 def test_a_hung_home_directory_does_not_block_the_scan(tmp_path: Path) -> None:
     root, fallback, began = a_tree(tmp_path / "tree"), tmp_path / "node" / "scan", time.monotonic()
-    with hung_disk(tmp_path / "home") as home:
+    with hung_directory(tmp_path / "home") as home:
         found = run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0)
         assert found.is_complete and "no answer within 1 s" in found.notes[0]
         assert run_scan(root, home / "cache", fallback=fallback, deadline_s=2.0).verified == 25

@@ -18,10 +18,10 @@ from resilience.watch.scan import worker
 from resilience.watch.scan.scan import Progress, Scan
 from resilience.watch.scan.tree import ELSEWHERE, STUCK, Record
 from resilience.watch.scan.worker import REMEMBERED, REMEMBERED_PER_DIRECTORY, Worker
-from tests.guard.guards import wait_until
 from tests.lab.disks import small_disk
+from tests.lab.hung import hung_directory
+from tests.lab.waiting import until
 from tests.system.people import NOBODY, acting_as, needs_root, open_the_way
-from tests.watch.hung import hung_disk
 from tests.watch.scan.trees import LONG_AGO, NOW, a_tree, du, kib, run_scan, settle, write
 
 DAY = 86400
@@ -213,8 +213,8 @@ def test_a_directory_renamed_with_all_below_it_is_found_under_its_new_name(root:
 
 def test_two_directories_that_swap_names_are_distinguished(tmp_path: Path) -> None:
     root, cache = tmp_path / "tree", tmp_path / "cache"
-    write(root / "a" / "x", 50_000)
-    write(root / "b" / "y", 10)
+    write(root / "a" / "p" / "x", 50_000)
+    write(root / "b" / "q" / "y", 10)
     settle(root)
     run_scan(root, cache)
     (root / "a").rename(root / "c")
@@ -362,7 +362,7 @@ def test_where_stat_calls_wait_for_a_server_many_are_in_flight(tmp_path: Path, m
 
 
 def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
-    with hung_disk(root / "t1" / "dead"):
+    with hung_directory(root / "t1" / "dead"):
         found = run_scan(root, deadline_s=20)
         assert found.is_complete
         assert found.tree.files[0] == 60
@@ -370,7 +370,7 @@ def test_a_hung_mount_below_the_root_is_not_touched(root: Path) -> None:
 
 
 def test_a_root_that_hangs_is_reported_within_the_deadline(tmp_path: Path) -> None:
-    with hung_disk(tmp_path / "dead") as dead:
+    with hung_directory(tmp_path / "dead") as dead:
         began = time.monotonic()
         found = run_scan(dead, tmp_path / "cache", deadline_s=3)
         assert time.monotonic() - began < 3 + 15
@@ -382,7 +382,7 @@ def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
 ) -> None:
     # The list of mounts does not betray it: as with a server that died below an automounter, or a broken disk.
     monkeypatch.setattr("resilience.watch.scan.worker.mounts_below", lambda root, directory: {})
-    with hung_disk(root / "t1" / "dead"):
+    with hung_directory(root / "t1" / "dead"):
         for _ in range(2):  # the second time beside what is known
             found = run_scan(root, cache, deadline_s=4)
             assert found.took_s < 20
@@ -392,6 +392,24 @@ def test_a_subdirectory_that_hangs_is_reported_and_the_rest_is_counted(
     found = run_scan(root, cache, deadline_s=60)  # a recovered directory clears itself
     assert found.is_complete
     assert (found.tree.files[0], kib(found)) == (60, du(root))
+
+
+def test_below_a_directory_that_hangs_no_more_workers_hang(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_scan(root, cache)
+    look = Worker._look
+
+    def hang(self: Worker, path: bytes) -> os.stat_result:
+        if path.startswith(b"t1"):
+            time.sleep(600)
+        return look(self, path)
+
+    monkeypatch.setattr(Worker, "_look", hang)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # two workers
+    found = run_scan(root, cache, deadline_s=15)
+    assert 1 <= len(in_state(found, STUCK)) <= 3, "of the six that are known"
+    assert found.tree.files[0] == 60
 
 
 def test_a_scan_continues_where_the_deadline_ended_the_last_one(tmp_path: Path) -> None:
@@ -491,7 +509,7 @@ def test_workers_exit_when_their_parent_is_killed(tmp_path: Path) -> None:
         workers = children_of(process.pid)
         process.kill()
     assert workers
-    wait_until(lambda: not any(map(is_running, workers)))
+    until(lambda: not any(map(is_running, workers)))
 
 
 def is_running(pid: int) -> bool:
@@ -527,7 +545,7 @@ def test_workers_do_not_keep_the_output_open(root: Path) -> None:
         "import sys\nfrom pathlib import Path\nfrom resilience.watch.scan.scan import scan\n"
         "scan(Path(sys.argv[1]), None, now=1.8e9, deadline_s=1)\nprint('done')\n"
     )
-    with hung_disk(root / "dead"):
+    with hung_directory(root / "dead"):
         done = subprocess.run(
             [sys.executable, "-c", program, root / "dead"], stdout=subprocess.PIPE, text=True, timeout=30
         )

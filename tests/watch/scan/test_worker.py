@@ -86,8 +86,10 @@ def test_only_files_among_the_newest_or_largest_of_the_tree_are_remembered(
     for number in range(9):
         path = write(tmp_path / str(number) / "file", 10)
         os.utime(path, (LONG_AGO - number, LONG_AGO - number))
+    new = write(tmp_path / "8" / "new", 10)
+    os.utime(new, (LONG_AGO + 1, LONG_AGO + 1))
     made = a_worker(tmp_path)
-    assert [len(made.read(b"%d" % number).remembered) for number in range(9)] == [1] * 3 + [0] * 6
+    assert [len(made.read(b"%d" % number).remembered) for number in range(9)] == [1] * 3 + [0] * 5 + [1]
     os.close(made.root)
 
 

@@ -7,12 +7,12 @@ watchdog over a day by a fake clock, and counts false alarms and the delay of ea
 
 from __future__ import annotations
 
-from tests.watch.trainers import held_out as apart
-from tests.watch.trainers import language_models, others, vision
+from tests.watch.trainers import held_out as held_out_one
+from tests.watch.trainers import held_out_two, language_models, others, vision
 from tests.watch.trainers.day import Trainer
 
 
-def all_trainers(*, held_out: bool = False) -> dict[str, Trainer]:
-    """Return each trainer by its name; with `held_out` only those that the watchdog is not tuned with."""
-    modules = (apart,) if held_out else (language_models, vision, others)
+def all_trainers(held_out: int = 0) -> dict[str, Trainer]:
+    """Return each trainer by its name: of a held-out set, 1 or 2, or those that the watchdog is tuned with."""
+    modules = ((language_models, vision, others), (held_out_one,), (held_out_two,))[held_out]
     return {one.__name__: one() for module in modules for one in module.TRAINERS}

@@ -1,4 +1,4 @@
-"""Trainers that the log watchdog is not tuned with: do not read their results while changing it."""
+"""The first held-out set: trainers of forms that the log watchdog was not tuned with when it was first measured."""
 
 # ruff: noqa: E501  (lines of output stand as they are written)
 

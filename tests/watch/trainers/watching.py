@@ -10,7 +10,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -71,7 +71,10 @@ class Alarm(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The time from a hang's last line of progress until the watchdog said so; None if it did not."""
+    """The time from a hang's last line of progress until the watchdog said so; None if it did not.
+
+    `noticed_s` is the time until the notice that no step was found, which counts where a healthy day has none.
+    """
 
     kind: str
     since: float
@@ -80,6 +83,7 @@ class Delay:
     critical_s: float | None
     summary: str
     tick_s: float
+    noticed_s: float | None = None
 
     @property
     def is_in_time(self) -> bool:
@@ -271,6 +275,8 @@ class _Watch:
                         result.delays.append(self._delay(hang, at, written[position:]))
         if begun is not None:
             result.alarms.append(begun._replace(end=day.hours * HOUR))
+        if not result.notices:  # on a healthy day of this trainer the notice tells nothing
+            result.delays = [replace(one, first_s=one.first_s or one.noticed_s) for one in result.delays]
 
     def _note(
         self, findings: Sequence[Finding], at: float, begun: Alarm | None, progress: Sequence[float], result: Result
@@ -303,22 +309,25 @@ class _Watch:
         until = hang.since + hang.bound_s + FAR_S
         before = [event for event in rest if event.at <= hang.since]
         written = [*before, *hang.events(until)]
-        first_s = None
+        first_s = noticed_s = None
         position, summary = 0, ""
         while at < until:
             at += self.tick_s
             end = bisect_right(written, at, key=lambda event: event.at)
             self._write(written[position:end])
             position = end
+            findings = self._tick(at)
+            if noticed_s is None and any(finding.fault in NOTICES for finding in findings):
+                noticed_s = at - hang.since
             wrong = [
-                finding for finding in self._tick(at)
+                finding for finding in findings
                 if finding.verdict in (Verdict.WARNING, Verdict.CRITICAL) and finding.fault in HANG_FAULTS
             ]  # fmt: skip
             if wrong and first_s is None:
                 first_s, summary = at - hang.since, wrong[0].summary
             if any(finding.verdict is Verdict.CRITICAL for finding in wrong):
                 return Delay(hang.kind, hang.since, hang.bound_s, first_s, at - hang.since, summary, self.tick_s)
-        return Delay(hang.kind, hang.since, hang.bound_s, first_s, None, summary, self.tick_s)
+        return Delay(hang.kind, hang.since, hang.bound_s, first_s, None, summary, self.tick_s, noticed_s)
 
     def _tick(self, at: float) -> Sequence[Finding]:
         self.clock.sleep(self.day.began + at - self.clock.time)

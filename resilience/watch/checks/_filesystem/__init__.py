@@ -7,66 +7,15 @@ to keep start-up fast.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from resilience.watch.checks._filesystem.reading import FileSystemReading
-from resilience.watch.checks._filesystem.task import task_of
+from resilience.watch.checks._filesystem.task import FileSystemSettings, task_of
 from resilience.watch.reading import Memory, Target, Timed
 
 if TYPE_CHECKING:
     from resilience.finding import Finding
     from resilience.runs.context import Context
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileSystemSettings:
-    """The settings of both amounts.
-
-    Attributes:
-        paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
-            settings file, and to the current directory on the command line. Default: the file systems of the project,
-            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp, and of the command, the data
-            and the environment that the run's batch script and journal name.
-        warn_percent: warn if more than this is used. Default: 85%, unless a free amount is set. Percentages and free
-            amounts may both be set; crossing either counts.
-        crit_percent: critical if more than this is used. Default: 95%, unless a free amount is set.
-        warn_runway_s: warn if the file system will be full sooner than this at its measured growth; 0: never.
-        crit_runway_s: critical if the file system will be full sooner than this at its measured growth; 0: never.
-        usable_percent: the usable part of each limit: 80% for file systems that fail before they are full.
-        command: a command of your site that prints quotas, as a list: ["idrquota", "-w"]. {path} and {user} are filled
-            in.
-        used_regex: regular expression for the usage in the command's output: the figure in the first group, the unit
-            of a size in the same or a second group.
-        limit_regex: regular expression for the limit, as `used_regex`.
-        percent_regex: regular expression for the percentage, if the command prints no amounts.
-        command_max_age_s: the maximum age of the command's figures.
-        quota: query lfs quota, mmlsquota, beegfs, quota and xfs_quota, depending on the file system.
-        du: measure the directory with du, which is slow and loads a parallel file system.
-        du_every_s: how often to run du.
-        du_deadline_s: the time limit of du.
-        checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
-        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the file
-            times of the checkpoints.
-    """
-
-    paths: tuple[str, ...] = ()
-    warn_percent: float | None = None
-    crit_percent: float | None = None
-    warn_runway_s: float = 48 * 3600.0
-    crit_runway_s: float = 12 * 3600.0
-    usable_percent: float = 100.0
-    command: tuple[str, ...] = ()
-    used_regex: str = ""
-    limit_regex: str = ""
-    percent_regex: str = ""
-    command_max_age_s: float = 0.0
-    quota: bool = True
-    du: bool = False
-    du_every_s: float = 6 * 3600.0
-    du_deadline_s: float = 600.0
-    checkpoints: str = ""
-    checkpoint_every_s: float | None = None
 
 
 class FileSystemCheck:

@@ -13,10 +13,10 @@ import json
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from resilience.watch.checks._filesystem.reading import INODES, median
@@ -145,24 +145,25 @@ def _entries(directory: str) -> list[tuple[str, float]]:
 def _measure(path: str) -> tuple[int, int]:
     """Return the bytes on disk and the inodes of a file or a directory tree."""
     size_bytes = files = 0
-    waiting = [path]
     with suppress(OSError):
-        info = os.lstat(path)
-        size_bytes, files = info.st_blocks * 512, 1
-        if not stat.S_ISDIR(info.st_mode):
-            return size_bytes, files
-    while waiting and files < MOST_FILES:
+        size_bytes, files = os.lstat(path).st_blocks * 512, 1
+    for _, info in islice(_below(path), MOST_FILES - files):
+        size_bytes += info.st_blocks * 512
+        files += 1
+    return size_bytes, files
+
+
+def _below(top: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path and status of everything below a directory, as far as it can be read; nothing below a file."""
+    waiting = [top]
+    while waiting:
         with suppress(OSError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 with suppress(OSError):
                     info = entry.stat(follow_symlinks=False)
-                    size_bytes += info.st_blocks * 512
-                    files += 1
                     if stat.S_ISDIR(info.st_mode):
                         waiting.append(entry.path)
-                if files >= MOST_FILES:
-                    break
-    return size_bytes, files
+                    yield entry.path, info
 
 
 MOST_S = 2.0
@@ -197,25 +198,19 @@ def find_purge_candidates(directory: str, unused_s: float, now: float) -> PurgeC
     """Find the files below a directory that were not used for `unused_s`, within MOST_S and MOST_FILES."""
     files = size_bytes = seen = 0
     oldest_s, youngest_s, example = 0.0, float("inf"), ""
-    waiting, is_whole, end = [directory], True, time.monotonic() + MOST_S
-    while waiting and is_whole:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if seen >= MOST_FILES or time.monotonic() > end:
-                    is_whole = False
-                    break
-                with suppress(OSError):
-                    info = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(info.st_mode):
-                        waiting.append(entry.path)
-                        continue
-                    seen += 1
-                    age_s = now - max(info.st_atime, info.st_mtime)
-                    youngest_s = min(youngest_s, age_s)
-                    if age_s <= unused_s:
-                        continue
-                    files, size_bytes = files + 1, size_bytes + info.st_blocks * 512
-                    if age_s > oldest_s:
-                        oldest_s, example = age_s, entry.path
+    is_whole, end = True, time.monotonic() + MOST_S
+    for path, info in _below(directory):
+        if seen >= MOST_FILES or time.monotonic() > end:
+            is_whole = False
+            break
+        if stat.S_ISDIR(info.st_mode):
+            continue
+        seen += 1
+        age_s = now - max(info.st_atime, info.st_mtime)
+        youngest_s = min(youngest_s, age_s)
+        if age_s > unused_s:
+            files, size_bytes = files + 1, size_bytes + info.st_blocks * 512
+            if age_s > oldest_s:
+                oldest_s, example = age_s, path
     return PurgeCandidates(directory=directory, files=files, size_bytes=size_bytes, oldest_s=oldest_s, example=example,
                   seen=seen, is_whole=is_whole, spares_newest=youngest_s <= unused_s)  # fmt: skip

@@ -167,8 +167,9 @@ def targets_of(task: Task, context: Context) -> tuple[Target, ...]:
     places, invalid = probe.named()
     if invalid and not places:
         raise next(iter(invalid.values()))
-    names = [*(probe.name_of(place.path, mounts) for place in places), *invalid] if task.paths else [*probe.needed()]
-    deadline_s = task.du_deadline_s + DEADLINE_S if task.du_limit is not None else None
+    named = [*(probe.name_of(place.path, mounts) for place in places), *invalid]
+    names = named if task.settings.paths else probe.needed()
+    deadline_s = task.settings.du_deadline_s + DEADLINE_S if task.du_limit is not None else None
     return tuple(Target(name, deadline_s=deadline_s) for name in names)
 
 
@@ -204,7 +205,7 @@ class _Probe:
     """
 
     def __init__(self, task: Task, context: Context, before: Before) -> None:
-        self.task, self.context, self.before = task, context, before
+        self.task, self.settings, self.context, self.before = task, task.settings, context, before
         self.now = context.system.clock.now()
         self.known: dict[str, tuple[str, KnownMount]] = {}
         for subject, timed in before.items():
@@ -227,7 +228,7 @@ class _Probe:
         """Return the paths in the settings, relative ones relative to the project, and the errors by invalid path."""
         places: dict[str, Place] = {}
         invalid: dict[str, UsageError] = {}
-        for text in self.task.paths:
+        for text in self.settings.paths:
             try:
                 places |= {place.path: place for place in self._places((text,))}
             except UsageError as error:
@@ -240,7 +241,7 @@ class _Probe:
         places = needed_places(
             project=context.project, state_dir=context.state_dir, home=context.system.host.home,
             environ=context.system.environ,
-            checkpoints=self._places((self.task.checkpoints,))[0].path if self.task.checkpoints else "",
+            checkpoints=self._places((self.settings.checkpoints,))[0].path if self.settings.checkpoints else "",
             reads=used_paths(context),
         )  # fmt: skip
         for point, group in by_mount(places, mounts).items():
@@ -262,7 +263,7 @@ class _Probe:
 
     def groups(self, target: str) -> dict[str, list[_Probed]]:
         """Return the places of a target with their states, by subject."""
-        if self.task.paths:
+        if self.settings.paths:
             groups = {}
             for place in self.named()[0]:
                 if target.endswith(place.path) and self.name_of(place.path, current_mounts()) == target:
@@ -314,7 +315,7 @@ class _Probe:
         (place, state), mount = group[0], group[0].state.mount
         timed = self.before.get(subject)
         old = timed.reading if timed is not None else None
-        is_named = bool(self.task.paths)
+        is_named = bool(self.settings.paths)
         base = FileSystemReading(
             path=place.path,
             roles=_roles(group) + ((A_FILE,) if state.is_file else ()),
@@ -383,10 +384,12 @@ class _Probe:
 
     def _checkpoint(self, mount: Mount | None) -> dict[str, Any]:
         """Return the measurements of checkpoints, if they are written to this file system."""
-        task, context = self.task, self.context
+        task, settings, context = self.task, self.settings, self.context
         directory = self._checkpoint_directory(mount)
-        given = task.checkpoint is not None or task.checkpoint_every_s is not None
-        if not directory and not (given and not task.checkpoints and self._is_on_mount(str(context.project), mount)):
+        given = task.checkpoint is not None or settings.checkpoint_every_s is not None
+        if not directory and not (
+            given and not settings.checkpoints and self._is_on_mount(str(context.project), mount)
+        ):
             return {}
         from resilience.watch.checks._filesystem.measure import CheckpointStats, measure_checkpoints
 
@@ -399,14 +402,14 @@ class _Probe:
         found = asdict(known) | {"is_pruned": known.is_pruned}
         if task.checkpoint is not None:
             found["size"] = task.checkpoint
-        if task.checkpoint_every_s is not None:
-            found |= {"every_s": task.checkpoint_every_s, "source": "the settings"}
+        if settings.checkpoint_every_s is not None:
+            found |= {"every_s": settings.checkpoint_every_s, "source": "the settings"}
         return found
 
     def _checkpoint_directory(self, mount: Mount | None) -> str:
         """Return the directory of checkpoints, if it is on this file system; otherwise empty."""
-        if self.task.checkpoints:
-            directory = self._places((self.task.checkpoints,))[0].path
+        if self.settings.checkpoints:
+            directory = self._places((self.settings.checkpoints,))[0].path
             return directory if self._is_on_mount(directory, mount) else ""
         for name in CHECKPOINT_DIRECTORIES:
             directory = str(self.context.project / name)
@@ -421,7 +424,7 @@ class _Probe:
         from resilience.watch.checks._filesystem.measure import find_purge_candidates
 
         project = str(self.context.project)
-        directory = self._checkpoint_directory(mount) or (path if self.task.paths else "")
+        directory = self._checkpoint_directory(mount) or (path if self.settings.paths else "")
         directory = directory or (project if self._is_on_mount(project, mount) else "")
         unused_s = max(0.0, self.task.purge_s - self.task.purge_warn_s)
         return asdict(find_purge_candidates(directory, unused_s, self.now)) if directory else {}

@@ -16,6 +16,8 @@ from resilience.quantities import parse_bytes
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 
 _FIGURE = r"\[?(?P<number>[0-9]{1,18}(?:\.[0-9]{1,18})?)(?P<unit>[kKmMgGtTpPeE]?)(?:i?B)?\]?\*?"
+KINDS = (BYTES, INODES)
+"""In the order of the columns of a table."""
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15, "e": 10**18}
 _NO_LIMIT = frozenset({"", "-", "none", "unlimited", "no", "off", "∞", "infinite"})
 _GRACE_PART = r"([0-9]{1,9})\s*(weeks?|days?|hours?|minutes?|mins?|seconds?|secs?|w|d|h|m|s)"
@@ -138,20 +140,10 @@ def lustre_command(kind: str, name: str, path: str, pool: str = "") -> list[str]
     return ["lfs", "quota", option, name, *(["--pool", pool] if pool else []), path]
 
 
-def lustre_pools_command(mount_point: str) -> list[str]:
-    """Return `lfs pool_list /scratch`, which prints the OST pools of a file system."""
-    return ["lfs", "pool_list", mount_point]
-
-
 def parse_lustre_pools(text: str) -> tuple[str, ...]:
     """Return the pools in the output of `lfs pool_list`: `flash` for the row `lustre.flash`."""
     rows = (line.strip() for line in text.split("\n") if not line.startswith("Pools from"))
     return tuple(row.partition(".")[2] for row in rows if "." in row)
-
-
-def lustre_project_command(path: str) -> list[str]:
-    """Return `lfs project -d /scratch/lab`, which prints the project of a directory."""
-    return ["lfs", "project", "-d", path]
 
 
 def parse_lustre_project(text: str) -> str:
@@ -186,9 +178,8 @@ def parse_lustre(text: str) -> tuple[Amount, ...]:
             name = words[0]
             continue
         row = words if name else words[1:]
-        size, files = figures_of(row, LUSTRE)
-        amounts.append(amount(BYTES, LUSTRE, scope, *size))
-        amounts.append(amount(INODES, LUSTRE, scope, *files))
+        for kind, figures in zip(KINDS, figures_of(row, LUSTRE), strict=True):
+            amounts.append(amount(kind, LUSTRE, scope, *figures))
         in_table, name = False, ""  # per-server rows or a remark follow: "uid 1001 is using default ..."
     if not amounts:
         raise ProbeError(f"lfs quota printed no table: {text.strip()[:120]!r}")
@@ -203,21 +194,6 @@ _FILESET = re.compile(r"^fileset name:\s*(\S+)\s*$", re.MULTILINE)
 _GPFS_KINDS = {"USR": "user", "GRP": "group", "FILESET": "fileset"}
 _GPFS_COLUMNS = ("filesystemName", "quotaType", "blockUsage", "blockQuota", "blockLimit", "blockGrace",
             "filesUsage", "filesQuota", "filesLimit", "filesGrace")  # fmt: skip
-
-
-def gpfs_command() -> list[str]:
-    """Return `mmlsquota -Y`, which prints the user's quotas on all file systems."""
-    return ["mmlsquota", "-Y"]
-
-
-def gpfs_fileset_command(fileset: str, device: str) -> list[str]:
-    """Return `mmlsquota -Y -j work gpfs0`, which prints the quota of a fileset."""
-    return ["mmlsquota", "-Y", "-j", fileset, device]
-
-
-def gpfs_attributes_command(path: str) -> list[str]:
-    """Return `mmlsattr -L /gpfs/labs/six`, which prints the fileset of a directory."""
-    return ["mmlsattr", "-L", path]
 
 
 def parse_gpfs_fileset(text: str) -> str:
@@ -259,10 +235,9 @@ def parse_gpfs(text: str, device: str, filesets: Sequence[str] = ()) -> tuple[Am
             continue
         name = row.get("name") or own or row.get("id", "")
         scope = f"{kind} {name}".strip() + (f" in {own}" if kind != "fileset" and own not in ("", "root") else "")
-        size = (row["blockUsage"], row["blockQuota"], row["blockLimit"], row["blockGrace"])
-        files = (row["filesUsage"], row["filesQuota"], row["filesLimit"], row["filesGrace"])
-        amounts.append(amount(BYTES, GPFS, scope, *size))
-        amounts.append(amount(INODES, GPFS, scope, *files))
+        for what, column in zip(KINDS, ("block", "files"), strict=True):
+            figures = (row[column + part] for part in ("Usage", "Quota", "Limit", "Grace"))
+            amounts.append(amount(what, GPFS, scope, *figures))
     if not header:
         raise ProbeError(f"mmlsquota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)
@@ -317,11 +292,6 @@ def parse_beegfs(text: str, kind: str, name: str) -> tuple[Amount, ...]:
 BEEGFS_8 = "beegfs quota"
 _BEEGFS_8_DEFAULT = "storage_pool_default"
 _UNLIMITED = str(2**63 - 1)
-
-
-def beegfs_8_command(mount_point: str) -> list[str]:
-    """Return `beegfs quota list-usage --mount /beegfs --raw --output ndjson`: the user's quotas and the groups'."""
-    return ["beegfs", "quota", "list-usage", "--mount", mount_point, "--raw", "--output", "ndjson"]
 
 
 def parse_beegfs_8(text: str, owners: Sequence[tuple[str, str]]) -> tuple[Amount, ...]:
@@ -402,11 +372,6 @@ _EPOCH_S = 10**8
 """A larger raw grace value is a time since the epoch, not a duration."""
 
 
-def unix_command(mount_point: str) -> list[str]:
-    """Return `quota -u -g -v -w -p -f /home`."""
-    return ["quota", "-u", "-g", "-v", "-w", "-p", "-f", mount_point]
-
-
 def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
     """Return the amounts of one device, matched by its exact name, in the output of `quota`.
 
@@ -429,11 +394,9 @@ def parse_unix(text: str, device: str, now: float) -> tuple[Amount, ...]:
         name = ""
         if owner != device:
             continue
-        size, files = figures_of(row, UNIX)
-        used, soft, limit, grace = size
-        amounts.append(amount(BYTES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
-        used, soft, limit, grace = files
-        amounts.append(amount(INODES, UNIX, scope, used, soft, limit, _grace_left(grace, now)))
+        for kind, figures in zip(KINDS, figures_of(row, UNIX), strict=True):
+            figures[-1] = _grace_left(figures[-1], now)
+            amounts.append(amount(kind, UNIX, scope, *figures))
     if not scope:
         raise ProbeError(f"quota printed no table: {text.strip()[:120]!r}")
     return tuple(amounts)

@@ -22,7 +22,7 @@ from resilience.system.ports import System
 from resilience.watch.checks._filesystem import quota
 from resilience.watch.checks._filesystem.quota import DU
 from resilience.watch.checks._filesystem.reading import BYTES, FILE_SYSTEM, INODES, PERCENT, Amount
-from resilience.watch.checks._filesystem.task import SiteCommand, Task
+from resilience.watch.checks._filesystem.task import FileSystemSettings, Task, command_unit
 from resilience.watch.processor import BACKTRACKS, cpu_limit
 
 TOOL_S = 3.0
@@ -116,24 +116,25 @@ def query_quota(
 
     `shared` keeps the result of the tools for the other amount: they print both.
     """
-    if task.site.argv:
-        site_argv = site_command(task.site, paths[0], sources.system.host.user)
+    settings = task.settings
+    if settings.command:
+        site_argv = site_command(settings.command, paths[0], sources.system.host.user)
 
         def query_site() -> Sequence[Amount]:
             text = sources.run(site_argv)[0]
             with cpu_limit(REGEX_CPU_S, _too_slow):
-                return [parse_site(text, task.site, task.kind)]
+                return [parse_site(text, settings, task.kind)]
 
         if sources.try_source(f"`{' '.join(site_argv)}`", query_site):
             return
-    if not task.queries_quota or mount is None or mount.type in _NO_QUOTA:
+    if not settings.quota or mount is None or mount.type in _NO_QUOTA:
         return
     key = ("quota", *paths)
     if shared is not None and key in shared:
         sources.amounts, sources.explanation, sources.failed = (copy(part) for part in shared[key])
         return
     _query_tools(sources, paths, mount)
-    if shared is not None and not task.site.argv:  # otherwise the site's results are among them
+    if shared is not None and not settings.command:  # otherwise the site's results are among them
         shared[key] = (copy(sources.amounts), copy(sources.explanation), copy(sources.failed))
 
 
@@ -154,11 +155,12 @@ def query_du(sources: Sources, task: Task, path: str, before: Mapping[str, float
         return None
     now = sources.system.clock.now()
     old = (before["time"], before["total"]) if before and now >= before["time"] else None
-    if old is not None and now - old[0] < task.du_every_s:
+    if old is not None and now - old[0] < task.settings.du_every_s:
         sources.explanation.append(f"du: run {format_duration(now - old[0])} ago")
     else:
         try:
-            text, errors = sources.run(quota.du_command(path, task.kind), most_s=task.du_deadline_s, codes=(0, 1))
+            argv = quota.du_command(path, task.kind)
+            text, errors = sources.run(argv, most_s=task.settings.du_deadline_s, codes=(0, 1))
             amount = quota.parse_du(text, errors, task.kind, task.du_limit)
             sources.amounts.append(amount)
             sources.explanation.append(f"du: run just now{'; ' + amount.note if amount.note else ''}")
@@ -226,7 +228,7 @@ def _query_lustre(sources: Sources, paths: Sequence[str], mount: Mount) -> Seque
     projects = []
     for path in paths:
         try:
-            projects.append(quota.parse_lustre_project(sources.run(quota.lustre_project_command(path))[0]))
+            projects.append(quota.parse_lustre_project(sources.run(["lfs", "project", "-d", path])[0]))
         except ProbeError as error:
             sources.fail("lfs project", error.message)
 
@@ -241,7 +243,7 @@ def _query_lustre_pools(sources: Sources, requested: Sequence[tuple[str, str]], 
     """Return the limits in OST pools. Most users have none, and Lustre before 2.14 has no such limits."""
     found: list[Amount] = []
     try:
-        for pool in quota.parse_lustre_pools(sources.run(quota.lustre_pools_command(mount.point))[0])[:MOST_POOLS]:
+        for pool in quota.parse_lustre_pools(sources.run(["lfs", "pool_list", mount.point])[0])[:MOST_POOLS]:
             for kind, name in dict.fromkeys(requested):
                 text = sources.run(quota.lustre_command(kind, name, mount.point, pool))[0]
                 own = (item for item in quota.parse_lustre(text) if item.kind == BYTES and (item.limit or item.soft))
@@ -255,14 +257,14 @@ def _query_gpfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequenc
     device, filesets = quota.gpfs_device(mount.source), []
     for path in paths:
         try:
-            filesets.append(quota.parse_gpfs_fileset(sources.run(quota.gpfs_attributes_command(path))[0]))
+            filesets.append(quota.parse_gpfs_fileset(sources.run(["mmlsattr", "-L", path])[0]))
         except ProbeError as error:
             sources.fail("mmlsattr", error.message)
 
     def one(kind: str, name: str) -> Sequence[Amount]:
         if kind == "fileset":
-            return quota.parse_gpfs(sources.run(quota.gpfs_fileset_command(name, device))[0], device, filesets)
-        return quota.parse_gpfs(sources.run(quota.gpfs_command())[0], device, filesets)
+            return quota.parse_gpfs(sources.run(["mmlsquota", "-Y", "-j", name, device])[0], device, filesets)
+        return quota.parse_gpfs(sources.run(["mmlsquota", "-Y"])[0], device, filesets)
 
     requested = [("fileset", name) for name in filesets if name != "root"]
     return _each(sources, [("user", sources.system.host.user), *requested], one)
@@ -276,7 +278,8 @@ def _query_beegfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Seque
 
 
 def _query_beegfs_8(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
-    return quota.parse_beegfs_8(sources.run(quota.beegfs_8_command(mount.point))[0], _user_and_groups(sources, paths))
+    argv = ["beegfs", "quota", "list-usage", "--mount", mount.point, "--raw", "--output", "ndjson"]
+    return quota.parse_beegfs_8(sources.run(argv)[0], _user_and_groups(sources, paths))
 
 
 def _query_xfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
@@ -287,7 +290,7 @@ def _query_xfs(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence
 
 
 def _query_unix(sources: Sources, paths: Sequence[str], mount: Mount) -> Sequence[Amount]:
-    text, errors = sources.run(quota.unix_command(mount.point), codes=(0, 1))
+    text, errors = sources.run(["quota", "-u", "-g", "-v", "-w", "-p", "-f", mount.point], codes=(0, 1))
     if not text.strip() and errors.strip() and quota.NO_QUOTA not in errors:
         raise ProbeError(errors.strip().split("\n")[0][:200])
     return quota.parse_unix(text, mount.source, sources.system.clock.now()) if text.strip() else ()
@@ -337,21 +340,21 @@ _BARE = r"[0-9.]+"
 _OCTETS = r"(?<=[KMGTPEkmgtpe])io\b|(?<=[KMGTPEkmgtpe])o\b"
 
 
-def site_command(site: SiteCommand, path: str, user: str) -> list[str]:
+def site_command(argv: Sequence[str], path: str, user: str) -> list[str]:
     """Return the argv with `{path}` and `{user}` filled in."""
-    return [text.replace("{path}", path).replace("{user}", user) for text in site.argv]
+    return [text.replace("{path}", path).replace("{user}", user) for text in argv]
 
 
-def parse_site(text: str, site: SiteCommand, kind: str) -> Amount:
+def parse_site(text: str, settings: FileSystemSettings, kind: str) -> Amount:
     """Return the amount in the output of the site's command. Raise ProbeError if there is none."""
     if not text.strip():
         raise ProbeError("no output")
-    source, age_s = f"`{' '.join(site.argv)}`", site.max_age_s or None
-    if site.percent:
-        percent = _number(_find(text, site.percent, "percentage"))
+    source, age_s = f"`{' '.join(settings.command)}`", settings.command_max_age_s or None
+    if settings.percent_regex:
+        percent = _number(_find(text, settings.percent_regex, "percentage"))
         return Amount(kind=PERCENT, source=source, scope="quota", used=percent, limit=100.0, age_s=age_s)
-    used, limit = _find(text, site.used, "usage"), _find(text, site.limit, "limit")
-    read = _count if kind == INODES else lambda figure: _size(figure, site.unit)
+    used, limit = _find(text, settings.used_regex, "usage"), _find(text, settings.limit_regex, "limit")
+    read = _count if kind == INODES else lambda figure: _size(figure, command_unit(settings))
     return Amount(kind=kind, source=source, scope="quota", used=read(used), limit=read(limit) or None, age_s=age_s)
 
 

@@ -1,8 +1,9 @@
-"""Validates the settings of `fs` and `inodes` and converts them to a task. Pure."""
+"""The settings that `fs` and `inodes` share, their validation, and the task that they become. Pure."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from resilience.errors import QuantityError, SettingsError
@@ -15,6 +16,56 @@ LEAST_BYTES = 2**16
 """A smaller threshold or size probably lacks its unit: `100` for 100 GiB."""
 LONGEST_S = 100 * 366 * 86400.0
 _PLACEHOLDER = r"\{(\w*)\}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSystemSettings:
+    """The settings of both amounts.
+
+    Attributes:
+        paths: the paths to watch; `~` and `$SCRATCH` are expanded. Relative paths are relative to the project in a
+            settings file, and to the current directory on the command line. Default: the file systems of the project,
+            the state directory, home, $SCRATCH, $WORK and the like, /dev/shm and /tmp, and of the command, the data
+            and the environment that the run's batch script and journal name.
+        warn_percent: warn if more than this is used. Default: 85%, unless a free amount is set. Percentages and free
+            amounts may both be set; crossing either counts.
+        crit_percent: critical if more than this is used. Default: 95%, unless a free amount is set.
+        warn_runway_s: warn if the file system will be full sooner than this at its measured growth; 0: never.
+        crit_runway_s: critical if the file system will be full sooner than this at its measured growth; 0: never.
+        usable_percent: the usable part of each limit: 80% for file systems that fail before they are full.
+        command: a command of your site that prints quotas, as a list: ["idrquota", "-w"]. {path} and {user} are filled
+            in.
+        used_regex: regular expression for the usage in the command's output: the figure in the first group, the unit
+            of a size in the same or a second group.
+        limit_regex: regular expression for the limit, as `used_regex`.
+        percent_regex: regular expression for the percentage, if the command prints no amounts.
+        command_max_age_s: the maximum age of the command's figures.
+        quota: query lfs quota, mmlsquota, beegfs, quota and xfs_quota, depending on the file system.
+        du: measure the directory with du, which is slow and loads a parallel file system.
+        du_every_s: how often to run du.
+        du_deadline_s: the time limit of du.
+        checkpoints: directory of the checkpoints. Default: checkpoints, checkpoint, ckpts or ckpt in the project.
+        checkpoint_every_s: the interval between checkpoints. Default: from the run's journal, else from the file
+            times of the checkpoints.
+    """
+
+    paths: tuple[str, ...] = ()
+    warn_percent: float | None = None
+    crit_percent: float | None = None
+    warn_runway_s: float = 48 * 3600.0
+    crit_runway_s: float = 12 * 3600.0
+    usable_percent: float = 100.0
+    command: tuple[str, ...] = ()
+    used_regex: str = ""
+    limit_regex: str = ""
+    percent_regex: str = ""
+    command_max_age_s: float = 0.0
+    quota: bool = True
+    du: bool = False
+    du_every_s: float = 6 * 3600.0
+    du_deadline_s: float = 600.0
+    checkpoints: str = ""
+    checkpoint_every_s: float | None = None
 
 
 class Thresholds(NamedTuple):
@@ -42,57 +93,26 @@ class Thresholds(NamedTuple):
     percent_was_set: bool = False
 
 
-class SiteCommand(NamedTuple):
-    """A site's own quota command, and how to parse its output.
-
-    Attributes:
-        argv: the program and its arguments; `{path}` and `{user}` are filled in.
-        used: regular expression for the usage, in bytes or inodes depending on the watchdog.
-        limit: regular expression for the limit.
-        percent: regular expression for the percentage, if the command prints no amounts.
-        unit: the unit of sizes printed without one.
-        max_age_s: the maximum age of the command's figures, shown with each figure.
-    """
-
-    argv: tuple[str, ...]
-    used: str
-    limit: str
-    percent: str
-    unit: str = "B"
-    max_age_s: float = 0.0
-
-
 class Task(NamedTuple):
-    """The task of one watchdog of file systems.
+    """The task of one watchdog of file systems: its validated settings, and those that bytes and inodes name
+    differently.
 
     Attributes:
         kind: bytes or inodes.
-        paths: the named paths; empty: the file systems that a training needs.
+        settings: the settings; without paths, the file systems that a training needs are probed.
         thresholds: the thresholds.
-        site: the site's own command.
-        queries_quota: whether to run the quota tools.
         du_limit: the limit for du's total; None: du is not run.
-        du_every_s: the maximum age of du's total.
-        du_deadline_s: the time limit of du.
-        checkpoints: the directory of checkpoints as configured; empty: searched for.
-        checkpoint: the size of one, in bytes or inodes; None: measured.
-        checkpoint_every_s: the interval between checkpoints; None: from the run's journal.
+        checkpoint: the size of one checkpoint, in bytes or inodes; None: measured.
         purge_s: the site deletes files not used for this long; 0: never.
         purge_warn_s: how long before that to warn.
         accepts_read_only: whether a read-only mount is intended.
     """
 
     kind: str
-    paths: tuple[str, ...]
-    thresholds: Thresholds
-    site: SiteCommand
-    queries_quota: bool = True
+    settings: FileSystemSettings
+    thresholds: Thresholds = Thresholds()
     du_limit: float | None = None
-    du_every_s: float = 6 * 3600.0
-    du_deadline_s: float = 600.0
-    checkpoints: str = ""
     checkpoint: float | None = None
-    checkpoint_every_s: float | None = None
     purge_s: float = 0.0
     purge_warn_s: float = 7 * 86400.0
     accepts_read_only: bool = False
@@ -101,25 +121,19 @@ class Task(NamedTuple):
 def task_of(settings: Any, kind: str) -> Task:
     """Return the task for the settings of `fs` or `inodes`. Raise SettingsError if they are invalid. Pure."""
     suffix = "_bytes" if kind == BYTES else ""
-    site = SiteCommand(
-        argv=settings.command, used=settings.used_regex, limit=settings.limit_regex, percent=settings.percent_regex,
-        unit=getattr(settings, "command_unit", "B"), max_age_s=settings.command_max_age_s,
-    )  # fmt: skip
-    check_site(site)
+    check_site(settings)
     thresholds = _thresholds(settings, kind, suffix)
     size_key, limit_key = ("checkpoint_bytes" if kind == BYTES else "checkpoint_files"), f"du_limit{suffix}"
     size, du_limit = getattr(settings, size_key), getattr(settings, limit_key)
     for key, value in ((limit_key, du_limit), (size_key, size)):
         _check_amount(key, value, kind)
     task = Task(
-        kind=kind, paths=settings.paths, thresholds=thresholds, site=site, queries_quota=settings.quota,
-        du_limit=du_limit if settings.du else None, du_every_s=settings.du_every_s,
-        du_deadline_s=settings.du_deadline_s, checkpoints=settings.checkpoints, checkpoint=size,
-        checkpoint_every_s=settings.checkpoint_every_s, purge_s=getattr(settings, "purge_days", 0.0) * 86400,
+        kind, settings, thresholds, du_limit=du_limit if settings.du else None, checkpoint=size,
+        purge_s=getattr(settings, "purge_days", 0.0) * 86400,
         purge_warn_s=getattr(settings, "purge_warn_days", 7.0) * 86400,
         accepts_read_only=getattr(settings, "read_only", False),
     )  # fmt: skip
-    _check_du(task, settings.du, du_limit, limit_key)
+    _check_du(settings, du_limit, limit_key)
     for key, seconds in (("purge_days", task.purge_s), ("purge_warn_days", task.purge_warn_s)):
         if not 0 <= seconds < LONGEST_S:
             raise SettingsError(f"{key} = {seconds / 86400:g} is not a number of days", hint="for example 30")
@@ -197,41 +211,43 @@ def _check_percent(key: str, percent: float | None) -> None:
         raise SettingsError(f"{key} = {percent:g} is a fraction, not a percentage", hint=f"write {percent * 100:g}%")
 
 
-def _check_du(task: Task, requested: bool, limit: float | None, limit_key: str) -> None:
+def _check_du(settings: FileSystemSettings, limit: float | None, limit_key: str) -> None:
     """Raise SettingsError if du is requested without what it needs, or its limit is set without du."""
-    if requested and not limit:
+    if settings.du and not limit:
         raise SettingsError("du = true needs a limit to compare its total with", hint=f"set {limit_key}")
-    if limit is not None and not requested:
+    if limit is not None and not settings.du:
         raise SettingsError(f"{limit_key} is set without du = true", hint=f"set du = true, or remove {limit_key}")
-    if requested and task.site.argv:
+    if settings.du and settings.command:
         raise SettingsError(
             "du and command are both set, but only one source of the figures is allowed", hint="remove one"
         )
-    if requested and not task.paths:
+    if settings.du and not settings.paths:
         raise SettingsError(
             "du = true needs a directory in paths", hint="name the directory; du walks the whole tree below"
         )
 
 
-def check_site(site: SiteCommand) -> None:
-    """Raise SettingsError if the command or its regular expressions are invalid."""
-    expressions = {f"{key}_regex": getattr(site, key) for key in ("used", "limit", "percent")}
+def check_site(settings: FileSystemSettings) -> None:
+    """Raise SettingsError if the site's command or its regular expressions are invalid."""
+    used, limit, percent = settings.used_regex, settings.limit_regex, settings.percent_regex
+    expressions = {"used_regex": used, "limit_regex": limit, "percent_regex": percent}
     given = [key for key, text in expressions.items() if text]
-    if not site.argv:
+    argv, unit = settings.command, command_unit(settings)
+    if not argv:
         if given:
             raise SettingsError(
                 f"{given[0]} is set without command",
                 hint='set command = ["idrquota", "-w"]',
             )
         return
-    if not site.argv[0].strip():
+    if not argv[0].strip():
         raise SettingsError("command starts with an empty text", hint="the first item is the program")
-    if len(site.argv) == 1 and " " in site.argv[0].strip() and "/" not in site.argv[0]:
-        words = ", ".join(f'"{word}"' for word in site.argv[0].split())
+    if len(argv) == 1 and " " in argv[0].strip() and "/" not in argv[0]:
+        words = ", ".join(f'"{word}"' for word in argv[0].split())
         raise SettingsError(
             "command is one text with blanks, but is run without a shell", hint=f"use a list: [{words}]"
         )
-    for match in re.finditer(_PLACEHOLDER, "\n".join(site.argv)):
+    for match in re.finditer(_PLACEHOLDER, "\n".join(argv)):
         if match[1] not in ("path", "user"):
             raise SettingsError(
                 f"command contains the unknown placeholder {match[0]}", hint="{path} and {user} are filled in"
@@ -243,18 +259,23 @@ def check_site(site: SiteCommand) -> None:
         )
     for key, text in expressions.items():
         _check_expression(key, text)
-    if site.percent and (site.used or site.limit):
+    if percent and (used or limit):
         raise SettingsError(
             "percent_regex is set together with used_regex or limit_regex",
             hint="set percent_regex, or used_regex and limit_regex",
         )
-    if bool(site.used) != bool(site.limit):
-        missing = "limit_regex" if site.used else "used_regex"
+    if bool(used) != bool(limit):
+        missing = "limit_regex" if used else "used_regex"
         raise SettingsError(f"{missing} is missing: used_regex and limit_regex must be set together")
     try:
-        parse_bytes(f"1{site.unit}")
+        parse_bytes(f"1{unit}")
     except QuantityError:
-        raise SettingsError(f"command_unit = {site.unit!r} is not a unit", hint="KiB, GB, T ...") from None
+        raise SettingsError(f"command_unit = {unit!r} is not a unit", hint="KiB, GB, T ...") from None
+
+
+def command_unit(settings: FileSystemSettings) -> str:
+    """Return the unit of sizes that the site's command prints without one."""
+    return getattr(settings, "command_unit", "B")
 
 
 def _check_expression(key: str, text: str) -> None:

@@ -26,7 +26,8 @@ class JobSettings:
             characters. Jobs that match one pattern count as one chain. Default: the runs of the state directory.
         users: owners of the jobs in `names`: login names, or `*` for all users. Default: the current user.
         clusters: the SLURM clusters to query for `names`, with one query each. Default: the local cluster.
-        require: `queued`: a pending job is enough; `running`: a fault if no job is running for `max_pending_s`.
+        require: the state that a run needs. `queued`: a pending job is enough. `running`: no running job for
+            `max_pending_s` is a fault.
         max_pending_s: how long all jobs of a run may be pending. Default: no limit, and 10 minutes with
             `require = "running"`.
         blocked_s: CRITICAL after a run is blocked this long by what only others can change (a partition that is down,
@@ -88,10 +89,6 @@ def check_settings(settings: JobSettings) -> None:
             f"require = {settings.require!r} of the job watchdog is unknown",
             hint='use require = "queued" or require = "running"',
         )
-    if settings.min_queued is not None and settings.min_queued < 0:
-        raise SettingsError(f"min_queued = {settings.min_queued} of the job watchdog is less than 0")
-    if settings.churn_count < 0:
-        raise SettingsError(f"churn_count = {settings.churn_count} of the job watchdog is less than 0")
     for field in ("deadline_s", "churn_s", "pulse_s"):
         if getattr(settings, field) <= 0:
             raise SettingsError(f"{field} of the job watchdog must be more than 0")

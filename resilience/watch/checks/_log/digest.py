@@ -6,13 +6,16 @@ The heartbeat of a log is the template (positions.py) of the best kind whose num
 - one that grows only while the heartbeat pauses is a phase, such as an evaluation, and counts as progress;
 - a complaint, which counts retries or seconds, never does.
 
-Without any of them, new lines are progress.
+Among lines without a training word, the template that paused while the heartbeat went on is the training's, and the
+heartbeat was a monitor. Until a heartbeat is known, lines of a new template are progress.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 from resilience.watch.checks._log import lines as lines_of
@@ -36,7 +39,6 @@ from resilience.watch.checks._log.positions import (
 from resilience.watch.checks._log.reading import (
     LogState,
     Pause,
-    Template,
     is_pause,
     median,
     pause_of,
@@ -52,16 +54,85 @@ INTERVALS = 12
 SURE = RANKS[BAR] - WITH_FIGURES
 """A counter with figures in its line of this rank or better grows only with the training."""
 FINER = 4
+NEXT_JOB_S = 90.0
+"""Lines this long after SLURM killed a job (KillWait is 30 s) are of the next job, which appends to the same log."""
+PAUSED = 4
+"""A template paused if the heartbeat advanced this many times as often as usual between two of its lines."""
+EXPECTED = -1.0
+"""The value of the templates that an earlier job wrote, until this job does."""
+OLD = -99
+"""The `paused` of these templates, except of the heartbeat."""
 OVER_S = 1800.0
 """A bar that was complete for this long gives way to another template: it was of a warm-up or of loading."""
 STANDS_STILL = -1
 """The `turns` of a template that was seen again before its number has ever grown."""
 TALKS_IN = 3
 """A template that grew in this many intervals of the heartbeat may only talk."""
-NUMBERS_TIMES, NUMBERS_S = 10, 1200.0
+NUMBERS_TIMES, NUMBERS_S = 4, 1200.0
 """A line without a training word is the heartbeat after its numbers changed this often, over this many seconds."""
 _DIGITS = re.compile(rb"\d+")
 _SHAPE = 120
+
+
+@dataclass(slots=True)
+class Template:
+    """A template of lines with a number.
+
+    Attributes:
+        key, rank: see positions.py.
+        value: the number in its last line.
+        epoch: the epoch in its last line, -1 without one.
+        top: the last number of a counter that restarts; 0 if it never did.
+        total: of a progress bar, 0 without one.
+        grows: how often the number grew.
+        turns: in how many intervals of the heartbeat it grew; -1 if it was seen again and has never grown.
+        turn: the last of these intervals.
+        since: the first of these intervals; for NUMBERS, when it first grew.
+        run: how often it grew in the last of these intervals.
+        paused: how often it paused while the heartbeat went on, less how often the heartbeat did.
+    """
+
+    key: int
+    rank: int
+    value: float
+    epoch: float = -1.0
+    top: float = 0.0
+    total: int = 0
+    grows: int = 0
+    turns: int = 0
+    turn: int = 0
+    since: float = 0.0
+    run: int = 0
+    paused: int = 0
+
+    def order(self) -> int:
+        """Return the order in which templates become the heartbeat: one that grows before one that does not."""
+        return self.rank if self.grows else self.rank + TALK // 2 if self.rank < TALK else self.rank
+
+    def is_complete(self) -> bool:
+        """Return whether it is a bar that has reached its end."""
+        return 0 < self.total <= self.value + 1
+
+    def grew(self, turn: int) -> None:
+        """Count a growth in an interval of the heartbeat, and which of the two paused while the other went on."""
+        if self.turn == turn:
+            self.run += 1
+            pause = PAUSED * max(1.0, self.grows / (self.turns + 1))
+            self.paused -= self.turns >= PAUSED and self.run - 1 < pause <= self.run
+            return
+        usual = (self.turn - self.since) / max(1, self.turns)
+        self.paused += self.turns >= PAUSED and turn - self.turn >= PAUSED * max(1.0, usual)
+        self.turns, self.turn, self.run = self.turns + 1, turn, 1
+
+    def only_talks(self, turn: int) -> bool:
+        """Return whether it grows between ordinary steps: in many intervals of the heartbeat, or once in each."""
+        if self.turns < TALKS_IN:
+            return False
+        is_frequent = 4 * self.turns >= turn - self.since
+        return is_frequent or (self.rank != EVALUATION and 3 * self.turns >= self.grows)
+
+
+_values = attrgetter(*(field.name for field in fields(Template)))
 
 
 def begun_again(state: LogState) -> LogState:
@@ -70,6 +141,17 @@ def begun_again(state: LogState) -> LogState:
     return state._replace(
         inode=0, mtime_ns=0, offset=0, size=0, mark=0, best=None, fell_from=None, restarts=0, end="", error="",
         error_kind="", errored=0.0, said=(), repeats=0, phase="start", unfinished=False, stamp=0.0,
+    )  # fmt: skip
+
+
+def heartbeat_of(state: LogState) -> LogState:
+    """Return what the log of the next job is expected to contain: the heartbeat, and the templates beside it."""
+    templates = [Template(*one) for one in state.templates]
+    for one in templates:
+        one.value, one.epoch, one.top, one.paused = EXPECTED, -1.0, 0.0, 0 if one.key == state.main else OLD
+    return LogState(
+        kind=state.kind, main=state.main, shape=state.shape, turn=state.turn, intervals=state.intervals,
+        templates=tuple(map(_values, templates)),
     )  # fmt: skip
 
 
@@ -89,71 +171,24 @@ def digest(
     `written` is the estimated time of the last write, by the watchdog's clock. `skipped` bytes before the chunk were
     not read.
     """
-    return _Digest(state, written, own, ignored, is_whole=not (skipped or in_blocks)).take(chunk, most_lines)
-
-
-class _Template:
-    """A Template that changes."""
-
-    __slots__ = Template._fields
-    key: int
-    rank: int
-    value: float
-    epoch: float
-    top: float
-    total: int
-    grows: int
-    turns: int
-    turn: int
-    since: float
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        (self.key, self.rank, self.value, self.epoch, self.top, self.total, self.grows, self.turns, self.turn,
-         self.since) = values  # fmt: skip
-
-    def values(self) -> tuple[Any, ...]:
-        return (self.key, self.rank, self.value, self.epoch, self.top, self.total, self.grows, self.turns, self.turn,
-                self.since)  # fmt: skip
-
-    def order(self) -> int:
-        """Return the order in which templates become the heartbeat: one that grows before one that does not."""
-        return self.rank if self.grows else self.rank + TALK // 2 if self.rank < TALK else self.rank
-
-    def is_complete(self) -> bool:
-        """Return whether it is a bar that has reached its end."""
-        return 0 < self.total <= self.value + 1
-
-    def only_talks(self, turn: int) -> bool:
-        """Return whether it grows between ordinary steps: in many intervals of the heartbeat, or once in each."""
-        if self.turns < TALKS_IN:
-            return False
-        is_frequent = 4 * self.turns >= turn - self.since
-        return is_frequent or (self.rank != EVALUATION and 3 * self.turns >= self.grows)
+    return _Digest(state, written, own, ignored).take(chunk, most_lines, is_whole=not (skipped or in_blocks))
 
 
 class _Digest:
     """The processing of one chunk."""
 
-    def __init__(
-        self,
-        state: LogState,
-        written: float,
-        own: re.Pattern[bytes] | None,
-        ignored: re.Pattern[bytes],
-        *,
-        is_whole: bool,
-    ) -> None:
+    def __init__(self, state: LogState, written: float, own: re.Pattern[bytes] | None, ignored: re.Pattern[bytes]):
         self.before = state
         self.ignored = ignored
         self.written = written
         self.own = own
-        self.is_whole = is_whole
+        self.is_whole = True
         self.kind, self.step, self.text = state.kind, state.step, state.text
         self.best, self.fell_from, self.restarts = state.best, state.fell_from, state.restarts
         self.stride, self.phase, self.end = state.stride, state.phase, state.end
         self.epoch, self.turn, self.shape, self.turned_at = state.epoch, state.turn, state.shape, state.turned_at
         self.error, self.error_kind, self.errored = state.error, state.error_kind, state.errored
-        self.templates = {one[0]: _Template(one) for one in state.templates}
+        self.templates = {one[0]: Template(*one) for one in state.templates}
         self.main = self.templates.get(state.main) if state.kind else None
         self.pauses: tuple[Sequence[Any], ...] = state.pauses
         self.usual = median(state.intervals) if state.intervals else None
@@ -169,8 +204,9 @@ class _Digest:
         self.step_line = self.last_line = self.first_line = b""
         self.words: tuple[bytes, ...] = ()
 
-    def take(self, chunk: bytes, most_lines: int) -> LogState:
+    def take(self, chunk: bytes, most_lines: int, *, is_whole: bool) -> LogState:
         """Process the chunk; return the new state."""
+        self.is_whole = is_whole
         finished, rest = lines_of.split(chunk)
         self.words = words_of(chunk)
         for raw in finished[-most_lines:]:
@@ -187,7 +223,7 @@ class _Digest:
 
     def _is_known(self) -> bool:
         """Return whether the heartbeat is known; until it is, new lines are progress."""
-        return self.main is not None and self.main.turns != STANDS_STILL
+        return self.main is not None and self.main.turns != STANDS_STILL and self.main.value != EXPECTED
 
     def _is_unknown(self) -> bool:
         return not self._is_known() or self.main is None or self.main.rank >= RANKS[NUMBERS] or self.main.is_complete()
@@ -197,6 +233,8 @@ class _Digest:
         self.first_line = self.first_line or line
         self.last_line = line
         event = marker(line, self.words) if self.words else None
+        if "CANCELLED AT" in self.end and self.written - self.errored > NEXT_JOB_S and event is None:
+            self.end, self.phase, self.is_alive = "", "start", True
         found, progressed = None, False
         if event is None or event.kind != "resume":
             found = find(line + b"\n", self.own, any_number=self._is_unknown())
@@ -214,21 +252,29 @@ class _Digest:
 
     def _say(self, line: bytes, event: Marker | None, *, is_position: bool) -> None:
         """Process a line without progress: a repetition, or a new one."""
-        # Ignore all numbers in complaints, which count retries, and in the lines about an evaluation or a save.
-        is_counted = event is not None or COMPLAINS.search(line)
-        identity = lines_of.identity(_DIGITS.sub(b"", line) if is_counted else line)
-        if identity in self.said:
+        # Ignore all numbers in complaints, which count retries, in the lines about an evaluation or a save, and in a
+        # log that has shown no heartbeat for as long as one takes to be found, or not the one of the job before.
+        masked = identity = lines_of.identity(_DIGITS.sub(b"", line))
+        is_expected = self.main is not None and self.main.value == EXPECTED
+        is_early = not is_expected and self.written - self.before.first_seen <= NUMBERS_S
+        is_early = is_early or self._is_known()
+        if is_early and event is None and not COMPLAINS.search(line):
+            identity = lines_of.identity(line)
+        is_repeated = identity in self.said
+        for one in (masked, identity):  # those said last are kept
+            self.said.pop(one, None)
+            self.said[one] = None
+        if is_repeated:
             self.repeats += 1
             return
         self.has_new_lines = True
-        self.said[identity] = None
         # The first line about an evaluation or a save is progress; a repetition is not.
         if event is not None and event.kind in ("saved", "save", "eval"):
             self.is_alive = self.is_alive or (not is_position and not COMPLAINS.search(line))
 
     def _marker(self, event: Marker, line: bytes) -> None:
         if event.kind == "end":
-            self.end = lines_of.shown(line)
+            self.end, self.errored = lines_of.shown(line), self.errored or self.written
             self._break()
         elif event.kind == "resume":
             self.phase = "start"
@@ -275,11 +321,14 @@ class _Digest:
         if one is self.main:
             self._advanced(found, line)
             return True
-        if self.main is not None and one.turn != self.turn:
-            one.turns += 1
-            one.turn = self.turn
-        is_other = one.rank >= RANKS[NUMBERS] and one.rank < TALK and (self.main is None or not self.main.is_complete())
+        if self.main is not None:
+            one.grew(self.turn)
+        is_other = RANKS[NUMBERS] <= one.rank < TALK and (self.main is None or not self.main.is_complete())
         if one.rank >= COMPLAINT or TALK <= one.rank < EVALUATION or is_other:
+            # A line with decimals may be the training's: it is progress until the heartbeat is known.
+            if self.main is None and one.rank == RANKS[NUMBERS] and not is_new:
+                self._progressed(line)
+                return True
             return False
         if self._is_doubtful(one) and one.only_talks(self.turn):
             return False
@@ -288,17 +337,17 @@ class _Digest:
             self.phase = "eval"
         return True
 
-    def _is_doubtful(self, one: _Template) -> bool:
+    def _is_doubtful(self, one: Template) -> bool:
         """Return whether a template that grows may only talk: not if it is as good as the heartbeat or that ended."""
         if self.main is None or self.main.is_complete() or one.rank <= SURE:
             return False
         return not one.rank == self.main.rank == RANKS[FIGURES]
 
-    def _new(self, found: Position, line: bytes) -> _Template:
+    def _new(self, found: Position, line: bytes) -> Template:
         rank = rank_of(found, line)
         is_weak = found.kind == NUMBERS
-        since = self.written if is_weak else float(self.turn)
-        one = _Template(Template(found.key, rank, found.value, self.epoch, 0.0, found.total, 0, 0, -1, since))
+        since = self.written if is_weak and self.main is None else float(self.turn)
+        one = Template(found.key, rank, found.value, self.epoch, total=found.total, turn=-1, since=since)
         self.templates[found.key] = one
         if len(self.templates) > MOST_TEMPLATES:
             others = [other for other in self.templates.values() if other is not one and other is not self.main]
@@ -307,24 +356,33 @@ class _Digest:
             self._compare(one)
         return one
 
-    def _compare(self, one: _Template) -> None:
+    def _compare(self, one: Template) -> None:
         """Make a template the heartbeat if it is better than the current one."""
         if one.rank >= TALK:
             return
         if self.main is not None and one.order() >= self.main.order():
             # Of two counters with figures, the finer one; such lines are printed by the training only.
             is_finer = one.rank == self.main.rank <= SURE and one.grows > FINER * self.main.grows
-            if not is_finer and not (self.main.is_complete() and self.written - self.turned_at > OVER_S):
+            is_over = self.main.is_complete() and self.written - self.turned_at > OVER_S
+            # The form of the log has changed: the job before did not write this, or it began when the heartbeat ended.
+            is_new = self.main.value == EXPECTED or (one.since >= self.turn and one.rank <= self.main.rank)
+            is_over = is_over or (is_new and one.paused >= 0 and self.written - self.turned_at > NUMBERS_S)
+            was_monitor = one.paused > 0 and one.rank <= self.main.rank >= RANKS[NUMBERS]
+            if not (is_finer or is_over or was_monitor):
                 return
         if RANKS[NUMBERS] <= one.rank and (one.grows < NUMBERS_TIMES or self.written - one.since < NUMBERS_S):
             return
+        if self.main is None or one.rank < RANKS[NUMBERS] <= self.main.rank:
+            # The whole start of a job, however much it writes meanwhile.
+            began = one.since if one.rank >= RANKS[NUMBERS] else self.written
+            self.pauses = with_pause(self.pauses, Pause("start", began - (self.before.first_seen or began)))
         if self.main is not None:
             self.step = self.best = self.fell_from = None
         self.main, self.shape = one, ""
         for other in self.templates.values():
-            other.turns, other.since = 0, float(self.turn)
+            other.turns, other.since, other.turn, other.paused = 0, float(self.turn), self.turn, 0
 
-    def _grows(self, one: _Template, found: Position) -> bool:
+    def _grows(self, one: Template, found: Position) -> bool:
         """Return whether the number of a template grew, or began again in a new epoch or after a restart."""
         value, last = found.value, one.value
         is_main = one is self.main
@@ -424,7 +482,7 @@ class _Digest:
             error_kind=self.error_kind, errored=self.errored, said=tuple(self.said)[-MOST_SAID:],
             repeats=self.repeats, unfinished=unfinished, epoch=self.epoch, turn=self.turn, shape=self.shape,
             turned_at=self.turned_at,
-            templates=tuple([one.values() for one in self.templates.values()]),
+            templates=tuple(map(_values, self.templates.values())),
             main=self.main.key if self.main is not None else 0, stamp=self.stamp,
             pauses=tuple(map(tuple, self.pauses)), intervals=intervals,
             last_output_at=self.written if self.has_output or is_first else before.last_output_at,

@@ -15,6 +15,7 @@ from resilience.quantities import format_bytes, format_duration
 from resilience.watch.checks._log.losses import loss_faults
 from resilience.watch.checks._log.reading import (
     CONFIRMED_S,
+    LEARNED,
     LEAST_PAUSE_S,
     PATIENCE_S,
     Allowance,
@@ -69,11 +70,12 @@ def view_of(subject: str, reading: LogReading, settings: LogSettings, now: float
     if beats:
         # A training that marks its evaluations or saves is not silent for other reasons.
         is_marked = any(one[0] in ("eval", "save") for one in reading.pauses)
-        least_s = settings.floor_s if is_marked else PATIENCE_S
+        least_s = settings.floor_s if is_marked else None
         allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, ceiling_s=BEAT_CEILING_S)
     else:
-        least_s = CONFIRMED_S if is_idle(reading.cpu) else PATIENCE_S
-        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s)
+        least_s = CONFIRMED_S if is_idle(reading.cpu) else None
+        learned_s = now - reading.learns if reading.learns else 0.0
+        allowed = allowance(intervals, phase, settings, reading.pauses, least_s=least_s, learned_s=learned_s)
     since = max(log.last_progress_at if log is not None else 0.0, reading.began)
     if beats and beat is not None:
         since = max(beat.advanced, reading.began)
@@ -126,8 +128,9 @@ BEAT_CEILING_S = 3600.0
 """The most time allowed without progress by the heartbeat, unless ceiling_s is set."""
 UNSURE_TIMES = 2.0
 """A hang that only a log shows is a WARNING until this many times the time allowed."""
-TOLD_S = 3600.0
-"""How long the watchdog says that it finds no step in a log."""
+TOLD_S = 43200.0
+"""How long the watchdog says that it finds no step in a log. The training may hang at its start, so an incident of an
+hour, which then resolves, would hide that."""
 MANY_RESTARTS = 3
 REPORTED_SKEW_S = 120.0
 
@@ -234,9 +237,8 @@ def _hung(view: View) -> Finding:
     if phase and phase != "train":
         parts.append(f"phase {phase}")
     has_output = False
-    if log is not None:
-        has_output = view.now - log.last_output_at <= view.allowed.seconds and log.last_output_at > log.last_progress_at
-        has_output = has_output or (log.repeats > 0 and log.last_output_at > log.last_progress_at)
+    if log is not None and log.last_output_at > log.last_progress_at:
+        has_output = log.repeats > 0 or view.now - log.last_output_at <= view.allowed.seconds
     if view.beats and beat is not None:
         parts.append(f"rank {beat.rank} on {beat.host} is the slowest of {beat.ranks}")
         if view.now - beat.written > view.allowed.seconds:
@@ -257,7 +259,7 @@ def _hung(view: View) -> Finding:
     is_sure = view.beats or view.settings.timeout_s is not None or is_idle_job
     if is_idle_job:
         parts.insert(1, "the job is idle")
-    is_banner = not is_sure and log is not None and not log.kind and _wrote_only_at_start(view, log)
+    is_banner = not is_sure and log is not None and not log.kind and (has_output or _wrote_only_at_start(view, log))
     verdict = Verdict.CRITICAL
     if view.reading.unsure:  # the job may have ended
         verdict = Verdict.UNKNOWN
@@ -265,15 +267,18 @@ def _hung(view: View) -> Finding:
     elif is_banner:
         verdict = Verdict.WARNING
         parts.insert(1, "it never named a step: the training hangs at its start, or writes to another file")
-    elif not is_sure and view.quiet_s <= UNSURE_TIMES * view.allowed.seconds:
+    elif not is_sure and view.quiet_s <= (sure_s := _sure_s(view.allowed)):
         verdict = Verdict.WARNING
-        parts.insert(
-            1, f"CRITICAL after {format_duration(UNSURE_TIMES * view.allowed.seconds)}, as only the log shows it"
-        )
+        parts.insert(1, f"CRITICAL after {format_duration(sure_s)}, as only the log shows it")
     advice = _debug_advice(view)
     if is_banner:
         advice = f"if the training writes to another file, watch that: resil watch log PATH; otherwise {advice}"
     return _finding(view, verdict, fault, "; ".join(parts), advice=advice)
+
+
+def _sure_s(allowed: Allowance) -> float:
+    """Return after how long a hang that only a log shows is CRITICAL."""
+    return max(UNSURE_TIMES * allowed.seconds, PATIENCE_S if allowed.why.startswith(LEARNED) else 0.0)
 
 
 BANNER_S = 300.0
@@ -293,7 +298,10 @@ def _unknown_form(view: View) -> Finding:
         "is checked, and a hang that still writes is not noticed"
     )
     if view.log is not None and view.log.kind:
-        text = f"no step found; lines like {view.log.shape!r} count as progress, as their numbers change regularly"
+        text = (
+            f"no step found: the training hangs at its start, or its form is unknown; lines like {view.log.shape!r} "
+            "count as progress, as their numbers change regularly"
+        )
     return _finding(
         view, Verdict.WARNING, "no-step", text,
         advice="set progress_regex in [watch.log], or call the guard in the training",
@@ -399,6 +407,8 @@ def _phase(phase: str) -> str:
 
 
 def _step(log: LogState) -> str:
+    if not log.turned_at:
+        return "no step yet; the last line of the start"
     return log.text if log.text.startswith("epoch") else f"step {log.text}" if log.text else "new figures"
 
 

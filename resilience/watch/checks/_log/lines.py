@@ -24,7 +24,7 @@ _TIME_OF_DAY = re.compile(
 """At the start of a line: glog's `I1120 10:00:00.123456`, MMEngine's `11/20 10:00:00`; elsewhere it is a duration."""
 DAY_S = 86400.0
 _LINE_ENDS = bytes.maketrans(b"\r\b", b"\n\n")
-_CLOCKS = re.compile(rb"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b1[0-9]{9}(?:\.\d+)?\b")
+CLOCKS = re.compile(rb"(?:\d{4}[-/]\d\d[-/]\d\d[T ])?\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b1[0-9]{9}(?:\.\d+)?\b")
 _SECRETS = re.compile(
     r"(?i)\b(?:hf_|ghp_|gho_|github_pat_|glpat-|sk-|xox[abposr]-|AKIA|wandb_v1_)[A-Za-z0-9_-]{12,}"
     r"|(?<=://)[^/\s:@]{1,100}:[^/\s@]{1,200}(?=@)"
@@ -66,7 +66,7 @@ def shown(line: bytes) -> str:
 
 def identity(line: bytes) -> int:
     """Return a hash that is the same for lines that differ only in their timestamps."""
-    return crc32(_CLOCKS.sub(b"", line).strip())
+    return crc32(CLOCKS.sub(b"", line).strip())
 
 
 def stamp(line: bytes) -> float | None:

@@ -20,7 +20,7 @@ from resilience.watch.checks._log.reading import (
     packed,
     unpacked,
 )
-from resilience.watch.checks._log.tail import LogReader
+from resilience.watch.checks._log.tail import LogReader, expected_of
 
 _MAGIC = re.compile(r"[*?\[]")
 _ROTATED = re.compile(r"[.-](?:\d{1,3}|\d{8}(?:-\d+)?|old|bak|orig)$")
@@ -95,10 +95,13 @@ def _of_family(path: str, before: Mapping[str, LogReading], reader: LogReader) -
     if reader.families is None:
         reader.families = {}
         for name, one in before.items():
-            if one.pauses and len(one.logs) == 1:
+            if len(one.logs) == 1:
                 known = reader.families.get(_family(name), LogReading())
                 pauses = tuple(map(tuple, merged_pauses(known.pauses, one.pauses)))
-                reader.families[_family(name)] = LogReading(pauses=pauses, told=max(known.told, one.told))
+                told, expected = max(known.told, one.told), expected_of(one) or known.expected
+                learns = min(filter(None, (known.learns, one.learns)), default=0.0)
+                known = LogReading(pauses=pauses, told=told, expected=expected, learns=learns)
+                reader.families[_family(name)] = known
     return reader.families.get(_family(path))
 
 
@@ -158,7 +161,7 @@ def _vanished(
         if os.path.lexists(path):  # rotated away, or old by now
             gone[path] = replace(reading, over="the log was rotated or is old", lines=(), clock=reader.moment)
             continue
-        text = reader.log(path, reading.logs[0][1], reading.clock[0])
+        text = reader.log(path, reading.logs[0][1], reading)
         state = reader.states[path]
         is_gone = state.trouble_kind == "missing" and reader.now - state.troubled > reader.settings.floor_s
         over = "the log was renamed or deleted" if is_gone else ""

@@ -15,6 +15,8 @@ import re
 from binascii import crc32
 from typing import NamedTuple
 
+from resilience.watch.checks._log.lines import CLOCKS
+
 OWN, STEP, BAR, FIGURES, NUMBERS = "progress_regex", "step", "bar", "figures", "numbers"
 RANKS = {OWN: 0, STEP: 3, BAR: 4, FIGURES: 5, NUMBERS: 6}
 """The precedence of the kinds: the best one that grows is the training's heartbeat."""
@@ -67,7 +69,10 @@ _TALKS = re.compile(
     re.IGNORECASE,
 )
 _LEFT = re.compile(rb"(?<![a-z])(?:remaining|left|to go)(?![a-z])", re.IGNORECASE)
-_DECIMAL = re.compile(rb"(?<![\w.])[0-9]+\.[0-9]{3,}(?![0-9]| ?(?:[mun]?s|%|[KMGT]i?B|[WC])(?![a-z]))")
+_DECIMAL = re.compile(
+    rb"(?<![\w.])(?:[0-9]+\.[0-9]{3,}|(?<!,)(?:[0-9]+,[0-9]{4,}|0,[0-9]{3,}(?!,)))"
+    rb"(?![0-9]| ?(?:[mun]?s|%|[KMGT]i?B|[WC])(?![a-z]))"
+)
 _WARM_UP = re.compile(rb"warm.?up", re.IGNORECASE)
 COMPLAINS = re.compile(
     rb"retry|retries|attempt|wait|time[- ]?out|timed out|fail|warn|keep-?alive|rendezvous|heartbeat|unreachable|refused"
@@ -76,7 +81,9 @@ COMPLAINS = re.compile(
 )
 _NOT_LETTERS = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"))
 _BLANKS = b" \t\r\n0123456789"
-_FIGURE = re.compile(rb"[-+]?\d+(?:[.,:]\d+)*(?:e[-+]?\d+)?|\b(?:nan|inf)\b", re.IGNORECASE)
+_FIGURE = re.compile(
+    rb"[-+]?\d+(?:(?:[.,:'_]|\xc2\xa0|\xe2\x80[\x89\xaf])\d+)*(?:e[-+]?\d+)?|\b(?:nan|inf)\b", re.IGNORECASE
+)
 NEAR = 48
 """How far behind a counter words are about it."""
 LETTERS = 32
@@ -165,10 +172,11 @@ def rank_of(found: Position, line: bytes) -> int:
         end = min(line.find(b"]", found.at) + 1 or end, found.at + NEAR)
     if COMPLAINS.search(line, 0, end):
         return COMPLAINT
-    if _TALKS.search(line, 0, end):
-        return TALK + rank
+    talks = _TALKS.search(line, 0, end) is not None
+    if found.kind != NUMBERS:
+        return TALK + rank if talks else rank
     # Of lines without known words, those with decimals are more likely to be of the training.
-    return rank if found.kind != NUMBERS or _DECIMAL.search(line) else rank + 1
+    return rank + talks if _DECIMAL.search(CLOCKS.sub(b"", line)) else TALK + rank if talks else rank + 1
 
 
 def _key(kind: str, text: bytes) -> int:

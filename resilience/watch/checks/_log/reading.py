@@ -38,7 +38,8 @@ class LogSettings:
         timeout_s: a fixed time without progress, in every phase. Unset: learned, with `factor`, `floor_s` and
             `ceiling_s`.
         factor: alert after this many typical step intervals without progress, where the heartbeat or an idle job
-            confirms a hang. Where only a log shows it: twice the longest pause so far, at least 28 minutes.
+            confirms a hang. Where only a log shows it: twice the longest pause so far, at least 28 minutes;
+            after six hours of watching three times that pause, if that is less, and at least 10 minutes.
         floor_s: the least time allowed without progress: file servers report changes up to a minute late.
         ceiling_s: the most time allowed without progress, except at the start, in an evaluation and in a save. Unset:
             an hour by the heartbeat,
@@ -84,33 +85,6 @@ class Pause(NamedTuple):
     times: int = 1
 
 
-class Template(NamedTuple):
-    """A template of lines with a number.
-
-    Attributes:
-        key, rank: see positions.py.
-        value: the number in its last line.
-        epoch: the epoch in its last line, -1 without one.
-        top: the last number of a counter that restarts; 0 if it never did.
-        total: of a progress bar, 0 without one.
-        grows: how often the number grew.
-        turns: in how many intervals of the heartbeat it grew; -1 if it was seen again and has never grown.
-        turn: the last of these intervals.
-        since: the first of these intervals; for NUMBERS, when it first grew.
-    """
-
-    key: int
-    rank: int
-    value: float
-    epoch: float = -1.0
-    top: float = 0.0
-    total: int = 0
-    grows: int = 0
-    turns: int = 0
-    turn: int = 0
-    since: float = 0.0
-
-
 class LogState(NamedTuple):
     """The state of one log. A tuple of plain values, as ten thousand of them are stored.
 
@@ -135,7 +109,7 @@ class LogState(NamedTuple):
         restarts: number of restarts below `best`.
         intervals: seconds between the last logged steps, oldest first.
         phase: the phase by the last lines: `start`, `train`, `eval`, `save`.
-        templates: the fields of each Template, and `main` the key of the one that is the heartbeat.
+        templates: the fields of each Template (digest.py), and `main` the key of the one that is the heartbeat.
         turn: how often the heartbeat advanced; `turned_at` is when it last did.
         pauses: the fields of each Pause.
         shape: the heartbeat's line with its digits masked.
@@ -143,7 +117,7 @@ class LogState(NamedTuple):
         end: the line that reports the end of the training; empty without one.
         error: the newest line with an error, if no step follows it.
         error_kind: its name in the table of errors.
-        errored: when the error was found.
+        errored: when the error or the end was found.
         said: CRC-32s of the lines since the last progress.
         repeats: number of those lines that are repetitions.
         skipped: bytes not read in the last probe because more than `read_bytes` were new.
@@ -205,7 +179,7 @@ def in_blocks(size: int, unfinished: bool) -> bool:
     return unfinished and size > 0 and size % BLOCK_BYTES == 0
 
 
-FORMAT = "log-2"
+FORMAT = "log-3"
 """The first item of a packed state. States of another version are ignored."""
 _DEFAULTS = tuple(LogState())
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -295,6 +269,8 @@ class LogReading:
         clock: (now, monotonic, boot id) of the probe, to detect a changed clock or a suspended machine.
         pauses: the fields of each Pause of this run or family of logs, over all its jobs.
         told: when the watchdog first said that it finds no step, by its clock; 0 if it has not.
+        expected: the packed LogState with the heartbeat of the job before, until the log of this job has it.
+        learns: since when a heartbeat is known, by the watchdog's clock; 0 without one.
         taught: (path, size, mtime in ns) of each log of `learn` that was read.
         cpu: (time, CPU seconds of the job) of the first and the last answer of the scheduler since the log is quiet,
             preceded by the start of the job, with 0 CPU seconds; `asked` is when the scheduler was last asked.
@@ -316,6 +292,8 @@ class LogReading:
     clock: Moment = (0.0, 0.0, "")
     pauses: tuple[tuple[Any, ...], ...] = ()
     told: float = 0.0
+    expected: str = ""
+    learns: float = 0.0
     taught: tuple[tuple[Any, ...], ...] = ()
     cpu: tuple[tuple[float, float], ...] = ()
     asked: float = 0.0
@@ -337,6 +315,10 @@ LEAST_PAUSE_S = 60.0
 CONFIRMED_S = 600.0
 """Where a log shows a hang and the job is idle: at least this long without progress."""
 
+LEARNED = "after hours of watching: "
+LEARNED_S, LEARNED_TIMES, LEARNED_LEAST_S = 6 * 3600.0, 3.0, 600.0
+"""After so many seconds of watching: so many times the longest pause so far is allowed, and at least so long."""
+
 
 class Allowance(NamedTuple):
     """The time allowed without progress, and its reason."""
@@ -352,22 +334,26 @@ def allowance(
     settings: LogSettings,
     pauses: Sequence[Sequence[Any]] = (),
     *,
-    least_s: float = PATIENCE_S,
+    least_s: float | None = None,
     ceiling_s: float | None = None,
+    learned_s: float = 0.0,
 ) -> Allowance:
     """Return the time allowed without progress, from the last step intervals, the current phase and the pauses so far.
 
-    `least_s` depends on the evidence: PATIENCE_S for a log alone, less with a second witness.
+    `least_s` is given with a second witness. A log alone is given PATIENCE_S, or less after `learned_s` of watching.
     """
     usual = median(intervals) if intervals else None
     if settings.timeout_s is not None:
         return Allowance(settings.timeout_s, "timeout_s", usual)
     known = [Pause(*one) for one in pauses]
     longest = max((one for one in known if one.phase != "start"), key=lambda one: one.seconds, default=Pause("", 0.0))
-    choices = [(least_s, "until a longer pause is known" if least_s == PATIENCE_S else "confirmed by a second witness")]
+    choices = [(least_s or PATIENCE_S, "confirmed by a second witness" if least_s else "until a longer pause is known")]
+    if least_s is None and learned_s > LEARNED_S:
+        least_of_learned = max(LEARNED_LEAST_S, LEARNED_TIMES * longest.seconds)
+        choices = [min(choices[0], (least_of_learned, f"{LEARNED}{LEARNED_TIMES:g} times {describe(longest)}"))]
     choices.append((settings.floor_s, "floor_s"))
     if usual is not None:
-        times = PAUSE_TIMES if least_s == PATIENCE_S else settings.factor
+        times = settings.factor if least_s else PAUSE_TIMES
         choices.append((times * usual, f"{times:g} times the usual interval"))
     choices.append((PAUSE_TIMES * longest.seconds, f"{PAUSE_TIMES:g} times {describe(longest)}"))
     seconds, why = max(choices)

@@ -39,6 +39,7 @@ MOST_BESIDE = 64
 MOST_LOGS = 4096
 """The most logs of one run: one per rank is common."""
 RUN_IS_FINISHED = "the run is finished"
+LOG_IT = "write it to a file (sbatch -o), or call the guard in the training"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,9 @@ def _own_run(directory: RunDirectory, intents: Sequence[Intent], queues: Queues,
         is_asked = not logs and not over and (job is lead or job.stdout)  # one query of the scheduler, not one per task
         if is_asked and (path := queues.stdout_of(scheduler, job)) is not None:
             logs = (str(path),)
+        target = next((path for path in (intent.output if intent is not None else "", job.stdout) if path), "")
+        if not (logs or over or beat_files(directory, str(job.raw_id))) and _is_device(target):
+            over, ended = f"the output of job {label} goes to {target}, so there is no log to watch: {LOG_IT}", now
         began = job.start_time or 0.0
         return RunNow(None, str(job.raw_id), over, ended, logs, tuple(notes), label, began, unsure)
 
@@ -201,6 +205,14 @@ def _names(directory: Path) -> list[str]:
             return [entry.path for entry in entries if not entry.name.startswith(".")]
     except OSError:
         return []
+
+
+def _is_device(path: str) -> bool:
+    """Return whether output to a path is lost, as with /dev/null."""
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def _mtime(path: str) -> float:

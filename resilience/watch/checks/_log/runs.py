@@ -34,7 +34,7 @@ from resilience.watch.checks._log.reading import (
     with_pause,
 )
 from resilience.watch.checks._log.rundirs import RUN_IS_FINISHED, RunNow, beat_files, read_trainings, run_now
-from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, last_lines
+from resilience.watch.checks._log.tail import EVIDENCE_LINES, LogReader, expected_of, last_lines
 
 
 def parse_beat(content: bytes) -> Mapping[str, Any] | None:
@@ -242,7 +242,12 @@ def _probe_run(
 
 def lessons(before: LogReading | None) -> dict[str, Any]:
     """Return what a reading has learned, as fields of the next one."""
-    return {} if before is None else {"pauses": before.pauses, "told": before.told, "taught": before.taught}
+    if before is None:
+        return {}
+    return {
+        "pauses": before.pauses, "told": before.told, "taught": before.taught, "expected": expected_of(before),
+        "learns": before.learns,
+    }  # fmt: skip
 
 
 def _pauses_of_beats(
@@ -313,7 +318,7 @@ def _of_new_attempt(before: LogReading, began: float) -> LogReading:
             last_progress_at=max(known.last_progress_at, began),
         )  # fmt: skip
         logs.append((path, packed(known)))
-    return replace(before, logs=tuple(logs), beat=None)
+    return replace(before, logs=tuple(logs), beat=None, expected=expected_of(before))
 
 
 def _record(beat: Beat | None) -> dict[str, Any] | None:

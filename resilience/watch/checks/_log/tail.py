@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from resilience.runs.run_directory import RunDirectory
 from resilience.watch.checks._log import lines
-from resilience.watch.checks._log.digest import begun_again, digest
-from resilience.watch.checks._log.positions import NUMBERS
+from resilience.watch.checks._log.digest import begun_again, digest, heartbeat_of
+from resilience.watch.checks._log.positions import NUMBERS, RANKS
 from resilience.watch.checks._log.reading import (
     CONFIRMED_S,
     LogReading,
@@ -44,6 +44,8 @@ PATIENCE_S = 2.0
 HURRIED_BYTES = 4096
 
 LONG_AGO = 1.0
+UNKNOWN_S = 7200.0
+"""After this long the watchdog says that it finds no step in a log that goes on with new lines."""
 
 
 class LogReader:
@@ -79,22 +81,20 @@ class LogReader:
         self,
         path: str,
         known: str | None,
-        probed_at: float,
+        past: LogReading,
         info: os.stat_result | None = None,
         ignored: re.Pattern[bytes] = lines.PULSE,
-        pauses: Sequence[Sequence[Any]] = (),
     ) -> str:
         """Return the packed state of a log. A log that cannot be read keeps its state, with the error.
 
-        `known` is the packed state from the previous probe, at `probed_at`; `info` saves a stat call. Lines that start
-        with `ignored` count neither as output nor as faults. `pauses` are those that earlier logs taught.
+        `known` is the packed state from the previous probe, and `past` its reading, with what earlier logs taught;
+        `info` saves a stat call. Lines that start with `ignored` count neither as output nor as faults.
         """
-        before = _unpacked(known)
+        before = _unpacked(known) or self._new(past)
         try:
             info = info or os.stat(path)
             if (
-                before is not None
-                and known is not None
+                known is not None
                 and info.st_mtime_ns == before.mtime_ns
                 and info.st_size == before.size
                 and info.st_ino == before.inode
@@ -102,15 +102,14 @@ class LogReader:
             ):
                 self.states[path] = before
                 return known
-            state = self._read_regular(path, self._state(before, probed_at, pauses), info, ignored)
+            looked = max(before.looked, past.clock[0]) if before.looked else 0.0
+            now = before._replace(looked=looked, pauses=before.pauses or past.pauses)
+            state = self._read_regular(path, now, info, ignored)
         except FileNotFoundError:
             target = _link(path)
-            why = f"dangling link to {target}" if target else "no such file"
-            state = _troubled(self._state(before, probed_at, pauses), "missing", why, self.now)
+            state = _troubled(before, "missing", f"dangling link to {target}" if target else "no such file", self.now)
         except OSError as error:
-            state = _troubled(
-                self._state(before, probed_at, pauses), "not-read", error.strerror or str(error), self.now
-            )
+            state = _troubled(before, "not-read", error.strerror or str(error), self.now)
         self.states[path] = state
         return packed(state)
 
@@ -123,13 +122,10 @@ class LogReader:
         limit_bytes = HURRIED_BYTES if hurries else int(self.settings.read_bytes)
         return _read(path, state, self.now, limit_bytes, self._own, ignored)
 
-    def _state(self, before: LogState | None, probed_at: float, pauses: Sequence[Sequence[Any]]) -> LogState:
-        if before is None:
-            known = tuple(map(tuple, pauses))
-            return LogState(first_seen=self.now, last_progress_at=self.now, last_output_at=self.now, pauses=known)
-        if pauses and not before.pauses:
-            before = before._replace(pauses=tuple(map(tuple, pauses)))
-        return before._replace(looked=max(before.looked, probed_at)) if before.looked else before
+    def _new(self, past: LogReading) -> LogState:
+        """Return the state of a log that was never read, with the heartbeat that it is expected to have."""
+        state, now = _unpacked(past.expected) or LogState(), self.now
+        return state._replace(first_seen=now, last_progress_at=now, last_output_at=now, pauses=past.pauses)
 
     def reading(
         self,
@@ -141,11 +137,8 @@ class LogReader:
     ) -> LogReading:
         """Return the reading of these logs as one subject; `ignored` as in `log`."""
         before = before if before is not None else LogReading()
-        known, pauses = dict(before.logs), before.pauses
-        at = infos or {}
-        logs = tuple(
-            [(path, self.log(path, known.get(path), before.clock[0], at.get(path), ignored, pauses)) for path in paths]
-        )
+        known, pauses, at = dict(before.logs), before.pauses, infos or {}
+        logs = tuple([(path, self.log(path, known.get(path), before, at.get(path), ignored)) for path in paths])
         path = paths[0] if len(paths) == 1 else max(paths, key=lambda one: self.states[one].last_progress_at)
         learned = [self.states[one].pauses for one in paths if self.states[one].pauses]
         if learned:
@@ -153,16 +146,18 @@ class LogReader:
         return LogReading(
             logs=logs, lines=self._lines(path, pauses), clock=self.moment, pauses=pauses,
             told=self._told(self.states[path], before.told), taught=before.taught,
+            expected="" if self.states[path].turned_at else before.expected,
+            learns=before.learns or (self.now if self.states[path].turned_at else 0.0),
         )  # fmt: skip
 
     def _told(self, state: LogState, told: float) -> float:
         """Return when the watchdog first said that it finds no step: 0 if it has not, LONG_AGO once there are steps."""
-        is_unknown = state.kind in ("", NUMBERS)
+        is_unknown = not state.kind or is_weak(state)
         if told:
             return told if is_unknown else LONG_AGO
         is_unknown = is_unknown and bool(state.size) and not state.end
-        is_unknown = is_unknown and self.now - state.first_seen > self.settings.startup_s
-        return self.now if is_unknown else 0.0
+        patience_s = self.settings.startup_s if state.kind else UNKNOWN_S
+        return self.now if is_unknown and self.now - state.first_seen > patience_s else 0.0
 
     def _lines(self, path: str, pauses: Sequence[Sequence[Any]]) -> tuple[str, ...]:
         """Return the last lines as evidence if the log seems faulty; otherwise nothing."""
@@ -177,9 +172,21 @@ class LogReader:
         return last_lines(path, EVIDENCE_LINES)
 
 
+def is_weak(state: LogState) -> bool:
+    """Return whether the heartbeat of a log has neither a training word nor decimals: it may be a monitor's."""
+    return state.kind == NUMBERS and any(one[0] == state.main and one[1] > RANKS[NUMBERS] for one in state.templates)
+
+
+def expected_of(reading: LogReading) -> str:
+    """Return the packed state that the log of the next job is expected to have; empty if no heartbeat is known."""
+    states = [state for _, text in reading.logs if (state := _unpacked(text)) is not None and state.turned_at]
+    newest = max(states, key=lambda state: state.turned_at, default=None)
+    return reading.expected if newest is None else packed(heartbeat_of(newest))
+
+
 def _unpacked(known: str | None) -> LogState | None:
     try:
-        return unpacked(known) if known is not None else None
+        return unpacked(known) if known else None
     except (ValueError, TypeError):
         return None  # of another version: the log is read as if for the first time
 

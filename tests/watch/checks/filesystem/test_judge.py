@@ -253,9 +253,12 @@ def test_several_faults_are_reported_worst_first_and_figures_once() -> None:
 
 
 @pytest.mark.parametrize("kind", [BYTES, INODES])
-def test_a_full_file_system_that_the_training_only_reads_is_no_fault(kind: str) -> None:
+@pytest.mark.parametrize("why", ["is_read", "read_only"])
+def test_a_full_file_system_that_cannot_fill_up_is_no_fault(kind: str, why: str) -> None:
     full = Amount(kind=kind, source="statvfs", scope=FILE_SYSTEM, used=1000.0, limit=1000.0)
-    reading = FileSystemReading(path="/cvmfs/soft", type="fuse", amounts=(full,), is_read=True, read_only=kind == BYTES)
+    reading = FileSystemReading(
+        path="/cvmfs/soft", type="fuse", amounts=(full,), is_read=why == "is_read", read_only=why == "read_only"
+    )
     settings = FsSettings() if kind == BYTES else InodesSettings()
     (found,) = judge_reading("/cvmfs/soft", [Timed(NOW, reading)], task_of(settings, kind), NOW)
     assert found.verdict is OK

@@ -26,13 +26,13 @@ from resilience.watch.checks._filesystem.quota import (
 )
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import parse_site
-from resilience.watch.checks._filesystem.task import SiteCommand
+from resilience.watch.checks.fs import FsSettings
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
 NOW = 1_800_000_000.0
 KIB, GIB, TIB = 2**10, 2**30, 2**40
 ALICE = "user alice"
-ANY_SITE = SiteCommand(argv=("x",), used=r"used ([0-9.]+) ?(\w*)", limit=r"of ([0-9.]+) ?(\w*)", percent="")
+ANY_SITE = FsSettings(used_regex=r"used ([0-9.]+) ?(\w*)", limit_regex=r"of ([0-9.]+) ?(\w*)")
 
 Figures = tuple[str, str, float, float | None, float | None, float | None]
 

@@ -6,6 +6,7 @@ import grp
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,12 @@ from resilience.watch.checks._filesystem import sources
 from resilience.watch.checks._filesystem.quota import du_command, parse_du
 from resilience.watch.checks._filesystem.reading import BYTES, INODES, Amount
 from resilience.watch.checks._filesystem.sources import Sources, parse_site, query_quota, site_command, statvfs_amounts
-from resilience.watch.checks._filesystem.task import SiteCommand, Task, Thresholds, check_site
+from resilience.watch.checks._filesystem.task import Task, check_site
+from resilience.watch.checks.fs import FsSettings
 from tests.lab.fakes import ME, make_system
 
 RECORDED = Path(__file__).parents[3] / "recorded" / "quota"
-NO_SITE = SiteCommand(argv=(), used="", limit="", percent="")
-TASK = Task(kind=BYTES, paths=(), thresholds=Thresholds(), site=NO_SITE)
+TASK = Task(BYTES, FsSettings())
 
 
 @pytest.fixture
@@ -239,18 +240,20 @@ def test_a_sites_expression_that_backtracks_for_ever_is_ended_and_named(
 ) -> None:
     monkeypatch.setattr(sources, "REGEX_CPU_S", 0.05)
     a_tool(tools, "q", f"echo {'a' * 60}!")
-    site = SiteCommand(argv=(str(tools / "q"),), used="", limit="", percent="(a+)+$")
+    site = FsSettings(command=(str(tools / "q"),), percent_regex="(a+)+$")
     asked = Sources(make_system(tools.parent, {"PATH": str(tools)}, clock=SystemClock()), time.monotonic() + 5)
-    query_quota(asked, TASK._replace(site=site), [str(tools)], None)
+    query_quota(asked, TASK._replace(settings=site), [str(tools)], None)
     assert "backtracking" in asked.failed[f"`{tools}/q`"]
 
 
 IDRQUOTA = (RECORDED / "idrquota_w.txt").read_text()
 
 
-def a_site(**changes: object) -> SiteCommand:
-    values = {"argv": ("idrquota", "-w"), "used": "", "limit": "", "percent": "", **changes}
-    return SiteCommand(**values)  # type: ignore[arg-type]
+KEYS = {"used": "used_regex", "limit": "limit_regex", "percent": "percent_regex", "unit": "command_unit"}
+
+
+def a_site(**changes: Any) -> FsSettings:
+    return FsSettings(**{"command": ("idrquota", "-w"), **{KEYS.get(key, key): v for key, v in changes.items()}})
 
 
 def test_sizes_with_separators_and_units_are_read() -> None:
@@ -318,14 +321,14 @@ def test_files_are_counted_in_tens(text: str, count: float) -> None:
 
 
 def test_path_and_user_are_substituted_without_a_shell() -> None:
-    site = a_site(argv=("quota.sh", "-u", "{user}", "--at={path}"), percent="(.)")
-    assert site_command(site, "/a b;rm", "alice") == ["quota.sh", "-u", "alice", "--at=/a b;rm"]
+    argv = ("quota.sh", "-u", "{user}", "--at={path}")
+    assert site_command(argv, "/a b;rm", "alice") == ["quota.sh", "-u", "alice", "--at=/a b;rm"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"argv": (), "used": "(x)"}, "used_regex is set without command"),
+        ({"command": (), "used": "(x)"}, "used_regex is set without command"),
         ({}, "without a regular expression for its output"),
         ({"used": "("}, "used_regex = '(' is not a regular expression"),
         ({"used": "(x)"}, "limit_regex is missing"),
@@ -335,9 +338,9 @@ def test_path_and_user_are_substituted_without_a_shell() -> None:
             {"percent": "(x)", "used": "(x)", "limit": "(y)"},
             "percent_regex is set together with used_regex or limit_regex",
         ),
-        ({"percent": "(x)", "argv": ("idrquota -w",)}, "one text with blanks"),
-        ({"percent": "(x)", "argv": ("", "-w")}, "starts with an empty text"),
-        ({"percent": "(x)", "argv": ("q", "{directory}")}, "unknown placeholder {directory}"),
+        ({"percent": "(x)", "command": ("idrquota -w",)}, "one text with blanks"),
+        ({"percent": "(x)", "command": ("", "-w")}, "starts with an empty text"),
+        ({"percent": "(x)", "command": ("q", "{directory}")}, "unknown placeholder {directory}"),
         ({"percent": "(x)", "unit": "furlongs"}, "command_unit = 'furlongs' is not a unit"),
     ],
 )

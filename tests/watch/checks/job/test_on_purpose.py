@@ -110,13 +110,13 @@ def test_attempts_that_people_ended_are_no_churn(stage: Stage) -> None:
     stage.run("gpt", 8)
     stage.queue.records[:] = []
     stage.job(8, **running())
-    for number in range(1, 7):
-        stage.attempt(directory, number, NOW - 600 + number * 60, "terminated" if number % 2 else "stopped", 75)
+    for number in range(1, 11):
+        stage.attempt(directory, number, NOW - 600 + number * 50, "terminated" if number % 2 else "stopped", 75)
         if number % 2 == 0:
             end = directory.path / "attempts" / f"{number:04d}.end"
             end.write_text(end.read_text() + 'why = "the kill switch was set by ada at noon"\n')
     stage.expect("OK")
-    for number in range(7, 11):
+    for number in range(11, 15):
         stage.attempt(directory, number, NOW - 100 + number, "exited")
     assert stage.finding().fault == "requeue-churn"
 

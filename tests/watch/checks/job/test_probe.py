@@ -111,8 +111,6 @@ BAD = [
     {"names": ("gpt",), "clusters": ("all",)},
     {"clusters": ("alpha",)},
     {"require": "alive"},
-    {"min_queued": -1},
-    {"churn_count": -2},
     {"deadline_s": 0.0},
 ]
 

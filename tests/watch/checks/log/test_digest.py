@@ -63,6 +63,7 @@ def test_the_last_step_is_found_wherever_ticks_split_a_log(
                 file.write(whole[start:end])
             os.utime(path, (1e9 + number, 1e9 + number))
             reader = LogReader(LogSettings(), (1e9 + number, 0.0, ""))
-            state = unpacked(reader.log(str(path), packed(state) if state else None, 1e9 + number - 1))
+            past = LogReading(clock=(1e9 + number - 1, 0.0, ""))
+            state = unpacked(reader.log(str(path), packed(state) if state else None, past))
     assert state is not None and not state.trouble
     assert (state.step, state.fell_from, state.offset) == (94 + len(content), None, len(whole))

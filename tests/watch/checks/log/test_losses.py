@@ -14,8 +14,8 @@ from resilience.watch.checks._log import rundirs
 from resilience.watch.checks._log.losses import Training, loss_faults, parse_events, trainings_of, unresolved
 from resilience.watch.checks._log.reading import LogReading
 from tests.guard.guarded import a_launch
-from tests.guard.guards import wait_until
 from tests.lab.fakes import NOW, FakeClock
+from tests.lab.waiting import until
 from tests.watch.checks.log.training_run import (
     ANYTHING,
     Happens,
@@ -318,7 +318,7 @@ def test_loss_events_of_a_real_guard_are_parsed(tmp_path: Path, run: Run) -> Non
 
     def after(event: bytes) -> str:
         """Return the outcome and the summary after the guard wrote this event."""
-        wait_until(lambda: journal.exists() and event in journal.read_bytes())
+        until(lambda: journal.exists() and event in journal.read_bytes())
         finding = watchdog.finding()
         return f"{outcome(finding)}: {finding.summary}"
 

@@ -29,10 +29,7 @@ class Own:
     clock: FakeClock
 
     def submit(self, number: int, output: str = "slurm-%j.out") -> None:
-        token, now = f"t{number}", self.clock.now()
-        place = f"{self.place}/{output}" if output else ""
-        record_intent(self.directory, Intent(token, "fake", "/home/me/my.sh", (), now, by=ME, output=place))
-        record_result(self.directory, token, Outcome.SUBMITTED, now, job_id=JobId(number))
+        submit_to(self, number, f"{self.place}/{output}" if output else "")
 
     def job(self, number: int, state: JobState = JobState.RUNNING, **fields: Any) -> None:
         given = {"comment": make_comment("gpt", f"t{number}"), "start_time": self.clock.now(), **fields}
@@ -70,6 +67,24 @@ def test_the_log_is_watched_from_the_start_to_the_hang_and_the_end(own: Own) -> 
     own.expect("CRITICAL silent", "no new step", wait_s=HOUR)
     own.job(7, JobState.COMPLETED, end_time=own.clock.now(), exit_code=ExitCode(0))
     own.expect("OK", "job 7 is over: COMPLETED", wait_s=20)
+
+
+def test_output_that_goes_to_dev_null_is_no_fault(own: Own) -> None:
+    submit_to(own, 7, "/dev/null")
+    own.job(7)
+    for _ in range(12):
+        own.expect("OK", "goes to /dev/null", "sbatch -o", wait_s=10 * MINUTE)
+    own.job(7, JobState.COMPLETED, end_time=own.clock.now(), exit_code=ExitCode(0))
+    own.expect("OK", "job 7 is over: COMPLETED", wait_s=20)
+    submit_to(own, 8, "")
+    own.job(8, stdout="/dev/null")
+    own.expect("OK", "goes to /dev/null", wait_s=HOUR)
+
+
+def submit_to(own: Own, number: int, output: str) -> None:
+    token, now = f"t{number}", own.clock.now()
+    record_intent(own.directory, Intent(token, "fake", "/home/me/my.sh", (), now, by=ME, output=output))
+    record_result(own.directory, token, Outcome.SUBMITTED, now, job_id=JobId(number))
 
 
 def test_the_next_job_is_not_judged_by_what_the_one_before_left(own: Own) -> None:

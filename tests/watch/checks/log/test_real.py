@@ -11,8 +11,8 @@ from pathlib import Path
 
 from resilience.finding import Finding, Verdict
 from tests.guard.guarded import a_launch
-from tests.guard.guards import wait_until
 from tests.lab.fakes import FakeClock
+from tests.lab.waiting import until
 from tests.watch.checks.log.training_run import Run
 from tests.watch.checks.log.watcher import LogWatcher
 
@@ -78,7 +78,7 @@ def test_rotating_the_log_of_a_running_process_causes_no_alert(tmp_path: Path) -
     with a_training(log):
         watchdog.until(is_ok)
         for number in range(5):
-            wait_until(log.exists)
+            until(log.exists)
             log.rename(tmp_path / f"train.log.{number}")
             assert not any(map(is_critical, watchdog.findings()))
             watchdog.until(is_ok)

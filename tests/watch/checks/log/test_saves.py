@@ -17,8 +17,8 @@ from resilience.watch.checks._log import runs as runs_module
 from resilience.watch.checks._log.reading import LogReading
 from resilience.watch.checks._log.runs import failed_save, still_failed
 from resilience.watch.checks.log import CHECK
-from tests.guard.guards import wait_until
 from tests.lab.fakes import NOW, FakeClock
+from tests.lab.waiting import until
 from tests.watch.checks.log.training_run import (
     FULL,
     Run,
@@ -228,13 +228,13 @@ def test_background_save_events_of_a_real_guard_are_parsed(tmp_path: Path, run: 
             assert watchdog.outcome() == "OK"
             future.set_result(None) if error is None else future.set_exception(error)
             word = b'"save"' if error is None else b'"save_failed"'
-            wait_until(partial(is_in, journal, word))
+            until(partial(is_in, journal, word))
         finding = watchdog.finding()
         assert outcome(finding) == SAVE_FAILED and "newest durable save is of step 1, " in finding.summary
         guard.step()
         with guard.saving():
             pass
-        wait_until(lambda: journal.read_bytes().count(b'"event":"save"') == 2)
+        until(lambda: journal.read_bytes().count(b'"event":"save"') == 2)
         assert watchdog.outcome() == "OK"
 
 

@@ -17,6 +17,7 @@ from resilience.system.ports import SystemClock
 from resilience.watch.checks.log import CHECK
 from resilience.watch.reading import Timed
 from tests.lab.fakes import FakeClock, make_system
+from tests.lab.waiting import until
 from tests.watch.checks.outcome import outcome
 
 MINUTE, HOUR = 60.0, 3600.0
@@ -85,16 +86,7 @@ class LogWatcher:
 
     def until(self, is_expected: Callable[[Finding], bool]) -> Finding:
         """Tick until a finding is as expected."""
-        from tests.guard.guards import wait_until
-
-        last: list[Finding] = []
-
-        def found() -> bool:
-            last[:] = [finding for finding in self.findings() if is_expected(finding)]
-            return bool(last)
-
-        wait_until(found)
-        return last[0]
+        return until(lambda: [finding for finding in self.findings() if is_expected(finding)])[0]
 
 
 def _no_scheduler(*_: str) -> NoReturn:
