@@ -196,6 +196,17 @@ def test_a_daemon_that_fails_leaves_time_before_the_next_ones_and_avoids_its_nod
     assert chain.inside(7, failed=3) == []
 
 
+def test_a_daemon_that_fails_on_the_only_node_is_followed_there(chain: Chain) -> None:
+    said = "sbatch: error: Requested node configuration is not available"
+    refuse = f"case $* in *--exclude=n1*) echo '{said}' >&2; exit 1; esac"
+    chain.slurm.fault("sbatch", refuse)
+    now = int(time.time())
+    environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_END_TIME": str(now + 80000)}
+    _, said = chain.ask("failed=1 delay_s=60", "keep", environ=environ)
+    assert said == ["submitted 101", "submitted 102"]
+    assert [bool("--exclude=n1" in line) for line in chain.slurm.calls("sbatch")] == [False, True, False]
+
+
 def test_a_daemon_that_fails_while_another_runs_leaves_the_spare_alone(chain: Chain) -> None:
     now = int(time.time())
     chain.slurm.queue(

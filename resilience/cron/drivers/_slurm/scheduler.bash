@@ -185,7 +185,7 @@ submit() {
     return 0
   fi
   # Some clusters refuse to exclude their only node.
-  if [[ " ${line[*]}" == *" --exclude=${SLURMD_NODENAME-?}"* && $REPLY == *onfiguration* ]]; then
+  if [[ -n ${SLURMD_NODENAME-} && " ${line[*]} " == *" --exclude=$SLURMD_NODENAME "* && $REPLY == *onfiguration* ]]; then
     SLURMD_NODENAME='' submit "$@"
     return
   fi
@@ -282,9 +282,9 @@ keep_on() { # beside the scheduler
       *) wait_s=$((failures > 3 ? 300 : 60 << failures)) failures=$((failures + 1)) ;;
     esac
     ((wait_s < every)) || wait_s=$every
+    [[ -z $seen ]] || find "$directory" -name '*.out' -printf '%T@ %p\0' 2>/dev/null | sort -znr | tail -zn +21 |
+      cut -zd ' ' -f 2- | xargs -0r rm -f
     pause "$wait_s"
-    find "$directory" -name '*.out' -printf '%T@ %p\0' 2>/dev/null | sort -znr | tail -zn +21 | cut -zd ' ' -f 2- |
-      xargs -0r rm -f
   done
 }
 
@@ -353,6 +353,7 @@ main() {
       return
       ;;
   esac
+  ((!stop_at)) || { last_word && return 0; }
   keep_on </dev/null &
   keeper=$!
   cd "$project" 2>/dev/null || cd /
