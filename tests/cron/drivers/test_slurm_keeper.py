@@ -202,8 +202,8 @@ def test_a_daemon_that_fails_on_the_only_node_is_followed_there(chain: Chain) ->
     chain.slurm.fault("sbatch", refuse)
     now = int(time.time())
     environ = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_JOB_END_TIME": str(now + 80000)}
-    _, said = chain.ask("failed=1 delay_s=60", "keep", environ=environ)
-    assert said == ["submitted 101", "submitted 102"]
+    _, facts = chain.ask("failed=1 delay_s=60", "keep", environ=environ)
+    assert facts == ["submitted 101", "submitted 102"]
     assert [bool("--exclude=n1" in line) for line in chain.slurm.calls("sbatch")] == [False, True, False]
 
 
