@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal as signals
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -60,6 +61,11 @@ class LocalScheduler:
     def spool(self) -> Path:
         """Return the spool directory."""
         return self._spool.root
+
+    @property
+    def scontrol(self) -> str:
+        """Return the path of its replacement of scontrol, quoted for a shell."""
+        return shlex.quote(str(self.spool / "bin" / "scontrol"))
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""
