@@ -36,7 +36,9 @@ NO_TASK = 4294967294
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
 _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
 _LOG_STEP = re.compile(
-    rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,18})(?![0-9])", re.IGNORECASE
+    rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,3}(?:,[0-9]{3}){1,4}(?![0-9])|[0-9]{1,18})"
+    rb"(?![0-9]|(?:\.[0-9]+)?[kMGB]\b)",  # not `4.20k`
+    re.IGNORECASE,
 )
 _LOG_BATCH = re.compile(
     rb"\b(?:num_updates|updates?|batch(?:es)?)\b[ \t:=#\[(|\"']*([0-9]{1,18})(?![0-9])[ \t]{0,2}(?:/|of\b)",
@@ -229,4 +231,4 @@ def _steps(paths: Iterable[Path | str], pattern: re.Pattern[bytes], which: int) 
     for path in paths:
         with suppress(OSError):
             if found := pattern.findall(read_tail(path, TAIL_BYTES)[0]):
-                yield int(found[which])
+                yield int(found[which].replace(b",", b""))
