@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,9 +121,14 @@ def test_the_short_way_to_status_prints_what_the_long_way_prints(
     shell.fake.trouble = DOWN if is_down else None
     assert entry.quick_path(words) is not None
     assert shell.resil("status", "--fresh").code in (0, 75)
-    short = shell.resil(*words)
+
+    def said() -> tuple[int, str, str]:
+        found = shell.resil(*words)
+        return found.code, re.sub(r", queue seen [\d.]+ m?s ago", "", found.out), found.err  # busy machines take longer
+
+    short = said()
     monkeypatch.setattr(entry, "quick_path", lambda _: None)
-    assert shell.resil(*words) == short
+    assert said() == short
 
 
 def test_everything_else_goes_the_long_way() -> None:
