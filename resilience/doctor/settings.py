@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.runs.open_project import read_source
 from resilience.runs.project import Project
 from resilience.runs.templates.script import template_library
 from resilience.settings.load import check
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
     """Return the project with its valid settings, and all errors.
 
-    Raise SettingsError if the file cannot be read or is not TOML.
+    Raise SettingsError if the file cannot be read or is not TOML, ProbeError if its file system does not respond.
     """
-    loaded, errors = check(system, named=named)
+    loaded, errors = check(system, read_source(system, named))
     found: list[ResilError] = list(errors)
     try:
         project = Project(system, loaded)
