@@ -49,6 +49,7 @@ BAD = {
     "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
     "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
     "policy": ('[run]\nswitch_owners = "everybody"\n', "not an owner policy", "owner, group, any"),
+    "a group that is none": ('[run]\ngroup = "no-such-group"\n', "no group 'no-such-group'", "id -Gn"),
     "long lead": ('[submit]\nsignal_lead_s = "1d"\n', "above 65535 s", "300"),
     "signal": ('[submit]\nsignal = "US R1"\n', "is not a signal", "B:USR1@300"),
     "signal with a lead": ('[submit]\nsignal = "B:USR1@300"\n', "is not a signal", ""),
