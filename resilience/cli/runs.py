@@ -5,6 +5,7 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from contextlib import suppress
@@ -26,7 +27,7 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
-from resilience.errors import ResilError
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.switch import Scope
 
 if TYPE_CHECKING:
@@ -247,7 +248,13 @@ def init(
     here = System().cwd  # existing settings are not read: they may be broken
     script = (here / source).resolve() if source else None
     target = (here / directory).resolve()
-    done = runs_init.init(directory=target, source=script, force=force)
+    try:
+        done = runs_init.init(directory=target, source=script, force=force)
+    except StateDirectoryError as error:
+        if getattr(error.__cause__, "errno", None) not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        hint = "name a directory that you may write: resil init DIRECTORY"
+        raise StateDirectoryError(error.message, hint=hint) from error
     in_cron = [path for path in done.written if path.name != FILE_NAME]
     settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
     cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"

@@ -317,6 +317,15 @@ def test_what_was_written_is_named_and_passes_the_check(shell: Shell) -> None:
     assert shell.resil("config", "check", "-c", "new/resil.toml").code == 0
 
 
+@needs_root
+def test_a_new_project_on_a_read_only_disk_is_sent_elsewhere(shell: Shell) -> None:
+    with mounted(shell.directory.parent / "disk", "size=512k,mode=755") as disk:
+        make_read_only(disk, True)
+        said = shell.resil("init", str(disk))
+    assert said.code == 1 and "Read-only file system" in said.err
+    assert "resil init DIRECTORY" in said.err and "state_dir" not in said.err
+
+
 def test_a_script_is_taken_over(shell: Shell) -> None:
     Path("old.sh").write_text("#!/bin/bash\n#SBATCH -p gpu -J llama -o x.out\n")
     said = shell.resil("init", "new", "--from", "old.sh")
