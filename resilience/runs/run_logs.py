@@ -150,6 +150,12 @@ def output_globs(pattern: str, start: Start, user: str = "") -> tuple[str, ...]:
     return tuple(dict.fromkeys((*any_task, _glob(pattern, start._replace(raw=start.array), user))))
 
 
+def array_glob(pattern: str, array: int, user: str = "") -> str:
+    """Return the glob(3) pattern for the files of every task of an array, `/a/*.out` for `/a/%j.out`. Pure."""
+    start = Start(array)
+    return output_globs(pattern, start, user)[0] if "\\" in pattern else _glob(pattern, start, user)
+
+
 def _glob(pattern: str, start: Start, user: str) -> str:
     task = start.task if start.task is not None or not start.raw else NO_TASK
     known: Mapping[str, int | str | None] = {
