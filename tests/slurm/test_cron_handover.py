@@ -121,3 +121,23 @@ def test_a_state_directory_that_nodes_never_see_is_an_error_of_install(cluster: 
     assert not (local / "state" / ".cron" / "driver.json").exists()
     left = cluster.squeue("%T %j", "-u", site.user)
     assert not [line for line in left if line.startswith("PENDING") and "resil-cron" in line]
+
+
+def test_a_waiting_job_of_an_earlier_release_makes_way_for_one_of_this(cluster: Cluster) -> None:
+    """SLURM keeps a copy of its script, which does not keep the chain: Python did that."""
+    site = Site(cluster, "upgraded", cluster.users[0], limit_s=QUICK, crontab=SLOW).make()
+    site.install()
+    path = site.state / "driver" / "job.bash"
+    text = path.read_text()
+    old = text.replace(' --end "$end"', "").replace("\n  keep_on </dev/null &", "\n  sleep 100 &")
+    old = old.replace("\ndigest=", "\ndigest=0000#")
+    cluster.run(["tee", path], site.user, input=old, check=True)
+    site.cancel()
+    site.cron.unstop()
+    assert site.revive().returncode == 10
+    until(lambda: path.read_text() == text, "the script to be replaced", every_s=0.2)
+    whole(site)
+    site.ticks_on()
+    assert not [row for row in (*site.running(), *site.waiting()) if ".0000" in row.comment]
+    site.each_slot_ran_once()
+    assert site.resil("cron", "uninstall").returncode == 0
