@@ -31,8 +31,10 @@ def read_source(system: System, path: Path | None = None, deadline_s: float | No
         return (os.fsencode(source.path) if source.path is not None else None), source.content
 
     answer = in_child(system, f"settings of {path or system.cwd}", read, min(START_S, deadline_s or START_S))
+    if isinstance(answer.error, ProbeError):
+        raise ProbeError(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
     if answer.error is not None:
-        raise type(answer.error)(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
+        raise answer.error
     path, content = answer.value
     return Source(Path(os.fsdecode(path)) if path is not None else None, content)
 
