@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal as signals
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -66,6 +67,11 @@ class LocalScheduler:
         self._spool.create()
         write_shims(self._spool.root / "bin")
         return self._spool.root / "bin"
+
+    @property
+    def scontrol(self) -> str:
+        """Return the path of its replacement of scontrol, quoted for a shell."""
+        return shlex.quote(str(self.spool / "bin" / "scontrol"))
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""

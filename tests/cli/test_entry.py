@@ -71,6 +71,11 @@ def test_a_command_line_that_cannot_be_meant_exits_with_2_and_says_where_help_is
     assert said.err.startswith("resil: error: ") and "--help" in said.err
 
 
+def test_an_option_without_its_value_names_the_help_of_its_command(shell: Shell) -> None:
+    assert "try: resil kill --help" in shell.resil("kill", "--why").err
+    assert "try: resil cron add --help" in shell.resil("cron", "add", "--daily", "x", "--name").err
+
+
 def test_ctrl_c_exits_as_the_shell_expects(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     fails_with(monkeypatch, KeyboardInterrupt())
     said = shell.resil("status")
