@@ -242,10 +242,15 @@ def init(
     """
     from resilience.messages import plural
     from resilience.runs import init as runs_init
+    from resilience.runs.open_project import check_path
     from resilience.settings.load import FILE_NAME
     from resilience.system.ports import System
 
-    here = System().cwd  # existing settings are not read: they may be broken
+    system = System()
+    here = system.cwd  # existing settings are not read: they may be broken
+    for typed in (source, directory or "."):
+        if typed:
+            check_path(system, here / typed)
     script = (here / source).resolve() if source else None
     target = (here / directory).resolve()
     try:
