@@ -122,7 +122,7 @@ def test_a_thousand_slots_under_random_faults() -> None:
         until(lambda: max(run.slot for run in site.runs()) > time.time() - 10, "it to be on time again", every_s=1)
 
         def untold() -> int:
-            """Number of slots without a record: neither run, nor missed or skipped with others, nor cut short."""
+            """Number of slots that no record tells of: neither run, nor skipped or missed with others, nor cut."""
             runs = site.cron.history("crontab+beat")
             slots = [run.slot for run in runs]
             return (max(slots) - min(slots)) // 2 + 1 - sum(max(1, run.count) for run in runs)
