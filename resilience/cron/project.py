@@ -145,17 +145,13 @@ class CronProject:
 
 
 def check_amounts(settings: CronSettings) -> None:
-    """Raise SettingsError for an interval without a length, a negative number of outputs, or a folder that is none."""
+    """Raise SettingsError for an interval without a length."""
     for key, example in (("tick_s", "60s"), ("pulse_s", "15m")):
         if getattr(settings, key) <= 0:
             raise SettingsError(
                 f"{key} = {getattr(settings, key):g} in [cron] must be above 0",
                 hint=f'for instance {key} = "{example}"',
             )
-    if settings.keep_runs < 0:
-        raise SettingsError(f"keep_runs = {settings.keep_runs} in [cron] must not be negative", hint="keep_runs = 20")
-    if any(ord(character) < 32 for character in settings.folder):
-        raise SettingsError(f"folder = {settings.folder!r} in [cron] contains a control character")
 
 
 def open_cron(project: Project) -> CronProject:

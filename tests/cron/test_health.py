@@ -30,6 +30,7 @@ from resilience.watch.reading import Timed
 from resilience.watch.watchdogs import context_of
 from tests.cron.drivers.site import SCRONTAB as STAND_IN
 from tests.cron.drivers.site import Site, an_installation
+from tests.cron.fake_driver import fake_driver
 from tests.lab.fakes import NOW, make_project
 
 SETTINGS = CronSettings()
@@ -128,21 +129,6 @@ def test_the_user_who_stopped_it_is_named() -> None:
     assert describe_stop({}, NOW) == "stopped by an unknown user"
 
 
-DRIVER = """
-from resilience.cron.drivers import Availability, DriverState
-from resilience.job import Liveness
-from resilience.runs.context import Context
-class Fake:
-    summary = "for tests"
-    rank = 1
-    def availability(self, context): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, context): return ()
-    def install(self, installation, settings, context): return ()
-    def uninstall(self, installation, settings, context): return ()
-    def state(self, installation, settings, context):
-        return DriverState(Liveness.{liveness}, "{summary}", {next_tick})
-DRIVER = Fake()
-"""
 ANSWERS = {
     "it ticks": (30, "ALIVE", NOW + 30, Health.ALIVE, Verdict.OK),
     "late": (300, "ALIVE", None, Health.LATE, Verdict.WARNING),
@@ -159,7 +145,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     def made(ago_s: float, liveness: str, summary: str, next_tick: float | None) -> CronProject:
         (tmp_path / "plugins" / "drivers").mkdir(parents=True)
-        driver = DRIVER.format(liveness=liveness, summary=summary, next_tick=next_tick)
+        driver = fake_driver(f'return DriverState(Liveness.{liveness}, "{summary}", {next_tick})')
         (tmp_path / "plugins" / "drivers" / "fake.py").write_text(driver)
         monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
         drivers.cache_clear()

@@ -14,6 +14,7 @@ from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
 from resilience.cron.status import cron_status, lateness_of
 from resilience.job import Liveness
+from tests.cron.fake_driver import fake_driver
 from tests.lab.fakes import NOW, make_project
 
 
@@ -37,25 +38,9 @@ def test_lateness_is_the_nearest_rank() -> None:
 # ---- the whole
 
 
-DRIVER = """
-from resilience.cron.drivers import Availability, DriverState
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 1
-    def availability(self, context): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, context): return ()
-    def install(self, installation, settings, context): return ()
-    def uninstall(self, installation, settings, context): return ()
-    def state(self, installation, settings, context):
-        {state}
-DRIVER = Fake()
-"""
-
-
 def with_driver(directory: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> CronProject:
     (directory / "plugins" / "drivers").mkdir(parents=True)
-    (directory / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(state=state))
+    (directory / "plugins" / "drivers" / "fake.py").write_text(fake_driver(state))
     monkeypatch.setenv("RESIL_PLUGINS", str(directory / "plugins"))
     drivers.cache_clear()
     cron = open_cron(make_project(directory))

@@ -21,30 +21,20 @@ from resilience.cron.status import cron_status
 from resilience.doctor.cron import CronExamination, environment_of, examine_cron, judge_times, limits_of, outlook
 from resilience.finding import Verdict
 from resilience.settings.cron_settings import CronSettings
+from tests.cron.fake_driver import fake_driver
 from tests.lab.fakes import NOW, FakeScheduler, make_project
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 SETTINGS = CronSettings()
-DRIVER = """
-from resilience.cron.drivers import Availability, DriverState
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 1
-    def availability(self, context): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, context): return ()
-    def install(self, installation, settings, context): return ()
-    def uninstall(self, installation, settings, context): return ()
-    def state(self, installation, settings, context): return DriverState(Liveness.ALIVE, "it ticks")
-DRIVER = Fake()
-"""
 
 
 @pytest.fixture
 def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CronProject]:
     """A project whose scheduler is well."""
     (tmp_path / "plugins" / "drivers").mkdir(parents=True)
-    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
+    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(
+        fake_driver('return DriverState(Liveness.ALIVE, "it ticks")')
+    )
     monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
     drivers.cache_clear()
     made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}, host="login1"))
