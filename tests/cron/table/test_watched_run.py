@@ -135,7 +135,8 @@ def test_a_supervisor_killed_at_any_system_call_leaves_one_end_and_nothing_else(
             outcome = ends[0].outcome if ends else "nothing"
             assert ends or not (project / "ran").exists(), f"it ran and nobody knows ({name} {count})"
             assert outcome in ("nothing", Outcome.CUT_SHORT, Outcome.FAILED)
-            assert not (project / "ran").exists() or (project / "ran").read_text() == "ran\n"
+            # The program dies with its supervisor, perhaps after it opened the file and before it wrote: never twice.
+            assert not (project / "ran").exists() or (project / "ran").read_text() in ("", "ran\n")
             seen[outcome] = seen.get(outcome, 0) + 1
     assert set(seen) == {"nothing", Outcome.CUT_SHORT, Outcome.FAILED}, "before, within and after the run"
 
