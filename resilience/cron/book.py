@@ -56,8 +56,9 @@ SKEW_S = 120.0
 AGAIN = "#"
 """Separates an entry's key from the attempt number in the claim for a rerun."""
 
-LOOSE, SEGMENTS = 64, 16
-"""An entry has at most so many records that are files of their own, and so many files of half as many older ones."""
+LOOSE, SEGMENTS = 64, 32
+"""An entry has at most so many records that are files of their own, and so many files of half as many older ones. Two
+processes that fold at once write some records into two files: twice as many as the history needs make up for that."""
 
 _BLOCK = 4096
 _SUMMARY = 1000
@@ -397,7 +398,8 @@ class Book:
             text = "".join(json.dumps(record.to_json()) + "\n" for record in records if record is not None)
             if None in records:  # another process is writing them into a file
                 return
-            write_atomic(directory / f"{old[-1][0]}@{old[-1][1]}.jsonl", text, mode=self._file_mode)
+            digest = crc32(" ".join(path.name for path in paths).encode())  # two processes may list different records
+            write_atomic(directory / f"{old[-1][0]}@{digest:08x}.jsonl", text, mode=self._file_mode)
             for path in [*paths, *segments[: -SEGMENTS + 1]]:
                 path.unlink(missing_ok=True)
 
