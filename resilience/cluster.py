@@ -54,6 +54,7 @@ class ClusterConfig:
         send_user_signal: whether `--signal` is also sent at preemption.
         partitions: names to their states in SLURM's terms, for instance `{"main": "UP"}`.
         default_partition: the partition of jobs that request none, or empty.
+        whole_nodes: partitions that give each job whole nodes.
         raw: every `key = value` of `scontrol show config`.
     """
 
@@ -73,4 +74,5 @@ class ClusterConfig:
     send_user_signal: bool | None = None
     partitions: Mapping[str, str] = field(default_factory=dict)
     default_partition: str = ""
+    whole_nodes: tuple[str, ...] = ()
     raw: Mapping[str, str] = field(default_factory=dict)

@@ -165,10 +165,13 @@ class Details:
 
 
 def details(project: Project, incident_id: str) -> Details:
-    """Return one incident and its messages, by id or id prefix. Raise UsageError unless exactly one matches."""
+    """Return one incident and its messages, by its id, that of its message, or the beginning of either.
+
+    Raise UsageError unless exactly one matches.
+    """
     state = _open(project)
     now = project.system.clock.now()
-    incident = state.ledger.find(incident_id, now)
+    incident = _one_incident_of(state, incident_id, now)
     silence = matching_silence(state.silences.active(now), incident, now) if incident.is_open else None
     sent, waiting, dead = (
         _about(incident, _by_id(entries))
@@ -220,13 +223,7 @@ def _incidents_of(state: AlertState, text: str, now: float) -> tuple[Incident, .
     try:
         return (state.ledger.find(text, now),)
     except UsageError as unknown:
-        prefix = text.strip().lower()
-        if len(prefix) < MESSAGE_PREFIX:
-            raise
-        known = state.ledger.incidents(now)
-        digests = (e for e in (*state.outbox.pending(), *state.outbox.sent()) if e.alert.id.startswith(prefix))
-        episodes = {line.episode for entry in digests for line in entry.incidents()}
-        inside = [i for i in known if i.episode in episodes or any(id.startswith(prefix) for id in i.messages)]
+        inside = _in_message(state, text, now)
         if not inside:
             raise
         still_open = tuple(incident for incident in inside if incident.is_open)
@@ -235,6 +232,33 @@ def _incidents_of(state: AlertState, text: str, now: float) -> tuple[Incident, .
                 f"every incident in message {text} is resolved", hint="list open incidents: resil alert list"
             ) from unknown
         return still_open
+
+
+def _one_incident_of(state: AlertState, text: str, now: float) -> Incident:
+    try:
+        return state.ledger.find(text, now)
+    except UsageError as unknown:
+        inside = _in_message(state, text, now)
+        if len(inside) == 1:
+            return inside[0]
+        if not inside:
+            raise
+        ids = [incident.episode for incident in inside]
+        which = ", ".join(ids[:5]) + (f" and {len(ids) - 5} more" if len(ids) > 5 else "")
+        raise UsageError(
+            f"message {text} is about {len(ids)} incidents: {which}", hint=f"resil alert show {ids[0]}"
+        ) from unknown
+
+
+def _in_message(state: AlertState, text: str, now: float) -> list[Incident]:
+    """Return the incidents in the message with an id, or its beginning."""
+    prefix = text.strip().lower()
+    if len(prefix) < MESSAGE_PREFIX:
+        return []
+    digests = (e for e in (*state.outbox.pending(), *state.outbox.sent()) if e.alert.id.startswith(prefix))
+    episodes = {line.episode for entry in digests for line in entry.incidents()}
+    known = state.ledger.incidents(now)
+    return [i for i in known if i.episode in episodes or any(id.startswith(prefix) for id in i.messages)]
 
 
 def silence(

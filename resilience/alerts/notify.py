@@ -28,7 +28,7 @@ MAX_NAMED = 6
 
 
 class Notes(Protocol):
-    """Noted faults that are reported with the next notification: `cron.notes`."""
+    """Noted faults that are reported with the next notification: `cron.late`."""
 
     def is_noted(self, project: Project) -> bool:
         """Return True if there is a note."""

@@ -125,6 +125,20 @@ def decode(raw: bytes) -> Entry:
         raise ValueError(f"not an entry: {type(error).__name__}: {error}") from error
 
 
+def without_secrets(alert: Alert) -> Alert:
+    """Return the alert without secrets of the known forms: lines of logs and outputs are quoted in alerts."""
+    from resilience.system.redaction import redact
+
+    def lines(given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(redact("\n".join(given)).split("\n")) if given else ()  # a private key has several
+
+    notices = tuple(
+        replace(one, summary=redact(one.summary), advice=redact(one.advice), evidence=lines(one.evidence))
+        for one in alert.notices
+    )
+    return replace(alert, title=redact(alert.title), body=lines(alert.body), notices=notices)
+
+
 def trimmed(alert: Alert, limit_bytes: int = LIMIT_BYTES) -> Alert:
     """Return the alert truncated to `limit_bytes`: ten thousand alerts must fit on a nearly full disk."""
 
@@ -233,7 +247,7 @@ class Outbox:
             return False
         if len(waiting) >= FOLD_AT:
             self.fold(channel, now, host=alert.host, project=alert.project)
-        self._queue.write(name, encode(Entry(alert=trimmed(alert), channel=channel, queued=now)))
+        self._queue.write(name, encode(Entry(alert=trimmed(without_secrets(alert)), channel=channel, queued=now)))
         self.damaged.discard(name)
         return True
 

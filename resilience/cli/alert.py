@@ -263,7 +263,7 @@ def flush(
 def _flush(project: Project, *, patient: bool) -> int:
     sent = dead = 0
     last = None
-    from resilience.cron import notes
+    from resilience.cron import late as notes
 
     with patience("a channel is slow to respond; unsent messages stay queued"):
         for last in alerts.deliver(project, notes=notes, patient=patient):

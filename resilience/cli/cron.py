@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,24 +16,13 @@ if TYPE_CHECKING:
     from resilience.cron.project import CronProject
 
 
-def open_cron_project(
-    config: Path | None = None, *, in_child: bool = False, overrides: Mapping[str, str] | None = None
-) -> CronProject:
-    """Return the project's cron. `overrides` are settings given on the command line.
-
-    `in_child`: read the settings in a child with a deadline, for commands that must respond even if a disk hangs.
-    """
+def open_cron_project(config: Path | None = None, overrides: Mapping[str, str] | None = None) -> CronProject:
+    """Return the project's cron. `overrides` are settings given on the command line."""
     from resilience.cron.project import open_cron
-    from resilience.runs.project import Project
-    from resilience.settings.load import load
+    from resilience.runs.open_project import open_in_child
     from resilience.system.ports import System
 
-    system = System()
-    if in_child:
-        from resilience.runs.open_project import open_in_child
-
-        return open_cron(open_in_child(system, path=config, overrides=overrides))
-    return open_cron(Project(system, load(system, named=config, overrides=overrides)))
+    return open_cron(open_in_child(System(), path=config, overrides=overrides))
 
 
 @completion
@@ -67,6 +56,28 @@ _Driver = Annotated[str, typer.Option("--driver", metavar="NAME", help="Name of 
 _DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the changes without making them.")]
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.callback(
+    invoke_without_command=True,
+    epilog="Examples: resil cron install; resil cron add backup --daily -- ./backup.sh; resil cron; resil cron doctor",
+)
+def cron_group(context: typer.Context) -> None:
+    """Schedule commands where there is no cron: drop a file into cron/cron.hourly, or add a line to cron/crontab.
+
+    Without a command: `resil cron status`.
+    """
+    if context.invoked_subcommand is None:
+        status()
+
+
+def _command(examples: str, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command. The first sentence of its docstring is its line in the list, in the order of a workflow."""
+    return app.command(name, epilog=f"Examples: {examples}")
+
+
+@_command("resil cron install; resil cron install --backend slurm --mode pulse; resil cron install --dry-run")
 def install(
     backend: Annotated[
         str,
@@ -89,98 +100,53 @@ def install(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:  # fmt: skip
-    """Install the best driver that is available here, and print the choice and its reason.
+    """Install the best driver that is available here. Print the choice and its reason.
 
     Installing twice changes nothing; after `resil cron stop` it restarts the scheduler. Crontab lines of others stay.
     """
     from resilience.cli.show_cron import show_install
 
-    overrides = {"cron.mode": mode} if mode else {}
-    cron = open_cron_project(config, overrides=overrides)
+    cron = open_cron_project(config, {"cron.mode": mode} if mode else {})
     raise typer.Exit(show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json))
 
 
-def uninstall(
-    force: Annotated[
-        bool, typer.Option("--force", help="Remove the record even if the driver cannot be removed: its host is gone.")
-    ] = False,
-    dry_run: _DryRun = False,
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Undo `resil cron install`: the ticks end. The cron directory and the histories stay."""
-    from resilience.cli.show_cron import show_uninstall
+@_command("resil cron status; resil cron status --json")
+def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
+    """Show scheduler health, delay, next runs and results.
 
-    raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
-
-
-def stop(
-    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for colleagues.")] = "",
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Stop the scheduler: no entry starts, its queued jobs are cancelled, and none is submitted again.
-
-    Running entries finish. The scheduler stays stopped until `resil cron install`.
+    Exits with 0 when ticks are on time, 1 when not (late, dead, stopped, not installed), 75 when the health is unknown.
     """
-    from resilience.cli.show_cron import show_stop
+    from resilience.cli.show_cron import show_status, status_to_json
+    from resilience.cron.status import cron_status
 
-    raise typer.Exit(show_stop(open_cron_project(config), why=why, as_json=as_json))
-
-
-def run(
-    once: Annotated[bool, typer.Option("--once", help="Make one tick, and wait for its entries.")] = False,
-    driver: _Driver = "",
-    config: ConfigOption = None,
-) -> None:
-    """Run the scheduler in the foreground: in tmux, in a container, on a login node. SIGTERM and Ctrl-C end it cleanly.
-
-    Several may run at once: each slot runs once.
-    """
-    from resilience.cli.run_cron import run_loop
-
-    raise typer.Exit(run_loop(open_cron_project(config), driver=driver, once=once))
+    found = cron_status(open_cron_project(config))
+    if as_json:
+        print_json("cron-status", status_to_json(found))
+    else:
+        show_status(found)
+    if found.exit_code:
+        raise typer.Exit(found.exit_code)
 
 
-def tick(
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when every started entry has ended.")] = True,
-    driver: _Driver = "",
-    dry_run: _DryRun = False,
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Make one tick: run and submit due entries, and write the heartbeat. Any other scheduler can call it.
-
-    Exits with 0 even if an entry failed: alerts and `resil cron history` report failures.
-    """
-    from resilience.cli.run_cron import run_tick
+@_command("resil cron list; resil cron list --json", name="list")
+def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> None:
+    """List the entries and their next runs. Every line of the crontab and every drop-in is an entry."""
+    from resilience.cli.show_cron import listing_to_json, show_listing
+    from resilience.cron.entries import list_entries as read_entries
 
     cron = open_cron_project(config)
-    raise typer.Exit(run_tick(cron, driver=driver, wait=wait, dry_run=dry_run, as_json=as_json))
+    found = read_entries(cron)
+    if as_json:
+        print_json("cron-list", listing_to_json(found))
+    else:
+        show_listing(found, cron.project.system.clock.now(), cron.directory)
 
 
-def canary(
-    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the delivery.")] = "5m",
-    as_json: JsonOption = False,
-    config: ConfigOption = None,
-) -> None:
-    """Have the scheduler send a test alert, and wait until it is delivered: an end-to-end check of the alerts.
-
-    Exits with 0 when it was delivered, 1 when a channel rejected it, 75 when it was not delivered in time.
-    """
-    from resilience.cli.show_cron import show_canary
-
-    wait_s = duration_s("--wait", wait)
-    raise typer.Exit(show_canary(open_cron_project(config), wait_s=wait_s, as_json=as_json))
-
-
-def job(context: typer.Context, config: ConfigOption = None) -> None:
-    """Run the scheduler's own job. The batch script of the backend slurm calls this."""
-    from resilience.cron.job import main
-
-    raise typer.Exit(main(open_cron_project(config), context.args))
-
-
+@_command(
+    "resil cron add backup --daily -- rsync -a out/ /safe/out; "
+    'resil cron add probe --cron "*/10 7-18 * * 1-5" --timeout 2m -- ./probe.sh; '
+    "resil cron add eval --hourly --submit -- python eval.py"
+)
 def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Letters, digits, - and _.")],
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND...", help="The command to run.")] = None,
@@ -209,7 +175,7 @@ def add(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Schedule a command: as a drop-in of a directory, or with --cron as a line of the crontab. Shows its next runs."""
+    """Schedule a command, and show its next runs. It becomes a drop-in or, with --cron, a line of the crontab."""
     from resilience.cli.show_cron import show_add
     from resilience.cron.edit import NewEntry
 
@@ -228,6 +194,7 @@ def add(
     show_add(open_cron_project(config), entry, dry_run=dry_run, as_json=as_json)
 
 
+@_command("resil cron remove backup; resil cron remove cron.hourly/backup")
 def remove(
     names: Annotated[
         list[str], typer.Argument(metavar="NAME...", help="Entries.", autocompletion=complete_entries)
@@ -236,7 +203,7 @@ def remove(
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:  # fmt: skip
-    """Remove entries: the drop-in (of a symbolic link, the link alone) or the crontab's line.
+    """Remove entries. Of a symbolic link, only the link is removed.
 
     Running entries finish; histories and outputs stay until `resil cron prune`.
     """
@@ -245,66 +212,14 @@ def remove(
     show_remove(open_cron_project(config), names, dry_run=dry_run, as_json=as_json)
 
 
-def prune(dry_run: _DryRun = False, as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Remove expired files: old outputs and histories, files of entries removed 30 days ago, and marks of dead runs."""
-    from resilience.cli.show_cron import show_prune
-
-    show_prune(open_cron_project(config), dry_run=dry_run, as_json=as_json)
-
-
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-
-
-@app.callback(
-    invoke_without_command=True,
-    epilog="Examples: resil cron install; resil cron add backup --daily -- ./backup.sh; resil cron; resil cron doctor",
-)
-def cron_group(context: typer.Context) -> None:
-    """Schedule commands where there is no cron: drop a file into cron/cron.hourly, or add a line to cron/crontab.
-
-    Without a command: `resil cron status`.
-    """
-    if context.invoked_subcommand is None:
-        status()
-
-
-def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """Show scheduler health, delay, next runs and recent results.
-
-    Exits with 0 when ticks are on time, 1 when not (late, dead, stopped, not installed), 75 when the health is unknown.
-    """
-    from resilience.cli.show_cron import show_status, status_to_json
-    from resilience.cron.status import cron_status
-
-    found = cron_status(open_cron_project(config, in_child=True))
-    if as_json:
-        print_json("cron-status", status_to_json(found))
-    else:
-        show_status(found)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
-
-
-def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> None:
-    """List the entries: every line of the crontab and every drop-in, with its next run."""
-    from resilience.cli.show_cron import listing_to_json, show_listing
-    from resilience.cron.entries import list_entries as read_entries
-
-    cron = open_cron_project(config)
-    found = read_entries(cron)
-    if as_json:
-        print_json("cron-list", listing_to_json(found))
-    else:
-        show_listing(found, cron.project.system.clock.now(), cron.directory)
-
-
+@_command("resil cron history; resil cron history backup -n 50; resil cron history backup --json")
 def history(
     name: _Name = "",
     last: Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="Number of slots.")] = 20,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the results of an entry's recent slots, newest last: time, delay, duration, and outcome.
+    """Show the results of recent slots. The newest is last, with time, delay, duration, and outcome.
 
     Without a name: of all entries.
     """
@@ -319,6 +234,10 @@ def history(
         show_history(runs, of_one=bool(name), now=cron.project.system.clock.now())
 
 
+@_command(
+    "resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
+    "less $(resil cron logs backup --path)"
+)
 def logs(
     name: _Name = "",
     slot: Annotated[
@@ -329,7 +248,7 @@ def logs(
     path_only: Annotated[bool, typer.Option("--path", help="Print only the path of the file.")] = False,
     config: ConfigOption = None,
 ) -> None:
-    """Show the output of an entry's last run; of a submitted entry, its job's output."""
+    """Show the output of an entry's last run. Of a submitted entry, it is the output of its job."""
     from resilience.cli.show_cron import show_logs
 
     if not name:
@@ -339,19 +258,20 @@ def logs(
     show_logs(open_cron_project(config), name, slot=slot, last=last, follows=follow, path_only=path_only)
 
 
+@_command("resil cron doctor; resil cron doctor --environment; resil cron doctor --json")
 def doctor(
     environment: Annotated[bool, typer.Option("--environment", help="Show only the environment of entries.")] = False,
     as_json: JsonOption = False,
     config: ConfigOption = None,
 ) -> None:
-    """Check the scheduler, and report problems that keep entries from running or alerts from being delivered.
+    """Check the scheduler and report problems. These keep entries from running or alerts from being delivered.
 
     Exits with 1 when an entry cannot run, 75 when a check could not be made, else 0.
     """
     from resilience.cli.show_cron import show_environment, show_examination
     from resilience.doctor.cron import environment_of, examine_cron
 
-    cron = open_cron_project(config, in_child=True)
+    cron = open_cron_project(config)
     if environment:
         show_environment(environment_of(cron), cron.named_variables(), as_json=as_json)
         return
@@ -366,42 +286,115 @@ def doctor(
         raise typer.Exit(EX_TEMPFAIL)
 
 
-_COMMANDS: tuple[tuple[str, Callable[..., Any], str, str], ...] = (
-    ("install", install, "Install the best driver that is available here.",
-     "Examples: resil cron install; resil cron install --backend slurm --mode pulse; resil cron install --dry-run"),
-    ("status", status, "Show scheduler health, and next runs.",
-     "Examples: resil cron status; resil cron status --json"),
-    ("list", list_entries, "List the entries and their next runs.",
-     "Examples: resil cron list; resil cron list --json"),
-    ("add", add, "Schedule a command.",
-     'Examples: resil cron add backup --daily -- rsync -a out/ /safe/out; '
-     'resil cron add probe --cron "*/10 7-18 * * 1-5" --timeout 2m -- ./probe.sh; '
-     "resil cron add eval --hourly --submit -- python eval.py"),
-    ("remove", remove, "Remove entries.",
-     "Examples: resil cron remove backup; resil cron remove cron.hourly/backup"),
-    ("history", history, "Show the results of recent slots.",
-     "Examples: resil cron history; resil cron history backup -n 50; resil cron history backup --json"),
-    ("logs", logs, "Show the output of an entry's last run.",
-     "Examples: resil cron logs backup; resil cron logs backup --last 3; resil cron logs backup -f; "
-     "less $(resil cron logs backup --path)"),
-    ("doctor", doctor, "Check the scheduler and report problems.",
-     "Examples: resil cron doctor; resil cron doctor --environment; resil cron doctor --json"),
-    ("run", run, "Run the scheduler in the foreground.",
-     "Examples: resil cron run; resil cron run --once; tmux new -d 'resil cron run'"),
-    ("tick", tick, "Make one tick, for any other scheduler to call.",
-     "Examples: resil cron tick; resil cron tick --dry-run; "
-     "* * * * * /path/to/resil cron tick --config /my/resil.toml"),
-    ("stop", stop, "Stop the scheduler, until `resil cron install`.",
-     'Examples: resil cron stop; resil cron stop --why "maintenance until Friday"; restart: resil cron install'),
-    ("uninstall", uninstall, "Undo `resil cron install`.",
-     "Examples: resil cron uninstall; resil cron uninstall --dry-run"),
-    ("prune", prune, "Remove old outputs and histories.",
-     "Examples: resil cron prune; resil cron prune --dry-run"),
-    ("canary", canary, "Have the scheduler send a test alert.",
-     "Examples: resil cron canary; resil cron canary --wait 5m"),
-)  # fmt: skip
-"""In the order of a typical workflow."""
+@_command("resil cron run; tmux new -d 'resil cron run'; resil cron run backup")
+def run(
+    name: _Name = "",
+    once: Annotated[bool, typer.Option("--once", help="Make one tick, and wait for its entries.")] = False,
+    driver: _Driver = "",
+    config: ConfigOption = None,
+) -> None:
+    """Run the scheduler, or one entry now.
 
-for _name, _command, _short, _examples in _COMMANDS:
-    app.command(_name, short_help=_short, epilog=_examples)(_command)
-app.command("job", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(job)
+    The scheduler runs in the foreground: in tmux, in a container, on a login node. SIGTERM and Ctrl-C end it cleanly.
+    Several may run at once: each slot runs once.
+
+    With a NAME, run this entry alone, once and now, as the scheduler would run it; print its output, and exit with its
+    exit code (75: an earlier run is still active). The slots of its schedule are not affected.
+    """
+    from resilience.cli.run_cron import run_loop, run_one
+
+    if name and (once or driver):
+        raise UsageError("an entry that runs now needs neither --once nor --driver", hint=f"resil cron run {name}")
+    cron = open_cron_project(config)
+    raise typer.Exit(run_one(cron, name) if name else run_loop(cron, driver=driver, once=once))
+
+
+@_command("resil cron tick; resil cron tick --dry-run; * * * * * /path/to/resil cron tick --config /my/resil.toml")
+def tick(
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Return when every started entry has ended.")] = True,
+    driver: _Driver = "",
+    dry_run: _DryRun = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Make one tick, for any other scheduler to call. Run and submit due entries, and write the heartbeat.
+
+    Exits with 0 even if an entry failed: alerts and `resil cron history` report failures.
+    """
+    from resilience.cli.run_cron import run_tick
+
+    cron = open_cron_project(config)
+    raise typer.Exit(run_tick(cron, driver=driver, wait=wait, dry_run=dry_run, as_json=as_json))
+
+
+@_command("resil cron stop; resil cron stop --why 'maintenance until Friday'; restart: resil cron install")
+def stop(
+    why: Annotated[str, typer.Option("--why", "-m", metavar="TEXT", help="The reason, for colleagues.")] = "",
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Stop the scheduler, until `resil cron install`. No entry starts, and queued jobs of it are cancelled.
+
+    Running entries finish.
+    """
+    from resilience.cli.show_cron import show_stop
+
+    raise typer.Exit(show_stop(open_cron_project(config), why=why, as_json=as_json))
+
+
+@_command("resil cron uninstall; resil cron uninstall --dry-run")
+def uninstall(
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove the record even if the driver cannot be removed: its host is gone.")
+    ] = False,
+    dry_run: _DryRun = False,
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Undo `resil cron install`. The ticks end; the cron directory and the histories stay."""
+    from resilience.cli.show_cron import show_uninstall
+
+    raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
+
+
+@_command("resil cron prune; resil cron prune --dry-run")
+def prune(dry_run: _DryRun = False, as_json: JsonOption = False, config: ConfigOption = None) -> None:
+    """Remove old outputs and histories. Files of entries removed 30 days ago and of dead runs are removed too."""
+    from resilience.cli.show_cron import show_prune
+
+    show_prune(open_cron_project(config), dry_run=dry_run, as_json=as_json)
+
+
+@_command("resil cron canary; resil cron canary --wait 5m")
+def canary(
+    wait: Annotated[str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the delivery.")] = "5m",
+    as_json: JsonOption = False,
+    config: ConfigOption = None,
+) -> None:
+    """Have the scheduler send a test alert. Wait until it is delivered: an end-to-end check of the alerts.
+
+    Exits with 0 when it was delivered, 1 when a channel rejected it, 75 when it was not delivered in time.
+    """
+    from resilience.cli.show_cron import show_canary
+
+    wait_s = duration_s("--wait", wait)
+    raise typer.Exit(show_canary(open_cron_project(config), wait_s=wait_s, as_json=as_json))
+
+
+@_command("resil cron digest; every day: digest_at in [cron]")
+def digest(config: ConfigOption = None) -> None:
+    """Send the daily digest now. Print it, too: the entry resil/digest runs this every day at [cron] digest_at."""
+    from resilience.cli.output import clean
+    from resilience.cron.digest import send_digest
+
+    sent = send_digest(open_cron_project(config))
+    for line in (*sent.body, sent.title):  # the last line is the summary of its run in the history
+        print(clean(line))
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def job(context: typer.Context, config: ConfigOption = None) -> None:
+    """Run the scheduler's own job. The batch script of the backend slurm calls this."""
+    from resilience.cron.job import main
+
+    raise typer.Exit(main(open_cron_project(config), context.args))

@@ -230,19 +230,24 @@ def _run_typer(arguments: Sequence[str]) -> int:
     except typer.Abort:
         return EXIT_INTERRUPTED
     except click_exception as error:
-        return _failed(arguments, _print_usage(error))
+        return _failed(arguments, _print_usage(error, arguments))
     return 0
 
 
-def _print_usage(error: Any) -> int:
+def _print_usage(error: Any, arguments: Sequence[str]) -> int:
     """Print a usage error of the parser in the form of every other error."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help())
         return 0
     import re
+    import shlex
+    from itertools import takewhile
 
-    path = context.command_path if context is not None else "resil"
+    if context is not None:
+        path = context.command_path
+    else:  # a missing argument of an option: click does not say of which command
+        path = shlex.join(["resil", *takewhile(lambda word: not word.startswith("-"), arguments)])
     message = re.sub(r"not a valid int(?: range)?\b", "not a whole number", error.format_message().rstrip())
     message = re.sub(r"not a valid float(?: range)?\b", "not a number", message)
     _print_error(UsageError(message, hint=f"{path} --help"))

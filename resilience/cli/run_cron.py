@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from resilience.cli.output import chosen, clean, handled, print_json, say
-from resilience.errors import ResilError
+from resilience.errors import EX_TEMPFAIL, ResilError
 from resilience.messages import plural
 
 if TYPE_CHECKING:
@@ -64,6 +64,32 @@ def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:
     print("  the missing ticks will be reported; to stop without an alert: resil cron stop")
 
 
+def run_one(cron: CronProject, name: str) -> int:
+    """Run one entry now, print its output as it comes, and return its exit code; 75: an earlier run is still active."""
+    from resilience.cli.show_cron import print_output
+    from resilience.cron.entries import find_entry
+    from resilience.cron.records import Outcome
+    from resilience.cron.run import run_entry
+
+    entry = find_entry(cron.read_table(), name)
+    if sentence := stopped_message(cron):
+        say(f"{sentence}; this run does not restart it")
+    began, by, position = int(cron.project.system.clock.now()), list[int](), 0
+
+    def stop() -> bool:
+        nonlocal position
+        position = print_output(cron, entry.key, began, position)
+        return bool(by)
+
+    with _flagged_by_signals(by.append):
+        run = run_entry(cron, entry, stop=stop)
+    print_output(cron, entry.key, began, position, is_over=True)
+    say(_line(run))
+    if by:
+        return 128 + by[0]
+    return run.exit_code or (EX_TEMPFAIL if run.outcome is Outcome.SKIPPED else int(run.outcome.is_failure))
+
+
 def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_json: bool) -> int:
     """Make one tick, or print the due entries."""
     from resilience.cron.run import tick
@@ -82,7 +108,7 @@ def run_tick(cron: CronProject, *, driver: str, wait: bool, dry_run: bool, as_js
 
 def stopped_message(cron: CronProject) -> str:
     """Return a message about the stop of the scheduler; empty while it is not stopped."""
-    from resilience.cron.status import describe_stop
+    from resilience.cron.health import describe_stop
 
     stopped = cron.state.stopped()
     return describe_stop(stopped, cron.project.system.clock.now()) if stopped is not None else ""
@@ -92,20 +118,21 @@ def _show(ticked: TickResult) -> None:
     """Print a line for each slot; nothing if none was due."""
     if not ticked.stopped and not _runs(ticked):
         return  # the usual case; loading the printing code takes as long as a tick
-    from resilience.cli.show_cron import sign
-    from resilience.cron.words import slot_text
-
     if ticked.stopped:
         print(f"{clean(ticked.stopped)}: no tick is made")
         print("  to restart: resil cron install")
         return
     for run in _runs(ticked):
-        text = f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}"
-        if run.job_id:
-            text += f" as job {run.job_id}"
-        if run.summary:
-            text += f": {run.summary}"
-        print(clean(text))
+        print(clean(_line(run)))
+
+
+def _line(run: RunRecord) -> str:
+    from resilience.cli.show_cron import sign
+    from resilience.cron.words import slot_text
+
+    job = f" as job {run.job_id}" if run.job_id else ""
+    summary = f": {run.summary}" if run.summary else ""
+    return f"{sign(run.outcome)}  {run.name} {slot_text(run.slot)}: {run.outcome.value}{job}{summary}"
 
 
 def _runs(ticked: TickResult) -> Sequence[RunRecord]:

@@ -303,7 +303,7 @@ def _once(
     reports.sort(key=lambda report: order.index(report.check) if report.check in order else -1)
     code = _show(reports, request, view, shown)
     if request.notifies(project.system.environ):
-        from resilience.cron import notes
+        from resilience.cron import late as notes
 
         if request.typed:  # a mistyped option or target is no incident
             kept = [tuple(f for f in report.findings if f.fault != SETTINGS_FAULT) for report in reports]

@@ -5,6 +5,7 @@ Each command imports its modules when it runs: `resil logs` does not load the te
 
 from __future__ import annotations
 
+import errno
 import shlex
 import sys
 from contextlib import suppress
@@ -26,7 +27,7 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import chosen, clean, patience, print_json, print_table
-from resilience.errors import ResilError
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.switch import Scope
 
 if TYPE_CHECKING:
@@ -96,13 +97,16 @@ def _write_log(text: bytes, header: Path | None) -> None:
     sys.stdout.buffer.flush()
 
 
-def _warn_of_relocation(directory: RunDirectory) -> None:
-    """Say that the jobs of a run that was copied or moved do not see its switches."""
+def _warn_of_relocation(directory: RunDirectory) -> bool:
+    """Say that the jobs of a run that was copied or moved do not see its switches. Return whether it was moved."""
     from resilience.runs.submissions import describe_relocation, read_journal
 
     with suppress(ResilError):  # the switch is set even if the journal cannot be read
-        if sentence := describe_relocation(read_journal(directory), directory):
+        journal = read_journal(directory)
+        if sentence := describe_relocation(journal, directory):
             print(f"  warning: {clean(sentence)}")
+        return bool(journal.moved_from)
+    return False
 
 
 # ---- switches -------------------------------------------------------------------------------------------------
@@ -129,13 +133,16 @@ def kill(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.KILL_SWITCH, why=why, scope=scope)
     print(f"kill switch set: {switch.path}", flush=True)
-    _warn_of_relocation(directory)
+    is_moved = _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
     if switch.is_empty:
         print("  warning: the disk is full, so the switch is an empty file: reason and scope could not be written")
         scope = Scope.JOB
     name = shlex.quote(run or directory.run)
+    if is_moved:
+        print(f"  to clear it: resil clear {name}")
+        return
     try:
         with patience("the switch is set; querying the scheduler for running jobs"):
             outlook = read_outlook(project, directory)
@@ -162,9 +169,12 @@ def save(
     directory = project.existing(run)
     switch = set_switch(project, directory, layout.SAVE_SWITCH, why=why, scope=Scope.JOB, label=label)
     print(f"save switch set: {switch.path}")
-    _warn_of_relocation(directory)
+    is_moved = _warn_of_relocation(directory)
     if switch.warning:
         print(f"  warning: {switch.warning}")
+    if is_moved:
+        print(f"  to remove the switch: resil clear {shlex.quote(run or directory.run)}")
+        return
     adopted: tuple[str, ...] = ()
     with suppress(ResilError), patience("the switch is set; querying the scheduler for running jobs"):
         adopted = read_outlook(project, directory).adopted
@@ -232,20 +242,32 @@ def init(
     """
     from resilience.messages import plural
     from resilience.runs import init as runs_init
+    from resilience.runs.open_project import check_path
     from resilience.settings.load import FILE_NAME
     from resilience.system.ports import System
 
-    here = System().cwd  # existing settings are not read: they may be broken
+    system = System()
+    here = system.cwd  # existing settings are not read: they may be broken
+    for typed in (source, directory or "."):
+        if typed:
+            check_path(system, here / typed)
     script = (here / source).resolve() if source else None
     target = (here / directory).resolve()
-    done = runs_init.init(directory=target, source=script, force=force)
+    try:
+        done = runs_init.init(directory=target, source=script, force=force)
+    except StateDirectoryError as error:
+        if getattr(error.__cause__, "errno", None) not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        hint = "name a directory that you may write: resil init DIRECTORY"
+        raise StateDirectoryError(error.message, hint=hint) from error
     in_cron = [path for path in done.written if path.name != FILE_NAME]
     settings = f"wrote {target / FILE_NAME}" if len(in_cron) < len(done.written) else f"kept {target / FILE_NAME}"
     cron = f"wrote {plural(len(in_cron), 'file')} in" if in_cron else "kept"
     print(f"{settings}; {cron} {target / 'cron'}")
     for note in done.notes:
         print(f"note: {clean(note)}")
-    print("next: set `command` in resil.toml, then: resil submit --array 10 --dry-run")
+    enter = f"cd {shlex.quote(str(target))}; " if target != here else ""
+    print(f"next: {enter}set `command` in resil.toml, then: resil submit --array 10 --dry-run")
     print("and:  resil cron install  # runs the watchdogs in cron/, which notify the channels of [alert]")
 
 

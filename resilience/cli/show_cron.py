@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience.cli.output import chosen, clean, paint, patience, plain, print_indented, print_json, print_table
 from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
+from resilience.cron.health import Health
 from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
 from resilience.cron.records import Outcome, RunRecord
-from resilience.cron.status import CronStatus, Health
+from resilience.cron.status import CronStatus
 from resilience.cron.words import slot_text
-from resilience.errors import EX_TEMPFAIL
+from resilience.errors import EX_TEMPFAIL, ResilError
 from resilience.job import Liveness
 from resilience.messages import cut, plural
 from resilience.quantities import format_bytes, format_duration
@@ -453,8 +455,8 @@ def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
             print("no tick picked it up in time")
             print("  try: resil cron status")
         else:
-            print("picked up, but not every channel has responded yet; delivery is retried")
-            print("  try: resil alert list; resil alert flush")
+            print("picked up, but not every channel has responded yet")
+            print("  try: resil alert test")
     return code
 
 
@@ -554,6 +556,23 @@ def _show(cron: CronProject, log: Log, now: float, *, follows: bool) -> None:
     if follows:
         for text in follow(cron, log, position):
             _write(text)
+
+
+def print_output(cron: CronProject, key: str, since: int, position: int, *, is_over: bool = False) -> int:
+    """Print new whole lines of the run that began in slot `since`; of a run that is over, the rest. Return the next
+    position."""
+    from resilience.cron.table.output import output_directory, outputs
+
+    raw = b""
+    with suppress(ResilError, OSError):  # unreadable for now
+        names = [name for name in outputs(cron.state, key) if int(name.partition(".")[0].partition("-")[0]) >= since]
+        for name in names[-1:]:
+            with open(output_directory(cron.state, key) / name, "rb") as file:
+                file.seek(position)
+                raw = file.read()
+    lines = raw if is_over else raw[: raw.rfind(b"\n") + 1]
+    _write(lines.decode("utf-8", "replace"))
+    return position + len(lines)
 
 
 def _write(text: str) -> None:

@@ -127,6 +127,7 @@ def submit(
 
     Flags for sbatch go after --, arguments of your own script that look like options after a second --.
     """
+    from resilience.runs.open_project import check_path
     from resilience.runs.run_jobs import adopted_to_follow, resolve_after
     from resilience.runs.submit_plan import SubmitRequest, script_of_run
     from resilience.submission import check_run_name
@@ -137,6 +138,8 @@ def submit(
         raise UsageError("--full needs --dry-run", hint="resil submit --dry-run --full")
     project = open_project(config, scheduler)
     own = Path(script) if script else None
+    if own is not None:
+        check_path(project.system, project.system.cwd / own)
     name = check_run_name(run or project.default_run(own))
     arguments = (*(script_args or ()), *context.meta.get(_SCRIPT_ARGS, ()))
     if own is None and not template and not set_ and (run or not project.loaded.settings.run.command.strip()):
@@ -357,11 +360,13 @@ def adopt(
             adoption = adopt_job(project, JobId.parse(target), run=run, dry_run=dry_run)
         _show_adopted(project, adoption, dry_run=dry_run, as_json=as_json)
         return
+    from resilience.runs.open_project import check_path
     from resilience.runs.project import run_name_from
     from resilience.runs.submit_plan import SubmitRequest, read_own_script
     from resilience.runs.templates.directives import parse_directives
 
     script = Path(target)
+    check_path(project.system, project.system.cwd / script)
     if not target or not os.path.lexists(project.system.cwd / script):
         raise UsageError(f"{target!r} is neither a job id nor a script", hint="for instance: resil adopt 8123456")
     job_name = dict(parse_directives(read_own_script(project.system.cwd / script)).options).get("job-name")

@@ -1,4 +1,8 @@
-"""`resil cron canary`: requests a test alert, which the next tick of the project's scheduler raises and delivers."""
+"""`resil cron canary`: requests a test alert, which the next tick of the project's scheduler sends, wherever it runs.
+
+The tick does what `resil alert test` does. A request is one file that moves through its states by rename(2), which
+succeeds for one tick: `ID.asked`, then `ID.taken`, where the tick writes the answers.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,17 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.records import from_record, to_record
 from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
 
 DIRECTORY = "canary"
-"""In `<state_dir>/.cron`: `ID.asked`, `ID.taken`, `ID.answer`."""
-DELIVERY_S = 45.0
-"""Time limit for all channels together."""
+"""In `<state_dir>/.cron`."""
 KEPT_S = 7 * 86400.0
 _ID = re.compile(r"canary-[0-9a-f]{8}")
 
@@ -30,6 +33,7 @@ class CanaryAnswer:
     Attributes:
         id: as returned by `ask`.
         asked: time of the request, seconds since the epoch.
+        who: the user who asked.
         taken: when a tick took the request; None: not yet.
         by: driver and host of that tick; empty before.
         ended: when all channels had answered or timed out; None: not yet.
@@ -39,6 +43,7 @@ class CanaryAnswer:
 
     id: str
     asked: float
+    who: str = ""
     taken: float | None = None
     by: str = ""
     ended: float | None = None
@@ -61,38 +66,25 @@ def ask(cron: CronProject) -> str:
             "no channel is configured, so a canary cannot be delivered", hint='[alert] channels = ["email"]'
         )
     system = cron.project.system
-    directory = cron.state.path / DIRECTORY
-    make_directory(cron.state.path, mode=cron.state.directory_mode)
-    make_directory(directory, mode=cron.state.directory_mode)
+    for directory in (cron.state.path, cron.state.path / DIRECTORY):
+        make_directory(directory, mode=cron.state.directory_mode)
     id = f"canary-{os.urandom(4).hex()}"
-    record = {"asked": system.clock.now(), "by": system.host.user, "host": system.host.name}
-    write_atomic(directory / f"{id}.asked", json.dumps(record) + "\n", mode=cron.state.file_mode)
+    _write(cron, "asked", CanaryAnswer(id=id, asked=system.clock.now(), who=system.host.user))
     return id
 
 
 def answer(cron: CronProject, id: str) -> CanaryAnswer:
     """Return the state of a request. Raise UsageError for an unknown id."""
-    if _ID.fullmatch(id) is None:
-        raise UsageError(f"{id!r} is not a canary id", hint="request a canary: resil cron canary")
-    asked = _read(cron, f"{id}.asked")
-    if asked is None:
-        raise UsageError(f"canary {id} does not exist", hint="request a canary: resil cron canary")
-    taken = _read(cron, f"{id}.taken") or {}
-    ended = _read(cron, f"{id}.answer") or {}
-    try:
-        return CanaryAnswer(
-            id=id,
-            asked=float(asked["asked"]),
-            taken=float(taken["time"]) if "time" in taken else None,
-            by=str(taken.get("by", "")),
-            ended=float(ended["ended"]) if "ended" in ended else None,
-            channels=tuple((str(c), bool(ok), str(said), float(s)) for c, ok, said, s in ended.get("channels", ())),
-            trouble=str(ended.get("trouble", "")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateDirectoryError(
-            f"the canary {id} is damaged: {error}", hint="request another one: resil cron canary"
-        ) from error
+    for state in ("asked", "taken") if _ID.fullmatch(id) else ():  # in this order it is found while it moves
+        raw = read_regular(cron.state.path / DIRECTORY / f"{id}.{state}")
+        try:
+            if raw is not None:
+                found = from_record(CanaryAnswer, json.loads(raw[0]))
+                return replace(found, asked=float(found.asked))
+        except (TypeError, ValueError) as error:
+            hint = "request another one: resil cron canary"
+            raise StateDirectoryError(f"the canary {id} is damaged: {error}", hint=hint) from error
+    raise UsageError(f"canary {id!r} does not exist", hint="request a canary: resil cron canary")
 
 
 def waiting(cron: CronProject) -> tuple[str, ...]:
@@ -101,119 +93,49 @@ def waiting(cron: CronProject) -> tuple[str, ...]:
         names = os.listdir(cron.state.path / DIRECTORY)  # noqa: PTH208 - names only
     except OSError:
         return ()
-    asked = {name.removesuffix(".asked") for name in names if name.endswith(".asked")}
-    return tuple(sorted(id for id in asked if _ID.fullmatch(id) and f"{id}.taken" not in names))
+    asked = sorted(name.removesuffix(".asked") for name in names if name.endswith(".asked"))
+    return tuple(id for id in asked if _ID.fullmatch(id))
 
 
 def release(cron: CronProject, id: str, driver: str) -> None:
-    """Take a request, raise and deliver an incident, resolve it, and record the answer of each channel.
+    """Take a request, send the alert, and record the answer of each channel.
 
     Exactly one tick takes a request; all others return at once. Never raises.
     """
-    system = cron.project.system
-    by = f"{driver or 'a tick'} on {system.host.name}"
-    if not _take(cron, id, {"time": system.clock.now(), "by": by}):
-        return
-    channels: list[tuple[str, bool, str, float]] = []
-    trouble = ""
-    try:
-        asked = _read(cron, f"{id}.asked") or {}
-        channels = _deliver(cron, id, float(asked.get("asked") or system.clock.now()), str(asked.get("by", "")), by)
-        if not channels:
-            trouble = "no channel is configured: nothing was sent"
-    except ResilError as error:
-        trouble = error.message
-    except Exception as error:
-        trouble = f"{type(error).__name__}: {error}"
-    with suppress(ResilError):
-        record = {"ended": system.clock.now(), "channels": channels, "trouble": trouble}
-        path = cron.state.path / DIRECTORY / f"{id}.answer"
-        write_atomic(path, json.dumps(record) + "\n", mode=cron.state.file_mode)
-    _delete_old(cron)
-
-
-def _deliver(cron: CronProject, id: str, asked: float, who: str, by: str) -> list[tuple[str, bool, str, float]]:
-    """Notify through ledger, outbox and channels; return each channel's answer and the seconds until it came."""
-    from resilience.alerts.delivery import flush
-    from resilience.alerts.notifier import Notifier
-    from resilience.alerts.policy import usable
-    from resilience.alerts.routes import routes_of
-    from resilience.alerts.state import open_alert_state
-    from resilience.finding import Finding, Report, Verdict
-
-    project = cron.project
-    system, state = project.system, open_alert_state(project)
-    state.flush_fallback()
-    # Requested explicitly: skips quiet hours and grouping, and is resolved at once.
-    policy = replace(usable(project.loaded.settings.alert)[0], quiet_hours="", group_s=0.0, resolve_after_s=0.0)
-    notifier = Notifier(
-        ledger=state.ledger, silences=state.silences, outbox=state.outbox, policy=policy,
-        host=system.host.name, project=str(project.loaded.project),
-    )  # fmt: skip
-    summary = f"test alert, requested by {who or 'an unknown user'} and sent by {by}: alert delivery works"
-    alert = Finding(subject=id, verdict=Verdict.WARNING, fault="canary", summary=summary)
-    notified = notifier.notify([Report(check="canary", findings=(alert,), time=system.clock.now())], system.clock.now())
-    names = {group.alert.id: group.channels for group in notified.groups}
-    if not names and notified.errors:
-        raise StateDirectoryError("; ".join(notified.errors))
-    said: dict[str, tuple[str, bool, str, float]] = {}
-    deadline = system.clock.monotonic() + DELIVERY_S
-    wanted = {(alert_id, channel) for alert_id, channels in names.items() for channel in channels}
-    while True:
-        done = flush(
-            state.outbox, routes_of(project), system=system, project=str(project.loaded.project),
-            deadline_s=max(1.0, deadline - system.clock.monotonic()), patient=False,
-        )  # fmt: skip
-        after_s = round(system.clock.now() - asked, 3)
-        for delivery in (*done.sent, *done.failed, *done.dead):
-            if (delivery.entry.alert.id, delivery.channel) in wanted:
-                took = delivery in done.sent
-                words = delivery.outcome.answer if took else delivery.outcome.error
-                said[delivery.channel] = (delivery.channel, took, words or "accepted", after_s)
-        for entry in state.outbox.sent():  # another process may have delivered it meanwhile
-            if (entry.alert.id, entry.channel) in wanted and entry.channel not in said:
-                said[entry.channel] = (entry.channel, True, entry.answer or "accepted", after_s)
-        missing = {channel for _, channel in wanted} - set(said)
-        if not missing or system.clock.monotonic() >= deadline:
-            break
-        system.clock.sleep(1.0)
-    for channel in sorted({channel for _, channel in wanted} - set(said)):
-        why = done.paused.get(channel, "no answer in time; the message is still queued")
-        said[channel] = (channel, False, why, round(system.clock.now() - asked, 3))
-    well = replace(alert, verdict=Verdict.OK, fault="", summary="test alert resolved")
-    notifier.notify([Report(check="canary", findings=(well,), time=system.clock.now())], system.clock.now())
-    flush(
-        state.outbox, routes_of(project), system=system, project=str(project.loaded.project), deadline_s=15.0,
-    )  # fmt: skip
-    return sorted(said.values())
-
-
-def _take(cron: CronProject, id: str, record: dict[str, object]) -> bool:
-    """Create the file that records which tick took the request; O_EXCL lets one of many succeed (open(2))."""
-    path = cron.state.path / DIRECTORY / f"{id}.taken"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(record).encode() + b"\n")
-            os.fchmod(file.fileno(), cron.state.file_mode)
-    except OSError:
-        return False
-    return True
-
-
-def _read(cron: CronProject, name: str) -> dict[str, Any] | None:
-    found = read_regular(cron.state.path / DIRECTORY / name)
-    try:
-        record = json.loads(found[0]) if found is not None else None
-    except ValueError:
-        return None  # being written
-    return record if isinstance(record, dict) else None
-
-
-def _delete_old(cron: CronProject) -> None:
-    """Delete old canaries."""
-    before = cron.project.system.clock.now() - KEPT_S
-    with suppress(OSError):
-        for path in (cron.state.path / DIRECTORY).iterdir():
-            if path.stat().st_mtime < before:
+    system, directory = cron.project.system, cron.state.path / DIRECTORY
+    with suppress(OSError, ResilError):
+        os.rename(directory / f"{id}.asked", directory / f"{id}.taken")  # noqa: PTH104 - the manual's name
+        found = replace(answer(cron, id), taken=system.clock.now(), by=f"{driver or 'a tick'} on {system.host.name}")
+        _write(cron, "taken", found)
+        try:
+            found = replace(found, channels=_send(cron, found))
+        except Exception as error:
+            found = replace(found, trouble=error.message if isinstance(error, ResilError) else repr(error))
+        _write(cron, "taken", replace(found, ended=system.clock.now()))
+        for path in directory.iterdir():
+            if path.stat().st_mtime < system.clock.now() - KEPT_S:
                 path.unlink()
+
+
+def _send(cron: CronProject, asked: CanaryAnswer) -> tuple[tuple[str, bool, str, float], ...]:
+    """Send the alert through every channel; return each channel's answer and the seconds until it came."""
+    from resilience.alerts.commands import trial
+    from resilience.alerts.routes import routes_of
+    from resilience.alerts.sending import DeliveryRequest, DeliveryStatus, send_in_child
+
+    project, alert = cron.project, trial(cron.project)
+    summary = f"test alert {asked.id}, requested by {asked.who} and sent by {asked.by}: alert delivery works"
+    alert = replace(alert, notices=tuple(replace(notice, summary=summary) for notice in alert.notices))
+    routes = routes_of(project)
+    requests = {name: DeliveryRequest(alert, routes[name]) for name in project.loaded.settings.alert.channels}
+    answers = []
+    for name, outcome in send_in_child(requests, project.system):
+        is_sent = outcome.status is DeliveryStatus.SENT
+        said = outcome.answer or "accepted" if is_sent else outcome.error
+        answers.append((name, is_sent, said, round(project.system.clock.now() - asked.asked, 3)))
+    return tuple(sorted(answers))
+
+
+def _write(cron: CronProject, state: str, found: CanaryAnswer) -> None:
+    path = cron.state.path / DIRECTORY / f"{found.id}.{state}"
+    write_atomic(path, json.dumps(to_record(found)) + "\n", mode=cron.state.file_mode)

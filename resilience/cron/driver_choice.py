@@ -102,6 +102,18 @@ def decide(wanted: str, offers: tuple[Offer, ...]) -> Choice:
     )
 
 
+def next_best(choice: Choice, error: ResilError) -> Choice | None:
+    """Return the best driver besides one that could not be installed; None: there is none."""
+    failed = Availability(False, f"could not be installed: {error.message}", error.hint)
+    offers = tuple(
+        offer._replace(availability=failed) if offer.name == choice.name else offer for offer in choice.offers
+    )
+    try:
+        return decide(AUTO, offers)
+    except ResilError:
+        return None
+
+
 def check_driver(name: str, context: Context) -> Offer:
     """Check one driver. A driver that raises counts as unavailable, so that it does not hide the others."""
     try:

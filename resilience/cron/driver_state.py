@@ -18,8 +18,9 @@ from resilience.quantities import format_duration
 from resilience.system.files import make_directory, read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
-    from resilience.cron.project import CronProject
     from resilience.cron.records import Installation
+    from resilience.runs.context import Context
+    from resilience.settings.cron_settings import CronSettings
 
 DRIVER_S = 15.0
 """Time limit for the driver's state."""
@@ -28,38 +29,39 @@ KEPT_S = 7 * 86400.0
 """Older answers are not shown."""
 
 
-def driver_state(cron: CronProject, installation: Installation) -> DriverState:
-    """Return the driver's state. Any failure is UNKNOWN, with the reason and the last known state; never raises."""
+def driver_state(
+    installation: Installation, settings: CronSettings, context: Context, limit_s: float = 0.0
+) -> DriverState:
+    """Return the driver's state. Any failure is UNKNOWN, with the reason and the last known state; never raises.
+
+    `limit_s`: time limit; 0: DRIVER_S.
+    """
     from resilience.system.child import run_in_child
 
-    now = cron.project.system.clock.now()
-    ((_, answer),) = run_in_child({0: (lambda: _query(cron, installation, now), DRIVER_S)})
+    limit_s = limit_s or DRIVER_S
+    ((_, answer),) = run_in_child({0: (lambda: _query(installation, settings, context), limit_s)})
     if answer.error is None:
         return _state(answer.value)
-    why = (
-        f"backend {installation.driver} did not respond within {DRIVER_S:g} s"
-        if answer.is_overdue
-        else answer.error.message
-    )
-    return DriverState(Liveness.UNKNOWN, why + _last_known(cron, installation, now), hint=answer.error.hint)
+    slow = f"backend {installation.driver} did not respond within {limit_s:g} s"
+    why = slow if answer.is_overdue else answer.error.message
+    return DriverState(Liveness.UNKNOWN, why + _last_known(installation, context), hint=answer.error.hint)
 
 
-def _query(cron: CronProject, installation: Installation, now: float) -> list[Any]:
+def _query(installation: Installation, settings: CronSettings, context: Context) -> list[Any]:
     """In the child: query the driver, and cache its answer."""
     from resilience.cron.driver_choice import drivers
-    from resilience.watch.watchdogs import context_of
 
     try:
         driver = drivers().load(installation.driver)
-        found = DriverState(*driver.state(installation, cron.settings, context_of(cron.project)))
+        found = DriverState(*driver.state(installation, settings, context))
     except ResilError as error:
         found = DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
     except Exception as error:  # a third-party plugin may raise anything
         found = DriverState(Liveness.UNKNOWN, f"the query failed: {type(error).__name__}: {error}")
     if found.liveness is Liveness.UNKNOWN:
-        found = found._replace(summary=found.summary + _last_known(cron, installation, now))
+        found = found._replace(summary=found.summary + _last_known(installation, context))
     else:
-        _cache(cron, installation, found, now)
+        _cache(installation, context, found)
     return [found.liveness.value, found.summary, found.next_tick, found.hint]
 
 
@@ -68,26 +70,26 @@ def _state(value: list[Any]) -> DriverState:
     return DriverState(Liveness(liveness), summary, next_tick, hint)
 
 
-def _cache_path(cron: CronProject) -> Path:
+def _cache_path(context: Context) -> Path:
     """Return the path of the cached answer: in the user's cache, because readers may not write the state directory."""
-    name = short_digest(str(cron.state.path).encode("utf-8", "surrogateescape"))
-    return cron.project.system.cache_home / "resil" / "cron" / f"{name}.json"
+    name = short_digest(str(context.state_dir / ".cron").encode("utf-8", "surrogateescape"))
+    return context.system.cache_home / "resil" / "cron" / f"{name}.json"
 
 
-def _cache(cron: CronProject, installation: Installation, found: DriverState, now: float) -> None:
-    path = _cache_path(cron)
+def _cache(installation: Installation, context: Context, found: DriverState) -> None:
+    path, now = _cache_path(context), context.system.clock.now()
     record = {"token": installation.token, "time": now, "liveness": found.liveness.value, "summary": found.summary}
     with suppress(ResilError):
         make_directory(path.parent, mode=0o700)
         write_atomic(path, json.dumps(record) + "\n", durable=False)
 
 
-def _last_known(cron: CronProject, installation: Installation, now: float) -> str:
+def _last_known(installation: Installation, context: Context) -> str:
     """Return the last known state (`; 5 min ago it was ALIVE: job 88 runs`), or an empty string."""
     try:
-        found = read_regular(_cache_path(cron))
+        found = read_regular(_cache_path(context))
         record = json.loads(found[0]) if found is not None else {}
-        age_s = now - float(record["time"])
+        age_s = context.system.clock.now() - float(record["time"])
         if record["token"] != installation.token or not 0 <= age_s <= KEPT_S:
             return ""
         return f"; {format_duration(age_s)} ago it was {Liveness(record['liveness'])}: {record['summary']}"

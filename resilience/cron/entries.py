@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,54 +12,40 @@ from resilience.errors import UsageError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
+    from resilience.cron.book import Run
     from resilience.cron.project import CronProject
-    from resilience.cron.records import Due, Entry, Ignored
-    from resilience.cron.table.running import Mark
-
-Marks = Mapping[str, tuple["Mark", ...]]
+    from resilience.cron.records import Due, Entry, Ignored, Table
 
 
-def marks_of(cron: CronProject) -> Marks:
-    """Return the marks of active runs, by the entry's key. Raise StateDirectoryError if they cannot be read."""
-    from resilience.cron.table.running import marks
-
-    found: dict[str, tuple[Mark, ...]] = {}
-    for mark in marks(cron.state):
-        found[mark.key] = (*found.get(mark.key, ()), mark)
-    return found
-
-
-def runs_of(cron: CronProject, key: str, marks: Marks | None = None) -> tuple[RunRecord, ...]:
+def runs_of(cron: CronProject, key: str, active: Sequence[Run] | None = None) -> tuple[RunRecord, ...]:
     """Return the slots of an entry, oldest first, including active runs.
 
-    Raise StateDirectoryError if they cannot be read.
+    `active`: the records of all active runs, if they were read. Raise StateDirectoryError if they cannot be read.
     """
     runs = {run.slot: run for run in cron.state.history(key)}
-    for mark in (marks_of(cron) if marks is None else marks).get(key, ()):
-        if mark.slot not in runs or runs[mark.slot].outcome is Outcome.RUNNING:
-            runs[mark.slot] = _under_way(cron, mark)
+    for run in cron.state.book.active() if active is None else active:
+        if run.entry_key == key and run.state == "running":
+            runs[run.slot] = _under_way(cron, run)
     return tuple(runs[slot] for slot in sorted(runs))
 
 
-def _under_way(cron: CronProject, mark: Mark) -> RunRecord:
-    """Return the record of a mark: RUNNING, or CUT_SHORT if no tick has noticed yet."""
+def _under_way(cron: CronProject, run: Run) -> RunRecord:
+    """Return the record of an active run: RUNNING, or CUT_SHORT if no tick has noticed yet."""
     from resilience.cron.table.output import outputs
-    from resilience.cron.table.running import liveness_of
 
-    if mark.end is not None:
-        return mark.end
-    now = cron.project.system.clock.now()
+    book, now = cron.state.book, cron.project.system.clock.now()
+    about = book.about(run)
+    if about.get("end"):
+        return RunRecord.from_json(about["end"])
     names = [
-        name for name in outputs(cron.state, mark.key) if name.partition(".")[0].partition("-")[0] == f"{mark.slot}"
+        name for name in outputs(cron.state, run.entry_key) if name.partition(".")[0].partition("-")[0] == f"{run.slot}"
     ]
     record = RunRecord(
-        name=mark.name, slot=mark.slot, outcome=Outcome.RUNNING, time=now, started=mark.started, host=mark.host,
-        pid=mark.pid, output=names[-1] if names else "",
+        name=book.name_of(run), slot=run.slot, outcome=Outcome.RUNNING, time=now, started=run.time,
+        host=str(about.get("host", "")), pid=run.pid, output=names[-1] if names else "",
     )  # fmt: skip
-    liveness, why = liveness_of(cron.state, mark, now=now)
-    if liveness is Liveness.GONE:
-        return replace(record, outcome=Outcome.CUT_SHORT, summary=why)
-    return record
+    liveness, why = book.liveness(run, now)
+    return replace(record, outcome=Outcome.CUT_SHORT, summary=why) if liveness is Liveness.GONE else record
 
 
 COUNTED_S = 7 * 86400.0
@@ -136,17 +121,17 @@ class Listing:
 def list_entries(cron: CronProject) -> Listing:
     """Read the table and the histories. Raise ResilError if the table cannot be read."""
     from resilience.cron.table.due import due
-    from resilience.cron.table.options import default_options
+    from resilience.cron.table.options import usual_options
     from resilience.errors import ResilError
 
     table = cron.read_table()
     now = cron.project.system.clock.now()
     trouble: list[str] = []
     last: dict[str, int] = {}
-    marks: Marks = {}
+    active: Sequence[Run] = ()
     try:
         last = cron.state.last_slots(now)
-        marks = marks_of(cron)
+        active = cron.state.book.active()
     except ResilError as error:
         trouble.append(error.message)
     waiting = {one.entry.name for one in due(table, last, now, tick_s=cron.settings.tick_s, salt=cron.salt)}
@@ -154,10 +139,10 @@ def list_entries(cron: CronProject) -> Listing:
     for entry in table.entries:
         runs: tuple[RunRecord, ...] = ()
         try:
-            runs = runs_of(cron, entry.key, marks)
+            runs = runs_of(cron, entry.key, active)
         except ResilError as error:
             trouble.append(error.message)
-        usual = default_options(cron.settings, is_drop_in=bool(entry.path))
+        usual = usual_options(entry, cron.settings)
         rows.append(row_of(entry, runs, now, is_due=entry.name in waiting, usual=usual))
     return Listing(tuple(rows), table.ignored, tuple(dict.fromkeys(trouble)), coming(table.entries, now))
 
@@ -182,6 +167,7 @@ def row_of(
     usual: EntryOptions = EntryOptions(),  # noqa: B008 - frozen
 ) -> EntryRow:
     """Return the row of an entry; `runs` is its history, oldest first, `usual` its default options. Pure."""
+    from resilience.cron.table.crontab_file import command_of
     from resilience.system.redaction import redact
 
     counted: dict[Outcome, int] = {}
@@ -198,7 +184,7 @@ def row_of(
         path=entry.path,
         words=schedule_in_words(entry.schedule, entry.zone),
         kind=entry.kind.value,
-        command="" if entry.path else redact(shlex.join(entry.argv)),
+        command="" if entry.path else redact(command_of(entry.argv)),
         timeout_s=entry.options.timeout_s,
         options=unusual_options(entry.options, usual),
         next=next_run(entry, now),
@@ -252,24 +238,35 @@ def find_name(names: Iterable[str], wanted: str) -> str:
 
     Raise UsageError, with the nearest name, if no entry or several match. Pure.
     """
-    known = sorted(set(names))
-    typed = wanted.removeprefix("cron/")
-    for candidate in (wanted, typed):
-        if candidate in known:
-            return candidate
-    ends = [name for name in known if name.rpartition("/")[2] == typed]
-    if not ends:
-        ends = [name for name in known if name.rpartition("/")[2].rpartition(".")[0] == typed]
-    if len(ends) == 1:
-        return ends[0]
-    if ends:
-        raise UsageError(f"{wanted!r} is ambiguous: {', '.join(ends)}", hint="give the full name")
+    known, typed = sorted(set(names)), wanted.removeprefix("cron/")
+    shorts = {name: name.rpartition("/")[2] for name in known}
+    for found in (
+        [name for name in known if name in (wanted, typed)],
+        [name for name in known if shorts[name] == typed],
+        [name for name in known if shorts[name].rpartition(".")[0] == typed],
+    ):
+        if len(found) > 1:
+            raise UsageError(f"{wanted!r} is ambiguous: {', '.join(found)}", hint="give the full name")
+        if found:
+            return found[0]
     from difflib import get_close_matches
 
-    shorts = {name.rpartition("/")[2]: name for name in known}
-    near = get_close_matches(typed, [*known, *shorts], n=1)
-    hint = f"did you mean {shorts.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
+    meant = {short: name for name, short in shorts.items()}
+    near = get_close_matches(typed, [*known, *meant], n=1)
+    hint = f"did you mean {meant.get(near[0], near[0])}?" if near else "list the entries: resil cron list"
     raise UsageError(f"unknown entry {wanted!r}", hint=hint)
+
+
+def find_entry(table: Table, wanted: str) -> Entry:
+    """Return the entry that the user means, as `find_name` does. Raise UsageError if it is unknown or ignored. Pure."""
+    entries = {entry.name: entry for entry in table.entries}
+    try:
+        return entries[find_name(entries, wanted)]
+    except UsageError:
+        ignored = [one for one in table.ignored if one.place.endswith(f"/{wanted.removeprefix('cron/')}")]
+        if len(ignored) == 1:
+            raise UsageError(f"{ignored[0].place} cannot run: {ignored[0].reason}", hint=ignored[0].hint) from None
+        raise
 
 
 def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunRecord, ...]:
@@ -281,9 +278,9 @@ def histories(cron: CronProject, wanted: str = "", last: int = 20) -> tuple[RunR
         name = find_name(known_names(cron), wanted)
         return _named(name, runs_of(cron, name.replace("/", "+")))[-last:]
     runs: list[RunRecord] = []
-    remembered, marks = cron.state.keys(), marks_of(cron)
-    for key in remembered:
-        runs += _named(name_of_key(key), runs_of(cron, key, marks)[-last:])
+    known, active = cron.state.keys(), cron.state.book.active()
+    for key in known:
+        runs += _named(name_of_key(key), runs_of(cron, key, active)[-last:])
     return tuple(sorted(runs, key=lambda run: (run.slot, run.name)))[-last:]
 
 

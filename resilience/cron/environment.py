@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.base.mounts import LASTING
 from resilience.cron.records import VARIABLE
-from resilience.cron.table.environment import short_path
+from resilience.cron.table.environment import lasting_variables, short_path
 from resilience.errors import ResilError
 from resilience.system.child import run_in_child
 
@@ -22,19 +23,6 @@ PROGRAMS = ("resil", "sbatch", "squeue", "scontrol")
 
 _SEARCH_S = 5.0
 _START_S = 60.0
-_KEPT = (
-    *("LANG", "LC_ALL", "TZ"),
-    *("RESIL_PLUGINS", "RESIL_LOCAL_SPOOL"),
-    *("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME"),
-    # Where SLURM's commands find it, and where jobs go: sbatch(1), "INPUT ENVIRONMENT VARIABLES".
-    *("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_SACK_SOCKET"),
-    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT", "SBATCH_CLUSTERS"),
-    # Proxies and certificates for alerts.
-    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
-    # What the watchdogs check if the settings name no paths.
-    *LASTING,
-)
 _LOADER = ("PYTHONPATH", "LD_LIBRARY_PATH")
 """Kept only if the interpreter does not start without them."""
 
@@ -45,14 +33,14 @@ def facts_of(project: Project) -> dict[str, str]:
     Raise ResilError if this interpreter does not start in that environment.
     """
     system, loaded = project.system, project.loaded
-    directories = _program_directories(system)
+    own = [str(Path(sys.executable).parent)] if sys.executable else []
     variables = plan_environment(
         system.environ,
         user=system.host.user,
         home=system.host.home,
         # Without a settings file of its own, each tick searches for one: the project may get one.
         config=loaded.path if loaded.path != system.config_home / "resil" / "config.toml" else None,
-        directories=(*([str(Path(sys.executable).parent)] if sys.executable else ()), *directories),
+        directories=(*own, *_program_directories(system.environ.get("PATH"))),
     )
     variables |= _loader(variables, system)
     return {f"{VARIABLE}{name}": value for name, value in sorted(variables.items())}
@@ -61,40 +49,24 @@ def facts_of(project: Project) -> dict[str, str]:
 def plan_environment(
     environ: Mapping[str, str], *, user: str, home: Path, config: Path | None, directories: Iterable[str]
 ) -> dict[str, str]:
-    """Return the environment of the ticks, given the environment of the user who installs.
-
-    Secrets are left out, such as proxy passwords or expiring tokens (SLURM_JWT), because the result appears in tables
-    and process lists.
-    """
-    kept = {name: environ[name] for name in _KEPT if environ.get(name)}
-    kept |= {name: value for name, value in environ.items() if name.startswith("RESIL_") and "__" in name}
-    kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
-    kept |= {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
+    """Return the environment of the ticks, given the environment of the user who installs."""
+    kept = lasting_variables(environ) | {"HOME": str(home), "LOGNAME": user, "USER": user, "SHELL": "/bin/sh"}
     if config is not None:
         kept["RESIL_CONFIG"] = str(config)
     kept["PATH"] = short_path(path for path in directories if path.startswith("/") and ":" not in path)
     return kept
 
 
-def _program_directories(system: System) -> tuple[str, ...]:
+@cache
+def _program_directories(path: str | None) -> tuple[str, ...]:
     """Return the directories of resil and of SLURM's commands; none if a PATH directory hangs."""
-    import shutil
-
-    path = system.environ.get("PATH")
-    if path in _directories:
-        return _directories[path]
 
     def find() -> list[str]:
         found = [shutil.which(program, path=path) for program in PROGRAMS]
         return [str(Path(name).parent.absolute()) for name in found if name]
 
     ((_, answer),) = run_in_child({"PATH": (find, _SEARCH_S)})
-    _directories[path] = tuple(answer.value) if answer.error is None else ()
-    return _directories[path]
-
-
-_directories: dict[str | None, tuple[str, ...]] = {}
-"""Results in this process, by PATH."""
+    return tuple(answer.value) if answer.error is None else ()
 
 
 def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
@@ -103,25 +75,23 @@ def _loader(base: Mapping[str, str], system: System) -> Mapping[str, str]:
     A module system (`module load python`) sets the second; a checkout that is not installed needs the first.
     """
     given = {name: system.environ[name] for name in _LOADER if system.environ.get(name)}
-    key = (sys.executable, tuple(sorted(given.items())))
-    if key not in _known:
-        library = {name: value for name, value in given.items() if name == "LD_LIBRARY_PATH"}
-        python = {"PYTHONPATH": given.get("PYTHONPATH") or str(Path(__file__).resolve().parents[2])}
-        said = ""
-        for more in ({}, library, python, python | library):
-            argv = [sys.executable or "python3", "-P", "-c", "import resilience.cli.main"]
-            done = system.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
-            if done.returncode == 0:
-                _known[key] = more
-                break
-            said = said or done.stderr.strip().rpartition("\n")[2][:200]
-        else:
-            raise ResilError(
-                f"{sys.executable} cannot start resil in a clean environment: {said}",
-                hint="install resil into a virtual environment, and call its `resil`",
-            )
-    return _known[key]
+    key = (sys.executable, *given.values())
+    if key in _loaders:
+        return _loaders[key]
+    library = {name: value for name, value in given.items() if name == "LD_LIBRARY_PATH"}
+    python = {"PYTHONPATH": given.get("PYTHONPATH") or str(Path(__file__).resolve().parents[2])}
+    said = ""
+    for more in ({}, library, python, python | library):
+        argv = [sys.executable or "python3", "-P", "-c", "import resilience.cli.main"]
+        done = system.runner.run(argv, timeout_s=_START_S, env={**base, **more}, cwd="/")
+        if done.returncode == 0:
+            return _loaders.setdefault(key, more)
+        said = said or done.stderr.strip().rpartition("\n")[2][:200]
+    raise ResilError(
+        f"{sys.executable} cannot start resil in a clean environment: {said}",
+        hint="install resil into a virtual environment, and call its `resil`",
+    )
 
 
-_known: dict[tuple[str, tuple[tuple[str, str], ...]], Mapping[str, str]] = {}
+_loaders: dict[tuple[str, ...], Mapping[str, str]] = {}
 """Results in this process: each check starts an interpreter."""

@@ -12,7 +12,7 @@ from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cron.driver_choice import AUTO, Choice, choose, driver_of, drivers
+from resilience.cron.driver_choice import AUTO, Choice, choose, driver_of, drivers, next_best
 from resilience.cron.drivers import Step
 from resilience.cron.environment import facts_of
 from resilience.cron.project import CronProject, open_cron
@@ -49,16 +49,15 @@ def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool 
     note = cron.state.path / _NOTE
     try:
         found = cron.state.installation()
+        copied = cron.state.installation(or_copied=True) if found is None else None
     except StateDirectoryError:
         if not forget or not note.exists():
             raise
         if not dry_run:
             cron.state.quarantine(_NOTE)
         return None
-    if found is not None and _is_copy(found, note, cron.project):
-        if not dry_run:
-            cron.state.uninstall()
-        return None
+    if copied is not None and not dry_run:
+        cron.state.uninstall()
     return found
 
 
@@ -86,18 +85,6 @@ def already(installation: Installation, project: Project, wanted: str) -> Alread
     return AlreadyInstalled(
         f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
     )
-
-
-def _is_copy(installation: Installation, note: Path, project: Project) -> bool:
-    """Return whether an installation belongs to another project that still has it."""
-    there, here = Path(installation.project), project.loaded.project
-    if there == here or not note.is_relative_to(here):
-        return False
-    theirs = there / note.relative_to(here)
-    try:
-        return installation.token in theirs.read_text(errors="replace") and not theirs.samefile(note)
-    except OSError:
-        return False  # the project was moved here
 
 
 def _is_same(one: Path, two: Path) -> bool:
@@ -178,21 +165,27 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     if existing is not None:
         removed = uninstall(project, force=True, for_another=True)
         notes = (*removed.lines, *removed.notes)
-    counts = cron.state.install(installation)
-    if counts.token != installation.token:  # another process was faster
-        if counts.by == installation.by and counts.driver == installation.driver:
-            return _again(cron, counts, dry_run=False)
-        raise already(counts, project, wanted)
-    stopped = _unstop(cron)
-    try:
-        steps = tuple(choice.driver.plan(installation, cron.settings, context))
-        lines = tuple(choice.driver.install(installation, cron.settings, context))
-    except BaseException:
-        _forget(cron, installation)
-        if existing is not None:
-            _put_back(cron, existing)
-        _stop_again(cron, stopped)
-        raise
+    while True:
+        counts = cron.state.install(installation)
+        if counts.token != installation.token:  # another process was faster
+            if counts.by == installation.by and counts.driver == installation.driver:
+                return _again(cron, counts, dry_run=False)
+            raise already(counts, project, wanted)
+        stopped = _unstop(cron)
+        try:
+            steps = tuple(choice.driver.plan(installation, cron.settings, context))
+            lines = tuple(choice.driver.install(installation, cron.settings, context))
+            break
+        except BaseException as error:
+            _forget(cron, installation)
+            other = next_best(choice, error) if wanted == AUTO and isinstance(error, ResilError) else None
+            if other is None and existing is not None:
+                _put_back(cron, existing)
+            _stop_again(cron, stopped)
+            if other is None:
+                raise
+            notes = (*notes, f"{choice.name} could not be installed: {error}; took the next best backend")
+            choice, installation = other, _new(cron, other)
     noted = f"recorded backend {choice.name} in {cron.state.path / 'driver.json'}"
     return Installed(choice, installation, steps, (*lines, noted), (*notes, *_resumed(stopped)))
 

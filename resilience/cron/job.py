@@ -1,6 +1,7 @@
-"""`resil cron job`: one job of the scheduler's chain. Queues its successors first, then ticks.
+"""`resil cron job`: ticks in one job of the scheduler's chain, and decides when the job leaves.
 
-Queue commands run in a process of their own, so that a hung controller cannot delay a tick.
+The batch script that calls it (drivers/_slurm/scheduler.bash) keeps the successors queued at the same time, without
+Python. Two jobs of a chain may run at once, because each slot is claimed by one of them: the newer one stays.
 """
 
 from __future__ import annotations
@@ -9,261 +10,191 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cron.chain import EXIT_ENDED, Words, keep, parse_words, say
-from resilience.errors import EX_TEMPFAIL, ResilError
+from resilience.cron.state_directory import CronDirectory
+from resilience.errors import ResilError, UsageError
+from resilience.system.files import read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.records import Installation
 
 DRIVER = "slurm"
-KEEP_EVERY_S = 300.0
-"""Interval at which a daemon checks that its successors are still queued: a controller may lose its state. The manual
-of squeue asks not to run it in loops."""
-RETRY_S = 60.0
-"""Delay before the first retry to queue successors; doubled each time, up to LOOK_EVERY_S."""
-FIRST_KEEP_S = 15.0
-"""Time that the first tick waits for the successors to be queued; afterwards both run in parallel."""
-KEEP_WITHIN_S = 200.0
-"""Time limit of the keeper process: the deadline of sbatch, three queries for its result, and as much again."""
-HAND_OVER_S = 3600.0
-"""A daemon begins to look for an idle moment this long before its end, and exits then, so that the successor's runs
-have its whole time limit. With a short time limit, a quarter of it."""
-STOP_CHECK_EVERY_S = 10.0
+NEWEST = "driver/newest"
+"""In the state directory: start and id of the newest job that has ticked."""
+LOOK_EVERY_S = 5.0
+"""Interval at which the job checks whether it must leave."""
+
+
+class Words(NamedTuple):
+    """Arguments of `resil cron job`: installation token, scheduler, slot of a pulse, end of the job (0: an earlier
+    release wrote the batch script)."""
+
+    token: str
+    scheduler: str
+    slot: int = 0
+    end: int = 0
+
+
+def parse_words(words: Sequence[str]) -> Words:
+    """Parse the arguments. Pure. Raise UsageError for others: only the batch script calls `resil cron job`."""
+    given = dict(zip(words[::2], words[1::2], strict=False))
+    if set(words[::2]) - {"--token", "--scheduler", "--slot", "--end"} or not given.get("--token"):
+        raise UsageError("only the scheduler's batch script calls `resil cron job`", hint="resil cron install")
+    slot, end = (int(text) if text.isdigit() else 0 for text in (given.get("--slot", ""), given.get("--end", "")))
+    return Words(given["--token"], given.get("--scheduler", ""), slot, end)
 
 
 def main(cron: CronProject, words: Sequence[str]) -> int:
-    """Run a job of the chain, and return its exit code: 0 if successors are queued or none is wanted; else the batch
-    shell takes over."""
+    """Run a job of the chain until its end, and return its exit code. Raise ResilError if nothing can run."""
     arguments = parse_words(words)
     installation = cron.state.installation()
     if installation is None or installation.token != arguments.token:
         say("this installation was replaced: no successor")
-        return EXIT_ENDED if arguments.keep else 0
-    if arguments.keep:
-        return keep(cron, installation, arguments)
-    return _Job(cron, installation, arguments).work()
+        return 0
+    if not arguments.end:
+        return _replace_old_script(cron, installation)
+    return Job.of(cron, installation, arguments).work()
+
+
+def _replace_old_script(cron: CronProject, installation: Installation) -> int:
+    """Have a job with the new batch script run instead of this one, whose script does not keep the chain."""
+    from resilience.cron.drivers.slurm import DRIVER
+    from resilience.watch.watchdogs import context_of
+
+    for line in DRIVER.install(installation, cron.settings, context_of(cron.project)):
+        say(line)
+    return 0
+
+
+class _Leaving(CronDirectory):
+    """The state directory as a job sees it that leaves: stopped, so that it starts nothing and waits for its runs."""
+
+    why = ""
+
+    def stopped(self) -> Mapping[str, Any] | None:
+        return {"by": "", "why": self.why, "time": time.time()} if self.why else super().stopped()
 
 
 @dataclass
-class _Job:
+class Job:
     """A running job of the chain.
 
     Attributes:
-        arguments: arguments from the batch script.
-        end: when SLURM ends the job, seconds since the epoch.
-        leaving: when to exit after notice of the end; None: no notice yet.
-        ended: no successor is wanted any more.
+        job_id, start: of this job, as SLURM counts.
+        until: when the ticks end: LEAD_S before SLURM ends the job.
+        deadline: when to exit after notice of the end, even if something runs.
         is_terminated: SIGTERM was received.
-        keeper: pid of the process that queues successors; None: not running.
-        keeper_since: when that process was started.
-        next_keep: when to start the next one.
-        next_check: when to check next whether the scheduler is stopped.
-        failures: number of consecutive failures to queue all successors.
     """
 
     cron: CronProject
+    state: _Leaving
     installation: Installation
-    arguments: Words
-    end: float = math.inf
-    limit_s: float = 0.0
-    leaving: float | None = None
-    ended: bool = False
+    slot: int
+    job_id: int
+    start: int
+    until: float
+    lead_s: float
+    deadline: float = math.inf
     is_terminated: bool = False
-    keeper: int | None = None
-    keeper_since: float = 0.0
-    next_keep: float = 0.0
-    next_check: float = 0.0
-    failures: int = 0
-    waiting: Callable[[float], None] = field(default=time.sleep)
+    next_look: float = 0.0
+    has_ticked: bool = False
+
+    @classmethod
+    def of(cls, cron: CronProject, installation: Installation, arguments: Words) -> Job:
+        """Return the job that this process is."""
+        from resilience.cron.drivers._slurm.script import lead_s
+
+        system = cron.project.system
+        job_id, start = (system.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_START_TIME"))
+        began = int(start) if start.isdigit() else int(system.clock.now())
+        state = _Leaving(cron.state.path.parent, cron.state.group)
+        lead = lead_s(arguments.end - began)
+        return cls(replace(cron, state=state), state, installation, arguments.slot,
+                   int(job_id) if job_id.isdigit() else 0, began, arguments.end - lead, lead)  # fmt: skip
 
     def work(self) -> int:
-        """Run the job, and return the exit code."""
-        from resilience.cron.drivers._slurm.chain import Mode
-        from resilience.cron.drivers._slurm.keeper import mode_of
-        from resilience.cron.drivers._slurm.script import lead_s, time_limit_s
+        """Tick, and return the exit code."""
+        from resilience.cron.run import run
 
-        mode = mode_of(self.installation, self.cron.settings)
-        environ = self.cron.project.system.environ
-        self.limit_s = time_limit_s(self.cron.settings, mode)
-        self.end = _end_time(environ.get("SLURM_JOB_END_TIME", ""), environ.get("SLURM_JOB_START_TIME", ""),
-                             self.limit_s, self._now())  # fmt: skip
         signal.signal(signal.SIGUSR1, self._on_end_notice)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_terminate)
-        self._start_keeper()
-        self._wait_for_keeper(min(FIRST_KEEP_S, self.limit_s / 4))
-        until = self.end - lead_s(self.limit_s)
+        is_pulse = self._mode(self.installation) == "pulse"
         try:
-            if mode is Mode.PULSE:
-                self._pulse(until)
-            else:
-                self._tick_on(until)
+            early_s = self.slot - self._now()
+            if is_pulse and 0 < early_s < 60:  # by this node's clock the slot may be slightly in the future
+                self.cron.project.system.clock.sleep(early_s)
+            stop = (lambda: self.is_terminated) if is_pulse else self.must_exit
+            ran = run(self.cron, driver=DRIVER, once=is_pulse, until=self.until, stop=stop, say=say)
+            say(f"{ran.ticks} ticks: {self.state.why or ran.why}")
         finally:
-            code = self._settle()
             for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # a late one would kill the interpreter as it shuts down
-        return code
+        return 0
 
-    def _pulse(self, until: float) -> None:
-        from resilience.cron.run import run
-
-        # By this node's clock the slot may be slightly in the future.
-        early_s = self.arguments.slot - self._now()
-        if 0 < early_s < 60:
-            self.cron.project.system.clock.sleep(early_s)
-        ran = run(self.cron, driver=DRIVER, once=True, until=until, stop=self._check_keeper, say=say)
-        say(f"one tick: {ran.why}")
-
-    def _tick_on(self, until: float) -> None:
-        from resilience.cron.run import run
-
-        ran = run(self.cron, driver=DRIVER, until=until, stop=self._must_exit, say=say)
-        say(f"{ran.ticks} ticks: {ran.why}")
-
-    def _check_keeper(self) -> bool:
-        self._poll_keeper()
-        return self.is_terminated
-
-    def _must_exit(self) -> bool:
-        """Return whether the tick loop must end. Called all the time, so it also maintains the successors."""
+    def must_exit(self) -> bool:
+        """Return whether the tick loop must end now. Called all the time, first after the first tick."""
         now = self._now()
-        self._poll_keeper()
-        if now >= self.next_keep and self.keeper is None:
-            self._start_keeper()
-        if now >= self.next_check:
-            self.next_check = now + min(STOP_CHECK_EVERY_S, self._keep_every_s)
-            self.ended = self.ended or self._is_ended()
-        near = now >= self.end - min(HAND_OVER_S, self.limit_s / 4)
-        if self.is_terminated:
+        if self.is_terminated or now >= self.deadline:
             return True
-        if not (near or self.ended or self.leaving is not None):
-            return False
-        if self.leaving is not None and now >= self.leaving:
-            return True
-        return not self._anything_runs()
+        if now >= self.next_look or self.deadline < math.inf:
+            self.next_look = now + LOOK_EVERY_S
+            with suppress(ResilError, ValueError):
+                self.state.why = self.state.why or self.why_leave()
+        return bool(self.state.why) and not _has_children()
 
-    def _is_ended(self) -> bool:
-        with suppress(ResilError):
-            counts = self.cron.state.installation()
-            stopped = self.cron.state.stopped() is not None
-            if stopped or counts is None or counts.token != self.installation.token:
-                return True
-            if counts.mode != self.installation.mode and self.leaving is None:
-                self.leaving = math.inf  # as soon as nothing runs; its successors have the new mode
-        return False
+    def why_leave(self) -> str:
+        """Return why this job leaves when nothing of its own runs; empty: it stays. Raise ResilError if unreadable."""
+        if self.deadline < math.inf:
+            return "SLURM or `resil cron stop` announced the end"
+        if CronDirectory.stopped(self.state) is not None:
+            return "the scheduler is stopped"
+        now = self.state.installation()
+        if now is None or now.token != self.installation.token:
+            return "this installation was replaced"
+        if self._mode(now) != self._mode(self.installation):
+            return "the jobs of the chain are of another kind now"
+        if not self.has_ticked:
+            beat = self.state.heartbeat()
+            self.has_ticked = beat is not None and (beat.job_id, beat.pid) == (str(self.job_id), os.getpid())
+        found = read_regular(self.state.path / NEWEST, 100)
+        start, job_id = map(int, found[0].split()) if found is not None else (0, 0)
+        if self.has_ticked and (start, job_id) < (self.start, self.job_id):
+            write_atomic(self.state.path / NEWEST, f"{self.start} {self.job_id}\n", mode=self.state.file_mode)
+        elif (start, job_id) > (self.start, self.job_id) and start <= self._now() + LOOK_EVERY_S:
+            return f"job {job_id} ticks now"
+        return ""
 
-    def _anything_runs(self) -> bool:
-        from resilience.cron.table.running import here, liveness, marks
-        from resilience.job import Liveness
-
-        with suppress(ResilError):
-            at = here()
-            return any(
-                mark.host == at.host
-                and mark.end is None
-                and liveness(mark, now=self._now(), at=at)[0] is Liveness.ALIVE
-                for mark in marks(self.cron.state)
-            )
-        return False
+    def _mode(self, installation: Installation) -> str:
+        return installation.mode or self.cron.settings.mode
 
     def _on_end_notice(self, _number: int, _frame: FrameType | None) -> None:
         """Handle SIGUSR1: SLURM announces the time limit, or `resil cron stop` asks the job to exit."""
-        from resilience.cron.drivers._slurm.script import lead_s
-
-        if self.leaving is None:
-            self.leaving = self._now() + lead_s(self.limit_s) / 2
+        self.deadline = min(self.deadline, self._now() + self.lead_s / 2)
 
     def _on_terminate(self, _number: int, _frame: FrameType | None) -> None:
         """Handle SIGTERM: scancel, or the time limit itself; KillWait (usually 30 s) remains."""
         self.is_terminated = True
 
-    # ---- the successors ---------------------------------------------------------------------------------------
-
-    @property
-    def _keep_every_s(self) -> float:
-        return max(5.0, min(KEEP_EVERY_S, self.limit_s / 20))
-
-    def _start_keeper(self) -> None:
-        """Fork a keeper process; a new interpreter would take half a second."""
-        self.keeper_since = self._now()
-        self.next_keep = self.keeper_since + self._keep_every_s
-        try:
-            self.keeper = os.fork()
-        except OSError as error:
-            say(f"cannot queue the successors: {error}")
-            return
-        if self.keeper == 0:
-            code = EX_TEMPFAIL
-            try:
-                for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_DFL)
-                counts = self.cron.state.installation() or self.installation  # its mode may have changed
-                code = keep(self.cron, counts, self.arguments)
-            except BaseException as error:
-                say(f"cannot queue the successors: {type(error).__name__}: {error}")
-            finally:
-                os._exit(code)
-
-    def _poll_keeper(self) -> int | None:
-        """Return the exit code of the keeper process if it has just ended."""
-        if self.keeper is None:
-            return None
-        try:
-            pid, status = os.waitpid(self.keeper, os.WNOHANG)
-        except ChildProcessError:  # already reaped
-            pid, status = self.keeper, EX_TEMPFAIL << 8
-        if pid == 0:
-            if self._now() - self.keeper_since > KEEP_WITHIN_S:
-                os.kill(self.keeper, signal.SIGKILL)
-            return None
-        code = os.waitstatus_to_exitcode(status)
-        self.keeper = None
-        self.ended = self.ended or code == EXIT_ENDED
-        self.failures = 0 if code in (0, EXIT_ENDED) else self.failures + 1
-        if self.failures:
-            pause_s = RETRY_S * 2 ** min(self.failures - 1, 8)
-            self.next_keep = self._now() + min(pause_s, self._keep_every_s)
-        return code
-
-    def _wait_for_keeper(self, seconds: float) -> int | None:
-        until = time.monotonic() + seconds
-        while self.keeper is not None and time.monotonic() < until:
-            code = self._poll_keeper()
-            if code is not None:
-                return code
-            self.waiting(0.02)
-        return None
-
-    def _settle(self) -> int:
-        """Make sure of the successors before the end; return the exit code."""
-        self._wait_for_keeper(5)
-        self._end_keeper()  # one that hangs
-        if self.ended:
-            return 0
-        self._start_keeper()
-        code = self._wait_for_keeper(15)
-        self._end_keeper()
-        return 0 if code in (0, EXIT_ENDED) else EX_TEMPFAIL
-
-    def _end_keeper(self) -> None:
-        if self.keeper is not None:
-            os.kill(self.keeper, signal.SIGKILL)
-            os.waitpid(self.keeper, 0)
-            self.keeper = None
-
     def _now(self) -> float:
         return self.cron.project.system.clock.now()
 
 
-def _end_time(end: str, start: str, limit_s: float, now: float) -> float:
-    """Return when the job ends: from SLURM (22.05 and later), else from its start and its limit. Pure."""
-    if end.isdigit() and int(end) > 0:
-        return float(end)
-    return (float(start) if start.isdigit() and int(start) > 0 else now) + limit_s
+def _has_children() -> bool:
+    """Return whether a child of this process is alive: a run's supervisor, or a submission."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return True
+    return False
+
+
+def say(line: str) -> None:
+    """Write a line to the job's output; ignore errors, because the output may be gone."""
+    with suppress(OSError, ValueError):
+        os.write(1, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}\n".encode("utf-8", "backslashreplace"))

@@ -1,20 +1,26 @@
-"""A one-line warning about a late scheduler, for commands with another subject; reads one small file.
+"""The scheduler's health for commands with another subject: one line in `resil status` and `resil submit`, and a report
+where a guard left a note. Reads one small file if all is well.
 
-`resil watch cron` (cron/checks/cron.py) checks thoroughly; this is for a line in `resil status` and `resil submit`.
+`resil watch cron` (cron/checks/cron.py) checks thoroughly, and asks the driver. As `notes` of alerts/notify.py, this
+module reports in the watchdog's name, so that both report one incident.
 """
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from resilience import cron_late
-from resilience.quantities import format_duration
+from resilience.errors import ResilError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from resilience.cron.checks.cron import CronReading
+    from resilience.finding import Report
     from resilience.runs.project import Project
+
+CHECK = "cron"
 
 
 def late_notice(project: Project) -> str:
@@ -23,63 +29,69 @@ def late_notice(project: Project) -> str:
     Reads one small file if all is well; never raises. It may block on the state directory, as its callers do.
     """
     try:
-        directory = project.loaded.state_dir / ".cron"
-        return _notice(directory, project)
+        found = _read(project) if _may_be_late(project) else None
     except Exception:  # a notice must not break its caller
         return ""
-
-
-def _notice(directory: Path, project: Project) -> str:
-    now = project.system.clock.now()
-    heartbeat = _read(directory / "heartbeat")
-    if heartbeat is None:
-        return _never_ticked(directory, project, now)
-    time, expected = cron_late.times_of(heartbeat)
-    late_s = _late_s(project) or float(heartbeat.get("patience_s") or 0.0)
-    if not cron_late.is_late(time, expected, now, late_s) or os.path.lexists(directory / "stop"):
+    judged = found.judgement if found is not None else None
+    if judged is None or judged.health not in ("late", "dead"):
         return ""
-    driver = str(heartbeat.get("driver", ""))
-    installation = _read(directory / "driver.json")
-    if not cron_late.is_awaited(driver, is_installed=installation is not None, is_last=bool(heartbeat.get("is_last"))):
-        return ""
-    if installation is not None and float(installation.get("time", 0.0)) > time:
-        return _never_ticked(directory, project, now)  # reinstalled since
-    said = f"last tick {format_duration(now - time)} ago"
-    is_dead = cron_late.is_dead(time, expected, now, late_s)
-    return _describe(said, driver, is_dead=is_dead)
+    word = "is dead and runs nothing" if judged.health == "dead" else "is late"
+    return f"the cron scheduler {word}: {judged.reason}; see: resil cron status"
 
 
-def _never_ticked(directory: Path, project: Project, now: float) -> str:
-    installation = _read(directory / "driver.json")
-    if installation is None or os.path.lexists(directory / "stop"):
-        return ""
-    settings = project.loaded.settings.cron_settings
-    time, expected = cron_late.first_times(installation, settings.tick_s, settings.pulse_s)
-    if not cron_late.is_late(time, expected, now, settings.late_s):
-        return ""
-    is_dead = cron_late.is_dead(time, expected, now, settings.late_s)
-    said = f"installed {format_duration(now - time)} ago, without a tick since"
-    return _describe(said, str(installation.get("driver", "")), is_dead=is_dead)
+def noted(project: Project, reports: Sequence[Report] = ()) -> tuple[Report, ...]:
+    """Return a report on the scheduler if a guard left a note; nothing if the reports include the scheduler already.
+
+    A note is only a hint: every member of the group can write one. The report states the current state. Never raises.
+    """
+    if not is_noted(project) or any(report.check == CHECK for report in reports):
+        return ()
+    from resilience.cron.checks.cron import CHECK as WATCHDOG
+    from resilience.cron.checks.cron import SCHEDULER, CronCheckSettings
+    from resilience.finding import Report
+    from resilience.watch.reading import Timed
+
+    with suppress(ResilError):
+        found, now = _read(project), project.system.clock.now()
+        if found is not None:
+            findings = WATCHDOG.judge(SCHEDULER, (Timed(now, found),), CronCheckSettings(), now)
+            return (Report(check=CHECK, findings=tuple(findings), time=now),)
+    return ()
 
 
-def _describe(said: str, driver: str, *, is_dead: bool) -> str:
-    word = "is dead and runs nothing" if is_dead else "is late"
-    how = f" ({driver})" if driver else ""
-    return f"the cron scheduler{how} {word}, {said}; see: resil cron status"
+def forget(project: Project) -> None:
+    """Delete the note after it was reported. Never raises."""
+    with suppress(OSError):
+        _note(project).unlink(missing_ok=True)
 
 
-def _late_s(project: Project) -> float:
-    cron = project.loaded.settings.cron  # where nothing was set, nothing is loaded
-    return cron.late_s if cron is not None else 0.0
+def is_noted(project: Project) -> bool:
+    """Return whether a guard left a note."""
+    return _note(project).exists()
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    from resilience.system.files import read_regular
+def _note(project: Project) -> Path:
+    return project.loaded.state_dir / ".cron" / "notes" / "late"
 
-    found = read_regular(path)
-    if found is None:
-        return None
+
+def _may_be_late(project: Project) -> bool:
+    """Return whether no tick came in time. Raise an exception if the heartbeat is damaged."""
     import json
 
-    record = json.loads(found[0])
-    return record if isinstance(record, dict) else None
+    from resilience import cron_late
+    from resilience.system.files import read_regular
+
+    path = project.loaded.state_dir / ".cron"
+    found = read_regular(path / "heartbeat")
+    if found is None:
+        return (path / "driver.json").exists()
+    return cron_late.overdue_s(*cron_late.times_of(json.loads(found[0])), project.system.clock.now()) > 0
+
+
+def _read(project: Project) -> CronReading | None:
+    from resilience.cron.checks.cron import read_scheduler
+    from resilience.cron.state_directory import CronDirectory
+
+    loaded = project.loaded
+    directory = CronDirectory(loaded.state_dir, loaded.settings.run.group)
+    return read_scheduler(directory, loaded.settings.cron_settings, project.system.clock.now())

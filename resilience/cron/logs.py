@@ -6,6 +6,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from resilience.cron.entries import find_name, known_names, runs_of
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.words import slot_text
 from resilience.errors import ResilError, StateDirectoryError, UsageError
-from resilience.job import Liveness
+from resilience.job import JobId, Liveness
 from resilience.system.files import explain_os_error, open_without_waiting
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ POLL_S = 0.5
 JOB_POLL_S = 20.0
 """Interval at which `--follow` asks the controller whether a submitted job is still alive."""
 
-SHOWN_BYTES = 4 * 2**20
-"""Of a longer output, only the end is shown."""
+SHOWN_BYTES, POLL_BYTES = 4 * 2**20, 2**20
+"""Of a longer output, only the end is shown. `--follow` reads so much at once."""
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
 """ECMA-48 control sequences and xterm's operating system commands, which set titles and write to the clipboard."""
@@ -75,15 +76,14 @@ def find_slot(runs: Sequence[RunRecord], wanted: str, now: float) -> RunRecord:
 
 
 def _names_of(slot: int, now: float) -> set[str]:
-    import time
     from datetime import UTC, datetime
 
-    local, moment = time.localtime(slot), datetime.fromtimestamp(slot).astimezone()
-    forms = ["%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%H:%M:%S", "%d %b %H:%M:%S"]
-    if not local.tm_sec:
-        forms += [form.removesuffix(":%S") for form in forms]
-    names = {time.strftime(form, local) for form in forms}
-    utc = datetime.fromtimestamp(slot, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    moment = datetime.fromtimestamp(slot).astimezone()
+    forms = ("%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S", "%H:%M:%S", "%d %b %H:%M:%S")
+    names = {moment.strftime(form) for form in forms}
+    if not moment.second:
+        names |= {name.removesuffix(":00") for name in names}
+    utc = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return names | {str(slot), slot_text(slot), slot_text(slot, now), moment.isoformat(), utc}
 
 
@@ -99,26 +99,28 @@ def _log(cron: CronProject, key: str, run: RunRecord) -> Log:
     return Log(run, path)
 
 
-def read_text(path: Path, limit_bytes: int = SHOWN_BYTES) -> tuple[str, int, int]:
-    """Return the end of an output, the position after it, and the number of bytes omitted before it.
+def read_text(
+    path: Path, limit_bytes: int = SHOWN_BYTES, *, start: int | None = None, flags: int = 0
+) -> tuple[str, int, int]:
+    """Return the end of an output, the position after it, and the number of bytes before it.
 
-    Raise StateDirectoryError if the output cannot be read.
+    `start`: read from this position on instead; a file that was truncated is read from its end. Raise
+    StateDirectoryError if the output cannot be read.
     """
     try:
-        descriptor = open_without_waiting(str(path), os.O_RDONLY)
+        descriptor = open_without_waiting(str(path), os.O_RDONLY | flags)
     except FileNotFoundError:
-        return "", 0, 0
+        return "", start or 0, 0
     except OSError as error:
         raise explain_os_error(error, "read", path) from error
     with os.fdopen(descriptor, "rb") as file:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
             raise StateDirectoryError(f"{path} is not a regular file")
-        size = info.st_size
-        left_out = max(0, size - limit_bytes)
-        file.seek(left_out)
+        begin = max(0, info.st_size - limit_bytes) if start is None else min(start, info.st_size)
+        file.seek(begin)
         raw = file.read(limit_bytes)
-    return raw.decode("utf-8", "replace"), left_out + len(raw), left_out
+    return raw.decode("utf-8", "replace"), begin + len(raw), begin
 
 
 def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
@@ -126,13 +128,13 @@ def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
     clock, path = cron.project.system.clock, log.path
     asked = clock.now()
     while True:
-        is_over = _is_over(cron, log.run, wants_job=clock.now() - asked >= JOB_POLL_S)
-        if clock.now() - asked >= JOB_POLL_S:
-            asked = clock.now()
+        wants_job = clock.now() - asked >= JOB_POLL_S
+        asked = clock.now() if wants_job else asked
+        is_over = _is_over(cron, log.run, wants_job=wants_job)
         if path is None:  # nothing written yet: the path is known after the first write
             path = next((found.path for found in _same(cron, log.run) if found.path is not None), None)
         if path is not None:
-            text, position = _read_on(path, position)
+            text, position, _ = read_text(path, POLL_BYTES, start=position)
             if text:
                 yield text
                 continue
@@ -148,33 +150,12 @@ def _same(cron: CronProject, run: RunRecord) -> list[Log]:
 
 def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:
     """Return whether no more output can come. A scheduler that does not answer does not end the run."""
-    if run.job_id:
-        if not wants_job:
-            return False
-        from resilience.job import JobId
-
-        try:
-            presence = cron.project.scheduler().presence(JobId.parse(run.job_id))
-        except ResilError:
-            return False
-        return presence.liveness is Liveness.GONE
-    return all(found.run.outcome is not Outcome.RUNNING for found in _same(cron, run))
-
-
-def _read_on(path: Path, position: int) -> tuple[str, int]:
-    try:
-        descriptor = open_without_waiting(str(path), os.O_RDONLY)
-    except FileNotFoundError:
-        return "", position
-    except OSError as error:
-        raise explain_os_error(error, "read", path) from error
-    with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        if size < position:  # truncated: the middle was cut out when the run ended
-            return "", size
-        file.seek(position)
-        raw = file.read(2**20)
-    return raw.decode("utf-8", "replace"), position + len(raw)
+    if not run.job_id:
+        return all(found.run.outcome is not Outcome.RUNNING for found in _same(cron, run))
+    if wants_job:
+        with suppress(ResilError):
+            return cron.project.scheduler().presence(JobId.parse(run.job_id)).liveness is Liveness.GONE
+    return False
 
 
 def without_escapes(text: str) -> str:

@@ -1,52 +1,42 @@
-"""Dead man's switch: a request at the start and the end of each tick; the service alerts when requests stop.
+"""Dead man's switch: a request at the end of each tick; the service alerts when requests stop.
 
-Uses the protocol of healthchecks.io, which other services share: `URL/start`, `URL`, `URL/fail`, each with `?rid=` of
-the tick (https://healthchecks.io/docs/http_api/). A detached child sends the requests, so no server delays a tick.
+Uses the protocol of healthchecks.io, which other services share: `URL` for success, `URL/fail` for a tick that failed
+(https://healthchecks.io/docs/http_api/). A tick that cannot vouch for the alerts requests neither, and the service
+alerts after its grace time. A detached child sends the request, so no server delays a tick.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import select
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
 
 from resilience.errors import ResilError, SettingsError
-from resilience.system.child import Detached, start_detached
+from resilience.messages import plural
+from resilience.quantities import format_duration
+from resilience.records import from_record
 from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.settings.cron_settings import CronSettings
-    from resilience.system.secrets import Secret
 
 PING_S = 5.0
-"""Time limit of one request, from name resolution to the last byte."""
-LONGEST_TICK_S = 2 * 86400.0
-"""The child waits this long for the end of a tick."""
+"""Time limit of the request, from name resolution to the last byte."""
+CHILD_S = 60.0
+"""The child is killed after this time, on a file system that hangs too."""
 BODY_BYTES = 10_000
 """Healthchecks keeps the first 100 kB of a body; a summary needs less."""
+STUCK_S = 900.0
+"""An alert queued for longer than this does not reach anybody."""
+REJECTED_S = 86400.0
+"""A channel that rejected an alert more recently, and accepted none since, does not work."""
+UNKNOWN_CODE = 3
+"""Exit code of a watchdog that could not look (Nagios plugin API)."""
 STATE = "ping"
 """In `<state_dir>/.cron`: result of the last ping."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PingState:
-    """Result of the last ping.
-
-    Attributes:
-        time: when, seconds since the epoch.
-        error: why it failed; empty if it succeeded.
-        well: time of the last success; 0: none yet.
-    """
-
-    time: float
-    error: str = ""
-    well: float = 0.0
 
 
 def check_ping(settings: CronSettings) -> None:
@@ -59,143 +49,94 @@ def check_ping(settings: CronSettings) -> None:
         check_url(settings.ping_url, "[cron] ping_url", allow_http=settings.ping_allow_http, key="ping_allow_http")
 
 
-def ping_state(cron: CronProject) -> PingState | None:
-    """Return the result of the last ping; None if there was none or it cannot be read. Never raises."""
-    with suppress(ResilError, ValueError, TypeError, KeyError):
-        found = read_regular(cron.state.path / STATE)
-        if found is not None:
-            record = json.loads(found[0])
-            return PingState(
-                time=float(record["time"]), error=str(record.get("error", "")), well=float(record.get("well", 0))
-            )
-    return None
+class Pinged(NamedTuple):
+    """Result of the last ping.
+
+    Attributes:
+        time: when it was due, seconds since the epoch; 0: never.
+        error: why no success was reported; empty if one was.
+        unknown: the entries whose last run ended UNKNOWN.
+    """
+
+    time: float = 0.0
+    error: str = ""
+    unknown: tuple[str, ...] = ()
 
 
-def ping_url(url: str, word: str, rid: str) -> str:
-    """Return the URL for `start`, `fail` or, with an empty word, success. Keeps the query. Pure."""
+def last_ping(cron: CronProject) -> Pinged:
+    """Return the result of the last ping; the defaults if there was none, or it cannot be read. Never raises."""
+    with suppress(ResilError, ValueError, TypeError):
+        if (found := read_regular(cron.state.path / STATE)) is not None:
+            return from_record(Pinged, json.loads(found[0]), strict=True)
+    return Pinged()
+
+
+def ping_url(url: str, word: str) -> str:
+    """Return the URL for `fail` or, with an empty word, success. Keeps the query. Pure."""
     parts = urlsplit(url)
     path = parts.path.rstrip("/") + (f"/{word}" if word else "")
-    query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), ("rid", rid)])
-    return urlunsplit((parts.scheme, parts.netloc, path or "/", query, ""))
+    return urlunsplit((parts.scheme, parts.netloc, path or "/", parts.query, ""))
 
 
-class Ping:
-    """The pings of one tick, sent by a child that waits for its end."""
+def ping(cron: CronProject, summary: str, ended: Mapping[str, int | None], *, is_well: bool, doubt: str = "") -> None:
+    """Report a tick, and write the result for `resil cron status`. Never raises.
 
-    def __init__(self, cron: CronProject) -> None:
-        """Start the child, which reports the start of the tick. Never raises, and does not block."""
-        self._pipe = -1
-        self._child: Detached | None = None
-        if not (cron.settings.ping_url or cron.settings.ping_url_file):
-            return
-        try:
-            reading, writing = os.pipe2(os.O_CLOEXEC)
-        except OSError:
-            return
-        try:
-            self._child = start_detached(lambda: _ping_start_and_end(cron, reading), LONGEST_TICK_S, keep=reading)
-            self._pipe = writing
-        except OSError:
-            os.close(writing)
-        finally:
-            os.close(reading)
+    A tick that ended well reports nothing if there is a `doubt`, a watchdog could not look, or alerts are stuck.
 
-    def ended(self, summary: str, *, is_well: bool) -> None:
-        """Report the end of the tick; the summary must not contain secrets."""
-        if self._pipe < 0:
-            return
-        line = f"{'well' if is_well else 'fail'} {summary}".encode("utf-8", "replace")[:BODY_BYTES]
-        with suppress(OSError):  # PIPE_BUF is larger than the line; the child may be gone
-            os.write(self._pipe, line.replace(b"\0", b" ") + b"\0")
-        os.close(self._pipe)
-        self._pipe = -1
-
-    def wait(self, seconds: float) -> None:
-        """Wait for the child, for at most `seconds`: for callers whose end kills their children."""
-        if self._child is not None:
-            self._child.wait(seconds)
-
-    def forget(self) -> None:
-        """Detach from the child."""
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
-        if self._child is not None:
-            self._child.forget()
-
-
-def _ping_start_and_end(cron: CronProject, reading: int) -> None:
-    """In the child: send the start, then the end."""
-    from uuid import uuid4
-
-    rid = str(uuid4())
-    try:
-        url = _address(cron)
-    except ResilError as error:
-        _record(cron, error.message)
-        return
-    began = _send(cron, url, "start", rid, "")
-    word, _, summary = _read_result(reading).partition(" ")
-    ended = _send(cron, url, "" if word == "well" else "fail", rid, summary or "the tick died")
-    _record(cron, ended or began)
-
-
-def _address(cron: CronProject) -> Secret:
-    from resilience.system.http import check_url
-    from resilience.system.secrets import Secret, read_secret
-
-    check_ping(cron.settings)
-    found = read_secret(cron.settings, "ping_url", cron.project.system)
-    if found is None:
-        return Secret(cron.settings.ping_url)
-    check_url(
-        found.reveal(), "the content of [cron] ping_url_file",
-        allow_http=cron.settings.ping_allow_http, key="ping_allow_http",
-    )  # fmt: skip
-    return found
-
-
-def _read_result(reading: int) -> str:
-    """Return the line that the tick writes at its end; empty if the tick died."""
-    received = b""
-    while not received.endswith(b"\0"):
-        select.select([reading], [], [])
-        chunk = os.read(reading, 65536)
-        if not chunk:
-            break
-        received += chunk
-    return received.rstrip(b"\0").decode("utf-8", "replace")
-
-
-def _send(cron: CronProject, url: Secret, word: str, rid: str, body: str) -> str:
-    """Send one request; return why it failed, without the address."""
-    from resilience.system.http import refusal, request
+    Args:
+        summary: must not contain secrets.
+        ended: exit codes of the runs that ended well since the last ping, None of others, by the name of the entry.
+    """
+    from resilience.cron.checks.cron import read_table_file
     from resilience.system.redaction import redact
 
-    environ: Mapping[str, str] = cron.project.system.environ
+    now, error, (names, _) = cron.project.system.clock.now(), "", read_table_file(cron.state.path)
+    codes = {**dict.fromkeys(last_ping(cron).unknown, UNKNOWN_CODE), **ended}
+    unknown = [name for name, code in codes.items() if code == UNKNOWN_CODE and (names is None or name in names)]
     try:
-        answer = request(
-            ping_url(url.reveal(), word, rid),
-            redact(body).encode("utf-8", "replace")[:BODY_BYTES],
-            environ=environ,
-            timeout_s=PING_S,
-            headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "resil"},
-            secrets=[url.reveal()],
-        )
-        refused = refusal(answer, urlsplit(url.reveal()).hostname or "the server", [url.reveal()])
-        return refused.message if refused is not None else ""
-    except ResilError as error:
-        return redact(error.message, [url.reveal()])
-    except Exception as error:
-        return redact(f"{type(error).__name__}: {error}", [url.reveal()])
-
-
-def _record(cron: CronProject, error: str) -> None:
-    """Write the result for `resil cron status`."""
-    now = cron.project.system.clock.now()
-    before = ping_state(cron)
-    well = now if not error else before.well if before is not None else 0.0
+        found = [doubt, *(f"{name} ended UNKNOWN" for name in unknown), *doubts(cron, now)] if is_well else []
+        said, word = "; ".join(filter(None, found)), "" if is_well else "fail"
+        error = f"no success reported: {said}" if said else _send(cron, word, redact(summary))
+    except Exception as problem:  # reading the address registers it as a secret
+        text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
+        error = redact(text, [cron.settings.ping_url])
     with suppress(ResilError):
         make_directory(cron.state.path, mode=cron.state.directory_mode)
-        record = {"time": now, "error": error, "well": well}
-        write_atomic(cron.state.path / STATE, json.dumps(record) + "\n", mode=cron.state.file_mode, durable=False)
+        text = json.dumps(Pinged(now, error, tuple(unknown))._asdict()) + "\n"
+        write_atomic(cron.state.path / STATE, text, mode=cron.state.file_mode, durable=False)
+
+
+def doubts(cron: CronProject, now: float) -> Iterator[str]:
+    """Yield why alerts do not arrive: stuck messages, rejected messages. Raise ResilError if that cannot be read."""
+    from resilience.alerts.routes import routes_of
+    from resilience.alerts.state import open_alert_state
+
+    outbox, routes = open_alert_state(cron.project, touch=False).outbox, routes_of(cron.project)
+    waiting, dead = ([one for one in found if routes.get(one.channel) is not None]  # not of another project
+                     for found in (outbox.pending(), outbox.dead()))  # fmt: skip
+    oldest_s = now - min((one.queued for one in waiting), default=now)
+    if oldest_s > STUCK_S:
+        yield f"{plural(len(waiting), 'alert')} queued, for up to {format_duration(oldest_s)}: resil alert list"
+    rejected = max((one.ended for one in dead), default=0.0)
+    if rejected > now - REJECTED_S and rejected > max((one.ended for one in outbox.sent()), default=0.0):
+        yield "the last alert was rejected by its channel: resil alert list"
+    if outbox.error:
+        yield outbox.error
+
+
+def _send(cron: CronProject, word: str, body: str) -> str:
+    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
+    from resilience.system.http import check_url, refusal, request
+    from resilience.system.secrets import read_secret
+
+    check_ping(cron.settings)
+    secret, what = read_secret(cron.settings, "ping_url", cron.project.system), "the content of [cron] ping_url_file"
+    url = secret.reveal() if secret is not None else cron.settings.ping_url
+    check_url(url, what, allow_http=cron.settings.ping_allow_http, key="ping_allow_http")
+    answer = request(
+        ping_url(url, word), body.encode("utf-8", "replace")[:BODY_BYTES], environ=cron.project.system.environ,
+        timeout_s=PING_S, secrets=[url],
+        headers={"Content-Type": "text/plain; charset=utf-8", "User-Agent": "resil"},
+    )  # fmt: skip
+    refused = refusal(answer, urlsplit(url).hostname or "the server", [url])
+    return refused.message if refused is not None else ""

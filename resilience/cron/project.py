@@ -15,7 +15,7 @@ from resilience.errors import ProbeError, SettingsError
 
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
-    from resilience.cron.table.running import Here
+    from resilience.cron.table.directory import CronReader
     from resilience.cron.table.supervisor import Supervised
     from resilience.runs.project import Project
     from resilience.settings.cron_settings import CronSettings
@@ -86,28 +86,12 @@ class CronProject:
             refuse=self.refuse,
             secrets=secrets_of(system.environ, self.named_variables()),
             clock=system.clock,
-            at=self.here(),
+            host=system.host.name,
         )
-
-    def here(self) -> Here:
-        """Return the identity of this machine as marks of runs record it."""
-        from resilience.cron.table.running import here
-
-        return here()._replace(host=self.project.system.host.name)
 
     def refuse(self, entry: Entry) -> Ignored | None:
         """Return why a drop-in may no longer run, just before its start; None if it may."""
-        from resilience.cron.table.directory import recheck
-
-        loaded = self.project.loaded
-        return recheck(
-            entry,
-            self.directory,
-            self.settings,
-            uid=self.project.system.host.uid,
-            group=loaded.settings.run.group,
-            project=loaded.project,
-        )
+        return self._reader().recheck(entry)
 
     def with_entry_environment(self) -> CronProject:
         """Return a copy whose scheduler programs see the environment of entries instead of the user's."""
@@ -144,31 +128,30 @@ class CronProject:
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""
-        from resilience.cron.table.directory import read_table
+        found = self._reader().table()
+        if not self.settings.digest_at:
+            return found
+        from resilience.cron.table.own_entries import own_entries
 
-        project = self.project
-        loaded = project.loaded
-        return read_table(
-            self.directory,
-            self.settings,
-            uid=project.system.host.uid,
-            group=loaded.settings.run.group,
-            project=loaded.project,
-        )
+        own = own_entries(self.settings)
+        return replace(found, entries=found.entries + own.entries, ignored=found.ignored + own.ignored)
+
+    def _reader(self) -> CronReader:
+        from resilience.cron.table.directory import CronReader
+
+        loaded, uid = self.project.loaded, self.project.system.host.uid
+        group = loaded.settings.run.group
+        return CronReader(self.directory, self.settings, uid=uid, group=group, project=loaded.project)
 
 
 def check_amounts(settings: CronSettings) -> None:
-    """Raise SettingsError for an interval without a length, a negative number of outputs, or a folder that is none."""
+    """Raise SettingsError for an interval without a length."""
     for key, example in (("tick_s", "60s"), ("pulse_s", "15m")):
         if getattr(settings, key) <= 0:
             raise SettingsError(
                 f"{key} = {getattr(settings, key):g} in [cron] must be above 0",
                 hint=f'for instance {key} = "{example}"',
             )
-    if settings.keep_runs < 0:
-        raise SettingsError(f"keep_runs = {settings.keep_runs} in [cron] must not be negative", hint="keep_runs = 20")
-    if any(ord(character) < 32 for character in settings.folder):
-        raise SettingsError(f"folder = {settings.folder!r} in [cron] contains a control character")
 
 
 def open_cron(project: Project) -> CronProject:

@@ -1,20 +1,21 @@
 """`resil cron prune`: deletes expired files. `plan` lists them, and `prune` deletes them.
 
 Deleted are outputs beyond [cron] keep_runs per entry, old outputs of driver jobs, all files of entries removed 30 days
-ago, temporary files of crashed writers, and marks of dead runs.
+ago, temporary files of crashed writers, and records of dead runs. The book of runs bounds the histories by itself.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import ResilError
+from resilience.cron.book import State
+from resilience.cron.slots import names
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
@@ -46,8 +47,8 @@ class Pruned:
     """The files deleted, or with a dry run the files to delete.
 
     Attributes:
-        marks: number of marks of dead runs.
-        lines: number of history lines.
+        marks: number of records of dead runs.
+        lines: number of history lines; always 0.
         trouble: files that could not be deleted.
     """
 
@@ -59,63 +60,59 @@ class Pruned:
 
 def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
     """Delete expired files. Raise ResilError if the table cannot be read, because removed entries are unknown then."""
-    from resilience.cron.table.history import shorten
-    from resilience.cron.table.recovery import settle_dead_runs
-
-    now = cron.project.system.clock.now()
+    now, book = cron.project.system.clock.now(), cron.state.book
     if not cron.state.path.is_dir():
         return Pruned()
     cron.state.check()
-    trouble: list[str] = []
-    marks = _dead_marks(cron, now) if dry_run else len(settle_dead_runs(cron.state, now=now))
+    running = [run for run in book.active() if run.state is State.RUNNING]
+    marks = sum(book.liveness(run, now)[0] is Liveness.GONE for run in running)
+    if not dry_run:
+        marks = len([*book.settle_dead(now, cron.project.system.host.name)])
     found = plan(cron, now)
     if dry_run:
         return Pruned(found, marks)
-    removed = []
+    removed, trouble = [], []
     for removal in found:
         try:
-            removal.path.unlink()
+            removal.path.unlink(missing_ok=True)
             removed.append(removal)
-        except FileNotFoundError:
-            pass
         except OSError as error:
             trouble.append(f"{removal.path}: {error.strerror or error}")
     for directory in {removal.path.parent for removal in removed}:
-        if directory.parent == cron.state.path / "output":
+        if directory.parent.name in ("output", "history"):
             with suppress(OSError):
                 directory.rmdir()  # only when nothing is left in it
-    lines = 0
-    for key in _keys(cron):
-        try:
-            lines += shorten(cron.state, key)
-        except ResilError as error:
-            trouble.append(error.message)
-    return Pruned(tuple(removed), marks, lines, tuple(trouble))
+    return Pruned(tuple(removed), marks, 0, tuple(trouble))
 
 
 def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
     """Return every expired file once. Raise ResilError if the table cannot be read."""
-    table = cron.read_table()
-    known = {entry.key for entry in table.entries}
-    path = cron.state.path
+    path, active, keep = cron.state.path, cron.state.book.active(), cron.settings.keep_runs
+    known = {entry.key for entry in cron.read_table().entries}
     found: dict[Path, Removal] = {}
-    running = _running(cron)
-    for key in _keys(cron):
-        files = _files_of(cron, key)
+
+    def expire(what: str, files: list[_File]) -> None:
+        for file in files:
+            found.setdefault(file.path, Removal(what, file.path, file.size_bytes))
+
+    slots, histories = list(_files(path / "slots")), list(_files(path / "history"))
+    for key in dict.fromkeys((*cron.state.keys(), *sorted(names(path / "output")))):
+        outputs = list(_files(path / "output" / key))
+        files = [*outputs, *(file for file in slots if file.path.name.rpartition("@")[0] == key)]
+        files += [*_files(path / "history" / key), *(f for f in histories if f.path.name.partition(".jsonl")[0] == key)]
+        mine = [run for run in active if run.entry_key == key]
+        busy = {f"{run.slot}" for run in mine} | {run.job[1].partition("_")[0] for run in mine}
         # A missing cron directory is not mounted; its entries are not gone.
-        is_gone = key not in known and cron.directory.is_dir() and all(now - f.written > GONE_S for f in files)
-        outputs = [file for file in files if file.path.parent.parent == path / "output"]
-        if is_gone and not any(run_key == key for run_key, _ in running):
-            chosen, what = files, "gone entries"
-        else:
-            busy = {f"{slot}" for run_key, slot in running if run_key == key} | _jobs(cron, key)
-            chosen, what = _beyond(outputs, cron.settings.keep_runs, busy), "outputs"
-        found |= {file.path: Removal(what, file.path, file.size_bytes) for file in chosen}
+        if key not in known and not busy and cron.directory.is_dir() and all(now - f.written > GONE_S for f in files):
+            expire("gone entries", files)
+            continue
+        ended = [file for file in outputs if file.age is not None and file.stem not in busy]
+        expire("outputs", sorted(ended, key=lambda file: (file.age, file.path.name), reverse=True)[max(0, keep) :])
     driver = [file for file in _files(path / "driver") if file.path.suffix == ".out"]
-    for file in sorted(driver, key=lambda file: file.written, reverse=True)[max(1, cron.settings.keep_runs) :]:
-        found[file.path] = Removal("driver outputs", file.path, file.size_bytes)
-    for file in _leftovers(path, now):
-        found.setdefault(file.path, Removal("leftovers", file.path, file.size_bytes))
+    expire("driver outputs", sorted(driver, key=lambda file: file.written, reverse=True)[max(1, keep) :])
+    for directory in (path, path / "slots", path / "history", path / "runs", path / "driver"):
+        old = {".tmp": LEFTOVER_S, ".damaged": GONE_S}
+        expire("leftovers", [f for f in _files(directory) if now - f.written > old.get(f.path.suffix, float("inf"))])
     return tuple(found.values())
 
 
@@ -125,76 +122,23 @@ class _File:
     size_bytes: int
     written: float
 
+    @property
+    def stem(self) -> str:
+        """`1800000000` of `1800000000-2.txt`."""
+        return self.path.name.partition(".")[0].partition("-")[0]
+
+    @property
+    def age(self) -> float | None:
+        """Sort key of an output: `<slot>.txt` by the slot, `<job>.out` by its mtime; None for other files."""
+        if not self.stem.isdigit():
+            return None
+        return {".txt": float(self.stem), ".out": self.written}.get(self.path.suffix)
+
 
 def _files(directory: Path) -> Iterator[_File]:
     """Yield the regular files of a directory."""
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                info = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(info.st_mode):
-                    yield _File(Path(entry.path), info.st_blocks * 512, info.st_mtime)
-
-
-def _keys(cron: CronProject) -> tuple[str, ...]:
-    keys = dict.fromkeys(cron.state.keys())
-    with suppress(FileNotFoundError, NotADirectoryError):
-        keys |= dict.fromkeys(sorted(os.listdir(cron.state.path / "output")))  # noqa: PTH208 - names only
-    return tuple(keys)
-
-
-def _files_of(cron: CronProject, key: str) -> list[_File]:
-    """Return all files of an entry: slots, history, outputs."""
-    path = cron.state.path
-    files = [file for file in _files(path / "slots") if file.path.name.rpartition("@")[0] == key]
-    histories = {f"{key}.jsonl", f"{key}.jsonl.old"}
-    files += [file for file in _files(path / "history") if file.path.name in histories]
-    return files + list(_files(path / "output" / key))
-
-
-def _beyond(outputs: Sequence[_File], keep_runs: int, busy: set[str]) -> list[_File]:
-    """Return the outputs beyond the newest `keep_runs`, except those of running runs."""
-    counted = [(age, file) for file in outputs if (age := _age(file)) is not None and _stem(file.path) not in busy]
-    newest_first = sorted(counted, key=lambda one: (one[0], one[1].path.name), reverse=True)
-    return [file for _, file in newest_first[max(0, keep_runs) :]]
-
-
-def _age(file: _File) -> float | None:
-    """Return the sort key of an output: `<slot>.txt` by the slot, `<job>.out` by its mtime; None for other files."""
-    if not _stem(file.path).isdigit():
-        return None
-    return {".txt": float(_stem(file.path)), ".out": file.written}.get(file.path.suffix)
-
-
-def _stem(path: Path) -> str:
-    """Return `1800000000` for `1800000000-2.txt`."""
-    return path.name.partition(".")[0].partition("-")[0]
-
-
-def _jobs(cron: CronProject, key: str) -> set[str]:
-    """Return the jobs of an entry not known to have ended: `jobs/<key>@<slot>@<job>@<scheduler>`."""
-    names = (file.path.name.rsplit("@", 3) for file in _files(cron.state.path / "jobs"))
-    return {parts[2].partition("_")[0] for parts in names if len(parts) == 4 and parts[0] == key}
-
-
-def _leftovers(path: Path, now: float) -> Iterator[_File]:
-    for directory in (path, path / "slots", path / "history", path / "running", path / "driver"):
-        for file in _files(directory):
-            name = file.path.name
-            is_temporary = name.startswith(".") and name.endswith(".tmp") and now - file.written > LEFTOVER_S
-            is_damaged = name.endswith(".damaged") and now - file.written > GONE_S
-            if is_temporary or is_damaged:
-                yield file
-
-
-def _running(cron: CronProject) -> set[tuple[str, int]]:
-    from resilience.cron.table.running import marks
-
-    return {(mark.key, mark.slot) for mark in marks(cron.state)}
-
-
-def _dead_marks(cron: CronProject, now: float) -> int:
-    from resilience.cron.table.running import here, liveness, marks
-
-    at = here()
-    return sum(liveness(mark, now=now, at=at)[0] is Liveness.GONE for mark in marks(cron.state))
+    for one in names(directory) if directory.is_dir() else ():
+        with suppress(OSError):
+            info = os.lstat(directory / one)
+            if stat.S_ISREG(info.st_mode):
+                yield _File(directory / one, info.st_blocks * 512, info.st_mtime)

@@ -7,20 +7,18 @@ was suspended at once, and runs nothing late more than once.
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from resilience.cron.book import AGAIN
+from resilience.cron.records import Kind, Outcome
 from resilience.cron.ticker import Ticker, TickResult, next_boundary
-from resilience.errors import ResilError
+from resilience.errors import ResilError, UsageError
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from resilience.cron.project import CronProject
+    from resilience.cron.records import Entry, RunRecord
     from resilience.cron.report import TickReporter
 
 SUBMITTER_S = 300.0
@@ -42,8 +40,8 @@ def tick(
     """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
 
     With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
-    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError if nothing can be
-    written: then nothing runs, because its result could not be recorded. Raise ProbeError if a disk hangs.
+    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError, after all else is done,
+    if not everything could be written. Raise ProbeError if a disk hangs.
     """
     from resilience.cron.report import TickReporter
 
@@ -65,7 +63,16 @@ def tick(
             clock.sleep(min(1.0, max(0.01, start - clock.now())))
             done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
         if wait:
-            done = _wait(ticker, done, clock.monotonic, is_over)
+            while ticker.is_running and not is_over():
+                ended = ticker.poll(60.0, is_over=is_over)
+                done = done.plus(ended)
+                if (
+                    ended.ended and ticker.waits and clock.monotonic() < deadline
+                ):  # then the next tick starts what waits
+                    done = done.plus(ticker.start_delayed())
+            deadline = clock.monotonic() + SUBMITTER_S
+            while ticker.is_busy and clock.monotonic() < deadline and not is_over():
+                done = done.plus(ticker.poll(SUBMITTER_NAP_S))
             done = done.plus(ticker.end_all(grace_s if is_over() else 0.0))
         if ticker.failure is not None:
             raise ticker.failure
@@ -75,15 +82,6 @@ def tick(
         raise
     done = done.plus(TickResult(lines=reporter.ended(done, ticker.table)))
     reporter.close()
-    return done
-
-
-def _wait(ticker: Ticker, done: TickResult, monotonic: Callable[[], float], is_over: Callable[[], bool]) -> TickResult:
-    while ticker.is_running and not is_over():
-        done = done.plus(ticker.poll(60.0, is_over=is_over))
-    until = monotonic() + SUBMITTER_S
-    while ticker.is_busy and monotonic() < until and not is_over():
-        done = done.plus(ticker.poll(SUBMITTER_NAP_S))
     return done
 
 
@@ -115,7 +113,7 @@ def run(
     driver: str,
     once: bool = False,
     until: float | None = None,
-    stop: Callable[[], bool] | None = None,
+    stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
     grace_s: float = 10.0,
 ) -> Ran:
@@ -126,15 +124,12 @@ def run(
         once: make one tick, and wait for the runs it started.
         until: end at this time; entries that cannot finish before are left to the next scheduler, unless they never
             could.
-        stop: called at least every second; True ends the loop. None: SIGTERM and SIGINT end it.
+        stop: called at least every second; True ends the loop.
         say: called with each message for the user.
         grace_s: time between SIGTERM and SIGKILL for runs still active at the end.
 
     A tick that fails is reported, and the next one follows as usual.
     """
-    if stop is None:
-        with _stop_on_signals() as should_stop:
-            return run(cron, driver=driver, once=once, until=until, stop=should_stop, say=say, grace_s=grace_s)
     if not once:
         return _Loop(cron, driver, until, stop, say).run(grace_s)
 
@@ -146,12 +141,7 @@ def run(
 
 class _Loop:
     def __init__(
-        self,
-        cron: CronProject,
-        driver: str,
-        until: float | None,
-        stop: Callable[[], bool],
-        say: Callable[[str], None],
+        self, cron: CronProject, driver: str, until: float | None, stop: Callable[[], bool], say: Callable[[str], None]
     ) -> None:
         from resilience.cron.report import TickReporter
 
@@ -161,7 +151,7 @@ class _Loop:
         self._until, self._stop, self._say = until, stop, say
         self._ticks = 0
         self._said: dict[str, int] = {}
-        self._between: TickResult | None = None
+        self._between = TickResult()
 
     def run(self, grace_s: float) -> Ran:
         last: TickResult | None = None
@@ -175,7 +165,7 @@ class _Loop:
                 break
             why = self._sleep()
         self._collect(self._ticker.end_all(grace_s))
-        if self._between is not None:
+        if self._between != TickResult():
             self._print_new((*self._between.lines, *self._reporter.ended(self._between, self._ticker.table)))
         self._reporter.close()
         return Ran(self._ticks, last, why)
@@ -194,8 +184,7 @@ class _Loop:
                 raise
             trouble = f"internal error: {type(error).__name__}: {error}; RESIL_TRACEBACK=1 shows where"
             done = TickResult(lines=(trouble,))
-        if self._between is not None:
-            done, self._between = self._between.plus(done), None
+        done, self._between = self._between.plus(done), TickResult()
         lines = (*done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
         self._print_new(lines)
         return None if trouble else done
@@ -205,35 +194,36 @@ class _Loop:
         clock, ticker = self._clock, self._ticker
         now = clock.now()
         moment = next_boundary(now, ticker.period_s)
-        if ticker.next_start is not None and ticker.failure is None:
+        if ticker.next_start is not None and ticker.failure is None:  # after trouble, the next regular tick tries again
             moment = min(moment, max(ticker.next_start, now))
         longest = clock.monotonic() + max(0.0, moment - now)
-        while True:
-            if self._stop():
-                return "stop requested"
-            if self._until is not None and clock.now() >= self._until:
-                return "time limit reached"
+        while not (why := self._is_over()):
             left = min(moment - clock.now(), longest - clock.monotonic())
             if left <= 0:
                 return ""
             nap_s = min(left, NAP_S)
             if ticker.is_running:
-                self._collect(ticker.poll(nap_s, is_over=self._stop))
+                ended = ticker.poll(nap_s, is_over=self._stop)
+                self._collect(ended)
+                if ended.ended and ticker.waits:
+                    self._collect(ticker.start_delayed())
             else:
                 clock.sleep(nap_s)
+        return why
+
+    def _is_over(self) -> str:
+        if self._stop():
+            return "stop requested"
+        return "time limit reached" if self._until is not None and self._clock.now() >= self._until else ""
 
     def _drain(self) -> None:
         """Start nothing new; wait for active runs, within the time limit."""
-        while self._ticker.is_running and not self._stop():
-            if self._until is not None and self._clock.now() >= self._until:
-                return
+        while self._ticker.is_running and not self._is_over():
             self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
 
     def _collect(self, ended: TickResult) -> None:
         """Keep results that arrive between two ticks, to report them with the next tick or at the end."""
-        if ended == TickResult():
-            return
-        self._between = ended if self._between is None else self._between.plus(ended)
+        self._between = self._between.plus(ended)
 
     def _print_new(self, lines: tuple[str, ...]) -> None:
         before, self._said = self._said, {}
@@ -243,27 +233,36 @@ class _Loop:
                 self._say(line)
 
 
-@contextmanager
-def _stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGTERM or SIGINT was received. SIGHUP is ignored: every tick reads the table
-    anyway."""
-    is_stopped = False
+def run_entry(
+    cron: CronProject, entry: Entry, *, stop: Callable[[], bool] = lambda: False, grace_s: float = 10.0
+) -> RunRecord:
+    """Run an entry now, as it would run at its slot, and return its end; of a batch script, its submission.
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal is_stopped
-        is_stopped = is_stopped or number != signal.SIGHUP
+    Its slot is this second; the slots of its schedule are not affected. `stop`: called all the time; True ends the run.
+    Raise StateDirectoryError if the run cannot be recorded, SchedulerUnavailable if a job could not be submitted,
+    UsageError if other processes take every second, or the clock was set back.
+    """
+    from resilience.cron.submit import settle_submits
 
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: is_stopped
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
-    try:
-        for number in before:
-            signal.signal(number, note)
-        yield lambda: is_stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    clock, book = cron.project.system.clock, cron.state.book
+    cron.state.check()
+    about = {"name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": "run", "time": clock.now()}
+    for _ in range(5):
+        slot = int(clock.now())
+        if (run := book.claim(f"{entry.key}{AGAIN}0", slot, about, clock.now)) is not None:
+            break
+        clock.sleep(1.0 - clock.now() % 1.0)  # another run by hand began in this second
+    else:
+        raise UsageError(f"{entry.name} was run by hand later than now, by this clock", hint="check the clock: date")
+    if entry.kind is Kind.SUBMIT:
+        settled = settle_submits(cron.with_entry_environment(), [run], cron.read_table().entries)
+        return [one for one in settled if (one.name, one.slot) == (entry.name, slot)][-1]
+    runs = cron.supervised()
+    record = runs.start(entry, slot, run)
+    if record.outcome is not Outcome.RUNNING:
+        book.end(run, record)
+        return record
+    ended: tuple[RunRecord, ...] = ()
+    while not ended:
+        ended = runs.wait(60.0, is_over=stop) or (runs.end_all(grace_s) if stop() else ())
+    return ended[-1]

@@ -1,8 +1,7 @@
-"""The state directory `<state_dir>/.cron`: taken slots, histories, and the heartbeat of the scheduler.
+"""The state directory `<state_dir>/.cron`: the book of runs, and the heartbeat of the scheduler.
 
-Several schedulers on several hosts may use it over NFS without locks. A slot is taken by creating a file of its name,
-which succeeds once (link(2), as in open(2) on O_EXCL and NFS); all other files are replaced atomically, or appended to
-with a single write.
+Several schedulers on several hosts may use it over NFS without locks: the files of a run are taken by link(2) and
+rename(2) (book.py); all other files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -10,24 +9,18 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.slots import AHEAD_S, Slots, link_once
+from resilience.cron.book import Book
+from resilience.cron.records import Heartbeat, Installation, RunRecord
+from resilience.cron.slots import AHEAD_S, link_once
 from resilience.errors import StateDirectoryError
 from resilience.messages import quoted
-from resilience.system.files import (
-    append_line,
-    explain_os_error,
-    make_directory,
-    read_lines,
-    read_regular,
-    write_atomic,
-)
+from resilience.system.files import FULL, explain_os_error, make_directory, read_regular, write_atomic
 
 FOLDER = ".cron"
 """In the state directory, beside the runs."""
@@ -39,13 +32,13 @@ class CronDirectory:
     Attributes:
         path: `<state_dir>/.cron`; may not exist.
         group: Unix group that may operate the project, or empty.
-        slots: taken slots and open claims.
+        book: taken slots, and the records of runs.
     """
 
     def __init__(self, state_dir: Path, group: str = "") -> None:
         self.path = state_dir / FOLDER
         self.group = group
-        self.slots = Slots(self.path, directory_mode=self.directory_mode, file_mode=self.file_mode)
+        self.book = Book(self.path, directory_mode=self.directory_mode, file_mode=self.file_mode)
 
     @property
     def directory_mode(self) -> int:
@@ -78,7 +71,7 @@ class CronDirectory:
             fix = f"chmod {'o' if self.group else 'go'}-w {quoted(self.path)}"
             raise StateDirectoryError(f"other users can write to {self.path}: no entries run", hint=fix)
 
-    # ---- slots ------------------------------------------------------------------------------------------------
+    # ---- entries ----------------------------------------------------------------------------------------------
 
     def last_slots(self, now: float | None = None) -> dict[str, int]:
         """Return the newest taken slot of every entry by its key, or since when the entry is known.
@@ -89,22 +82,10 @@ class CronDirectory:
         found: dict[str, int] = {}
         with suppress(Damaged):
             found = {key: seen.since for key, seen in self.seen().items()}
-        for key, taken in self.slots.taken().items():
+        for key, taken in self.book.slots.taken().items():
             if counted := [slot for slot in taken if now is None or slot <= now + AHEAD_S]:
                 found[key] = max(counted[-1], found.get(key, 0))
         return found
-
-    def take(self, key: str, slot: int, by: Mapping[str, Any], now: float | None = None) -> bool:
-        """Take a slot: return True to exactly one caller on any host.
-
-        `by` describes the owner for the user. Raise StateDirectoryError if the directory cannot be written: then no
-        process has the slot.
-        """
-        claim = self.slots.claim(key, slot, by, lambda: slot if now is None else now)
-        if claim is None:
-            return False
-        self.slots.close(claim)
-        return True
 
     def seen(self) -> dict[str, Seen]:
         """Return since when the entries of the table are known. Raise Damaged, or StateDirectoryError if unreadable."""
@@ -120,51 +101,26 @@ class CronDirectory:
         """Write since when the entries of the table are known."""
         self._write("seen", {key: list(value) for key, value in seen.items()})
 
-    # ---- history ----------------------------------------------------------------------------------------------
-
     def record(self, key: str, run: RunRecord) -> None:
-        """Append a line to an entry's history. Raise StateDirectoryError if it cannot be written."""
-        directory = self.path / "history"
-        path = directory / f"{key}.jsonl"
-        try:
-            info = path.lstat()
-        except OSError:
-            make_directory(directory, mode=self.directory_mode)
-        else:
-            if not stat.S_ISREG(info.st_mode):  # a FIFO, a directory, a link to somewhere else
-                self.quarantine(f"history/{key}.jsonl")
-        append_line(path, run.to_json(), mode=self.file_mode, sync=False)
+        """Add a record to an entry's history. Raise StateDirectoryError if it cannot be written."""
+        self.book.add(key, run)
 
     def history(self, key: str) -> tuple[RunRecord, ...]:
-        """Return the slots of an entry, oldest first, each with its last record."""
-        found: dict[int, RunRecord] = {}
-        for record in self._lines(self.path / "history" / f"{key}.jsonl"):
-            with suppress(KeyError, TypeError, ValueError):
-                run = RunRecord.from_json(record)
-                if not (run.outcome is Outcome.RUNNING and run.slot in found):
-                    found[run.slot] = run
-        return tuple(found[slot] for slot in sorted(found))
-
-    def _lines(self, path: Path) -> Iterator[Mapping[str, Any]]:
-        with suppress(OSError):
-            if stat.S_ISREG(path.lstat().st_mode):
-                yield from read_lines(path)
+        """Return the slots of an entry that ended or were submitted, oldest first, each with its last record."""
+        return self.book.history(key)
 
     def keys(self) -> tuple[str, ...]:
         """Return the keys of all entries with slots or a history."""
-        return tuple(sorted(dict.fromkeys(self._keys())))
-
-    def _keys(self) -> Iterator[str]:
-        yield from (key for key in self.slots.taken() if "#" not in key)  # a slot taken once more for a rerun
-        with suppress(FileNotFoundError, NotADirectoryError):
-            names = os.listdir(self.path / "history")  # noqa: PTH208 - names only
-            yield from (n.removesuffix(".jsonl") for n in names if n.endswith(".jsonl") and n[0] != ".")
+        return self.book.keys()
 
     # ---- the scheduler itself ---------------------------------------------------------------------------------
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Write the heartbeat of a tick. Raise StateDirectoryError if it cannot be written."""
-        self._write("heartbeat", heartbeat.to_json())
+        """Write the heartbeat of a tick. Raise StateDirectoryError if it cannot be written.
+
+        On a full disk it replaces the last one in that one's block, and the error is raised all the same.
+        """
+        self._write("heartbeat", heartbeat.to_json(), in_place=True)
 
     def mark_last(self, host: str = "", pid: int = 0) -> Heartbeat | None:
         """Mark the last heartbeat, of any process or only of this one, as the last expected one; return it.
@@ -201,13 +157,28 @@ class CronDirectory:
                 temporary.unlink()
         return installation if is_first else self.installation() or installation
 
-    def installation(self) -> Installation | None:
-        """Return the recorded installation; None: there is none. Raise StateDirectoryError if it cannot be read."""
+    def installation(self, *, or_copied: bool = False) -> Installation | None:
+        """Return the recorded installation; None: there is none. Raise StateDirectoryError if it cannot be read.
+
+        `or_copied`: also one that came along when the project was copied. It ticks only the project that still has it.
+        """
         record = self._read("driver.json")
         try:
-            return Installation.from_json(record) if record is not None else None
+            found = Installation.from_json(record) if record is not None else None
         except TypeError as error:
             raise StateDirectoryError(f"{self.path / 'driver.json'} is damaged: {error}") from error
+        return None if found is not None and not or_copied and self._is_copied(found) else found
+
+    def _is_copied(self, installation: Installation) -> bool:
+        parts, here = self.path.parts, self.path / "driver.json"
+        if here.is_relative_to(installation.project):
+            return False
+        for count in range(1, len(parts)):
+            theirs = Path(installation.project, *parts[-count:], "driver.json")
+            with suppress(OSError):  # the project was moved
+                if installation.token in theirs.read_text(errors="replace"):
+                    return not theirs.samefile(here)
+        return False
 
     def uninstall(self) -> None:
         """Delete the recorded installation."""
@@ -230,9 +201,20 @@ class CronDirectory:
         with suppress(FileNotFoundError):
             (self.path / "stop").unlink()
 
-    def _write(self, name: str, record: Mapping[str, Any]) -> None:
+    def _write(self, name: str, record: Mapping[str, Any], *, in_place: bool = False) -> None:
         make_directory(self.path, mode=self.directory_mode)
-        write_atomic(self.path / name, json.dumps(record) + "\n", mode=self.file_mode, durable=False)
+        content, path = json.dumps(record).encode() + b"\n", self.path / name
+        try:
+            write_atomic(path, content, mode=self.file_mode, durable=False, sweep=not in_place)
+        except StateDirectoryError as error:
+            if in_place and isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                with suppress(OSError):
+                    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                    try:
+                        os.pwrite(descriptor, content.ljust(os.fstat(descriptor).st_size), 0)
+                    finally:
+                        os.close(descriptor)
+            raise
 
     def _read(self, name: str) -> Mapping[str, Any] | None:
         path = self.path / name

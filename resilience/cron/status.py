@@ -11,60 +11,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from resilience import cron_late
 from resilience.cron.driver_state import driver_state
 from resilience.cron.entries import EntryRow, lateness_s, list_entries
+from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Heartbeat, Installation, Outcome
-from resilience.errors import EX_TEMPFAIL, ResilError
-from resilience.job import Liveness
-from resilience.quantities import format_duration
+from resilience.errors import ResilError
 
 if TYPE_CHECKING:
     from resilience.cron.drivers import DriverState
     from resilience.cron.project import CronProject
-    from resilience.settings.cron_settings import CronSettings
 
 READ_S = 10.0
 """Time limit for reading the state directory and the cron directory together."""
 
 RECENT = 200
 """Number of recent runs whose delay is counted."""
-
-
-class Health(StrEnum):
-    """Health of the scheduler."""
-
-    ALIVE = "alive"
-    """Ticks come on time."""
-    WAITING = "waiting"
-    """Recently installed, without a tick yet."""
-    LATE = "late"
-    """The driver is present or unknown, and a tick is overdue."""
-    DEAD = "dead"
-    """The driver is gone."""
-    STOPPED = "stopped"
-    """Stopped by a user."""
-    ABSENT = "not installed"
-    """No driver is installed, and no tick is expected."""
-    UNKNOWN = "unknown"
-    """It could not be checked."""
-
-
-_EXIT_CODES = {Health.ALIVE: 0, Health.WAITING: 0, Health.UNKNOWN: EX_TEMPFAIL}
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """Health of the scheduler, with reason and advice."""
-
-    health: Health
-    reason: str
-    advice: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of `resil cron status`."""
-        return _EXIT_CODES.get(self.health, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +78,8 @@ class CronStatus:
 
 def cron_status(cron: CronProject) -> CronStatus:
     """Read the status, with deadlines; never raises ResilError."""
+    from resilience.watch.watchdogs import context_of
+
     now = cron.project.system.clock.now()
     seen, trouble = read_disk(cron)
     common: dict[str, Any] = {"now": now, "directory": str(cron.directory)}
@@ -124,12 +87,17 @@ def cron_status(cron: CronProject) -> CronStatus:
         return CronStatus(judgement=Judgement(Health.UNKNOWN, trouble[0], _HINT_HUNG), trouble=trouble, **common)
     installation = Installation.from_json(seen["installation"]) if seen["installation"] else None
     heartbeat = Heartbeat.from_json(seen["heartbeat"]) if seen["heartbeat"] else None
-    driver = driver_state(cron, installation) if installation is not None else None
+    driver = None
+    if installation is not None:
+        driver = driver_state(installation, cron.settings, context_of(cron.project))
     troubles = (*seen["trouble"], *trouble)
     if seen["unread"]:
         judgement = Judgement(Health.UNKNOWN, seen["unread"], seen["unread_hint"] or _HINT_HUNG)
     else:
-        judgement = judge_scheduler(installation, heartbeat, driver, seen["stopped"], now=now, settings=cron.settings)
+        judgement = judge_scheduler(
+            installation, heartbeat, driver, seen["stopped"], now=now, settings=cron.settings,
+            awake_since=awake_since(now),
+        )  # fmt: skip
     return CronStatus(
         judgement=judgement,
         installation=installation,
@@ -226,87 +194,3 @@ def lateness_of(seconds: Sequence[float]) -> Lateness | None:
         return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
 
     return Lateness(rank(50), rank(95), len(ordered))
-
-
-def judge_scheduler(
-    installation: Installation | None,
-    heartbeat: Heartbeat | None,
-    driver: DriverState | None,
-    stopped: Mapping[str, Any] | None,
-    *,
-    now: float,
-    settings: CronSettings,
-) -> Judgement:
-    """Return the health of the scheduler, with reason and advice. Pure.
-
-    cron_late.py defines lateness: the watchdog `cron`, `resil status` and the guard use it as well.
-    """
-    if stopped is not None:
-        reason = describe_stop(stopped, now).removeprefix("stopped ")
-        return Judgement(Health.STOPPED, reason, "resume: resil cron install")
-    last_tick = _last_tick(heartbeat, now)
-    if installation is None:
-        return _judge_ticks(heartbeat, last_tick, now, settings)
-    assert driver is not None, "the state of an installed driver is read"
-    beat = heartbeat if heartbeat is not None and heartbeat.time >= installation.time else None
-    if beat is not None:
-        times = beat.time, beat.expected
-    else:
-        times = cron_late.first_times(installation.to_json(), settings.tick_s, settings.pulse_s)
-    is_late = cron_late.is_late(*times, now, settings.late_s)
-    if driver.liveness is Liveness.GONE:
-        advice = driver.hint or "start it again: resil cron install"
-        if beat is not None and not is_late and beat.driver != installation.driver:
-            return Judgement(Health.ALIVE, f"ticking ({beat.driver}), although {driver.summary}", advice)
-        return Judgement(Health.DEAD, f"{driver.summary}; {last_tick}", advice)
-    if not is_late:
-        if beat is None:
-            return Judgement(Health.WAITING, f"{driver.summary}; waiting for the first tick", driver.hint)
-        return Judgement(Health.ALIVE, driver.summary, driver.hint)
-    is_dead = cron_late.is_dead(*times, now, settings.late_s) and driver.liveness is Liveness.UNKNOWN
-    health = Health.DEAD if is_dead else Health.LATE
-    return Judgement(health, f"{last_tick}; {driver.summary}", driver.hint or _advice(installation, driver))
-
-
-def _judge_ticks(heartbeat: Heartbeat | None, last_tick: str, now: float, settings: CronSettings) -> Judgement:
-    """Return the health without an installation: the user may call `resil cron tick` or `run` directly."""
-    if heartbeat is None:
-        return Judgement(
-            Health.ABSENT, "no scheduler is installed, and none has ever ticked", "start it: resil cron install"
-        )
-    if not cron_late.is_awaited(heartbeat.driver, is_installed=False, is_last=heartbeat.is_last):
-        advice = "start it: resil cron install"
-        if not heartbeat.is_last and not cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
-            advice += f"; if ticks continue, a crontab line is left over on {heartbeat.host}: resil cron uninstall"
-        return Judgement(Health.ABSENT, f"nothing is installed; {last_tick}", advice)
-    advice = f"on {heartbeat.host}: resil cron run; or install a scheduler: resil cron install"
-    if cron_late.is_dead(heartbeat.time, heartbeat.expected, now, settings.late_s):
-        return Judgement(Health.DEAD, f"nothing is installed; {last_tick}", advice)
-    if cron_late.is_late(heartbeat.time, heartbeat.expected, now, settings.late_s):
-        return Judgement(Health.LATE, f"nothing is installed; {last_tick}", advice)
-    return Judgement(Health.ALIVE, f"ticking ({heartbeat.driver or 'unknown driver'}); nothing is installed")
-
-
-def describe_stop(stopped: Mapping[str, Any], now: float) -> str:
-    """Return who stopped it, when and why. Pure."""
-    text = f"stopped by {stopped.get('by') or 'an unknown user'}"
-    if isinstance(stopped.get("time"), int | float):
-        text += f" {format_duration(max(0.0, now - stopped['time']))} ago"
-    return f"{text}: {stopped['why']}" if stopped.get("why") else text
-
-
-def _last_tick(heartbeat: Heartbeat | None, now: float) -> str:
-    if heartbeat is None:
-        return "it has never ticked"
-    text = f"last tick {format_duration(max(0.0, now - heartbeat.time))} ago"
-    overdue_s = cron_late.overdue_s(heartbeat.time, heartbeat.expected, now)
-    return f"{text}, next tick overdue by {format_duration(overdue_s)}" if overdue_s >= 1 else text
-
-
-def _advice(installation: Installation, driver: DriverState) -> str:
-    if driver.liveness is Liveness.UNKNOWN:
-        return "try again, or on the host itself: resil cron status"
-    return {
-        "foreground": f"start it again on {installation.host}: resil cron run",
-        "slurm": "its job may be pending: resil cron doctor; to restart: resil cron uninstall, resil cron install",
-    }.get(installation.driver, f"check {installation.driver} on {installation.host}: resil cron doctor")

@@ -1,4 +1,4 @@
-"""Submits the jobs of slots: exactly one job per slot, from any number of schedulers and retries.
+"""Submits the jobs of slots, exactly one per slot, and hears how they end, in a child that a hung controller may block.
 
 The token of a job is derived from the state directory, the entry and the slot. A scheduler that takes over from a
 killed tick, or retries after a timeout, asks for the same token, and finds the job if it was queued.
@@ -6,26 +6,31 @@ killed tick, or retries after a timeout, asks for the same token, and finds the 
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.jobs import QueuedJob, follow, prune, record_of, remember
-from resilience.cron.records import RUN_NAME, Entry, Outcome, RunRecord
+from resilience.cron.book import AGAIN, Run, State
+from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.job import JobId
+from resilience.job import Job, JobId, JobState, Liveness
 from resilience.submission import Submission, Submitted
-from resilience.system.files import explain_os_error, make_directory
+from resilience.system.files import explain_os_error, make_directory, parse_lines
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
-    from resilience.cron.slots import Claim
+
+LONGEST_S = 900.0
+"""A child that runs longer is hung on a disk: it is killed, and the next one is started."""
 
 MOST_SCRIPT_BYTES = 4 * 2**20
 """Maximum script size of sbatch (max_script_size, slurm.conf(5))."""
-
 
 _OF_THE_SCHEDULER = {
     "job-name",
@@ -40,6 +45,242 @@ _OF_THE_SCHEDULER = {
     "export",
 }
 """Options in `[cron] sbatch` that apply only to the scheduler's own jobs."""
+
+
+class JobSubmitter:
+    """Runs one child at a time, and queues claims for the next one. A child may outlive the scheduler: it holds its
+    claims under its own process id."""
+
+    def __init__(self, cron: CronProject) -> None:
+        self._cron = cron
+        self.waiting: list[Run] = []
+        self._pipe, self._ends, self._received = -1, 0.0, b""
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a child is running."""
+        return self._pipe >= 0
+
+    def hand(self, claims: Sequence[Run], entries: Sequence[Entry]) -> None:
+        """Start a child that submits these slots and queries earlier jobs; return at once.
+
+        While an earlier child is running, the claims are queued for the next call. Raise OSError if fork fails.
+        """
+        from resilience.system.child import start_detached
+
+        known = {claim.id for claim in self.waiting}
+        self.waiting += [claim for claim in claims if claim.id not in known]
+        if self.is_busy and time.monotonic() < self._ends:
+            return
+        self.close()
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            start_detached(lambda: self._work(entries, writing), LONGEST_S, keep=writing).forget()
+        except OSError:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        self._pipe, self._ends, self._received, self.waiting = reading, time.monotonic() + LONGEST_S, b"", []
+
+    def poll(self, timeout_s: float = 0.0) -> tuple[tuple[RunRecord, ...], str] | None:
+        """Return the ends and submissions of the child, recorded already, and why one failed; None if no child has
+        ended. Waits up to `timeout_s`."""
+        if not self.is_busy:
+            return None
+        until = time.monotonic() + timeout_s
+        watch = select.poll()  # select(2) knows no descriptor beyond 1023
+        watch.register(self._pipe, select.POLLIN)
+        while watch.poll(1000 * max(0.0, until - time.monotonic())):
+            chunk = os.read(self._pipe, 65536)
+            self._received += chunk
+            if not chunk:
+                self.close()
+                found = list(parse_lines(self._received.splitlines()))
+                problem = "the process that submits cron jobs was killed; the next tick checks its jobs"
+                if found and "problem" in found[-1]:
+                    problem = found.pop()["problem"]
+                return tuple(map(RunRecord.from_json, found)), problem
+        return None
+
+    def close(self) -> None:
+        """Stop waiting. A running child continues on its own."""
+        if self.is_busy:
+            os.close(self._pipe)
+            self._pipe = -1
+
+    def _work(self, entries: Sequence[Entry], writing: int) -> None:
+        def report(line: Mapping[str, object]) -> None:
+            with suppress(OSError):  # the scheduler may have ended
+                os.write(writing, json.dumps(line).encode() + b"\n")
+
+        problem = ""
+        try:
+            for record in settle_submits(self._cron.with_entry_environment(), self.waiting, entries):
+                report(record.to_json())
+        except ResilError as error:
+            problem = f"{error.message}; the next tick tries again"
+        except Exception as error:
+            problem = f"submitting cron jobs failed: {type(error).__name__}: {error}"
+        report({"problem": problem})
+
+
+# ---- in the child ---------------------------------------------------------------------------------------------------
+
+
+def settle_submits(cron: CronProject, claims: Sequence[Run], entries: Collection[Entry]) -> Iterator[RunRecord]:
+    """Submit the claimed slots, and query earlier jobs; yield records that are already in the history.
+
+    Each claim is taken first, so no other process has it. Slots whose job state is unknown stay claimed for the next
+    tick. Raise SchedulerUnavailable then, at the end.
+    """
+    book, now = cron.state.book, cron.project.system.clock.now
+    by_key = {entry.key: entry for entry in entries}
+    mine = sorted(taken for claim in claims if (taken := book.take(claim, State.CLAIMED, now())) is not None)
+    alive: dict[str, list[Run]] = {}
+    problem: SchedulerUnavailable | None = None
+    try:
+        for run, record in follow(cron, by_key):
+            if record is None:
+                alive.setdefault(run.entry_key, []).append(run)
+            elif book.end(run, record):
+                yield record
+    except SchedulerUnavailable as error:
+        problem = error
+    newest = {claim.entry_key: claim.slot for claim in mine if AGAIN not in claim.key}
+    for claim in mine:
+        if problem is not None:
+            break  # each query of a hung scheduler takes a minute
+        if book.has_slot(claim) is False:
+            book.drop(claim)
+            continue
+        key, entry = claim.entry_key, by_key.get(claim.entry_key)
+        earlier = alive.setdefault(key, [])
+        try:
+            is_old = claim.slot < newest.get(key, 0) and (entry is None or entry.options.catch_up <= 1)
+            if entry is None or (is_old and AGAIN not in claim.key):
+                record = _find_only(cron, claim, entry)
+            else:
+                record = _submit(cron, entry, claim.slot, earlier)
+        except SchedulerUnavailable as error:
+            problem = error
+            break
+        if record.outcome is Outcome.SUBMITTED:
+            earlier.append(book.queue(claim, record, cron.project.scheduler().name))
+        else:
+            book.end(claim, record)
+        _prune(cron, key, {run.job[1].partition("_")[0] for run in earlier})
+        yield record
+    if problem is not None:
+        raise problem
+
+
+def follow(cron: CronProject, entries: Mapping[str, Entry]) -> Iterator[tuple[Run, RunRecord | None]]:
+    """Query the queued jobs, with one query for all of a scheduler; yield each with its end, or None if it has none.
+
+    Raise SchedulerUnavailable if the queue does not answer. A job unknown to the scheduler counts as not ended until it
+    is certainly gone.
+    """
+    queued = [run for run in cron.state.book.active() if run.state is State.QUEUED]
+    for name in dict.fromkeys(run.job[0] for run in queued):
+        scheduler, ids = cron.project.scheduler(name), {}
+        for run in (run for run in queued if run.job[0] == name):
+            with suppress(ResilError):
+                ids[run] = JobId.parse(run.job[1])
+        wanted = {job_id.array for job_id in ids.values()}
+        rows = scheduler.jobs(finished=True, keep=lambda number, *_, wanted=wanted: number in wanted)
+        for run, job_id in ids.items():
+            found = [row for row in rows if row.id.array == job_id.array]
+            if not found:  # ended before the queue's MinJobAge, or the controller lost its state
+                presence = scheduler.presence(job_id, mine=True)
+                is_over = presence.liveness is Liveness.GONE
+                found = [presence.job] if presence.job is not None else []
+            else:
+                is_over = not any(row.state.is_alive for row in found)
+            yield run, _ending(cron, run, found, entries.get(run.entry_key)) if is_over else None
+
+
+def _ending(cron: CronProject, run: Run, rows: Sequence[Job], entry: Entry | None) -> RunRecord:
+    name, job_id = entry.name if entry is not None else cron.state.book.name_of(run), run.job[1]
+    if not rows:
+        summary = f"job {job_id} has ended; the scheduler no longer knows its result"
+        return replace(record_of(cron, name, run.slot, Outcome.SUBMITTED, summary=summary), job_id=job_id)
+    ok = entry.options.ok if entry is not None else (0,)
+    worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
+    code = worst.exit_code
+    how = "" if code is None or (code.status, code.signal) == (0, 0) else f", exit code {code.status}"
+    how = f", signal {code.signal}" if code is not None and code.signal else how
+    output = cron.state.path / "output" / run.entry_key / f"{job_id}.out"
+    return replace(
+        record_of(cron, name, run.slot, _outcome(worst, ok), summary=f"job {worst.id} ended: {worst.state}{how}"),
+        started=worst.start_time,
+        exit_code=_exit_code(worst),
+        job_id=job_id,
+        host=worst.nodes,
+        time=worst.end_time or cron.project.system.clock.now(),
+        output=output.name if output.is_file() else "",
+    )
+
+
+def _outcome(job: Job, ok: Collection[int]) -> Outcome:
+    if job.state is JobState.COMPLETED or (job.state is JobState.FAILED and _exit_code(job) in ok):
+        return Outcome.DONE
+    return Outcome.TIMEOUT if job.state is JobState.TIMEOUT else Outcome.FAILED
+
+
+def _exit_code(job: Job) -> int | None:
+    if job.exit_code is None:
+        return None
+    return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
+
+
+def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[Run]) -> RunRecord:
+    """Submit the job of a slot, or find it if it is queued: SUBMITTED, SKIPPED or REFUSED.
+
+    Raise SchedulerUnavailable if it was not sent or the result is unknown: the next tick tries again.
+    """
+    earlier = [run.job[1] for run in alive if run.slot != slot]
+    if earlier and entry.options.overlap is Overlap.SKIP:
+        jobs = ", ".join(earlier)
+        summary = f"job {jobs} of an earlier slot has not ended" if len(earlier) == 1 else f"jobs {jobs} have not ended"
+        return record_of(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
+    if refused := cron.refuse(entry):
+        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=_with_hint(refused.reason, refused.hint))
+    scheduler = cron.project.scheduler()
+    if earlier and entry.options.overlap is Overlap.REPLACE:
+        scheduler.cancel(list(map(JobId.parse, earlier)))
+    try:
+        submission = submission_of(cron, entry, slot)
+        output = submission.options.get("output")
+        if output is not None:
+            make_directory(cron.state.path / "output" / entry.key, mode=cron.state.directory_mode)
+        submitted = scheduler.submit(submission)
+    except SchedulerUnavailable:
+        raise
+    except ResilError as error:
+        summary = _with_hint(error.message, error.hint)
+        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
+    return replace(
+        _submitted(cron, entry.name, slot, submitted),
+        started=cron.project.system.clock.now(),
+        output=f"{submitted.id}.out" if output is not None else "",
+    )
+
+
+def _find_only(cron: CronProject, claim: Run, entry: Entry | None) -> RunRecord:
+    """Return the result of a submission that is obsolete: a newer slot is due, or the entry was removed."""
+    name = entry.name if entry is not None else cron.state.book.name_of(claim)
+    found = cron.project.scheduler().find(token_of(cron, claim.entry_key, claim.slot))
+    if found:
+        return _submitted(cron, name, claim.slot, Submitted(found[0].id.whole, recovered=True))
+    why = "a newer slot was due before it could be submitted" if entry is not None else "its entry was removed"
+    return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
+
+
+def _submitted(cron: CronProject, name: str, slot: int, submitted: Submitted) -> RunRecord:
+    found = " (found by its token)" if submitted.recovered else ""
+    summary = f"job {submitted.id} of {cron.project.scheduler().name}{found}{'; '.join(('', *submitted.notes))}"
+    return replace(record_of(cron, name, slot, Outcome.SUBMITTED, summary=summary), job_id=str(submitted.id))
 
 
 def token_of(cron: CronProject, key: str, slot: int) -> str:
@@ -66,9 +307,14 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
     if "job-name" not in in_script and "SBATCH_JOB_NAME" not in environ:
         options["job-name"] = script.stem
     if "output" not in in_script and "SBATCH_OUTPUT" not in environ:
-        options["output"] = str(cron.state.path / "output" / _escaped(entry.key) / "%j.out")
-    if entry.options.takes_cron_sbatch:
-        options |= _options_of_cron(cron.settings.sbatch, in_script, environ)
+        # `%` starts a replacement symbol (sbatch(1), FILENAME PATTERN)
+        options["output"] = str(cron.state.path / "output" / entry.key.replace("%", "%%") / "%j.out")
+    if entry.options.takes_cron_sbatch:  # sbatch would prefer the script to the environment, and that to nothing
+        for key, value in cron.settings.sbatch.items():
+            name = key.lstrip("-").replace("_", "-")
+            is_set = name in in_script or f"SBATCH_{name.upper()}" in environ
+            if str(value) and name not in _OF_THE_SCHEDULER and not is_set:
+                options[name] = str(value)
     return Submission(
         token=token_of(cron, entry.key, slot),
         run=RUN_NAME,
@@ -80,132 +326,27 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
     )
 
 
-def _options_of_cron(
-    given: Mapping[str, str], in_script: Collection[str], environ: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the options of `[cron] sbatch` that neither the script nor the environment sets, which sbatch would
-    prefer."""
-    names = {key.lstrip("-").replace("_", "-"): str(value) for key, value in given.items() if str(value)}
-    return {
-        name: value
-        for name, value in names.items()
-        if name not in in_script and name not in _OF_THE_SCHEDULER and f"SBATCH_{name.upper()}" not in environ
-    }
+def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
+    """Return a history record; the summary is one line without secrets."""
+    from resilience.system.redaction import redact
+
+    system, line = cron.project.system, redact(" ".join(summary.split()))[:500]
+    return RunRecord(
+        name=name, slot=slot, outcome=outcome, time=system.clock.now(), host=system.host.name, summary=line
+    )  # fmt: skip
 
 
-def _escaped(text: str) -> str:
-    """Escape text for a file name pattern of sbatch, where `%` starts a replacement symbol (sbatch(1), FILENAME
-    PATTERN)."""
-    return text.replace("%", "%%")
+def _with_hint(message: str, hint: str) -> str:
+    return f"{message}; try: {hint}" if hint else message
 
 
-def submit_slot(cron: CronProject, entry: Entry, slot: int) -> RunRecord:
-    """Submit the job of a slot, or find it if it is queued: SUBMITTED or REFUSED. Does not write the history.
-
-    Raise SchedulerUnavailable if it was not sent or the result is unknown: the next tick tries again.
-    """
-    system = cron.project.system
-    scheduler = cron.project.scheduler()
-    try:
-        submission = submission_of(cron, entry, slot)
-        output = submission.options.get("output")
-        if output is not None:
-            make_directory(cron.state.path / "output" / entry.key, mode=cron.state.directory_mode)
-        submitted = scheduler.submit(submission)
-    except SchedulerUnavailable:
-        raise
-    except ResilError as error:
-        summary = f"{error.message}; try: {error.hint}" if error.hint else error.message
-        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
-    return replace(
-        _submitted(cron, entry.name, slot, scheduler.name, submitted.id, submitted),
-        started=system.clock.now(),
-        output=f"{submitted.id}.out" if output is not None else "",
-    )
-
-
-def settle_submits(cron: CronProject, claims: Sequence[Claim], entries: Collection[Entry]) -> Iterator[RunRecord]:
-    """Submit the claimed slots, and query earlier jobs; yield records that are already in the history.
-
-    Each claim is seized first, so no other process has it. Slots whose job state is unknown stay claimed for the next
-    tick. Raise SchedulerUnavailable then, at the end.
-    """
-    from resilience.cron.table.history import add, shorten
-
-    state, now = cron.state, cron.project.system.clock.now
-    by_key = {entry.key: entry for entry in entries}
-    mine = [seized for claim in claims if (seized := state.slots.seize(claim, now())) is not None]
-    alive: dict[str, list[QueuedJob]] = {}
-    problem: SchedulerUnavailable | None = None
-    try:
-        for job, ended in follow(cron, by_key):
-            if ended is None:
-                alive.setdefault(job.key, []).append(job)
-            else:
-                yield ended
-    except SchedulerUnavailable as error:
-        problem = error
-    newest = {claim.key: claim.slot for claim in sorted(mine)}
-    for claim in sorted(mine):
-        if problem is not None:
-            break  # each query of a hung scheduler takes a minute
-        entry = by_key.get(claim.key)
-        if state.slots.is_won(claim) is False:
-            state.slots.close(claim)
-            continue
-        try:
-            is_old = claim.slot < newest[claim.key] and (entry is None or entry.options.catch_up <= 1)
-            if entry is None or is_old:
-                record = _find_only(cron, claim, entry)
-            else:
-                record = _submit(cron, entry, claim.slot, alive.get(claim.key, []))
-        except SchedulerUnavailable as error:
-            problem = error
-            break
-        if record.outcome is Outcome.SUBMITTED:
-            alive.setdefault(claim.key, []).append(remember(cron, claim.key, record))
-        add(state, claim.key, record)
-        state.slots.close(claim)
-        shorten(state, claim.key)
-        prune(cron, claim.key, {job.job_id.array for job in alive.get(claim.key, ())})
-        yield record
-    if problem is not None:
-        raise problem
-
-
-def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[QueuedJob]) -> RunRecord:
-    from resilience.cron.records import Overlap
-
-    earlier = [job for job in alive if job.slot != slot]
-    if earlier and entry.options.overlap is Overlap.SKIP:
-        jobs = ", ".join(str(job.job_id) for job in earlier)
-        summary = f"job {jobs} of an earlier slot has not ended" if len(earlier) == 1 else f"jobs {jobs} have not ended"
-        return record_of(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
-    if refused := cron.refuse(entry):
-        summary = f"{refused.reason}; try: {refused.hint}" if refused.hint else refused.reason
-        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
-    if earlier and entry.options.overlap is Overlap.REPLACE:
-        cron.project.scheduler().cancel([job.job_id for job in earlier])
-    return submit_slot(cron, entry, slot)
-
-
-def _find_only(cron: CronProject, claim: Claim, entry: Entry | None) -> RunRecord:
-    """Return the result of a submission that is obsolete: a newer slot is due, or the entry was removed."""
-    name = entry.name if entry is not None else claim.key.replace("+", "/")
-    found = cron.project.scheduler().find(token_of(cron, claim.key, claim.slot))
-    if found:
-        job_id = found[0].id.whole
-        return _submitted(
-            cron, name, claim.slot, cron.project.scheduler().name, job_id, Submitted(job_id, recovered=True)
-        )
-    why = "a newer slot was due before it could be submitted" if entry is not None else "its entry was removed"
-    return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
-
-
-def _submitted(
-    cron: CronProject, name: str, slot: int, scheduler: str, job_id: JobId, submitted: Submitted
-) -> RunRecord:
-    found = " (found by its token)" if submitted.recovered else ""
-    notes = "; ".join(("", *submitted.notes))
-    record = record_of(cron, name, slot, Outcome.SUBMITTED, summary=f"job {job_id} of {scheduler}{found}{notes}")
-    return replace(record, job_id=str(job_id))
+def _prune(cron: CronProject, key: str, alive: Collection[str]) -> None:
+    """Delete the outputs of an entry's jobs except the newest ones and those of running jobs."""
+    directory = cron.state.path / "output" / key
+    with suppress(OSError):
+        names = os.listdir(directory)  # noqa: PTH208 - names only
+        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
+        for number in numbers[: -cron.settings.keep_runs or None]:
+            if str(number) not in alive:
+                with suppress(OSError):
+                    (directory / f"{number}.out").unlink()

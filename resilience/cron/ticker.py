@@ -1,26 +1,31 @@
 """Makes the ticks of one scheduler: reads the table, and runs and submits what is due.
 
 The order lets the next tick recover from a crash at any point: results of dead runs, table, heartbeat, due slots; each
-slot is claimed before it starts. Nothing here waits for a scheduler or a channel: children do that.
+slot is claimed before it starts. Nothing here waits for a scheduler or a channel: children do that. A tick that finds
+nothing to do remembers until when that holds, and the next ones do not read the table.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.job_submitter import JobSubmitter, SubmitterResult
+from resilience import __version__
+from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
-from resilience.cron.tick_state import AGAIN, TickState, cut_short
+from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
+from resilience.system.files import read_regular, short_digest, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
-    from resilience.cron.slots import Claim
+    from resilience.cron.submit import JobSubmitter
     from resilience.cron.table.supervisor import Supervised
 
 GAP = 3.0
@@ -53,16 +58,11 @@ class TickResult:
 
     def plus(self, other: TickResult) -> TickResult:
         """Return both results together, with the later heartbeat. Pure."""
+        kinds = ("started", "ended", "submitted", "skipped", "refused", "lines")
+        joined: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in kinds}
         return TickResult(
-            heartbeat=other.heartbeat or self.heartbeat,
-            started=self.started + other.started,
-            ended=self.ended + other.ended,
-            submitted=self.submitted + other.submitted,
-            skipped=self.skipped + other.skipped,
-            refused=self.refused + other.refused,
-            lines=self.lines + other.lines,
-            stopped=other.stopped or self.stopped,
-        )
+            heartbeat=other.heartbeat or self.heartbeat, stopped=other.stopped or self.stopped, **joined
+        )  # fmt: skip
 
     @classmethod
     def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
@@ -90,20 +90,29 @@ def next_boundary(now: float, period_s: float) -> float:
 
 def next_heartbeat(before: Heartbeat | None, now: float, *, expected: float, period_s: float) -> Heartbeat:
     """Return the next heartbeat, with its delay and the time since the last gap. Pure."""
+    beat = Heartbeat(time=now, expected=expected, alive_since=now)
     if before is None:
-        return Heartbeat(time=now, expected=expected, alive_since=now)
+        return beat
+    beat = replace(beat, late_s=max(0.0, now - before.expected))
     pause_s = max(before.expected - before.time, period_s)
     if not -pause_s <= now - before.time <= GAP * pause_s:  # no scheduler was running, or the clock was set
-        late_s = max(0.0, now - before.expected)
-        return Heartbeat(time=now, expected=expected, alive_since=now, late_s=late_s)
-    return Heartbeat(
-        time=now,
-        expected=expected,
-        alive_since=min(before.alive_since, now),
-        ticks=before.ticks + 1,
-        late_s=max(0.0, now - before.expected),
-    )
+        return beat
+    return replace(beat, alive_since=min(before.alive_since, now), ticks=before.ticks + 1)
 
+
+IDLE = "idle"
+"""In `<state_dir>/.cron`: until when ticks have nothing to do, if nothing changes."""
+
+IN_FLIGHT_S = 5.0
+"""A run whose scheduler was killed may still be about to take its record for this long."""
+
+SETTLED_S = 2.0
+"""A file changed later than this ago may change again without a new time: file systems count in milliseconds."""
+
+LEAST_S = 60.0
+"""A run is expected to take this long at least, and twice as long as the longest of the last ones (PRECEDENTS)."""
+
+PRECEDENTS = 10
 
 PULSING = frozenset({"slurm", "scrontab"})
 """Drivers whose single ticks come every `pulse_s`; those of other drivers come every `tick_s`."""
@@ -119,14 +128,15 @@ class Ticker:
     Args:
         driver: what makes the ticks, for the heartbeat.
         period_s: interval between ticks; None: as configured for this driver.
-        until: entries that cannot finish before are left to the next scheduler, unless they never could; seconds since
-            the epoch.
+        until: entries that will probably not end before are left to the next scheduler, unless they never could;
+            seconds since the epoch.
         life_s: lifetime of a scheduler of this driver, from its start to `until`.
 
     Attributes:
         failure: why the last tick could not start all due slots: nothing could be written.
-        table: as the last tick read it; None: unreadable.
-        next_start: when the next entry starts; None: never.
+        table: as the last tick read it; None: unreadable, or it was not read because nothing has changed.
+        next_start: when the next entry starts; None: never, or the last tick failed.
+        waits: whether a late slot waits for the end of an active run.
     """
 
     def __init__(
@@ -140,24 +150,28 @@ class Ticker:
     ) -> None:
         self._cron, self._driver = cron, driver
         self._clock = cron.project.system.clock
+        self._host = cron.project.system.host.name
         settings = cron.settings
         # Daemons call `run`: a single tick of these drivers is a pulse.
         self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
         self._until = until
         self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
         self._runs: Supervised | None = None
-        self._submitter = JobSubmitter(cron)
+        self._submitter: JobSubmitter | None = None
         self._last: Mapping[str, int] = {}
-        self._submits: list[Claim] = []
+        self._unclaimed: dict[str, int] = {}
+        self._records: list[RunRecord] = []
+        self._lines: list[str] = []
         self._followed = float("-inf")
         self.failure: StateDirectoryError | None = None
         self.table: Table | None = None
         self.next_start: float | None = None
+        self.waits = False
 
     @property
     def is_busy(self) -> bool:
         """Return whether a run or a submission of this scheduler is active."""
-        return self.is_running or self._submitter.is_busy
+        return self.is_running or (self._submitter is not None and self._submitter.is_busy)
 
     @property
     def is_running(self) -> bool:
@@ -165,114 +179,197 @@ class Ticker:
         return self._runs is not None and bool(self._runs.running)
 
     def tick(self) -> TickResult:
-        """Run what is due, without waiting. Raise StateDirectoryError if the state directory cannot be used."""
+        """Run what is due, without waiting. Raise StateDirectoryError if the state directory cannot be used at all.
+
+        If it can be read but not written, runs that are active go on, and their ends are collected; entries whose slot
+        cannot be claimed wait, see `_begin`.
+        """
         state, now = self._cron.state, self._clock.now()
         tick_state = TickState(self._cron, now, self.period_s)
-        self.failure = None
+        self._reset()
         tick_state.check()
         if (stopped := state.stopped()) is not None:
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
         before = tick_state.heartbeat()
-        done = self._collect_results(now)
-        trouble, last = "", {}
+        self._collect()
+        state.book.adopt()
+        active, signature = state.book.active(), self._signature()
+        beat = self._idle(now, before, signature) if before is not None and not active else None
+        if beat is not None and self.failure is None:
+            return self._result(beat)
+        table, last, trouble = Table(), dict[str, int](), ""
         try:
             self.table = table = self._cron.read_table()
-            last = self._last = tick_state.last(table, before)
+            last = self._newest(tick_state, before)
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
-            done.append(TickResult(lines=(error.message,)))
-        beat = self._beat(now, before, table, last, trouble)
-        done.append(TickResult(heartbeat=beat, lines=tick_state.lines))
+            self._lines.append(error.message)
+        next_start = self._next(table, last)
+        beat = self._beat(now, before, len(table.entries), next_start, trouble)
+        self._lines += tick_state.lines
         if not trouble:
-            try:
-                for one in self._settle_open(table, now):
-                    done.append(one)
-                for one in self._begin(table, last, tick_state):
-                    done.append(one)
-                for one in self._rerun(table, now):
-                    done.append(one)
-            except StateDirectoryError as error:  # runs already started continue
-                self.failure = error
-                done.append(TickResult(lines=(error.message,)))
-                with suppress(StateDirectoryError):
-                    state.beat(replace(beat, trouble=error.message))
-            self.next_start = self._next(table, last)
-        total = TickResult()
-        for one in done:
-            total = total.plus(one)
-        return total
+            known, submits = len(self._records), list[Run]()
+            with self._guarded():
+                self._settle(active, now, submits)
+            with self._guarded():
+                self._begin(last, tick_state, submits, has_jobs=any(run.state is State.QUEUED for run in active))
+            with self._guarded():
+                self._rerun(now)
+            if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
+                self._remember(now, signature, next_start)
+            self.next_start = next_start
+        if self.failure is not None:
+            self._lines.append(self.failure.message)
+            with suppress(StateDirectoryError):
+                state.beat(replace(beat, trouble=trouble or self.failure.message))
+        return self._result(beat)
 
     def start_delayed(self) -> TickResult:
-        """Start the slots that have become due since `tick`, after their jitter."""
-        if self.table is None:
-            return TickResult()
-        tick_state = TickState(self._cron, self._clock.now(), self.period_s)
-        found = TickResult()
-        try:
-            self._last = tick_state.last(self.table, None)
-            for one in self._begin(self.table, self._last, tick_state):
-                found = found.plus(one)
-        except StateDirectoryError as error:
-            self.failure = error
-        return found
+        """Start the slots that have become due since `tick`: after their jitter, or after the end of an active run."""
+        if self.table is not None:
+            self.waits = False
+            tick_state = TickState(self._cron, self._clock.now(), self.period_s)
+            with self._guarded():
+                self._begin(self._newest(tick_state, None), tick_state, [], has_jobs=False)
+        return self._result()
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
+        if not (held := [entry for entry in self._entries if entry.options.jitter_s > 0 and entry.key in self._last]):
+            return None
         from resilience.cron.table.due import schedule_of, start_of
 
-        now, found, last = self._clock.now(), [], self._last
-        for entry in self.table.entries if self.table is not None else ():
-            if entry.options.jitter_s > 0 and entry.key in last:
-                newest = schedule_of(entry).newest_until(now)
-                if newest is not None and newest > last[entry.key]:
-                    start = start_of(entry, newest, self._cron.salt)
-                    found += [start] if start > now else []
-        return min(found, default=None)
+        now = self._clock.now()
+        newest = [(entry, schedule_of(entry).newest_until(now) or 0) for entry in held]
+        starts = (start_of(one, slot, self._cron.salt) for one, slot in newest if slot > self._last[one.key])
+        return min((start for start in starts if start > now), default=None)
 
     def poll(self, timeout_s: float = 0.0, *, is_over: Callable[[], bool] = lambda: False) -> TickResult:
         """Return the results since the last call; waits up to `timeout_s` for the first."""
-        records: tuple[RunRecord, ...] = ()
-        if self._runs is not None:
-            running = bool(self._runs.running)
-            records = self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
-            timeout_s = 0.0 if running else timeout_s
-        submitter_result = self._submitter.poll(timeout_s)
-        if submitter_result is not None and self._submitter.waiting and self.table is not None:
-            self._submitter.hand((), self.table.entries)
-        return TickResult.of(records).plus(_result_of(submitter_result))
+        self._collect(timeout_s, is_over)
+        return self._result()
 
     def end_all(self, grace_s: float) -> TickResult:
         """End active runs with SIGTERM. A submission gets `grace_s`, and then continues in its child."""
-        ended = TickResult.of(self._runs.end_all(grace_s) if self._runs is not None else ())
-        if self._submitter.is_busy:
-            ended = ended.plus(_result_of(self._submitter.poll(grace_s)))
-        self._submitter.close()
-        return ended
+        if self._runs is not None:
+            self._records += self._runs.end_all(grace_s)
+        if self._submitter is not None:
+            self._collect(grace_s)
+            self._submitter.close()
+        return self._result()
+
+    def _collect(self, timeout_s: float = 0.0, is_over: Callable[[], bool] = lambda: False) -> None:
+        if self._runs is not None:
+            running = bool(self._runs.running)
+            self._records += self._runs.wait(timeout_s, is_over=is_over) if timeout_s and running else self._runs.poll()
+            timeout_s = 0.0 if running else timeout_s
+        found = self._submitter.poll(timeout_s) if self._submitter is not None else None
+        if self._submitter is not None and found is not None:
+            self._records += found[0]
+            self._lines += [found[1]] if found[1] else []
+            if self._submitter.waiting and self.table is not None:
+                self._submitter.hand((), self.table.entries)
+
+    def _result(self, heartbeat: Heartbeat | None = None) -> TickResult:
+        """Return what has happened since the last call."""
+        found = replace(TickResult.of(self._records, tuple(self._lines)), heartbeat=heartbeat)
+        self._records, self._lines = [], []
+        return found
+
+    # ---- a tick without anything to do --------------------------------------------------------------------------
+
+    def _signature(self) -> str:
+        """Return a digest of what a table is read from; empty if it cannot be remembered, because something is missing
+        or changed just now."""
+        cron, newest = self._cron, 0
+        time.tzset()  # a process may run for months, and the machine's time zone may change
+        facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
+        facts += [time.tzname, _changed(cron.state.path / "seen")]
+        try:
+            for above in cron.directory.parents:
+                info = above.stat()
+                facts += [info.st_mode, info.st_uid, info.st_gid]
+                if above == cron.project.loaded.project:
+                    break
+            for directory in (cron.directory, *sorted(cron.directory.glob("cron.*/"))):
+                with os.scandir(directory) as listed:
+                    for one in listed:
+                        for info in (one.stat(follow_symlinks=False), one.stat()):
+                            changed = info.st_ctime_ns, info.st_mtime_ns
+                            facts += [one.path, info.st_ino, info.st_mode, info.st_uid, info.st_gid, *changed]
+                            newest = max(newest, *changed)
+        except OSError:  # a dangling link, or no directory: the reader has words for it
+            return ""
+        if newest > time.time_ns() - int(SETTLED_S * 1e9):
+            return ""
+        return short_digest(repr(facts).encode("utf-8", "surrogateescape"))
+
+    def _idle(self, now: float, before: Heartbeat, signature: str) -> Heartbeat | None:
+        """Write the heartbeat of a tick without anything to do, and return it; None: the table must be read."""
+        state = self._cron.state
+        try:
+            found = read_regular(state.path / IDLE) if signature else None
+            known = json.loads(found[0]) if found is not None else {}
+            first, last = float(known["from"]), float(known["to"])
+            repeated = {key: _changed(state.path / "history" / key) for key in known["repeat"]}
+            if known["signature"] != signature or not first <= now < last or repeated != known["repeat"]:
+                return None
+            entries, next_start = int(known["entries"]), known["next"]
+        except (StateDirectoryError, ValueError, KeyError, TypeError):
+            return None
+        if self.is_busy:
+            return None
+        self.table, self.next_start = None, next_start
+        return self._beat(now, before, entries, next_start, "")
+
+    def _remember(self, now: float, signature: str, next_start: float | None) -> None:
+        """Remember until when nothing is due: the next ticks write their heartbeat, and that is all."""
+        from resilience.cron.table.due import schedule_of
+
+        if not signature:
+            return
+        state = self._cron.state
+        slots = (schedule_of(entry).next_after(now) for entry in self._entries)  # a slot with jitter is due before
+        until = min((slot for slot in (*slots, next_start) if slot is not None), default=now + 86400.0)
+        repeat = {
+            entry.key: _changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
+        }
+        known = {
+            "signature": signature, "from": now, "to": until, "next": next_start, "entries": len(self._entries),
+            "repeat": repeat,
+        }  # fmt: skip
+        with suppress(StateDirectoryError):
+            write_atomic(state.path / IDLE, json.dumps(known), mode=state.file_mode, durable=False, sweep=False)
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        self.failure, self.next_start, self.waits = None, None, False
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Note the failure of a part of the tick: runs already started continue, and so do the other parts."""
+        try:
+            yield
+        except StateDirectoryError as error:
+            self.failure = self.failure or error
+
+    def _newest(self, tick_state: TickState, before: Heartbeat | None) -> dict[str, int]:
+        assert self.table is not None
+        found = tick_state.last(self.table, before)
+        self.failure = self.failure or tick_state.failure
+        self._last = {key: max(slot, self._unclaimed.get(key, 0)) for key, slot in found.items()}
+        return self._last
 
     def _supervised(self) -> Supervised:
         if self._runs is None:
             self._runs = self._cron.supervised()
         return self._runs
 
-    def _collect_results(self, now: float) -> list[TickResult]:
-        """Return results since the last tick: of this scheduler's runs, and of runs without a supervisor."""
-        found = [self.poll()]
-        try:
-            marks = os.listdir(self._cron.state.path / "running")  # noqa: PTH208 - names only
-        except OSError:
-            marks = []
-        if marks:
-            from resilience.cron.table.recovery import settle_dead_runs
-
-            found.append(TickResult.of(settle_dead_runs(self._cron.state, now=now, at=self._cron.here())))
-        return found
-
     def _beat(
-        self, now: float, before: Heartbeat | None, table: Table, last: Mapping[str, int], trouble: str
+        self, now: float, before: Heartbeat | None, entries: int, next_start: float | None, trouble: str
     ) -> Heartbeat:
         system = self._cron.project.system
         beat = next_heartbeat(before, now, expected=next_boundary(now, self.period_s), period_s=self.period_s)
@@ -282,12 +379,15 @@ class Ticker:
             host=system.host.name,
             pid=os.getpid(),
             job_id=system.environ.get("SLURM_JOB_ID", ""),
-            next_slot=self._next(table, last) if table.entries else None,
-            entries=len(table.entries),
+            next_slot=next_start,
+            entries=entries,
             trouble=trouble,
             patience_s=self._cron.settings.late_s,
         )
-        self._cron.state.beat(beat)
+        try:
+            self._cron.state.beat(beat)
+        except StateDirectoryError as error:  # the watchdog of a full disk must run now
+            self.failure = error
         return beat
 
     def _next(self, table: Table, last: Mapping[str, int]) -> float | None:
@@ -295,119 +395,137 @@ class Ticker:
 
         return next_due(table, last, self._clock.now(), salt=self._cron.salt)
 
-    def _begin(self, table: Table, last: Mapping[str, int], tick_state: TickState) -> Iterator[TickResult]:
+    def _settle(self, active: list[Run], now: float, submits: list[Run]) -> None:
+        """Settle runs whose process is gone: end them, or submit their jobs (added to `submits`)."""
+        book, entries = self._cron.state.book, {entry.key: entry for entry in self._entries}
+        held = {run.id for run in self._submitter.waiting} if self._submitter is not None else set()
+        held |= self._runs.ids if self._runs is not None else set()
+        if active:
+            self._records += book.settle_dead(now, self._host)
+        for run in active:
+            if run.state is not State.CLAIMED or run.id in held:
+                continue
+            if not run.is_mine and book.liveness(run, now)[0].name != "GONE":
+                continue
+            entry = entries.get(run.entry_key)
+            kind = entry.kind if entry is not None else book.about(run).get("kind")
+            if kind == Kind.SUBMIT or run.entry_key.endswith((".slurm", ".sbatch")):
+                submits.append(run)
+            elif abs(now - run.time) >= IN_FLIGHT_S:
+                settled = book.settle(run, now, "the scheduler was killed before it started the run", self._host)
+                self._records += [settled] if settled is not None else []
+
+    def _begin(self, last: Mapping[str, int], tick_state: TickState, submits: list[Run], *, has_jobs: bool) -> None:
+        """Claim and start what is due; submit the jobs of `submits` and of the due slots.
+
+        If no slot can be claimed, entries that may be repeated (`rerun`) run without a claim, once within an interval:
+        they may be what reports or ends the trouble. The others wait.
+        """
         from resilience.cron.table.due import due
 
-        now = self._clock.now()
-        claims, self._submits = self._submits, []
-        for one in due(
-            table, last, now, tick_s=self.period_s, salt=self._cron.salt, started=tick_state.scheduler_start
-        ):
-            if not self._fits(one.entry, now):
+        assert self.table is not None
+        now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
+            entry, is_run = one.entry, one.entry.kind is Kind.RUN
+            if not self._fits(entry, now) or (is_run and self._supervised().must_wait(entry, one.start)):
+                self.waits = True  # missed slots run one after the other
                 continue
-            if one.entry.kind is Kind.RUN and self._supervised().must_wait(one.entry, one.start):
-                continue  # missed slots run one after the other
-            claim = self._cron.state.slots.claim(one.entry.key, one.slot, self._by(one), self._clock.now)
-            if claim is None:
-                continue
+            try:
+                run = self._claim(entry, entry.key, one.slot)
+                if run is None:
+                    continue
+            except StateDirectoryError as error:
+                self.failure, run = self.failure or error, None
+                if not (entry.options.rerun and is_run and now - one.start < self.period_s):
+                    continue
+                self._unclaimed[entry.key] = one.slot
             if one.passed_over:
-                yield self._missed(one)
-            if one.entry.kind is Kind.SUBMIT:
-                claims.append(claim)
-                continue
-            yield self._start(one.entry, one.slot, claim)
-        wants_news = now - self._followed >= min(self.period_s, 60.0) and self._has_jobs()
-        if claims or wants_news or self._submitter.waiting:
+                with self._guarded():
+                    self._record_missed(one)
+            if run is not None and not is_run:
+                submits.append(run)
+            else:
+                self._start(entry, one.slot, run)
+        wants_news = has_jobs and now - self._followed >= min(self.period_s, 60.0)
+        if submits or wants_news or (self._submitter is not None and self._submitter.waiting):
+            if self._submitter is None:
+                from resilience.cron.submit import JobSubmitter
+
+                self._submitter = JobSubmitter(self._cron)
             self._followed = now
             try:
-                self._submitter.hand(claims, table.entries)
+                self._submitter.hand(submits, self.table.entries)
             except OSError as error:  # fork failed: the next tick finds the claims
-                yield TickResult(lines=(f"cannot submit jobs: {error.strerror}; the next tick tries again",))
+                self._lines.append(f"cannot submit jobs: {error.strerror}; the next tick tries again")
 
-    def _rerun(self, table: Table, now: float) -> Iterator[TickResult]:
+    def _record_missed(self, one: Due) -> None:
+        """Record missed slots, under the second before the slot that runs; the record stands for several."""
+        record = RunRecord(
+            name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
+            summary=one.reason, count=one.passed_over,
+        )  # fmt: skip
+        self._cron.state.record(one.entry.key, record)
+        self._records.append(record)
+
+    def _rerun(self, now: float) -> None:
         """Rerun slots that were cut short, if their entry allows it. A claim decides which scheduler does."""
-        slots = self._cron.state.slots
-        for entry, slot, attempt in cut_short(self._cron, table):
-            if attempt > MOST_RUNS or not self._fits(entry, now):
+        entries = [entry for entry in self._entries if entry.options.rerun and entry.kind is Kind.RUN]
+        if not entries:
+            return
+        # A rerun is taken, then active, then in the history: checked in that order, it is found, however long this
+        # process is suspended in between.
+        book = self._cron.state.book
+        taken, active = book.slots.taken(), {run.entry_key for run in book.active()}
+        for entry in entries:
+            slot, outcome = book.newest(entry.key)
+            again = f"{entry.key}{AGAIN}"
+            if entry.key in active or outcome != Outcome.CUT_SHORT.name or not self._fits(entry, now):
                 continue
-            by = {"host": self._cron.project.system.host.name, "pid": os.getpid(), "again": attempt}
-            claim = slots.claim(f"{entry.key}{AGAIN}{attempt}", slot, by, self._clock.now)
-            if claim is not None:
-                yield TickResult(lines=(f"{entry.place}: a run was cut short; rerunning it",))
-                yield self._start(entry, slot, claim)
-
-    def _has_jobs(self) -> bool:
-        try:
-            return bool(os.listdir(self._cron.state.path / "jobs"))  # noqa: PTH208
-        except OSError:
-            return False
+            if slot in taken.get(f"{again}0", ()):  # of `resil cron run NAME`: the user knows
+                continue
+            attempt = 2 + sum(slot in slots for key, slots in taken.items() if key.startswith(again))
+            if attempt <= MOST_RUNS and (run := self._claim(entry, f"{again}{attempt}", slot)) is not None:
+                self._lines.append(f"{entry.place}: a run was cut short; rerunning it")
+                self._start(entry, slot, run)
 
     def _fits(self, entry: Entry, now: float) -> bool:
-        """Return whether the entry can finish before `until`, never could, or would be lost to the next scheduler."""
+        """Return whether the entry will probably end before `until`, judging by its last runs, never could, or would be
+        lost to the next scheduler."""
         limit_s = entry.options.timeout_s
         if self._until is None or entry.kind is Kind.SUBMIT or limit_s <= 0 or entry.options.catch_up == 0:
             return True
-        never_fits = self._life_s is not None and limit_s > self._life_s
-        return never_fits or now + limit_s <= self._until
+        if (self._life_s is not None and limit_s > self._life_s) or now + limit_s <= self._until:
+            return True
+        ended = [run for run in self._cron.state.history(entry.key) if run.outcome in (Outcome.DONE, Outcome.FAILED)]
+        took = [run.time - run.started for run in ended[-PRECEDENTS:] if run.started is not None]
+        return bool(took) and now + min(limit_s, max(LEAST_S, 2 * max(took))) <= self._until
 
-    def _by(self, one: Due) -> dict[str, Any]:
-        system = self._cron.project.system
-        return {
-            "host": system.host.name, "pid": os.getpid(), "driver": self._driver, "time": self._clock.now(),
-            "kind": str(one.entry.kind),
+    def _claim(self, entry: Entry, key: str, slot: int) -> Run | None:
+        from resilience.cron.table.watched_run import longest_s
+
+        about: dict[str, Any] = {
+            "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
+            "time": self._clock.now(),
         }  # fmt: skip
+        limit_s = longest_s(entry.options.timeout_s)
+        return self._cron.state.book.claim(key, slot, about, self._clock.now, limit_s=limit_s)
 
-    def _missed(self, one: Due) -> TickResult:
-        """Record missed slots, under the second before the slot that runs; the record stands for several."""
-        record = self._record(one.entry.name, one.slot - 1, Outcome.MISSED, summary=one.reason)
-        return self._write(one.entry.key, replace(record, count=one.passed_over))
+    def _start(self, entry: Entry, slot: int, run: Run | None) -> None:
+        """Start a run. Its supervisor takes the record; without one, the record ends here."""
+        record = self._supervised().start(entry, slot, run)
+        self._records.append(record)
+        if record.outcome.is_failure:
+            self._lines.append(f"{entry.place}: {record.summary}")
+        if record.outcome is not Outcome.RUNNING and run is not None:
+            self._cron.state.book.end(run, record)
 
-    def _start(self, entry: Entry, slot: int, claim: Claim) -> TickResult:
-        """Start a run. Its supervisor closes the claim once the run is visible; without one, it is closed here."""
-        if not self._cron.state.slots.holds(claim):
-            why = "was taken over by another host while this host was suspended; it does not run here"
-            return TickResult(lines=(f"{entry.place}: a run {why}",))
-        close = partial(self._cron.state.slots.close, claim)
-        started = self._supervised().start(entry, slot, close)
-        if started.is_running:
-            return TickResult.of((started.record,))
-        hint = f"; try: {started.hint}" if started.hint else ""
-        lines = (f"{entry.place}: {started.record.summary}{hint}",) if started.record.outcome.is_failure else ()
-        written = self._write(entry.key, started.record).plus(TickResult(lines=lines))
-        close()
-        return written
-
-    def _settle_open(self, table: Table, now: float) -> Iterator[TickResult]:
-        """Settle claims of killed ticks: submit them, or record that they were cut short."""
-        waiting = self._submitter.waiting
-        own = {(run.name.replace("/", "+"), run.slot) for run in self._runs.running} if self._runs is not None else ()
-        gone = [
-            claim
-            for claim in self._cron.state.slots.open_claims()
-            if claim.is_gone(now)
-            or (claim.is_mine() and claim not in waiting and (claim.key.partition(AGAIN)[0], claim.slot) not in own)
-        ]
-        if not gone:
-            return
-        from resilience.cron.tick_state import open_runs
-
-        runs, submits = open_runs(self._cron, gone, table)
-        for claim, record in runs:
-            if record is not None:
-                yield self._write(claim.key.partition(AGAIN)[0], record)
-            self._cron.state.slots.close(claim)
-        self._submits += submits
-
-    def _record(self, name: str, slot: int, outcome: Outcome, *, summary: str = "") -> RunRecord:
-        host = self._cron.project.system.host.name
-        return RunRecord(name=name, slot=slot, outcome=outcome, time=self._clock.now(), host=host, summary=summary)
-
-    def _write(self, key: str, record: RunRecord) -> TickResult:
-        self._cron.state.record(key, record)
-        return TickResult.of((record,))
+    @property
+    def _entries(self) -> tuple[Entry, ...]:
+        return self.table.entries if self.table is not None else ()
 
 
-def _result_of(submitter_result: SubmitterResult | None) -> TickResult:
-    if submitter_result is None:
-        return TickResult()
-    return TickResult.of(submitter_result.records, (submitter_result.problem,) if submitter_result.problem else ())
+def _changed(path: Path) -> int:
+    """Return when a file or directory last changed, in nanoseconds; 0: there is none."""
+    with suppress(OSError):
+        return os.stat(path).st_mtime_ns  # noqa: PTH116
+    return 0

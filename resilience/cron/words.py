@@ -13,7 +13,6 @@ _ALIAS_WORDS = {
     "@hourly": "every hour", "@daily": "every day at 00:00", "@midnight": "every day at 00:00",
     "@weekly": "on Sunday at 00:00", "@monthly": "on the 1st at 00:00", "@yearly": "on 1 January at 00:00",
     "@annually": "on 1 January at 00:00", "@reboot": "once after each boot",
-    "@minutely": "every minute", "@quarter_hourly": "every 15 minutes",
 }  # fmt: skip
 
 
@@ -55,33 +54,33 @@ def schedule_in_words(schedule: str, zone: str = "") -> str:
     For instance, `30 2 * * 1` gives `at 02:30 on Monday`.
     """
     text = " ".join(schedule.split())
-    words = _ALIAS_WORDS.get(text.lower(), "")
-    if not words and text.lower().startswith("@every "):
-        words = f"every {text[7:]}"
-    if match := re.fullmatch(r"\*/([0-9]+) \* \* \* \*", text):
-        words = f"every {int(match[1])} minutes" if 60 % max(1, int(match[1])) == 0 else ""
-    if not words and not text.startswith("@"):
-        from datetime import UTC, datetime
-
-        from cronsim import CronSim, CronSimError
-
-        try:
-            said = CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)).explain()
-            words = said[:1].lower() + said[1:]
-        except (CronSimError, ValueError, IndexError):
-            words = ""
-    words = words or text
+    words = _ALIAS_WORDS.get(text) or _explain(text)
     return f"{words} ({zone})" if zone else words
+
+
+def _explain(text: str) -> str:
+    step = re.fullmatch(r"\*/([1-9][0-9]*) \* \* \* \*", text)
+    if step and 60 % int(step[1]) == 0:
+        return f"every {int(step[1])} minutes"
+    if text.startswith("@"):
+        return text.removeprefix("@") if text.startswith("@every ") else text
+    from datetime import UTC, datetime
+
+    from cronsim import CronSim, CronSimError
+
+    try:
+        said = CronSim(text, datetime(2026, 1, 1, tzinfo=UTC)).explain()
+    except (CronSimError, ValueError, IndexError):
+        return text
+    return said[:1].lower() + said[1:]
 
 
 def slot_text(slot: float, now: float | None = None) -> str:
     """Return a time for display: `18:00` today, `24 Dec 18:00` otherwise; with seconds if there are any."""
-    moment = time.localtime(slot)
+    moment, today = time.localtime(slot), time.localtime(slot if now is None else now)
     clock = "%H:%M:%S" if moment.tm_sec else "%H:%M"
-    if now is not None:
-        today = time.localtime(now)
-        if moment[:3] == today[:3]:
-            return time.strftime(clock, moment)
-        if moment.tm_year != today.tm_year:
-            return time.strftime(f"%Y-%m-%d {clock}", moment)
-    return time.strftime(f"%d %b {clock}", moment)
+    if moment.tm_year != today.tm_year:
+        clock = f"%Y-%m-%d {clock}"
+    elif now is None or moment[:3] != today[:3]:
+        clock = f"%d %b {clock}"
+    return time.strftime(clock, moment)

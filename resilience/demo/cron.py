@@ -12,12 +12,12 @@ import os
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from resilience.cron.state_directory import CronDirectory
 from resilience.demo.night import DemoFailed, Disk, Operator, own_system, small_disk
 from resilience.demo.receivers import Inbox, receivers
 from resilience.schedulers import Scheduler
@@ -87,20 +87,9 @@ def play_cron(system: System, directory: Path, *, say: Callable[[str], None]) ->
         finally:
             operator.resil("cron", "stop", quietly=True)
         ran = _ran(operator)
-        night = CronNight(
-            killed=killed,
-            successor=successor,
-            mail=mail,
-            told_s=told_s,
-            slots=len(ran),
-            twice=sum(count > 1 for count in ran.values()),
-            left=_left(operator),
-        )
-        say(
-            f"job {successor} took over from job {killed}; {night.slots} slots of {SCRIPT} ran,"
-            f" {night.twice} of them twice"
-        )
-        return night
+        twice = sum(count > 1 for count in ran.values())
+        say(f"job {successor} took over from job {killed}; {len(ran)} slots of {SCRIPT} ran, {twice} of them twice")
+        return CronNight(killed, successor, mail, told_s, len(ran), twice, _left(operator))
 
 
 # ---- setup ------------------------------------------------------------------------------------------------------
@@ -150,14 +139,11 @@ def _until_it_runs(operator: Operator, *, but: str = "", more_than: int = 0) -> 
     """Wait for a tick of a job other than `but`, and for more than so many slots of the script; return the job's id."""
 
     def job() -> str:
-        with suppress(OSError, ValueError, KeyError):
-            beat = _heartbeat(operator)
-            if beat["job_id"] != but and len(_ran(operator)) > more_than:
-                return str(beat["job_id"])
-        return ""
+        beat = CronDirectory(operator.directory / ".resil").heartbeat()
+        is_other = beat is not None and beat.job_id != but and len(_ran(operator)) > more_than
+        return beat.job_id if beat is not None and is_other else ""
 
-    failure = "no job took over as the scheduler" if but else "the scheduler runs no entry"
-    return _found(operator, job, failure)
+    return _found(operator, job, "no job took over as the scheduler" if but else "the scheduler runs no entry")
 
 
 def _found(operator: Operator, found: Callable[[], str], failure: str) -> str:
@@ -175,33 +161,19 @@ def _ran(operator: Operator) -> Counter[str]:
     return Counter(path.read_text(encoding="utf-8").split() if path.exists() else ())
 
 
-def _heartbeat(operator: Operator) -> Mapping[str, Any]:
-    text = (operator.directory / ".resil" / ".cron" / "heartbeat").read_text(encoding="utf-8")
-    found: Mapping[str, Any] = json.loads(text)
-    return found
-
-
 def _kill_node(operator: Operator, job_id: str) -> None:
     """Kill every process of the job and its supervisor, as a power failure of the node would."""
+    import psutil
+
     spool = Path(operator.system.environ["RESIL_LOCAL_SPOOL"])
     task = json.loads((spool / "jobs" / job_id / "task.json").read_text(encoding="utf-8"))
-    supervisor = int(task["supervisor"])
-    pids = [supervisor, *_carrying(f"SLURM_JOB_ID={job_id}", f"RESIL_LOCAL_SPOOL={spool}")]
+    variables = {"SLURM_JOB_ID": job_id, "RESIL_LOCAL_SPOOL": str(spool)}.items()
+    found = psutil.process_iter(["environ"])
+    pids = [int(task["supervisor"]), *(one.pid for one in found if variables <= (one.info["environ"] or {}).items())]
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     operator.say(f"kill -9 {shlex.join(map(str, pids))}  # the node of the scheduler's job {job_id} has died")
-
-
-def _carrying(*variables: str) -> list[int]:
-    """Return the processes whose environment contains all of these, from proc(5)."""
-    required = {os.fsencode(variable) for variable in variables}
-    found = []
-    for path in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):
-            if required <= set((path / "environ").read_bytes().split(b"\0")):
-                found.append(int(path.name))
-    return found
 
 
 def _until_notified(operator: Operator) -> str:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from resilience.cron.entries import runs_of
-from resilience.cron.records import Entry, Ignored, Kind, Overlap
-from resilience.cron.status import READ_S, CronStatus, Health, cron_status
+from resilience.cron.health import Health
+from resilience.cron.records import Entry, Ignored, Kind, Overlap, Table
+from resilience.cron.status import READ_S, CronStatus, cron_status
 from resilience.cron.words import span_text
 from resilience.doctor.diagnosis import Diagnosis, guarded, try_state_directory
 from resilience.errors import ProbeError, ResilError
@@ -66,9 +69,9 @@ def examine_cron(cron: CronProject) -> CronExamination:
     """Check the scheduler, the entries and the alerts. Never raises: a check that fails is UNKNOWN."""
     status = cron_status(cron)
     diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
-    seen, trouble = _check_in_child(cron)
+    seen, error = _check_in_child(cron)
     if seen is None:
-        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, trouble, "retry, or check from another node"))
+        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, error, "retry, or check from another node"))
         return CronExamination(tuple(diagnoses))
     diagnoses += [Diagnosis(topic, Verdict(verdict), *words) for topic, verdict, *words in seen["diagnoses"]]
     diagnoses += guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
@@ -82,15 +85,15 @@ def outlook(cron: CronProject) -> Diagnosis:
     if judgement.health is not Health.ABSENT:
         verdict = _VERDICTS[judgement.health]
         return Diagnosis("cron", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
-    verdict = Verdict.WARNING if status.rows else Verdict.OK
     waiting = f", and {plural(len(status.rows), 'entry', 'entries')} would run" if status.rows else ""
+    text = f"no scheduler is installed{waiting}"
     try:
         name, _ = available_driver(cron)
-    except ProbeError as error:
-        return Diagnosis("cron", Verdict.UNKNOWN, f"no scheduler is installed{waiting}; {error.message}", error.hint)
     except ResilError as error:
-        return Diagnosis("cron", Verdict.WARNING, f"no scheduler is installed{waiting}; {error.message}", error.hint)
-    return Diagnosis("cron", verdict, f"no scheduler is installed{waiting}; {name} is available", "resil cron install")
+        verdict = Verdict.UNKNOWN if isinstance(error, ProbeError) else Verdict.WARNING
+        return Diagnosis("cron", verdict, f"{text}; {error.message}", error.hint)
+    verdict = Verdict.WARNING if waiting else Verdict.OK
+    return Diagnosis("cron", verdict, f"{text}; {name} is available", "resil cron install")
 
 
 def available_driver(cron: CronProject) -> tuple[str, str]:
@@ -112,8 +115,7 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
         raise ProbeError(text, hint="see: resil cron install --dry-run", transient=True)
     if answer.error is not None:
         raise answer.error
-    name, why = answer.value
-    return name, why
+    return answer.value[0], answer.value[1]
 
 
 # ---- the scheduler --------------------------------------------------------------------------------------------
@@ -135,30 +137,40 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     from resilience.cron.driver_choice import drivers
     from resilience.watch.watchdogs import context_of
 
+    found = partial(Diagnosis, "driver")
     installation = status.installation
     if installation is None:
         name, why = available_driver(cron)
-        yield Diagnosis("driver", Verdict.OK, f"{name} is available: {why}", "resil cron install")
+        yield found(Verdict.OK, f"{name} is available: {why}", "resil cron install")
+        yield from _whole_nodes(cron, name, cron.settings.mode)
         return
+    name, is_here = installation.driver, installation.host == cron.project.system.host.name
     if status.driver is not None and status.driver.liveness is Liveness.UNKNOWN:
-        yield Diagnosis("driver", Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
-    availability = drivers().load(installation.driver).availability(context_of(cron.project))
-    if not availability.is_available and installation.host == cron.project.system.host.name:
-        yield Diagnosis("driver", Verdict.WARNING, f"{installation.driver}: {availability.reason}", availability.hint)
-    if cron.settings.backend not in ("auto", installation.driver):
-        yield Diagnosis(
-            "driver",
-            Verdict.WARNING,
-            f"[cron] backend is {cron.settings.backend}, but {installation.driver} is installed",
-            f"resil cron install --backend {cron.settings.backend} --replace",
-        )
-    if not Path(installation.python).exists() and installation.host == cron.project.system.host.name:
-        yield Diagnosis(
-            "driver",
-            Verdict.CRITICAL,
-            f"its interpreter {installation.python} no longer exists",
-            "install it again with this resil: resil cron uninstall; resil cron install",
-        )
+        yield found(Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
+    availability = drivers().load(name).availability(context_of(cron.project))
+    if not availability.is_available and is_here:
+        yield found(Verdict.WARNING, f"{name}: {availability.reason}", availability.hint)
+    if (wanted := cron.settings.backend) not in ("auto", name):
+        text = f"[cron] backend is {wanted}, but {name} is installed"
+        yield found(Verdict.WARNING, text, f"resil cron install --backend {wanted} --replace")
+    if is_here and not Path(installation.python).exists():
+        text = f"its interpreter {installation.python} no longer exists"
+        advice = "install it again with this resil: resil cron uninstall; resil cron install"
+        yield found(Verdict.CRITICAL, text, advice)
+    yield from _whole_nodes(cron, name, installation.mode)
+
+
+def _whole_nodes(cron: CronProject, driver: str, mode: str) -> Iterator[Diagnosis]:
+    """Warn of a daemon in a partition that gives each job whole nodes: one job that ticks occupies a node all day."""
+    if driver not in ("slurm", "scrontab") or mode == "pulse":
+        return
+    config = cron.project.scheduler().config()
+    named = cron.settings.sbatch.get("partition") or cron.project.system.environ.get("SBATCH_PARTITION")
+    for partition in str(named or config.default_partition).split(","):
+        if partition in config.whole_nodes:
+            text = f"partition {partition} gives each job whole nodes: the scheduler's job occupies one all day"
+            advice = 'set mode = "pulse" in [cron], or a partition that shares nodes in [cron] sbatch; then: '
+            yield Diagnosis("driver", Verdict.WARNING, text, advice + "resil cron install")
 
 
 # ---- the cron directory ------------------------------------------------------------------------------------
@@ -177,77 +189,59 @@ def _check_in_child(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
 
 def _check_directory(cron: CronProject) -> dict[str, Any]:
     """Return the diagnoses that need the disk, as plain data for the parent process."""
-    diagnoses = [*_state_directory(cron)]
-    ignored: Sequence[Ignored] = ()
-    mailed: list[tuple[str, str]] = []
+    diagnoses, table = [*_state_directory(cron)], Table()
     try:
-        table = cron.read_table()
-        installation = _installation(cron)
-        ignored = table.ignored
-        mailed = [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to]
-        now = cron.project.system.clock.now()
+        table, now = cron.read_table(), cron.project.system.clock.now()
+        installation = None
+        with suppress(ResilError):  # reported by the check of the scheduler
+            installation = cron.state.installation()
+            copied = cron.state.installation(or_copied=True)
+            if installation is None and copied is not None:
+                text = f"this project is a copy of {copied.project}, whose scheduler ticks only there"
+                diagnoses.append(Diagnosis("scheduler", Verdict.WARNING, text, "start one here: resil cron install"))
         if not cron.directory.exists():
-            diagnoses.append(
-                Diagnosis(
-                    "cron directory", Verdict.WARNING, f"{cron.directory} does not exist", "create it: resil init"
-                )
-            )
+            text = f"{cron.directory} does not exist"
+            diagnoses.append(Diagnosis("cron directory", Verdict.WARNING, text, "create it: resil init"))
         for entry in table.entries:
             diagnoses += judge_times(entry, cron.settings, installation, now)
             diagnoses += guarded(entry.name, lambda entry=entry: program_of(cron, entry))  # type: ignore[misc]
             diagnoses += guarded(entry.name, lambda entry=entry: past_of(cron, entry))  # type: ignore[misc]
         diagnoses += guarded("resil", lambda: _resil(cron))
-        diagnoses.append(_count(len(table.entries), str(cron.directory)))
+        count = len(table.entries)
+        text, advice = f"{plural(count, 'entry', 'entries')}: resil cron list", ""
+        if not count:
+            text, advice = f"nothing is scheduled in {cron.directory}", "resil cron add --help"
+        diagnoses.append(Diagnosis("entries", Verdict.OK, text, advice))
     except ResilError as error:
         diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, error.message, error.hint))
     return {
         "diagnoses": [(d.topic, d.verdict.value, d.text, d.advice) for d in diagnoses],
-        "ignored": [(i.place, i.reason, i.hint, i.is_fault) for i in ignored],
-        "mailed": mailed,
+        "ignored": [(i.place, i.reason, i.hint, i.is_fault) for i in table.ignored],
+        "mailed": [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to],
     }
-
-
-def _count(count: int, directory: str) -> Diagnosis:
-    if not count:
-        return Diagnosis("entries", Verdict.OK, f"nothing is scheduled in {directory}", "resil cron add --help")
-    return Diagnosis("entries", Verdict.OK, f"{plural(count, 'entry', 'entries')}: resil cron list")
-
-
-def _installation(cron: CronProject) -> Installation | None:
-    try:
-        return cron.state.installation()
-    except ResilError:
-        return None  # reported by the check of the scheduler
 
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
     """Check that ticks can write here and other users cannot: a slot that cannot be recorded is not run."""
-    path = cron.state.path
     try:
         cron.state.check()
     except ResilError as error:
         yield Diagnosis("state directory", Verdict.CRITICAL, error.message, error.hint)
-    written = try_state_directory(path)
-    if written.verdict is Verdict.OK:
-        yield written
-    else:
-        text = f"{written.text}: no tick can record a slot, so no entry runs"
-        yield replace(
-            written, text=text, advice="free some space (and inodes), or set state_dir under [run] in resil.toml"
-        )
+    written = try_state_directory(cron.state.path)
+    if written.verdict is not Verdict.OK:
+        advice = "free some space (and inodes), or set state_dir under [run] in resil.toml"
+        written = replace(written, text=f"{written.text}: no tick can record a slot, so no entry runs", advice=advice)
+    yield written
 
 
 def _resil(cron: CronProject) -> Iterator[Diagnosis]:
     """Check that entries find `resil`: the shipped drop-ins call it."""
-    variables = environment_of(cron)
-    found = shutil.which("resil", path=variables.get("PATH", ""))
-    if found is None:
-        yield Diagnosis(
-            "resil", Verdict.CRITICAL, f"`resil` is not on the PATH of entries: {variables.get('PATH', '')}",
-            'call it by its interpreter: "$RESIL_PYTHON" -P -m resilience; or install resil as a package',
-        )  # fmt: skip
-    else:
+    path = environment_of(cron).get("PATH", "")
+    if found := shutil.which("resil", path=path):
         yield Diagnosis("resil", Verdict.OK, f"on the PATH of entries: {found}")
+    else:
+        advice = 'call it by its interpreter: "$RESIL_PYTHON" -P -m resilience; or install resil as a package'
+        yield Diagnosis("resil", Verdict.CRITICAL, f"`resil` is not on the PATH of entries: {path}", advice)
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------
@@ -255,28 +249,26 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
 
 def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
     """Check that failures are notified, and that mail to MAILTO can be sent."""
-    from resilience.alerts.routes import routes_of
-
-    project = cron.project
-    routes = routes_of(project)
-    if not routes:
-        yield Diagnosis(
-            "alerts", Verdict.WARNING, "failures are not notified: resil.toml names no channel",
-            'for instance [alert] channels = ["email"]; test it: resil alert test',
-        )  # fmt: skip
-    from resilience.alerts.routes import mail_error
+    from resilience.alerts.routes import mail_error, routes_of
     from resilience.cron.mail import wrong_address
 
+    if not routes_of(cron.project):
+        text = "failures are not notified: resil.toml names no channel"
+        advice = 'for instance [alert] channels = ["email"]; test it: resil alert test'
+        yield Diagnosis("alerts", Verdict.WARNING, text, advice)
+    fault = partial(Diagnosis, "mail", Verdict.CRITICAL)
     for place, address in mailed:
         if wrong := wrong_address(address):
-            yield Diagnosis("mail", Verdict.CRITICAL, f"{place}: MAILTO={address}: {wrong}", "MAILTO=you@example.org")
-    if mailed and mail_error(project):
-        place, address = mailed[0]
+            yield fault(f"{place}: MAILTO={address}: {wrong}", "MAILTO=you@example.org")
+    if mailed and mail_error(cron.project):
         more = f", and {len(mailed) - 1} more" if len(mailed) > 1 else ""
-        yield Diagnosis(
-            "mail", Verdict.CRITICAL, f"{place}{more}: MAILTO={address}: neither a channel nor sendmail can send it",
+        yield fault(
+            f"{mailed[0][0]}{more}: MAILTO={mailed[0][1]}: neither a channel nor sendmail can send it",
             "set the server in [channel.email] of resil.toml; test it: resil alert test email",
-        )  # fmt: skip
+        )
+
+
+# ---- one entry --------------------------------------------------------------------------------------------------
 
 
 def judge_times(
@@ -288,6 +280,7 @@ def judge_times(
     """
     from resilience.cron.table.expression import parse_schedule
 
+    warning = partial(Diagnosis, entry.name, Verdict.WARNING)
     schedule = parse_schedule(entry.schedule, entry.zone)
     if schedule.is_reboot:
         return
@@ -295,92 +288,107 @@ def judge_times(
         text = f"{entry.schedule} never matches: the entry never runs"
         yield Diagnosis(entry.name, Verdict.CRITICAL, text, f"correct {entry.place}")
         return
+    timeout_s, period_s, limits = entry.options.timeout_s, schedule.period_s(now), limits_of(settings, installation)
+    every = format_duration(period_s)
+    if period_s < limits.tick_s:
+        text = f"is due every {every}, but {limits.driver} ticks every {format_duration(limits.tick_s)}"
+        advice = "make it due less often, or let a process tick at every slot: slurm in mode daemon, or foreground"
+        yield warning(f"{text}: other slots are run late or missed", advice)
     if entry.kind is Kind.SUBMIT:
         return
-    timeout_s, period_s = entry.options.timeout_s, schedule.period_s(now)
-    if not timeout_s:
-        if entry.options.overlap is Overlap.SKIP:
-            text = "has no timeout: after a hang it never runs again"
-            yield Diagnosis(entry.name, Verdict.WARNING, text, "add one: # resil: timeout=10m")
-    elif timeout_s > period_s and entry.options.overlap is Overlap.SKIP:
-        text = (
-            f"may run for {format_duration(timeout_s)} and is due every {format_duration(period_s)}: "
-            "overlapping slots are skipped"
-        )
-        advice = f"# resil: timeout={span_text(period_s)}, or overlap=allow"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
-    limit_s, what = room_s(settings, installation)
-    if limit_s and (timeout_s > limit_s or not timeout_s):
-        text = f"may exceed {what} ({format_duration(limit_s)}), and is ended then"
+    if entry.options.overlap is Overlap.SKIP:
+        if not timeout_s:
+            yield warning("has no timeout: after a hang it never runs again", "add one: # resil: timeout=10m")
+        elif timeout_s > period_s:
+            text = f"may run for {format_duration(timeout_s)} and is due every {every}: overlapping slots are skipped"
+            yield warning(text, f"# resil: timeout={span_text(period_s)}, or overlap=allow")
+    if limits.run_s and (timeout_s > limits.run_s or not timeout_s):
         advice = "run it as a job of its own (NAME.slurm), shorten its timeout, or raise the limit in [cron]"
-        yield Diagnosis(entry.name, Verdict.WARNING, text, advice)
+        yield warning(f"may exceed {limits.name} ({format_duration(limits.run_s)}), and is ended then", advice)
 
 
-def room_s(settings: CronSettings, installation: Installation | None) -> tuple[float, str]:
-    """Return how long an entry can run under the driver, in seconds, and the limit's name; 0: no limit. Pure."""
-    if installation is None or installation.driver != "slurm":
-        return 0.0, ""
-    if installation.mode == "pulse":
-        return settings.pulse_limit_s, "the limit of a pulse's job, [cron] pulse_limit_s"
-    return settings.time_limit_s, "the limit of the scheduler's job, [cron] time_limit_s"
+class Limits(NamedTuple):
+    """What a driver imposes on entries.
+
+    Attributes:
+        driver: its name.
+        tick_s: interval between ticks; 0: a process ticks at every slot.
+        run_s: how long an entry can run, in seconds; 0: no limit.
+        name: name of that limit.
+    """
+
+    driver: str = ""
+    tick_s: float = 0.0
+    run_s: float = 0.0
+    name: str = ""
+
+
+def limits_of(settings: CronSettings, installation: Installation | None) -> Limits:
+    """Return the limits of the installed driver. Pure."""
+    driver, mode = (installation.driver, installation.mode) if installation is not None else ("", "")
+    if driver in ("crontab", "systemd"):
+        return Limits(driver, 60.0)
+    if mode == "pulse":
+        name = "the limit of a pulse's job, [cron] pulse_limit_s"
+        return Limits(f"{driver} (pulse)", settings.pulse_s, settings.pulse_limit_s, name)
+    if driver == "slurm":
+        return Limits(driver, 0.0, settings.time_limit_s, "the limit of the scheduler's job, [cron] time_limit_s")
+    return Limits(driver)
 
 
 def program_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
-    """Check that an entry's program exists, on the entry's PATH and not on the user's."""
+    """Check that an entry's program exists, on the entry's PATH and not on the user's; of a line, also its shell."""
+    from resilience.cron.table.crontab_file import program_of as program_in
+
     if entry.kind is Kind.SUBMIT or not entry.argv:
         return
-    program, path = entry.argv[0], environment_of(cron, entry).get("PATH", "")
-    if "/" not in program:
-        if shutil.which(program, path=path) is None:
-            yield Diagnosis(
-                entry.name,
-                Verdict.CRITICAL,
-                f"there is no program {program!r} on the entry's PATH",
-                "use an absolute path; the PATH: resil cron doctor --environment",
-            )
-        return
-    file = cron.project.loaded.project / program
-    if not file.is_file():
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} does not exist", f"correct {entry.place}")
-    elif not os.access(file, os.X_OK):
-        yield Diagnosis(entry.name, Verdict.CRITICAL, f"{file} is not executable", f"chmod +x {quoted(file)}")
-    else:
-        yield from _interpreter(entry, file, path)
+    fault, variables = partial(Diagnosis, entry.name, Verdict.CRITICAL), environment_of(cron, entry)
+    path = variables.get("PATH", "")
+    for program in filter(None, dict.fromkeys((entry.argv[0], program_in(entry.argv)))):
+        file = cron.project.loaded.project / program
+        if "/" not in program:
+            if shutil.which(program, path=path) is None and not _is_builtin(cron, entry.argv[0], program, variables):
+                advice = "use an absolute path; the PATH: resil cron doctor --environment"
+                yield fault(f"there is no program {program!r} on the entry's PATH", advice)
+        elif not file.is_file():
+            yield fault(f"{file} does not exist", f"correct {entry.place}")
+        elif not os.access(file, os.X_OK):
+            yield fault(f"{file} is not executable", f"chmod +x {quoted(file)}")
+        else:
+            yield from _interpreter(fault, file, path)
 
 
-def _interpreter(entry: Entry, file: Path, path: str) -> Iterator[Diagnosis]:
+def _is_builtin(cron: CronProject, shell: str, word: str, variables: Mapping[str, str]) -> bool:
+    """Return whether a shell knows a word by itself, or may: those of the C shell's family cannot be asked."""
+    if Path(shell).name not in {"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh"}:
+        return True
+    argv = [shell, "-c", 'command -v "$0"', word]
+    return cron.project.system.runner.run(argv, timeout_s=READ_S, env=variables).returncode == 0
+
+
+def _interpreter(fault: Callable[[str, str], Diagnosis], file: Path, path: str) -> Iterator[Diagnosis]:
     """Check that the interpreter in a script's first line (execve(2)) exists."""
     with file.open("rb") as opened:
         first = opened.read(256).partition(b"\n")[0]
-    if not first.startswith(b"#!"):
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    if words and first.endswith(b"\r"):
+        advice = f"sed -i 's/\\r$//' {quoted(file)}"
+        yield fault(f"{file} has Windows line ends: its interpreter is not found", advice)
         return
-    if first.endswith(b"\r"):
-        yield Diagnosis(
-            entry.name, Verdict.CRITICAL, f"{file} has Windows line ends: its interpreter is not found",
-            f"sed -i 's/\\r$//' {quoted(file)}",
-        )  # fmt: skip
-        return
-    words = os.fsdecode(first[2:]).split()
-    if not words:
-        return
-    missing = words[0] if not Path(words[0]).exists() else ""
-    if not missing and Path(words[0]).name == "env":
+    missing = words[0] if words and not Path(words[0]).exists() else ""
+    if words and not missing and Path(words[0]).name == "env":
         names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
         if names and shutil.which(names[0], path=path) is None:
             missing = f"{names[0]} (on the entry's PATH)"
     if missing:
-        yield Diagnosis(
-            entry.name, Verdict.CRITICAL, f"{file}: its interpreter does not exist: {missing}",
-            "put the absolute path of an existing interpreter into its first line",
-        )  # fmt: skip
+        advice = "put the absolute path of an existing interpreter into its first line"
+        yield fault(f"{file}: its interpreter does not exist: {missing}", advice)
 
 
 def past_of(cron: CronProject, entry: Entry) -> Iterator[Diagnosis]:
     runs = runs_of(cron, entry.key)
     if runs and runs[-1].outcome.is_failure:
-        text = f"last result: {runs[-1].outcome.value}"
-        if runs[-1].summary:
-            text += f": {runs[-1].summary}"
+        text = f"last result: {runs[-1].outcome.value}{f': {runs[-1].summary}' if runs[-1].summary else ''}"
         yield Diagnosis(entry.name, Verdict.WARNING, text, f"its output: resil cron logs {quoted(entry.name)}")
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.errors import ResilError, SettingsError, UsageError
+from resilience.errors import ResilError, SettingsError, StateDirectoryError, UsageError
+from resilience.runs.open_project import read_source
 from resilience.runs.project import Project
 from resilience.runs.templates.script import template_library
 from resilience.settings.load import check
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def find_errors(system: System, named: Path | None = None) -> tuple[Project, tuple[ResilError, ...]]:
     """Return the project with its valid settings, and all errors.
 
-    Raise SettingsError if the file cannot be read or is not TOML.
+    Raise SettingsError if the file cannot be read or is not TOML, ProbeError if its file system does not respond.
     """
-    loaded, errors = check(system, named=named)
+    loaded, errors = check(system, read_source(system, named))
     found: list[ResilError] = list(errors)
     try:
         project = Project(system, loaded)
@@ -44,7 +45,10 @@ def check_settings(project: Project) -> None:
 
 def setting_errors(project: Project) -> Iterator[ResilError]:
     """Yield an error for each setting that has the right type and cannot be used."""
-    runs = (_check_run, _check_template, _check_owners, _check_lead, _check_signal, _check_plan, submit_warnings)
+    runs = (
+        _check_run, _check_template, _check_owners, _check_group, _check_lead, _check_signal, _check_plan,
+        submit_warnings,
+    )  # fmt: skip
     yield from _errors_of(_script(project))
     # The name has a check of its own, and the others need a valid one.
     settings = project.loaded.settings
@@ -82,6 +86,13 @@ def _check_owners(project: Project) -> None:
     owners = project.loaded.settings.run.switch_owners
     if owners and owners not in set(OwnerPolicy):
         raise SettingsError(f"switch_owners = {owners!r} is not an owner policy", hint="there are: owner, group, any")
+
+
+def _check_group(project: Project) -> None:
+    try:
+        project.directory("run").group_id()
+    except StateDirectoryError as error:
+        raise SettingsError(error.message, hint=error.hint) from error
 
 
 def _check_lead(project: Project) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:  # `resil watch fs` does not need them
     from resilience.runs.run_directory import RunDirectory
     from resilience.schedulers import Scheduler
+    from resilience.settings.cron_settings import CronSettings
     from resilience.system.ports import System
 
 
@@ -26,6 +27,7 @@ class Context(NamedTuple):
         scheduler_deadline_s: how long one call to a scheduler may take: [scheduler] deadline_s.
         has_settings: whether a resil.toml was found.
         state_deadline_s: how long the state directory may take to respond.
+        cron: [cron]; None: all defaults.
         shared: results that the checks of one tick share, and in a child its probes; None outside of a tick.
     """
 
@@ -38,6 +40,7 @@ class Context(NamedTuple):
     scheduler_deadline_s: float = 60.0
     has_settings: bool = False
     state_deadline_s: float = 5.0
+    cron: CronSettings | None = None
     shared: dict[Any, Any] | None = None
 
     def runs(self) -> tuple[RunDirectory, ...]:

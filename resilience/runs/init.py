@@ -125,6 +125,8 @@ def _launch_notes(launch: Launch | None, options: Mapping[str, str | None]) -> l
         notes.append(
             f"left out of the launch: {launch.in_all}; set the processes per node: gpus_per_node in [template]"
         )
+    if launch.left_out:
+        notes.append(f"left out of the launch: {cut(launch.left_out, 80)}; set {launch.template}_args in [template]")
     if launch.wrapper:
         notes.append(f"left out of the launch: {cut(launch.wrapper, 60)}; activate its environment in setup")
     nodes = options.get("nodes") or "1"

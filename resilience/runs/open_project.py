@@ -13,6 +13,7 @@ from resilience.quantities import parse_duration_s
 from resilience.runs.project import Project
 from resilience.settings.load import CONFIG_VARIABLE, FILE_NAME, Source, find_source, load
 from resilience.system.child import Answer
+from resilience.system.files import open_without_waiting
 from resilience.system.ports import System
 from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child, state_probe
 
@@ -31,8 +32,10 @@ def read_source(system: System, path: Path | None = None, deadline_s: float | No
         return (os.fsencode(source.path) if source.path is not None else None), source.content
 
     answer = in_child(system, f"settings of {path or system.cwd}", read, min(START_S, deadline_s or START_S))
+    if isinstance(answer.error, ProbeError):
+        raise ProbeError(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
     if answer.error is not None:
-        raise type(answer.error)(f"settings of {path or system.cwd}: {answer.error.message}", hint=answer.error.hint)
+        raise answer.error
     path, content = answer.value
     return Source(Path(os.fsdecode(path)) if path is not None else None, content)
 
@@ -102,6 +105,25 @@ def check_responding(project: Project) -> None:
         if answer.is_overdue and answer.error is not None:
             why = f"{path} does not respond: {answer.error.message}"
             raise StateDirectoryError(why, hint=answer.error.hint, transient=True)
+
+
+def check_path(system: System, path: Path) -> None:
+    """Raise StateDirectoryError (temporary) if a file or directory that the user typed is on a file system that hangs.
+
+    Missing and unreadable files are reported by the command that needs them.
+    """
+
+    def look() -> None:
+        with suppress(OSError):
+            if path.is_dir():
+                next(os.scandir(path), None)
+            else:
+                open(path, "rb", opener=open_without_waiting).close()
+
+    answer = in_child(system, str(path), look, START_S)
+    if answer.is_overdue and answer.error is not None:
+        why = f"{path} does not respond: {answer.error.message}"
+        raise StateDirectoryError(why, hint=answer.error.hint, transient=True)
 
 
 def _touch(path: Path) -> None:

@@ -50,6 +50,12 @@ def find_log(project: Project, directory: RunDirectory) -> Path:
         raise ResilError(
             f"run {directory.run} has no log in {directory.path}; {error.message}", hint=error.hint
         ) from error
+    outputs = [one.output for one in intents if job is not None and one.job_id == job.id.whole]
+    if job is not None and "/dev/null" in (*outputs, job.stdout):
+        raise ResilError(
+            f"the output of job {job.id} goes to /dev/null, so run {directory.run} has no log",
+            hint="for the next jobs, name a file in the script: #SBATCH -o slurm-%j.out",
+        )
     raise ResilError(
         f"run {directory.run} has written no log yet", hint=f"see why it waits: resil status {directory.run}"
     )

@@ -59,7 +59,7 @@ class RunDirectory:
         from resilience.submission import check_run_name  # imported late: half a millisecond
 
         check_run_name(self.run)
-        gid = self._gid()
+        gid = self.group_id()
         created = make_directory(self.path, mode=self.directory_mode)
         if gid is not None:
             # New parents too, so that the group can reach the run.
@@ -71,7 +71,8 @@ class RunDirectory:
             make_directory(self.path / name, mode=self.directory_mode)
         write_atomic(self.path / layout.RUN_FILE, run_file, mode=self.file_mode, durable=False)
 
-    def _gid(self) -> int | None:
+    def group_id(self) -> int | None:
+        """Return the group of the run's files, None for the user's own. Raise StateDirectoryError if there is none."""
         try:
             return grp.getgrnam(self.group).gr_gid if self.group else None
         except KeyError:

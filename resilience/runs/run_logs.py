@@ -36,7 +36,9 @@ NO_TASK = 4294967294
 # At most 18 digits: int() refuses very long texts. No line ends: the number on the next line may be a date.
 _BEAT_STEP = re.compile(rb"^step[ \t]*=[ \t]*([0-9]{1,18})", re.MULTILINE)
 _LOG_STEP = re.compile(
-    rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,18})(?![0-9])", re.IGNORECASE
+    rb"\b(?:global[_ ]step|step|iteration|iter)\b[ \t:=#\[(\"']*([0-9]{1,3}(?:,[0-9]{3}){1,4}(?![0-9])|[0-9]{1,18})"
+    rb"(?![0-9]|(?:\.[0-9]+)?[kMGB]\b)",  # not `4.20k`
+    re.IGNORECASE,
 )
 _LOG_BATCH = re.compile(
     rb"\b(?:num_updates|updates?|batch(?:es)?)\b[ \t:=#\[(|\"']*([0-9]{1,18})(?![0-9])[ \t]{0,2}(?:/|of\b)",
@@ -148,6 +150,12 @@ def output_globs(pattern: str, start: Start, user: str = "") -> tuple[str, ...]:
     return tuple(dict.fromkeys((*any_task, _glob(pattern, start._replace(raw=start.array), user))))
 
 
+def array_glob(pattern: str, array: int, user: str = "") -> str:
+    """Return the glob(3) pattern for the files of every task of an array, `/a/*.out` for `/a/%j.out`. Pure."""
+    start = Start(array)
+    return output_globs(pattern, start, user)[0] if "\\" in pattern else _glob(pattern, start, user)
+
+
 def _glob(pattern: str, start: Start, user: str) -> str:
     task = start.task if start.task is not None or not start.raw else NO_TASK
     known: Mapping[str, int | str | None] = {
@@ -229,4 +237,4 @@ def _steps(paths: Iterable[Path | str], pattern: re.Pattern[bytes], which: int) 
     for path in paths:
         with suppress(OSError):
             if found := pattern.findall(read_tail(path, TAIL_BYTES)[0]):
-                yield int(found[which])
+                yield int(found[which].replace(b",", b""))

@@ -212,6 +212,9 @@ def _status(
 ) -> RunStatus:
     now = project.system.clock.now()
     rows, finished = fold(jobs, now), directory.is_finished()
+    if any("scontrol" in row.advice for row in rows):  # the embedded scheduler's own is not on the user's PATH
+        scontrol = getattr(project.scheduler(scheduler), "scontrol", "scontrol")
+        rows = tuple(replace(row, advice=row.advice.replace("scontrol", scontrol)) for row in rows)
     attempts = read_attempts(directory)
     if is_copy:  # those without an end are the original's
         attempts = tuple(attempt for attempt in attempts if attempt.end is not None)

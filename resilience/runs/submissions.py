@@ -252,7 +252,7 @@ def read_journal(directory: RunDirectory) -> Journal:
             intents[token] = Intent(
                 token=token,
                 scheduler=str(record.get("scheduler", "")),
-                script=str(record.get("script", "")),
+                script=_moved_script(str(record.get("script", "")), origin, here),
                 argv=tuple(str(word) for word in argv) if isinstance(argv, list) else (),
                 time=_seconds(record.get("time")),
                 by=str(record.get("by", "")),
@@ -270,6 +270,13 @@ def read_journal(directory: RunDirectory) -> Journal:
     return Journal(
         tuple(intents.values()), None if is_undone else done, frozenset(cancelled), stopped, copied_from, moved_from
     )
+
+
+def _moved_script(script: str, origin: str, here: str) -> str:
+    """Return the path of a submitted script; a rendered one lies in the run directory and moves with it. Pure."""
+    if origin and Path(script).parent == Path(origin) / layout.SCRIPTS:
+        return str(Path(here) / layout.SCRIPTS / Path(script).name)
+    return script
 
 
 def submitted_ids(intents: Sequence[Intent]) -> tuple[JobId, ...]:

@@ -13,7 +13,7 @@ from resilience.errors import StateDirectoryError
 from resilience.job import JobId
 from resilience.runs.kill_outlook import ever_saw_guard
 from resilience.runs.project import Project
-from resilience.runs.run_logs import Start, output_globs
+from resilience.runs.run_logs import Start, array_glob, output_globs
 from resilience.runs.submit import Prepared, output_of
 from resilience.runs.templates.directives import parse_directives
 from resilience.system.files import read_regular
@@ -69,8 +69,9 @@ def read_submit_outlook(project: Project, prepared: Prepared, job_id: JobId | No
     log = pattern.replace("%%", "%")
     if job_id is not None:
         is_array = "array" in {**prepared.plan.options, **dict(parse_directives(prepared.script).options)}
-        start = Start(job_id.array, raw=0 if is_array else job_id.array)
-        log = output_globs(pattern, start, project.system.host.user)[0]
+        array, user = job_id.array, project.system.host.user
+        start = Start(array, raw=array)
+        log = array_glob(pattern, array, user) if is_array else output_globs(pattern, start, user)[0]
     return SubmitOutlook(prepared.directory.run, guard, source, log, is_own)
 
 

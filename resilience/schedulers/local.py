@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal as signals
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -24,7 +25,7 @@ from resilience.schedulers._local.dependency import job_ids
 from resilience.schedulers._local.processes import available_cpus, current_umask, user_name
 from resilience.schedulers._local.queue import Queue
 from resilience.schedulers._local.records import Entry, Task, job_of
-from resilience.schedulers._local.spool import Spool, spool_path
+from resilience.schedulers._local.spool import Spool, spool_path, write_shims
 from resilience.submission import Submission, Submitted
 
 if TYPE_CHECKING:
@@ -60,6 +61,17 @@ class LocalScheduler:
     def spool(self) -> Path:
         """Return the spool directory."""
         return self._spool.root
+
+    def commands(self) -> Path:
+        """Return the directory of the replacements of SLURM's commands, written if necessary."""
+        self._spool.create()
+        write_shims(self._spool.root / "bin")
+        return self._spool.root / "bin"
+
+    @property
+    def scontrol(self) -> str:
+        """Return the path of its replacement of scontrol, quoted for a shell."""
+        return shlex.quote(str(self.spool / "bin" / "scontrol"))
 
     def submit(self, submission: Submission) -> Submitted:
         """Queue exactly one job, and start the daemon that runs it."""

@@ -21,14 +21,15 @@ class CronSettings:
         pulse_limit_s: time limit of a pulse's job; its commands must end within this time.
         sbatch: sbatch's long options for the scheduler's job, and for batch scripts in the cron directory that request
             `sbatch=cron`: `{ partition = "cpu", account = "abc" }`.
-        timeout_s: default time limit of a command.
+        timeout_s: default time limit of a command. Unless this is changed, an entry that is due more often than every
+            hour may run until its next slot.
         catch_up: default policy for missed slots: none, once, or all<=N.
         jitter_s: maximum random delay of drop-ins, so that not all projects start theirs in the same second.
         keep_runs: number of outputs kept for each entry.
         output_bytes: bytes kept of the output of one run: its beginning and its end.
         revive: whether the batch shells of training jobs restart the scheduler's chain of jobs when the chain is dead.
         late_s: a tick is late when overdue by this time. 0: twice the expected interval, at least three minutes.
-        ping_url: address of a dead man's switch such as healthchecks.io, requested at the start and end of each tick.
+        ping_url: address of a dead man's switch such as healthchecks.io, requested at the end of each tick.
         ping_url_file: file (mode 0600) that contains the address, where the address is a secret.
         ping_allow_http: whether the address may be plain http to another machine.
         digest_at: local time of the daily message that confirms normal operation: `"08:00"`. Empty: no message.

@@ -127,13 +127,12 @@ def load(
     return Loaded(settings, source.path, _project_of(system, source.path), tables.origins)
 
 
-def check(system: System, *, named: Path | None = None) -> tuple[Loaded, tuple[SettingsError, ...]]:
+def check(system: System, source: Source) -> tuple[Loaded, tuple[SettingsError, ...]]:
     """Return the settings without the invalid ones, and an error for each of these.
 
-    Raise SettingsError if the file cannot be read or is not TOML.
+    Raise SettingsError if the file is not TOML.
     """
     errors: list[SettingsError] = []
-    source = find_source(system, named)
     tables = _read_tables(system, source, {}, errors.append)
 
     def build(values: Mapping[str, dict[str, Any]]) -> Settings:

@@ -345,18 +345,20 @@ def fork() -> int:
         return os.fork()
 
 
-def begin(*keep: int, keep_stderr: bool = False) -> io.StringIO:
+def begin(*keep: int, keep_stderr: bool = False, unblock: bool = True) -> io.StringIO:
     """Prepare a forked child: new session, default signal handlers, no inherited descriptors.
 
     `keep`: descriptors that stay open. Standard streams are /dev/null, except for standard error with `keep_stderr`;
     the output of the child is captured in the returned buffer. Output that the parent had buffered but not flushed is
-    discarded in the child.
+    discarded in the child. Without `unblock`, signals stay blocked as in the parent: the child unblocks them after it
+    has installed its own handlers.
     """
     os.setsid()  # Ctrl-C goes to the parent only
     for number in _RESET:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+    if unblock:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     gc.disable()  # a collection would copy pages shared with the parent, and the child exits soon
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(2 if keep_stderr else 3):

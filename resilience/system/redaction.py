@@ -20,8 +20,28 @@ REDACTED = "REDACTED"
 MIN_LENGTH = 4
 """Minimum length of a secret: replacing shorter texts would garble messages."""
 
-_USER_INFO = re.compile(r"(?<=://)[^/@\s'\"]+@")
-"""The credentials in `https://name:password@host`."""
+FORMS = r"""(?xa)
+    (?P<scheme>://)[^/@\s'"]+(?P<at>@)                                       # https://name:password@host
+  | \b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b                                  # AWS
+  | \b(?:gh[pousr]_[0-9A-Za-z]{36,255}|github_pat_[0-9A-Za-z_]{22,255})
+  | \bgl(?:pat|ptt|rt|dt|cbt|soat|ft|imt|agent|oas)-[0-9A-Za-z_.-]{20,300}    # GitLab
+  | \b(?:xox[abeoprs]|xapp)-[0-9A-Za-z-]{10,300}                             # Slack
+  | \b(?:hf|api_org)_[0-9A-Za-z]{30,60}\b                                         # Hugging Face
+  | \bsk-[0-9A-Za-z_-]{20,300}                                               # OpenAI, Anthropic
+  | \beyJ[\w-]{10,4000}\.eyJ[\w-]{10,4000}(?:\.[\w-]{0,4000})?               # JSON web tokens
+  | -----BEGIN[ ][A-Z0-9 ]{0,40}PRIVATE[ ]KEY(?:[ ]BLOCK)?-----(?:(?!-----)[\s\S]){0,7000}
+        (?:-----END[ ][A-Z0-9 ]{0,60}-----)?
+  | (?P<name>(?:(?i:passwo?r?d|passphrase|api[_-]?key|secret(?:[_-]?access)?(?:[_-]?key)?|access[_-]?key|auth[_-]?token
+                    |access[_-]?token)|_TOKEN|[?&](?:token|sig|key))
+      (?:["']?[ ]{0,3}=[ ]{0,3}["']?|["'][ ]{0,3}:[ ]{0,3}["']))
+    (?!None\b|null\b|true\b|false\b|REDACTED|[$<{*])[^\s"'&;,]{6,500}
+"""
+"""The forms of secrets that a program may print, whoever has read them: the ten that gitleaks finds most (gitleaks,
+config/gitleaks.toml), and credentials in an address. Each match is at most FORM_BYTES long."""
+
+FORM_BYTES = 8192
+
+_FORMS = re.compile(FORMS)
 
 _LOOKS_RANDOM = re.compile(r"(?=.*(?:[0-9]|[a-z].*[A-Z]|[A-Z].*[a-z])).{8,}|.{20,}")
 """Parts of an address that are secret: not `services` and `webhooks`, which are common words."""
@@ -61,7 +81,7 @@ def needles(secret: str) -> dict[str, str]:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text without `secrets`, without the secrets read in this process, and without passwords in addresses.
+    """Return a text without `secrets`, without the secrets read in this process, and without those of a known form.
 
     For instance, `https://hooks.slack.com/services/T0/B0/xyz` gives `https://hooks.slack.com/REDACTED`.
     """
@@ -69,7 +89,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for needle in sorted(table, key=len, reverse=True):
         if needle in text:
             text = text.replace(needle, table[needle])
-    return _USER_INFO.sub(f"{REDACTED}@", text)
+    return _FORMS.sub(lambda found: (found["scheme"] or found["name"] or "") + REDACTED + (found["at"] or ""), text)
 
 
 def all_needles(secrets: Iterable[str] = ()) -> dict[str, str]:

@@ -249,7 +249,10 @@ def _find_targets(one: _Part, context: Context) -> None:
     watchdog = one.watchdog
     try:
         with exit_refused():
-            one.targets = tuple(watchdog.check.targets(watchdog.settings, context))
+            targets = tuple(watchdog.check.targets(watchdog.settings, context))
+            if wrong := [target for target in targets if not isinstance(target, Target)]:
+                raise TypeError(f"targets() named {wrong[0]!r}, which is no Target")
+            one.targets = targets
     except ResilError as error:
         one.findings.append(unknown(watchdog.name, error))
     except (Exception, SystemExit) as error:  # a bug in the watchdog

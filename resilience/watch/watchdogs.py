@@ -70,6 +70,7 @@ def context_of(project: Project) -> Context:
         scheduler=_scheduler_of(project),
         scheduler_deadline_s=loaded.settings.scheduler.deadline_s,
         has_settings=loaded.path is not None,
+        cron=loaded.settings.cron,
     )
 
 

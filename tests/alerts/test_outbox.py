@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -336,3 +337,17 @@ def test_without_a_writable_disk_an_error_is_raised(tmp_path: Path) -> None:
     (tmp_path / "alerts").write_text("a file")
     with pytest.raises(StateDirectoryError):
         an_outbox(tmp_path).put(an_alert(), "email", NOW)
+
+
+def test_no_secret_that_a_log_quotes_leaves_with_an_alert(tmp_path: Path) -> None:
+    outbox, key = an_outbox(tmp_path), ("-----BEGIN PRIVATE KEY-----", "x9Yb+/Zq" * 8, "-----END PRIVATE KEY-----")
+    alert = an_alert("a")
+    notices = tuple(
+        replace(one, summary="password=hunter2x7", advice="hf_" + "aB" * 17, evidence=("line", *key, "end"))
+        for one in alert.notices
+    )
+    outbox.put(replace(alert, title="token=1 sk-ant-" + "aB" * 40, body=key, notices=notices), "mail", 1.0)
+    (path,) = [path for path in tmp_path.rglob("*") if path.is_file() and b"REDACTED" in path.read_bytes()]
+    text = path.read_text()
+    assert not any(word in text for word in ("hunter2x7", "aBaB", "x9Yb"))
+    assert '"line","REDACTED","end"' in text and "password=REDACTED" in text

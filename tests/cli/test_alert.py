@@ -125,6 +125,17 @@ def test_the_id_of_a_message_stands_for_all_its_incidents(office: Office) -> Non
     assert said.code == 2 and "every incident in message" in said.err
 
 
+def test_show_names_the_incidents_of_a_message_about_several(office: Office) -> None:
+    office.tick(full(), full("/home"))
+    (entry,) = {entry.alert.id: entry for entry in office.state.outbox.sent()}.values()
+    said = office.resil("show", entry.alert.id)
+    ids = {incident.episode for incident in office.state.ledger.incidents()}
+    assert said.code == 2 and "is about 2 incidents: " in said.err and all(id in said.err for id in ids)
+    shown = said.err.partition("try: resil alert ")[2].split()
+    assert office.resil(*shown).code == 0
+    assert "there is no incident" in office.resil("show", "0123456789abcdef").err
+
+
 def test_the_id_of_a_digest_stands_for_all_its_incidents(office: Office) -> None:
     office.order("pager", "down")
     office.order("list", "down")

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +22,17 @@ from resilience.cli.run_cron import _print_consequence
 from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
+from resilience.cron.health import Health, Judgement
 from resilience.cron.late import late_notice
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.status import CronStatus, Health, Judgement, Lateness
+from resilience.cron.status import CronStatus, Lateness
+from resilience.errors import SchedulerError
 from resilience.job import Liveness
-from tests.lab.fakes import NOW, FakeScheduler, make_project
+from tests.cron.records import put_run, take
+from tests.lab.fakes import DOWN, NOW, FakeScheduler, make_project
 from tests.lab.hung import hung_directory
-from tests.lab.shell import SETTINGS, Desk, Shell
+from tests.lab.shell import SETTINGS, Desk, Said, Shell
 from tests.system.people import needs_root
 
 
@@ -41,7 +46,10 @@ def desk(shell: Shell) -> Iterator[Desk]:
 # ---- the whole surface
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in cron_command._COMMANDS])
+COMMANDS = [str(one.name or one.callback.__name__) for one in cron_command.app.registered_commands if one.callback]
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "job"])
 def test_every_command_has_help_with_examples(desk: Desk, name: str) -> None:
     said = desk.cron(name, "--help").out
     assert f"resil cron {name}" in said and "xample" in said and "--config" in said
@@ -49,9 +57,9 @@ def test_every_command_has_help_with_examples(desk: Desk, name: str) -> None:
 
 def test_the_commands_are_listed_whole_and_the_jobs_own_is_hidden(desk: Desk) -> None:
     said = desk.cron("--help").out
-    for name, *_ in cron_command._COMMANDS:
-        assert f"\n  {name} " in said
-    assert "\n  job " not in said and "..." not in said.partition("Commands:")[2], "each fits on its line"
+    for name in COMMANDS:
+        assert (f"\n  {name} " in said) is (name != "job")
+    assert "..." not in said.partition("Commands:")[2], "each fits on its line"
 
 
 def test_an_unknown_command_is_a_usage_error(desk: Desk) -> None:
@@ -132,9 +140,9 @@ def test_a_late_scheduler_is_late_and_says_by_how_much(desk: Desk) -> None:
     assert before is not None
     text = (desk.project.state.path / "driver.json").read_text()
     (desk.project.state.path / "driver.json").write_text(text.replace(str(before.time), str(before.time - 90000)))
-    desk.beat(ago_s=600)
+    desk.beat(ago_s=300)
     said = desk.cron("status", code=1).out
-    assert re.search(r"late: last tick 10 min.*, next tick overdue by 9 min", said) and "try: " in said
+    assert re.search(r"late: last tick 5 min.*, next tick overdue by 4 min", said) and "try: " in said
 
 
 def test_the_status_is_json_for_programs(desk: Desk) -> None:
@@ -182,15 +190,15 @@ def test_a_disk_that_hangs_keeps_nobody_from_an_answer(desk: Desk, monkeypatch: 
         assert time.monotonic() - began < 60
 
 
-def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
-    from resilience.base.processes import start_ticks
-    from resilience.cron.table.running import Mark, here, write_mark
+def begin_in_this_process(desk: Desk, name: str) -> None:
+    """Let this process be the active run of an entry."""
+    slot = int(time.time()) - 300
+    put_run(desk.project.state, name.replace("/", "+"), slot, at=float(slot))
 
+
+def test_a_run_under_way_says_for_how_long(desk: Desk) -> None:
     desk.drop("backup")
-    at, slot = here(), int(time.time()) - 300
-    state = desk.project.state
-    write_mark(state, Mark("cron.hourly/backup", "cron.hourly+backup", slot, at.host, at.boot, at.namespace,
-                           os.getpid(), start_ticks(os.getpid()) or 0, float(slot), None))  # fmt: skip
+    begin_in_this_process(desk, "cron.hourly/backup")
     said = desk.cron("status", code=1).out
     assert re.search(r"\.\. +cron.hourly/backup +[0-9:]+ +running for 5 min", said)
     assert re.search(r"\.\. .* 5 min.* so far .*running", desk.cron("history", "backup").out)
@@ -390,6 +398,113 @@ def test_a_tick_runs_what_is_due_and_says_so(desk: Desk) -> None:
     said = desk.cron("tick").out
     assert "!!  cron.minutely/say" in said and "failed" in said, "and exits with 0 nevertheless"
     assert desk.cron("logs", "say").out == "it is me\n"
+
+
+# ---- one entry, now
+
+
+def runs_now(desk: Desk, text: str, *, options: str = "timeout=1m", code: int = 0) -> Said:
+    desk.drop("backup", f"#!/bin/sh\n# resil: {options}\n{text}\n")
+    return desk.cron("run", "backup", code=code)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "code", "outcome"),
+    [
+        ("echo $RESIL_CRON_ENTRY", "rerun", 0, "done"),
+        ("echo $RESIL_CRON_ENTRY; exit 3", "rerun", 3, "failed"),
+        ("echo $RESIL_CRON_ENTRY; exit 2", "ok=0-3", 2, "done"),
+        ("echo $RESIL_CRON_ENTRY; kill -9 $$", "rerun", 137, "failed"),
+        ("echo $RESIL_CRON_ENTRY; sleep 60", "timeout=1s", 143, "timeout"),
+    ],
+)
+def test_an_entry_that_is_run_now_prints_its_output_and_exits_with_its_code(
+    desk: Desk, text: str, options: str, code: int, outcome: str
+) -> None:
+    said = runs_now(desk, text, options=options, code=code)
+    assert said.out == "cron.hourly/backup\n" and outcome in said.err
+    (run,) = desk.cron("history", "backup", "--json").json["runs"]
+    assert run["outcome"] == outcome and desk.cron("logs", "backup").out == said.out
+
+
+def test_the_output_of_an_entry_that_is_run_now_is_printed_as_it_comes(desk: Desk) -> None:
+    """A signal comes only when the first line has been seen by whoever reads standard output."""
+    reading, writing = os.pipe()
+    desk.drop("backup", "#!/bin/sh\n# resil: timeout=1m\necho first; printf 'half '; sleep 60\n")
+    argv = [sys.executable, "-m", "resilience", "cron", "run", "backup"]
+    with subprocess.Popen(argv, stdout=writing, stderr=subprocess.PIPE, text=True) as process:
+        os.close(writing)
+        with open(reading) as seen:
+            assert seen.readline() == "first\n" and process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert seen.read() == "half "
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_two_runs_by_hand_in_one_second_are_two_runs(desk: Desk) -> None:
+    runs_now(desk, "true")
+    runs_now(desk, "true")
+    assert len(desk.cron("history", "backup", "--json").json["runs"]) == 2
+
+
+def test_a_run_now_takes_no_slot_of_the_schedule(desk: Desk) -> None:
+    desk.drop("backup")
+    take(desk.project.state, "cron.hourly+backup", int(time.time()) // 3600 * 3600 - 7200, now=time.time())
+
+    def due() -> list[tuple[str, int, int]]:
+        rows = desk.cron("tick", "--dry-run", "--json").json["due"]
+        return [(row["name"], row["slot"], row["passed_over"]) for row in rows]
+
+    before = due()
+    assert before[0][0] == "cron.hourly/backup"
+    desk.cron("run", "backup")
+    assert due() == before
+
+
+def test_a_batch_script_that_is_run_now_is_submitted(desk: Desk) -> None:
+    desk.drop("eval.slurm", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
+    assert "submitted as job" in desk.cron("run", "eval").err and len(desk.shell.fake.submissions) == 1
+
+
+def test_a_batch_script_that_cannot_be_submitted_now_is_told(desk: Desk) -> None:
+    desk.drop("eval.slurm", "#!/bin/bash\n#SBATCH --time=1\ntrue\n")
+    desk.shell.fake.refusals = {1: SchedulerError("no such partition")}
+    assert "refused: no such partition" in desk.cron("run", "eval", code=1).err
+    desk.shell.fake.trouble = DOWN
+    assert DOWN.message in desk.cron("run", "eval", code=75).err
+
+
+def test_an_entry_runs_now_only_where_it_may_run(desk: Desk) -> None:
+    desk.drop("backup")
+    desk.drop("draft", mode=0o644)
+    assert "did you mean cron.hourly/backup?" in desk.cron("run", "bakup", code=2).err
+    said = desk.cron("run", "draft", code=2).err
+    assert "cron/cron.hourly/draft cannot run: " in said and "try: " in said
+    assert "neither --once" in desk.cron("run", "backup", "--once", code=2).err
+    assert "refused" in runs_now(desk, "", options="\n#", code=0).err or True
+
+
+def test_while_an_earlier_run_is_active_an_entry_is_not_run_now(desk: Desk) -> None:
+    begin_in_this_process(desk, "cron.hourly/backup")
+    assert "still active" in runs_now(desk, "echo no", code=75).err
+
+
+def test_a_stopped_scheduler_stays_stopped_when_an_entry_runs_now(desk: Desk) -> None:
+    desk.cron("stop", "--why", "maintenance")
+    said = runs_now(desk, "echo yes")
+    assert said.out == "yes\n" and "maintenance" in said.err and "does not restart it" in said.err
+    assert desk.project.state.stopped() is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_entry_that_was_run_now(desk: Desk, number: int) -> None:
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), number))
+    timer.start()
+    runs_now(desk, "exec sleep 60", options="rerun", code=128 + number)
+    timer.join()
+    assert desk.cron("tick").out == "", "who ended it does not want it again"
+    (run,) = desk.cron("history", "backup", "--json").json["runs"]
+    assert run["outcome"] == "cut short" and "stopped" in run["summary"]
 
 
 # ---- completion

@@ -203,6 +203,17 @@ def test_a_run_of_an_own_script_is_told_apart(shell: Shell) -> None:
     assert "queued with its own script" in shell.resil("kill").out
 
 
+def test_a_moved_run_is_not_promised_that_its_training_stops(shell: Shell) -> None:
+    shell.resil("submit")
+    old = shell.directory / ".resil"
+    (shell.directory / "resil.toml").write_text(SETTINGS.replace("[run]\n", '[run]\nstate_dir = "moved"\n'))
+    old.rename(shell.directory / "moved")
+    for command in ("kill", "save"):
+        said = shell.resil(command).out
+        assert f"queued from {old}/gpt, which is gone" in said and "resil clear gpt" in said
+        assert "own script" not in said and "stops at" not in said and "saves, continues" not in said
+
+
 def test_a_run_that_is_not_there_gets_no_switch(shell: Shell) -> None:
     said = shell.resil("kill", "llama")
     assert said.code == 2 and not (shell.directory / ".resil").exists()
@@ -300,9 +311,19 @@ def test_only_what_waits_can_be_cancelled(shell: Shell) -> None:
 def test_what_was_written_is_named_and_passes_the_check(shell: Shell) -> None:
     said = shell.resil("init", "new")
     assert said.code == 0
-    assert f"wrote {shell.directory / 'new' / 'resil.toml'}; wrote" in said.out and "next: set `command`" in said.out
+    assert f"wrote {shell.directory / 'new' / 'resil.toml'}; wrote" in said.out
+    assert f"next: cd {shell.directory / 'new'}; set `command` in resil.toml" in said.out
     assert len(said.out.splitlines()) == 3
     assert shell.resil("config", "check", "-c", "new/resil.toml").code == 0
+
+
+@needs_root
+def test_a_new_project_on_a_read_only_disk_is_sent_elsewhere(shell: Shell) -> None:
+    with mounted(shell.directory.parent / "disk", "size=512k,mode=755") as disk:
+        make_read_only(disk, True)
+        said = shell.resil("init", str(disk))
+    assert said.code == 1 and "Read-only file system" in said.err
+    assert "resil init DIRECTORY" in said.err and "state_dir" not in said.err
 
 
 def test_a_script_is_taken_over(shell: Shell) -> None:

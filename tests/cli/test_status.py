@@ -229,7 +229,8 @@ def late_scheduler(shell: Shell) -> None:
     moment = shell.project.system.clock.now() - 3600
     directory = shell.directory / ".resil" / ".cron"
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "heartbeat").write_text(json.dumps({"time": moment, "expected": moment + 60, "driver": "foreground"}))
+    times = {"time": moment, "expected": moment + 60, "alive_since": moment}
+    (directory / "heartbeat").write_text(json.dumps({**times, "driver": "foreground"}))
 
 
 def test_a_late_scheduler_of_cron_is_told_with_since_when_and_what_to_run(shell: Shell) -> None:
@@ -245,7 +246,7 @@ def test_a_submit_warns_of_a_late_scheduler_and_queues_all_the_same(shell: Shell
     late_scheduler(shell)
     said = shell.resil("submit")
     assert said.code == 0 and "queued run gpt" in said.out
-    assert "warning: the cron scheduler (foreground) is dead" in said.err
+    assert "warning: the cron scheduler is dead" in said.err
 
 
 def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes_a_second_to_look(
@@ -253,7 +254,7 @@ def test_a_submit_says_of_the_scheduler_what_status_says_on_a_machine_that_takes
 ) -> None:
     late_scheduler(shell)
     monkeypatch.setattr(files, "read_regular", after_a_second(files.read_regular))
-    notice = "the cron scheduler (foreground) is dead"
+    notice = "the cron scheduler is dead"
     assert notice in shell.resil("status").out
     assert f"warning: {notice}" in shell.resil("submit").err
 

@@ -57,6 +57,13 @@ def test_the_log_of_an_array_is_a_pattern_that_a_shell_expands(shell: Shell) -> 
     assert line(shell.resil("submit", "--array", "3").out, "log") == f"{log} (judged by resil watch log)"
 
 
+def test_each_task_of_an_array_has_a_log_of_its_own_id(shell: Shell) -> None:
+    script = own_script(shell)
+    script.write_text("#!/bin/bash\n#SBATCH -o mine-%j.log\nsrun python train.py\n")
+    out = shell.resil("submit", str(script), "--array", "3").out
+    assert line(out, "log") == f"{shell.directory / 'mine-*.log'} (judged by resil watch log)"
+
+
 def test_a_guard_that_an_earlier_attempt_had_counts_more_than_the_text(shell: Shell) -> None:
     shell.resil("submit")
     (shell.run_dir / "journal" / "101.0.jsonl").write_text('{"event":"start","attempt":1}\n')

@@ -12,8 +12,7 @@ import pytest
 
 from resilience.cron import driver_choice as cron_drivers
 from resilience.cron.driver_choice import driver_of
-from resilience.cron.drivers import Availability, Driver, DriverState, Step, crontab, systemd
-from resilience.cron.drivers._ticks import programs
+from resilience.cron.drivers import Availability, Driver, DriverState, Step, _tables, crontab, systemd
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
@@ -21,7 +20,7 @@ from resilience.plugins import PLUGIN_PATH, Family
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
 from tests.cron.drivers.site import Site, an_installation
-from tests.lab.fakes import DOWN, NOW
+from tests.lab.fakes import NOW
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "how-to" / "write-a-driver.md"
@@ -54,7 +53,7 @@ BLIND: dict[str, Callable[[Stage], object]] = {
     "crontab": lambda stage: stage.site.break_program("crontab", "echo 'Segmentation fault' >&2; exit 139"),
     "scrontab": lambda stage: stage.site.break_program("scrontab", "echo 'Unable to contact slurmctld' >&2; exit 1"),
     "systemd": lambda stage: stage.site.break_program("systemctl", "echo 'Connection timed out' >&2; exit 1"),
-    "slurm": lambda stage: setattr(stage.site.queue, "trouble", DOWN),
+    "slurm": lambda stage: stage.site.stop_controller(),
     "foreground": lambda stage: (stage.context.state_dir / ".cron" / "heartbeat").write_text("{"),
     "sitecron": lambda stage: (stage.site.directory / "sitecron").rename(stage.site.directory / "unmounted"),
 }
@@ -69,7 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     (plugins / "drivers").mkdir(parents=True)
     (plugins / "drivers" / "sitecron.py").write_text(text[1])
     monkeypatch.setenv(PLUGIN_PATH, str(plugins))
-    monkeypatch.setattr(programs, "READ_S", 20.0)
+    monkeypatch.setattr(_tables, "READ_S", 20.0)
     monkeypatch.setattr(crontab, "find_daemon", lambda *_: "cron, process 1")
     monkeypatch.setattr(systemd, "DRIVER", systemd.SystemdDriver(linger=tmp_path / "site" / "linger"))
     cron_drivers.drivers.cache_clear()
@@ -132,7 +131,7 @@ def test_a_program_that_hangs_is_left_and_nothing_is_known(
 ) -> None:
     stage = stage_of(site, name)
     site.break_program({"systemd": "systemctl"}.get(name, name), "exec sleep 1000")
-    monkeypatch.setattr(programs, "READ_S", 0.3)
+    monkeypatch.setattr(_tables, "READ_S", 0.3)
     context = stage.context._replace(scheduler_deadline_s=0.3)
     found = stage.driver.availability(context)
     assert not found.is_available and "0.3 s" in found.reason
@@ -146,7 +145,7 @@ def test_a_dry_run_changes_nothing_and_shows_every_word(site: Site, name: str) -
     steps = stage.driver.plan(stage.installation, SETTINGS, stage.context)
     assert steps and all(isinstance(step, Step) and step.what and "\n" not in step.what for step in steps)
     assert any(stage.installation.python in step.text for step in steps)
-    assert site.snapshot() == before and not stage.site.queue.submissions
+    assert site.snapshot() == before and not stage.site.slurm.submitted
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
@@ -154,12 +153,12 @@ def test_to_install_twice_is_to_install_once(site: Site, name: str) -> None:
     stage = stage_of(site, name)
     first = stage.driver.install(stage.installation, SETTINGS, stage.context)
     assert name == "foreground" or first
-    after, jobs = site.snapshot(), len(site.queue.submissions)
+    after, jobs = site.snapshot(), len(site.slurm.submitted)
     if name == "foreground":
         heartbeat(stage)
     assert list(stage.driver.plan(stage.installation, SETTINGS, stage.context)) == []
     assert list(stage.driver.install(stage.installation, SETTINGS, stage.context)) == []
-    assert site.snapshot() == after and len(site.queue.submissions) == jobs
+    assert site.snapshot() == after and len(site.slurm.submitted) == jobs
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
@@ -171,7 +170,7 @@ def test_to_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     stage.driver.uninstall(stage.installation, SETTINGS, stage.context)
     jobs = {key: value for key, value in site.snapshot().items() if key != "scrontab.jobs"}
     assert jobs == before
-    assert not site.queue.jobs()
+    assert not site.slurm.alive()
     assert list(stage.driver.uninstall(stage.installation, SETTINGS, stage.context)) == [], "nothing there is no error"
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.environment import _KEPT as KEPT
+from resilience.base.mounts import LASTING
 from resilience.cron.environment import plan_environment
 from resilience.cron.project import open_cron
 from resilience.cron.records import Entry, Kind, Table
 from resilience.cron.submit import submission_of
 from resilience.cron.table.crontab_file import parse_crontab
-from resilience.cron.table.directory import read_table
+from resilience.cron.table.directory import CronReader
 from resilience.cron.table.environment import environment_of
 from resilience.cron.table.options import default_options, parse_options
 from resilience.errors import UsageError
@@ -42,6 +42,12 @@ from tests.schedulers.spooled import Lab, lab
 CRON = REPOSITORY / "cron"
 PROGRAMS = sorted(path for path in CRON.glob("cron.*/*") if path.name != ".keep")
 SCRIPTS = sorted((CRON / "slurm").iterdir())
+KEPT = (
+    *("LANG", "LC_ALL", "TZ", "RESIL_PLUGINS", "RESIL_LOCAL_SPOOL", "RESIL_RUN__NAME", "XDG_CONFIG_HOME", "SLURM_CONF"),
+    *("SBATCH_ACCOUNT", "SBATCH_PARTITION", "http_proxy", "HTTPS_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"),
+    *LASTING,
+)
+"""Variables that an installation records."""
 FULL = """
 [watch.fs]
 paths = ["."]
@@ -133,7 +139,7 @@ def test_a_job_is_small_and_does_what_the_drop_in_does(path: Path) -> None:
 
 
 def test_what_is_shipped_is_scheduled_and_nothing_of_it_is_a_fault(project: Path) -> None:
-    table = read_table(project / "cron", CronSettings())
+    table = CronReader(project / "cron", CronSettings()).table()
     assert {entry.name for entry in table.entries} == set(map(name_of, PROGRAMS))
     assert not [ignored for ignored in table.ignored if ignored.is_fault]
 
@@ -143,7 +149,7 @@ def test_the_job_in_the_place_of_the_executable_or_beside_it_is_all_that_happens
     directory = project / "cron" / "cron.quarter_hourly"
     (directory / "watch-fs.slurm").symlink_to("../slurm/watch-fs.slurm")
     for _ in range(2):
-        table = read_table(project / "cron", CronSettings())
+        table = CronReader(project / "cron", CronSettings()).table()
         (entry,) = (entry for entry in table.entries if "watch-fs" in entry.name)
         assert entry.kind is Kind.SUBMIT
         if (directory / "watch-fs").exists():
@@ -338,7 +344,7 @@ def test_the_examples_of_the_crontab_can_be_used_as_they_stand() -> None:
     table = parse_crontab("\n".join(examples), "crontab", CronSettings())
     assert table.ignored == () and len(table.entries) == 3
     morning, look, archive = table.entries
-    assert (morning.argv, morning.mail_to) == (("resil", "status"), "you@example.org")
+    assert (morning.argv[2], morning.mail_to) == ("resil status", "you@example.org")
     assert look.options.ok == (0, 1, 2, 3) and archive.argv[:2] == ("/bin/sh", "-c") and archive.zone == "Europe/Paris"
 
 

@@ -131,7 +131,8 @@ def runs(person: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
     (shell.run_dir / "journal" / "101.0.jsonl").write_text(json.dumps(save) + "\n")
     cron = shell.directory / ".resil" / ".cron"
     cron.mkdir()
-    (cron / "heartbeat").write_text(json.dumps({"time": 1.0, "expected": 61.0, "driver": "foreground"}))
+    beat = {"time": 1.0, "expected": 61.0, "alive_since": 1.0, "driver": "foreground"}
+    (cron / "heartbeat").write_text(json.dumps(beat))
     (run,) = person.ask("status", "--fresh")["runs"]
     assert run["save"] and run["kill"] and run["attempts"] and run["jobs"] and run["switches"]
     shell.fake.records = [a_job(12, name="plain", user="bob")]

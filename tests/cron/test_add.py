@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -32,7 +33,7 @@ HARD = (
     "~",
 )
 """Words that a shell, a crontab or a parser could take for something else."""
-SAY = "import json, sys; print(json.dumps(sys.argv[1:]))"
+SAY = (sys.executable, "-c", "import json, sys; print(json.dumps(sys.argv[1:]))")
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ def entry_of(cron: CronProject, added: Added) -> Entry:
     return next(entry for entry in cron.read_table().entries if entry.name == added.name)
 
 
+def said(entry: Entry) -> tuple[str, ...]:
+    """The words that the program of an entry was started with."""
+    done = subprocess.run(
+        entry.argv, capture_output=True, text=True, env={"PATH": "/bin", "LANG": "C.UTF-8"}, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return tuple(json.loads(done.stdout))
+
+
 def refused(cron: CronProject, entry: NewEntry) -> UsageError:
     with pytest.raises(UsageError) as raised:
         add(cron, entry)
@@ -60,16 +70,10 @@ def refused(cron: CronProject, entry: NewEntry) -> UsageError:
 
 
 def test_a_drop_in_runs_exactly_the_words_that_were_typed(cron: CronProject) -> None:
-    added = add(cron, wanted("say", sys.executable, "-c", SAY, *HARD, "two\nlines", directories=("hourly",)))
+    added = add(cron, wanted("say", *SAY, *HARD, "two\nlines", directories=("hourly",)))
     entry = entry_of(cron, added)
     assert entry.kind is Kind.RUN and entry.argv == (str(cron.directory / "cron.hourly" / "say"),)
-    said = subprocess.run(
-        [*entry.argv], capture_output=True, text=True, env={"PATH": "/bin", "LANG": "C.UTF-8"}, timeout=60
-    )
-    assert said.returncode == 0, said.stderr
-    import json
-
-    assert tuple(json.loads(said.stdout)) == (*HARD, "two\nlines")
+    assert said(entry) == (*HARD, "two\nlines")
 
 
 def test_a_drop_in_is_executable_whatever_the_umask_and_says_whose_it_is(cron: CronProject) -> None:
@@ -87,6 +91,13 @@ def test_a_drop_in_is_executable_whatever_the_umask_and_says_whose_it_is(cron: C
     assert not list(added.path.parent.glob(".*")), "no half-written file stays"
 
 
+def test_a_limit_that_follows_from_the_period_is_told(cron: CronProject) -> None:
+    added = add(cron, wanted("often", "true", schedule="*/10 * * * *"))
+    assert any("may take 10 min" in note for note in added.notes)
+    for entry in (wanted("a", directories=("hourly",)), wanted("b", schedule="@hourly", options={"timeout": "5m"})):
+        assert not any("may take" in note for note in add(cron, entry).notes)
+
+
 def test_a_program_is_written_in_full(cron: CronProject) -> None:
     script = cron.directory.parent / "my script"
     script.write_text("#!/bin/sh\n")
@@ -98,8 +109,8 @@ def test_a_program_is_written_in_full(cron: CronProject) -> None:
 
 def test_a_shell_line_runs_in_a_shell(cron: CronProject) -> None:
     added = add(cron, wanted("pipe", "echo a b | wc -w; exit 3", directories=("hourly",), shell=True))
-    said = subprocess.run([str(added.path)], capture_output=True, text=True, timeout=60)
-    assert (said.stdout.strip(), said.returncode) == ("2", 3)
+    done = subprocess.run([str(added.path)], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.returncode) == ("2", 3)
 
 
 def test_a_submitted_drop_in_is_a_batch_script_that_takes_the_options_of_the_settings(cron: CronProject) -> None:
@@ -119,18 +130,16 @@ def test_a_submitted_drop_in_is_a_batch_script_that_takes_the_options_of_the_set
 
 
 def test_a_line_means_exactly_the_words_that_were_typed(cron: CronProject) -> None:
-    added = add(cron, wanted("say", sys.executable, *HARD, schedule="*/10 7-18 * * 1-5", options={"ok": "0-3"}))
+    added = add(cron, wanted("say", *SAY, *HARD, schedule="*/10 7-18 * * 1-5", options={"ok": "0-3"}))
     entry = entry_of(cron, added)
-    assert entry.argv == (sys.executable, *HARD) and entry.options.ok == (0, 1, 2, 3)
+    assert said(entry) == HARD and entry.options.ok == (0, 1, 2, 3)
     assert entry.name == "crontab/say" and entry.schedule == "*/10 7-18 * * 1-5"
 
 
-def test_a_line_for_a_shell_asks_for_one_and_for_itself_alone(cron: CronProject) -> None:
-    add(cron, wanted("pipe", "date | wc -c", schedule="@hourly", shell=True))
-    after = add(cron, wanted("plain", "true", schedule="@hourly"))
-    entries = {entry.name: entry for entry in cron.read_table().entries}
-    assert entries["crontab/pipe"].argv == ("/bin/sh", "-c", "date | wc -c")
-    assert len(entries[after.name].argv) == 1
+def test_a_line_for_a_shell_is_written_as_typed(cron: CronProject) -> None:
+    added = add(cron, wanted("pipe", "date +%s | wc -c", schedule="@hourly", shell=True))
+    assert "@hourly  date +\\%s | wc -c  #" in added.text
+    assert entry_of(cron, added).argv == ("/bin/sh", "-c", "date +%s | wc -c")
 
 
 def test_existing_crontab_lines_stay_and_keep_their_meaning(cron: CronProject) -> None:
@@ -140,17 +149,14 @@ def test_existing_crontab_lines_stay_and_keep_their_meaning(cron: CronProject) -
     cron.directory.mkdir(mode=0o755)
     (cron.directory / "crontab").write_text(before)
     tea = cron.read_table().entries
-    added = add(cron, wanted("say", sys.executable, *HARD, schedule="0 8 * * *"))
+    added = add(cron, wanted("say", *SAY, *HARD, schedule="0 8 * * *"))
     assert (cron.directory / "crontab").read_text().startswith(before + "\n")
     entries = {entry.name: entry for entry in cron.read_table().entries}
     assert entries["crontab/tea"] == tea[0]
     mine = entries["crontab/say"]
     assert mine.zone == "", "eight o'clock here, not in Tokyo"
-    assert mine.argv[:2] == ("/bin/bash", "-c")
+    assert mine.argv[:2] == ("/bin/bash", "-c") and said(mine) == HARD
     assert mine.mail_to == "ada@example.org" and any("MAILTO" in note for note in added.notes)
-    import shlex
-
-    assert tuple(shlex.split(mine.argv[2])) == (sys.executable, *HARD)
 
 
 @pytest.mark.parametrize("word", ["two\nlines", "a # resil: timeout=1s", "bell\x07"])
@@ -175,13 +181,13 @@ def test_a_concurrent_change_is_not_lost(cron: CronProject, monkeypatch: pytest.
 
     cron.directory.mkdir(mode=0o755)
     (cron.directory / "crontab").write_text("# mine\n")
-    meant = cron_add._parsed_entry
+    parse = cron_add.parse
 
     def edited(*given: object) -> object:
         (cron.directory / "crontab").write_text("# mine\n# and a word more\n")
-        return meant(*given)  # type: ignore[arg-type]
+        return parse(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(cron_add, "_parsed_entry", edited)
+    monkeypatch.setattr(cron_add, "parse", edited)
     with pytest.raises(ResilError, match="changed in the meantime"):
         add(cron, wanted("probe", "true", schedule="@hourly"))
     assert (cron.directory / "crontab").read_text() == "# mine\n# and a word more\n"
@@ -201,7 +207,7 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "reason"),
     [
         (wanted("a.b", directories=("hourly",)), "name"),
         (wanted("", directories=("hourly",)), "name"),
@@ -223,9 +229,9 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("x", "a\0b", directories=("hourly",)), "NUL"),
     ],
 )
-def test_an_invalid_request_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, said: str) -> None:
+def test_an_invalid_request_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, reason: str) -> None:
     error = refused(cron, entry)
-    assert said in error.message and error.hint
+    assert reason in error.message and error.hint
     assert not cron.directory.exists(), "nothing was written"
 
 
@@ -241,6 +247,15 @@ def test_a_directory_that_the_policy_refuses_gets_no_drop_in(cron: CronProject) 
     directory.chmod(0o777)
     error = refused(cron, wanted("backup", "true", directories=("hourly",)))
     assert "chmod" in error.hint and not list(directory.iterdir())
+
+
+def test_a_crontab_that_the_policy_refuses_stays_as_it_was(cron: CronProject) -> None:
+    cron.directory.mkdir(mode=0o755)
+    crontab = cron.directory / "crontab"
+    crontab.write_text("# mine\n")
+    crontab.chmod(0o666)
+    error = refused(cron, wanted("probe", "true", schedule="@hourly"))
+    assert "world-writable" in error.message and "chmod o-w" in error.hint and crontab.read_text() == "# mine\n"
 
 
 def test_a_dry_run_writes_nothing(cron: CronProject) -> None:

@@ -15,6 +15,7 @@ from resilience.cron.drivers import DriverState
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
 from resilience.job import Liveness
+from resilience.watch.watchdogs import context_of
 from tests.lab.fakes import NOW, FakeClock, make_project
 
 DRIVER = """
@@ -51,7 +52,7 @@ def say(tmp_path: Path, cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> I
     def asked(body: str) -> DriverState:
         (tmp_path / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(body=body))
         drivers.cache_clear()
-        return driver_state(cron, INSTALLED)
+        return driver_state(INSTALLED, cron.settings, context_of(cron.project))
 
     yield asked
     drivers.cache_clear()
@@ -102,7 +103,7 @@ def test_an_answer_of_another_installation_or_of_long_ago_is_not_remembered(say:
     assert "it was" not in say('raise RuntimeError("x")').summary
     clock.time = NOW
     other = Installation.from_json(INSTALLED.to_json() | {"token": "1" * 16})
-    assert "it was" not in driver_state(cron, other).summary
+    assert "it was" not in driver_state(other, cron.settings, context_of(cron.project)).summary
 
 
 def test_a_damaged_memory_is_as_if_it_were_not_there(say: Say, cron: CronProject) -> None:

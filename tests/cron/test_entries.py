@@ -1,8 +1,10 @@
-"""What runs when, in words that people use, and names that they type."""
+"""What runs when and right now, in words that people use, and names that they type."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,13 @@ from resilience.cron.entries import (
     list_entries,
     next_runs,
     row_of,
+    runs_of,
     took_s,
 )
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, EntryOptions, Kind, Outcome, RunRecord
 from resilience.errors import UsageError
+from tests.cron.records import FAR, put_run, take
 from tests.lab.fakes import NOW, make_project
 
 HOUR = 3600
@@ -118,7 +122,7 @@ def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> N
 
 def test_due_slots_are_listed_without_claiming_them(cron: CronProject) -> None:
     assert due_now(cron) == (), "an entry that was never seen has no past"
-    cron.state.take("crontab+probe", SLOT - 600, {}, NOW)
+    take(cron.state, "crontab+probe", SLOT - 600, {}, NOW)
     for _ in range(2):
         (one,) = due_now(cron)
         assert one.entry.name == "crontab/probe"
@@ -171,3 +175,47 @@ def test_histories_of_all_are_in_order_of_their_slots_and_the_newest_stay(cron: 
         ("cron.hourly/backup", 90), ("crontab/probe", 120), ("crontab/probe", 180), ("crontab/probe", 240),
     ]  # fmt: skip
     assert len(histories(cron, "probe", 2)) == 2
+
+
+# ---- active runs
+
+KEY = "cron.hourly+backup"
+
+
+def mark(cron: CronProject, slot: int = int(NOW), **given: Any) -> None:
+    put_run(cron.state, KEY, slot, at=slot + 1.0, **given)
+
+
+def record(cron: CronProject, slot: int, outcome: Outcome) -> None:
+    cron.state.record(KEY, RunRecord(name="cron.hourly/backup", slot=slot, outcome=outcome, time=slot + 2.0))
+
+
+def test_an_active_run_comes_after_finished_ones(cron: CronProject) -> None:
+    record(cron, int(NOW) - 3600, Outcome.DONE)
+    mark(cron)
+    (directory := cron.state.path / "output" / KEY).mkdir(parents=True)
+    for name in (f"{int(NOW)}.txt", f"{int(NOW)}-2.txt", f"{int(NOW) - 3600}.txt"):
+        (directory / name).touch()
+    ended, running = runs_of(cron, KEY)
+    assert (ended.outcome, running.outcome) == (Outcome.DONE, Outcome.RUNNING)
+    assert running.started == int(NOW) + 1.0 and running.pid == os.getpid() and running.output == f"{int(NOW)}-2.txt"
+
+
+def test_a_run_whose_supervisor_died_is_cut_short_before_any_tick_says_so(cron: CronProject) -> None:
+    mark(cron, ticks=1)
+    (run,) = runs_of(cron, KEY)
+    assert run.outcome is Outcome.CUT_SHORT and "has ended" in run.summary
+
+
+@pytest.mark.parametrize(("limit_s", "outcome"), [(NOW - int(NOW) + 600.0, Outcome.RUNNING), (1.0, Outcome.CUT_SHORT)])
+def test_a_run_on_another_host_is_believed_while_its_time_lasts(
+    cron: CronProject, limit_s: float, outcome: Outcome
+) -> None:
+    mark(cron, int(NOW) - 300, machine_id=FAR, host="n17", limit_s=limit_s)
+    assert runs_of(cron, KEY)[0].outcome is outcome
+
+
+def test_an_end_that_could_not_be_filed_is_read_from_the_record(cron: CronProject) -> None:
+    end = RunRecord(name="cron.hourly/backup", slot=int(NOW), outcome=Outcome.FAILED, time=NOW, exit_code=3)
+    mark(cron, end=end.to_json())
+    assert runs_of(cron, KEY) == (end,)

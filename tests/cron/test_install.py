@@ -30,7 +30,7 @@ from resilience.plugins import PLUGIN_PATH
 from resilience.runs.project import Project
 from resilience.system.ports import SystemClock
 from tests.cron.drivers.site import Site
-from tests.lab.fakes import DOWN, ME, NOW, make_project
+from tests.lab.fakes import ME, NOW, make_project
 
 MINE = b"MAILTO=me\n0 3 * * * mine\r\n"
 
@@ -65,7 +65,7 @@ def everything(site: Site) -> Mapping[str, bytes]:
     return {
         str(path.relative_to(site.directory)): path.read_bytes()
         for path in sorted(site.directory.rglob("*"))
-        if path.is_file() and path.name not in ("reloaded", "scrontab.jobs")
+        if path.is_file() and path.name not in ("reloaded", "scrontab.jobs") and "slurm" not in path.parts
     }
 
 
@@ -78,7 +78,7 @@ def test_the_best_driver_is_chosen_and_the_others_have_reasons(site: Site) -> No
         ("scrontab", lambda: (site.directory / "scron_parameters").write_text("(null)")),
         ("crontab", lambda: site.break_program("crontab", "echo 'You (me) are not allowed' >&2; exit 1")),
         ("systemd", lambda: (site.directory / "manager").unlink()),
-        ("slurm", lambda: setattr(site.queue, "trouble", DOWN)),
+        ("slurm", site.stop_controller),
         ("foreground", lambda: None),
     ]
     for name, and_then in steps:
@@ -133,6 +133,25 @@ def test_without_any_driver_the_reasons_are_shown(site: Site) -> None:
         decide("auto", offers)
     assert "resil cron tick" in caught.value.hint
     assert check_driver("foreground", site.context()).availability.is_available
+
+
+def test_a_backend_that_cannot_be_installed_gives_way_to_the_next_and_it_is_told(site: Site) -> None:
+    site.break_program("scrontab", "case $1 in -l) ;; *) echo 'scrontab: error: Invalid option' >&2; exit 1 ;; esac")
+    done = install(site.project())
+    assert done.choice.name == "crontab" and "best of the available" in done.choice.why
+    (note,) = done.notes
+    assert note.startswith("scrontab could not be installed: scrontab rejected the table") and "Invalid option" in note
+    installed = directory_of(site.project()).installation()
+    assert installed is not None and installed.driver == "crontab"
+    assert site.table("scrontab") is None
+
+
+def test_a_requested_backend_that_cannot_be_installed_is_an_error(site: Site) -> None:
+    site.break_program("scrontab", "case $1 in -l) ;; *) echo 'scrontab: error: Invalid option' >&2; exit 1 ;; esac")
+    with pytest.raises(ResilError, match="Invalid option") as refused:
+        install(site.project(), "scrontab")
+    assert "your lines" not in refused.value.hint
+    assert directory_of(site.project()).installation() is None and site.table() == MINE
 
 
 def test_the_settings_say_which_where_the_command_line_does_not(site: Site) -> None:
@@ -464,7 +483,7 @@ def test_uninstall_brings_every_byte_back(site: Site, name: str) -> None:
     assert uninstall(project).installation is not None
     assert {key: value for key, value in site.snapshot().items() if key != "scrontab.jobs"} == before
     assert directory_of(project).installation() is None and directory_of(project).stopped() is None
-    assert not site.queue.jobs()
+    assert not site.slurm.alive()
     assert uninstall(project).installation is None, "nothing to undo is no error"
 
 
@@ -501,7 +520,7 @@ def test_stop_leaves_nothing_queued(site: Site, name: str) -> None:
     project = site.project()
     install(project, name)
     stop(project)
-    assert not site.queue.jobs() and site.table("scrontab") is None
+    assert not site.slurm.alive() and site.table("scrontab") is None
     assert directory_of(project).stopped() is not None
 
 
@@ -517,9 +536,9 @@ def test_a_colleague_can_stop_a_scheduler_that_she_cannot_uninstall(site: Site) 
 def test_a_driver_that_cannot_be_removed_is_stopped_all_the_same(site: Site) -> None:
     project = site.project()
     install(project, "slurm")
-    site.queue.trouble = DOWN
+    site.stop_controller()
     done = stop(project)
-    assert directory_of(project).stopped() is not None and "squeue did not answer" in done.notes[0]
+    assert directory_of(project).stopped() is not None and "squeue does not answer" in done.notes[0]
 
 
 def test_a_scheduler_that_was_never_installed_can_be_stopped(site: Site) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from resilience.cron.late import late_notice
+from resilience.cron.records import Installation
 from resilience.runs.project import Project
 from tests.lab.fakes import NOW, FakeScheduler, make_project
 
@@ -20,15 +21,21 @@ def project(tmp_path: Path) -> Project:
     return make_project(tmp_path, FakeScheduler())
 
 
-def write(project: Project, name: str, **record: Any) -> Path:
-    path = project.loaded.state_dir / ".cron" / name
+def write(at: Project, name: str, /, **record: Any) -> Path:
+    path = at.loaded.state_dir / ".cron" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record))
     return path
 
 
 def beat(project: Project, ago_s: float, driver: str = "foreground", **fields: Any) -> None:
-    write(project, "heartbeat", time=NOW - ago_s, expected=NOW - ago_s + 60, driver=driver, **fields)
+    times = {"time": NOW - ago_s, "expected": NOW - ago_s + 60, "alive_since": NOW - ago_s}
+    write(project, "heartbeat", driver=driver, **times, **fields)
+
+
+def install(project: Project, driver: str, ago_s: float) -> None:
+    made = Installation(driver=driver, token="t", time=NOW - ago_s, by="ada", host="n1", project="/p", python="/py")
+    write(project, "driver.json", **made.to_json())
 
 
 def test_without_cron_there_is_no_notice(project: Project) -> None:
@@ -55,21 +62,21 @@ def test_one_that_was_stopped_or_uninstalled_is_not_missed(project: Project) -> 
     stop.unlink()
     beat(project, 86400, driver="crontab")
     assert late_notice(project) == ""
-    write(project, "driver.json", driver="crontab", time=NOW - 1e6)
+    install(project, "crontab", 1e6)
     assert "crontab" in late_notice(project)
 
 
 def test_one_that_its_owner_ended_is_not_missed_until_it_is_installed(project: Project) -> None:
     beat(project, 86400, is_last=True)
     assert late_notice(project) == ""
-    write(project, "driver.json", driver="foreground", time=NOW - 1e6)
+    install(project, "foreground", 1e6)
     assert "dead" in late_notice(project)
 
 
 def test_one_that_was_installed_and_never_ticked_is_missed(project: Project) -> None:
-    write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 120)
+    install(project, "slurm", 120)
     assert late_notice(project) == ""
-    write(project, "driver.json", driver="slurm", mode="daemon", time=NOW - 1200)
+    install(project, "slurm", 1200)
     assert "without a tick since" in late_notice(project)
     beat(project, 86400, driver="slurm")
     assert "without a tick since" in late_notice(project), "it was installed anew since its last tick"

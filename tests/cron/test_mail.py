@@ -11,7 +11,7 @@ from resilience.alerts.commands import deliver
 from resilience.alerts.outbox import Outbox
 from resilience.alerts.routes import mail_error
 from resilience.alerts.state import open_alert_state
-from resilience.cron.mail import addresses, has_news, mail, mail_news
+from resilience.cron.mail import addresses, queue_mails
 from resilience.cron.records import Entry, Kind, Outcome, RunRecord
 from resilience.cron.run import tick
 from resilience.cron.state_directory import Seen
@@ -50,9 +50,14 @@ def a_run(stage: Stage, output: str, slot: int = 100, entry: Entry = NOISY) -> R
     )
 
 
+def queue(stage: Stage, *runs: RunRecord, entry: Entry = NOISY, since: float = 0.0) -> tuple[str, ...]:
+    """Queue the mails of the runs, and of later ones in the history; return the error messages."""
+    return queue_mails(stage.cron, (entry,), runs, since)[0]
+
+
 def test_output_is_mailed_only_to_mailto(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
-    assert mail(stage.cron, NOISY, a_run(stage, "hello\nworld\n")) == ()
+    assert queue(stage, a_run(stage, "hello\nworld\n")) == ()
     assert mails(stage) == "", "it waits in the outbox, where nothing is lost"
     list(deliver(stage.project))
     text = mails(stage)
@@ -64,9 +69,9 @@ def test_output_is_mailed_only_to_mailto(tmp_path: Path) -> None:
 def test_the_same_run_is_mailed_once(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
     run = a_run(stage, "hello\n")
-    mail(stage.cron, NOISY, run)
+    queue(stage, run)
     list(deliver(stage.project))
-    mail(stage.cron, NOISY, run)
+    queue(stage, run)
     list(deliver(stage.project))
     assert mails(stage).count("ARGV") == 1
 
@@ -76,14 +81,14 @@ def test_without_mailto_or_with_an_empty_one_nothing_is_sent(tmp_path: Path, mai
     from dataclasses import replace
 
     stage = with_sendmail(tmp_path)
-    assert mail(stage.cron, replace(NOISY, mail_to=mail_to), a_run(stage, "hello\n")) == ()
+    assert queue(stage, a_run(stage, "hello\n"), entry=replace(NOISY, mail_to=mail_to)) == ()
     assert not open_alert_state(stage.project).outbox.names()
 
 
 @pytest.mark.parametrize("output", ["", "\n \n"])
 def test_a_run_without_output_sends_nothing(tmp_path: Path, output: str) -> None:
     stage = with_sendmail(tmp_path)
-    assert mail(stage.cron, NOISY, a_run(stage, output)) == ()
+    assert queue(stage, a_run(stage, output)) == ()
     assert not open_alert_state(stage.project).outbox.names()
 
 
@@ -92,7 +97,7 @@ def test_several_recipients_get_one_each_and_an_invalid_address_is_reported(tmp_
 
     stage = with_sendmail(tmp_path)
     entry = replace(NOISY, mail_to="ada@example.org, bob@example.org, -oQ/tmp, ada@example.org")
-    (line,) = mail(stage.cron, entry, a_run(stage, "hello\n"))
+    (line,) = queue(stage, a_run(stage, "hello\n"), entry=entry)
     assert "-oQ/tmp" in line
     list(deliver(stage.project))
     assert mails(stage).count("ARGV") == 2 and "bob@example.org" in mails(stage)
@@ -100,7 +105,7 @@ def test_several_recipients_get_one_each_and_an_invalid_address_is_reported(tmp_
 
 def test_two_million_lines_are_a_short_mail_with_their_beginning_and_their_end(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
-    mail(stage.cron, NOISY, a_run(stage, "first\n" + "x" * 79 * 20_000 + "\nlast\n"))
+    queue(stage, a_run(stage, "first\n" + "x" * 79 * 20_000 + "\nlast\n"))
     list(deliver(stage.project))
     text = mails(stage)
     assert "first" in text and "last" in text and len(text) < 100_000
@@ -111,7 +116,7 @@ def test_nothing_that_was_a_secret_here_is_mailed(tmp_path: Path) -> None:
 
     stage = with_sendmail(tmp_path)
     Secret("hunter2hunter2")
-    mail(stage.cron, NOISY, a_run(stage, "the password is hunter2hunter2\n"))
+    queue(stage, a_run(stage, "the password is hunter2hunter2\n"))
     list(deliver(stage.project))
     assert "the password is" in mails(stage) and "hunter2" not in mails(stage)
 
@@ -122,42 +127,32 @@ def test_without_a_mail_program_there_is_a_message_and_no_error(
     stage = Stage(tmp_path)
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     assert "no [channel.email] and no sendmail" in mail_error(stage.project)
-    (line,) = mail(stage.cron, NOISY, a_run(stage, "hello\n"))
+    (line,) = queue(stage, a_run(stage, "hello\n"))
     assert "no sendmail" in line and "cron/crontab:2" in line
 
 
 def test_mails_of_a_killed_tick_are_sent_by_the_next_one_and_old_output_is_not(tmp_path: Path) -> None:
     stage = with_sendmail(tmp_path)
-    stage.cron.state.record(NOISY.key, a_run(stage, "of the past\n", slot=100))
-    assert mail_news(stage.cron, NOISY, ()) == ()
-    now = int(time.time()) + 60
-    stage.cron.state.record(NOISY.key, a_run(stage, "nobody told\n", slot=now))
-    told = a_run(stage, "told\n", slot=now + 10)
+    now = int(time.time())
+    for text, slot in (("of the past", now - 90000), ("mailed before", now - 400), ("nobody told", now - 60)):
+        stage.cron.state.record(NOISY.key, a_run(stage, f"{text}\n", slot=slot))
+    told = a_run(stage, "told\n", slot=now)
     stage.cron.state.record(NOISY.key, told)
-    for _ in range(2):
-        mail_news(stage.cron, NOISY, (told,))
+    for since in (now - 200.0, now - 100.0):
+        queue(stage, told, since=since)
     list(deliver(stage.project))
     text = mails(stage)
-    assert text.count("ARGV") == 2 and "nobody told" in text and "of the past" not in text
-
-
-def test_a_tick_knows_from_two_looks_whether_a_mail_may_be_owed(tmp_path: Path) -> None:
-    stage = with_sendmail(tmp_path)
-    assert not has_news(stage.cron, NOISY)
-    stage.cron.state.record(NOISY.key, a_run(stage, "hello\n", slot=int(time.time())))
-    mail_news(stage.cron, NOISY, ())
-    assert not has_news(stage.cron, NOISY)
-    time.sleep(0.02)
-    stage.cron.state.record(NOISY.key, a_run(stage, "hello\n", slot=int(time.time()) + 60))
-    assert has_news(stage.cron, NOISY)
+    assert text.count("ARGV") == 2 and "nobody told" in text
+    queue(stage, since=1.0)
+    list(deliver(stage.project))
+    assert "mailed before" in mails(stage) and "of the past" not in mails(stage)
 
 
 def test_mails_that_cannot_be_queued_now_are_queued_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage = with_sendmail(tmp_path)
-    mail_news(stage.cron, NOISY, ())
-    run = a_run(stage, "hello\n", slot=int(time.time()) + 60)
+    run = a_run(stage, "hello\n", slot=int(time.time()))
     stage.cron.state.record(NOISY.key, run)
     with monkeypatch.context() as patched:
 
@@ -165,9 +160,9 @@ def test_mails_that_cannot_be_queued_now_are_queued_the_next_time(
             raise StateDirectoryError("the disk is full")
 
         patched.setattr(Outbox, "put", fail)
-        (line,) = mail_news(stage.cron, NOISY, (run,))
-        assert "the disk is full" in line
-    assert mail_news(stage.cron, NOISY, ()) == ()
+        (line,), is_complete = queue_mails(stage.cron, (NOISY,), (run,), 0.0)
+        assert "the disk is full" in line and not is_complete
+    assert queue(stage, since=run.time) == ()
     list(deliver(stage.project))
     assert "hello" in mails(stage)
 

@@ -11,7 +11,7 @@ import pytest
 from resilience.alerts.commands import deliver
 from resilience.alerts.notify import notify
 from resilience.alerts.state import open_alert_state
-from resilience.cron import notes
+from resilience.cron import late as notes
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.ports import System

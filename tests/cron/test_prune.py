@@ -9,8 +9,9 @@ import pytest
 
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.prune import GONE_S, plan, prune
-from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.records import Outcome
 from resilience.errors import ResilError
+from tests.cron.records import DEAD, put_run, running
 from tests.lab.fakes import NOW, make_project
 
 OLD = NOW - GONE_S - 3600
@@ -55,8 +56,8 @@ def test_the_newest_outputs_of_each_entry_stay(cron: CronProject) -> None:
 def test_outputs_of_jobs_go_by_their_age_and_those_of_jobs_under_way_stay(cron: CronProject) -> None:
     for number, job in enumerate((900, 901, 1, 2, 3)):  # the controller lost its state, and counts from 1 again
         output(cron, "crontab+probe", f"{job}.out", NOW - 1000 + number)
-    (cron.state.path / "jobs").mkdir()
-    (cron.state.path / "jobs" / "crontab+probe@60@900@slurm").touch()
+    (cron.state.path / "runs").mkdir()
+    (cron.state.path / "runs" / "crontab+probe@60@ab@queued@slurm-900").touch()
     prune(cron)
     left = {path.name for path in (cron.state.path / "output" / "crontab+probe").iterdir()}
     assert left == {"900.out", "1.out", "2.out", "3.out"}
@@ -65,13 +66,13 @@ def test_outputs_of_jobs_go_by_their_age_and_those_of_jobs_under_way_stay(cron: 
 def test_an_entry_that_is_gone_for_a_month_leaves_nothing(cron: CronProject) -> None:
     for when, key in ((OLD, "cron.daily+old"), (NOW - 86400, "cron.daily+moved"), (OLD, "crontab+probe")):
         output(cron, key, "5.txt", when)
-        write(cron.state.path / "history" / f"{key}.jsonl", when)
+        write(cron.state.path / "history" / key / "5@5@DONE", when)
         write(cron.state.path / "slots" / f"{key}@5", when)
     done = prune(cron)
     assert {removal.what for removal in done.removals} == {"gone entries"} and len(done.removals) == 3
     remembered = cron.state.keys()
     assert "cron.daily+old" not in remembered, "and its directory is gone as well"
-    assert not (cron.state.path / "output" / "cron.daily+old").exists()
+    assert not any((cron.state.path / place / "cron.daily+old").exists() for place in ("output", "history"))
     for key in ("cron.daily+moved", "crontab+probe"):
         assert (cron.state.path / "output" / key / "5.txt").exists(), "back tomorrow, or still in the table"
 
@@ -123,39 +124,14 @@ def test_the_state_that_counts_is_never_touched(cron: CronProject) -> None:
 
 
 def test_the_mark_of_a_dead_run_is_removed_and_the_run_is_reported(cron: CronProject) -> None:
-    import subprocess
-    import sys
-
-    from resilience.base.processes import start_ticks
-    from resilience.cron.table.running import Mark, here, marks, write_mark
-
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    ticks = start_ticks(child.pid)
-    child.communicate(b"\n", timeout=60)
-    at = here()
-    mark = Mark("crontab/probe", "crontab+probe", 60, at.host, at.boot, at.namespace, child.pid, ticks or 1, 61.0, None)
-    write_mark(cron.state, mark)
-    assert prune(cron, dry_run=True).marks == 1 and len(marks(cron.state)) == 1
-    assert prune(cron).marks == 1 and marks(cron.state) == ()
+    put_run(cron.state, "crontab+probe", 60, pid=DEAD)
+    assert prune(cron, dry_run=True).marks == 1 and len(running(cron.state)) == 1
+    assert prune(cron).marks == 1 and running(cron.state) == []
     assert cron.state.history("crontab+probe")[-1].outcome is Outcome.CUT_SHORT
 
 
 def test_nothing_is_there_to_prune_where_nothing_ever_ran(tmp_path: Path) -> None:
     assert prune(open_cron(make_project(tmp_path))).removals == ()
-
-
-def test_a_long_history_is_shortened_and_its_end_stays(cron: CronProject) -> None:
-    from resilience.cron.table.history import KEPT_LINES, MOST_LINES
-
-    path = cron.state.path / "history" / "crontab+probe.jsonl"
-    path.parent.mkdir()
-    lines = [RunRecord(name="crontab/probe", slot=60 * n, outcome=Outcome.DONE, time=60.0 * n + 1) for n in
-             range(1, MOST_LINES + 50)]  # fmt: skip
-    import json
-
-    path.write_text("".join(json.dumps(line.to_json()) + "\n" for line in lines))
-    assert prune(cron).lines == len(lines) - KEPT_LINES
-    assert cron.state.history("crontab+probe")[-1] == lines[-1]
 
 
 def test_plan_names_each_file_once(cron: CronProject) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from resilience.cron.edit import NewEntry, add, remove
 from resilience.cron.project import CronProject, open_cron
 from resilience.errors import ResilError, UsageError
+from resilience.settings.cron_settings import CronSettings
 from tests.lab.fakes import make_project
 
 CRONTAB = """\
@@ -123,6 +125,12 @@ def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monk
     with pytest.raises(ResilError, match="changed in the meantime") as raised:
         remove(cron, ["coffee"])
     assert text(cron) == edited and raised.value.transient
+
+
+def test_an_entry_that_a_setting_defines_stays(cron: CronProject) -> None:
+    with pytest.raises(UsageError, match="is defined by") as raised:
+        remove(replace(cron, settings=CronSettings(digest_at="08:00")), ["digest"])
+    assert "resil.toml" in raised.value.hint and text(cron) == CRONTAB
 
 
 def test_a_dry_run_removes_nothing(cron: CronProject) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.state import open_alert_state
-from resilience.cron.ping import ping_state
+from resilience.cron.ping import last_ping
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, Heartbeat, Ignored, Kind, Outcome, RunRecord, Table
-from resilience.cron.report import TickReporter, send_failures, summary_of
+from resilience.cron.report import TickReporter, reported, send_failures, summary_of
 from resilience.cron.run import tick
 from resilience.cron.ticker import TickResult
 from resilience.doctor.settings import check_settings
@@ -48,7 +48,7 @@ def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
 
 
 def settle_dead_runs(reporter: TickReporter) -> None:
-    child = reporter._child
+    child = reporter._children.get("report")
     assert child is None or child.wait(PATIENCE_S)
 
 
@@ -94,7 +94,7 @@ def test_an_idle_tick_starts_no_child(stage: Stage) -> None:
     for _ in range(3):
         later.tick_started()
         later.ended(a_tick(stage.cron), Table())
-        assert later._child is None
+        assert not later._children
 
 
 def test_a_pending_resolution_is_checked_again_soon(tmp_path: Path) -> None:
@@ -105,8 +105,9 @@ def test_a_pending_resolution_is_checked_again_soon(tmp_path: Path) -> None:
     reporter.ended(a_tick(stage.cron, a_run(Outcome.DONE, 200)), table)
     settle_dead_runs(reporter)
     assert len(stage.told()) == 1
-    waited_s = time.time() - float((stage.cron.state.path / "looked").read_text().split()[0])
-    assert waited_s > 600, "the next look is due in a minute, not in a quarter of an hour"
+    assert time.time() - reported(stage.cron).looked > 600, (
+        "the next look is due in a minute, not in a quarter of an hour"
+    )
 
 
 def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(stage: Stage) -> None:
@@ -116,7 +117,7 @@ def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(
     settle_dead_runs(reporter)
     later = TickReporter(stage.cron)
     later.ended(a_tick(stage.cron, a_run(Outcome.DONE, 100)), table)
-    assert later._child is None
+    assert not later._children
     later.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 200)), table)
     settle_dead_runs(later)
     last = TickReporter(stage.cron)
@@ -127,10 +128,10 @@ def test_runs_that_end_well_start_no_child_unless_an_incident_may_end_with_them(
 
 def test_an_ongoing_problem_is_checked_again_without_new_runs(stage: Stage) -> None:
     (stage.cron.state.path).mkdir(parents=True)
-    (stage.cron.state.path / "looked").write_text(f"{time.time() - 3600} 0\n")
+    (stage.cron.state.path / "reported").write_text(json.dumps({"looked": time.time() - 3600}))
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron), Table())
-    assert reporter._child is not None
+    assert reporter._children
     settle_dead_runs(reporter)
 
 
@@ -138,7 +139,7 @@ def test_without_recipients_no_child_is_started(tmp_path: Path) -> None:
     stage = Stage(tmp_path, alert="")
     reporter = TickReporter(stage.cron)
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED), gap=True), Table(entries=(BACKUP,)))
-    assert reporter._child is None
+    assert not reporter._children
 
 
 def test_the_watchdog_learns_the_table_and_what_is_ignored_by_mistake(stage: Stage) -> None:
@@ -164,7 +165,7 @@ def test_a_stopped_scheduler_tells_nothing(stage: Stage) -> None:
     reporter = TickReporter(stage.cron)
     reporter.tick_started()
     reporter.ended(TickResult(stopped="stopped by ada"), None)
-    assert reporter._child is None
+    assert not reporter._children
 
 
 def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +173,6 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("resilience.cron.report.TickReporter._write_table", fail)
-    monkeypatch.setattr("resilience.cron.report.os.path.lexists", fail)
     reporter = TickReporter(stage.cron)
     reporter.tick_started()
     (line,) = reporter.ended(a_tick(stage.cron), Table())
@@ -185,11 +185,11 @@ def test_failures_to_send_are_shown_by_the_status(tmp_path: Path) -> None:
     stage.cron.state.path.mkdir(parents=True)
     assert send_failures(stage.cron) == ()
     (stage.cron.state.path / "ping").write_text(json.dumps({"time": time.time() - 60, "error": "no such host"}))
-    (stage.cron.state.path / "untold").write_text(json.dumps({"time": time.time(), "trouble": ["no sendmail"]}))
+    (stage.cron.state.path / "reported").write_text(json.dumps({"failed": time.time(), "trouble": ["no sendmail"]}))
     ping, mail = send_failures(stage.cron)
     assert "dead man's switch" in ping and "no such host" in ping and "secret" not in ping
     assert mail == "no sendmail"
-    (stage.cron.state.path / "untold").write_text("[]")
+    (stage.cron.state.path / "reported").write_text("[]")
     assert len(send_failures(stage.cron)) == 1
 
 
@@ -198,8 +198,8 @@ def test_a_server_that_never_answers_delays_no_tick(tmp_path: Path) -> None:
         stage = Stage(tmp_path, cron=f'ping_url = "http://127.0.0.1:{server.getsockname()[1]}/x"')
         for _ in range(3):
             tick(stage.cron, driver="foreground")
-        assert ping_state(stage.cron) is None, "three ticks are over before one answer was given up"
-        until(lambda: ping_state(stage.cron) is not None, "the note")
+        assert not last_ping(stage.cron).time, "three ticks are over before one answer was given up"
+        until(lambda: last_ping(stage.cron).time, "the note")
 
 
 def test_a_console_without_a_file_speaks_on_the_standard_error_of_the_tick(
@@ -230,7 +230,7 @@ def test_the_summary_has_counts_and_no_output_of_runs() -> None:
     run = RunRecord(name="a/b", slot=1, outcome=Outcome.FAILED, time=1.0, summary="password=hunter2")
     text = summary_of(TickResult(ended=(run,)), "")
     assert "1 failed" in text and "a/b: failed" in text and "hunter2" not in text
-    assert summary_of(TickResult(), "") == "nothing was due"
+    assert summary_of(TickResult(), "", 0.25) == "nothing was due; the tick took 0.2 s"
 
 
 def test_a_real_tick_whose_entry_fails_tells_it(stage: Stage) -> None:

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.project import CronProject
-from resilience.cron.records import Table
-from resilience.cron.run import REPEATED_EVERY, Ran, run
+from resilience.cron.records import Outcome, Table
+from resilience.cron.report import TickReporter
+from resilience.cron.run import REPEATED_EVERY, Ran, run, run_entry
+from resilience.cron.ticker import Ticker
 from resilience.errors import StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
+from tests.lab.disks import fill, make_read_only, small_disk
 
 ROOT = Path(__file__).parents[2]
 A = "cron.minutely+a"
@@ -139,6 +142,50 @@ def test_a_failing_tick_is_reported_once_and_does_not_end_the_loop(
     assert len([line for line in said if "Stale" in line]) == 1 and len([line for line in said if "bug" in line]) == 1
 
 
+@pytest.mark.parametrize("kind", ["read-only", "full", "unreadable"])
+def test_trouble_with_the_state_directory_backs_off_to_the_next_regular_tick_and_is_said_once(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+    with small_disk(tmp_path / "state", "256k") as place:
+        context = CronContext(tmp_path)
+        context.crontab("@every 1s true # resil: name=x overlap=allow catch_up=all<=5\n@hourly true\n")
+        context.tick(TOP - 30)
+        monkeypatch.setattr(TickReporter, "tick_started", lambda _: begun.append(context.clock.time))
+        if kind == "full":
+            fill(place)
+        elif kind == "read-only":
+            make_read_only(place, True)
+        else:
+            (context.cron.state.path / "runs").write_text("")
+        said: list[str] = []
+        ran = _run(context, 300, say=said.append)
+        assert ran.ticks == len(begun) <= 6, "as many as were due, and as many pings"
+        words = {"full": "No space left", "read-only": "Read-only", "unreadable": "Not a directory"}[kind]
+        assert len([line for line in said if words in line]) == len(said) == 1
+        make_read_only(place, False)
+
+
+def test_a_run_that_ends_asks_for_the_slot_that_waits(tmp_path: Path) -> None:
+    """A period shorter than the tick: each tick runs all slots since the last one, one after the other."""
+    context = CronContext(tmp_path)
+    context.crontab('SHELL=/bin/sh\n@every 10s echo "$RESIL_CRON_SLOT" >> ran # resil: name=x catch_up=all<=60\n')
+    context.tick(TOP - 30)
+    for minute in range(3):
+        context.tick(TOP + 60 * minute)
+    assert context.ran() == [TOP + 10 * number for number in range(-2, 13)]
+
+
+def test_the_loop_starts_what_waits_at_once_as_well(tmp_path: Path) -> None:
+    context = CronContext(tmp_path)
+    context.crontab('SHELL=/bin/sh\n@every 10s echo "$RESIL_CRON_SLOT" >> ran # resil: name=x catch_up=all<=60\n')
+    context.tick(TOP - 30)
+    context.clock.time = TOP + 30
+    end = time.monotonic() + 60
+    run(context.cron, driver="x", stop=lambda: len(context.ran()) >= 6 or time.monotonic() > end)
+    assert context.ran()[:6] == [TOP + 10 * number for number in range(-2, 4)]
+
+
 def test_a_lasting_error_is_repeated_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: CronProject) -> Table:
         raise StateDirectoryError("no such luck")
@@ -163,7 +210,7 @@ def test_hundreds_of_ticks_cost_no_memory_and_no_descriptors(context: CronContex
 # ---- real processes -------------------------------------------------------------------------------------------------
 
 _LOOP = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from resilience.cron.project import open_cron
 from resilience.cron.run import run
@@ -171,9 +218,10 @@ from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.ports import System
 os.chdir(sys.argv[1])
-system = System()
+system, ends = System(), []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(1))
 print("ready", flush=True)
-ran = run(open_cron(Project(system, load(system))), driver="foreground", grace_s=2.0)
+ran = run(open_cron(Project(system, load(system))), driver="foreground", grace_s=2.0, stop=lambda: bool(ends))
 print(ran.why, flush=True)
 """
 
@@ -221,17 +269,7 @@ def test_sigterm_ends_what_runs_politely_and_records_it(context: CronContext) ->
     assert time.monotonic() - began < 60
     assert (context.home / "polite").exists()
     assert "cut short" in {str(record.outcome) for record in context.history("crontab+x")}
-    assert context.names("running") == []
-
-
-def test_sighup_ends_nothing(context: CronContext) -> None:
-    context.crontab("@every 1s true # resil: name=x\n")
-    (loop,) = _loops(context, 1)
-    wait_until(lambda: len(context.history("crontab+x")) > 0)
-    loop.send_signal(signal.SIGHUP)
-    known = len(context.history("crontab+x"))
-    wait_until(lambda: len(context.history("crontab+x")) > known)
-    _end(loop)
+    assert context.names("runs") == []
 
 
 def test_a_killed_scheduler_is_followed_by_the_next_one(context: CronContext) -> None:
@@ -245,3 +283,46 @@ def test_a_killed_scheduler_is_followed_by_the_next_one(context: CronContext) ->
     wait_until(lambda: len(context.ran()) > known)
     _end(loop)
     assert set(Counter(context.ran()).values()) == {1}
+
+
+# ---- one entry, now -------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_run_by_hand_runs_as_at_its_slot_and_costs_no_slot(context: CronContext) -> None:
+    context.drop("cron.hourly/a", body="echo by hand; exit 3")
+    context.tick(TOP - 30)
+    (entry,) = context.cron.read_table().entries
+    context.clock.time = TOP - 20
+    record = run_entry(context.cron, entry)
+    assert (record.outcome, record.exit_code, record.summary) == (Outcome.FAILED, 3, "exit code 3: by hand")
+    assert context.ran() == [TOP - 20] and context.history(A.replace("minutely", "hourly")) == (record,)
+    context.tick(TOP)
+    assert context.ran() == [TOP - 20, TOP]
+    context.clock.time = TOP - 20
+    assert run_entry(context.cron, entry).slot == TOP - 19, "another run has this second"
+
+
+def test_an_entry_run_by_hand_keeps_its_overlap_policy_and_can_be_ended(context: CronContext) -> None:
+    context.drop("cron.hourly/a", body="sleep 100")
+    context.tick(TOP - 30)
+    (entry,) = context.cron.read_table().entries
+    ticker = Ticker(context.cron, driver="x")
+    context.clock.time = TOP
+    ticker.tick()
+    wait_until(lambda: len(context.ran()) == 1)
+    context.clock.time = TOP + 5
+    assert run_entry(context.cron, entry).outcome is Outcome.SKIPPED
+    ticker.end_all(5.0)
+    context.clock.time = TOP + 6
+    record = run_entry(context.cron, entry, stop=lambda: len(context.ran()) == 2, grace_s=5.0)
+    assert record.outcome is Outcome.CUT_SHORT and context.names("runs") == []
+
+
+def test_a_batch_script_run_by_hand_is_submitted_once_and_its_end_is_heard(context: CronContext) -> None:
+    context.drop("cron.hourly/b.slurm")
+    context.tick(TOP - 30)
+    (entry,) = context.cron.read_table().entries
+    assert run_entry(context.cron, entry).outcome is Outcome.SUBMITTED
+    context.queue.set(101, "COMPLETED")
+    context.tick(TOP - 10)
+    assert [str(record.outcome) for record in context.history("cron.hourly+b.slurm")] == ["done"]

@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from resilience.cron import slots as cron_slots
-from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.slots import AHEAD_S, KEPT_SLOTS, Claim, machine
+from resilience.cron.book import Run, State
+from resilience.cron.records import Heartbeat, Installation
+from resilience.cron.slots import AHEAD_S, KEPT_SLOTS
 from resilience.cron.state_directory import CronDirectory, Damaged, Seen
 from resilience.errors import StateDirectoryError
+from resilience.job import Liveness
+from tests.cron.records import DEAD, put_run, take
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.system.writer import writer
 
@@ -29,13 +32,14 @@ _RACER = """
 import os, sys
 from pathlib import Path
 from resilience.cron.state_directory import CronDirectory
+from tests.cron.records import take
 directory, key, count, step = CronDirectory(Path(sys.argv[1])), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 ran = os.open(sys.argv[5], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 print("ready", flush=True)
 sys.stdin.read()
 for number in range(count):
     slot = 1_800_000_000 + number * step
-    if directory.take(key, slot, {"pid": os.getpid()}, now=1_800_000_000 + count * step):
+    if take(directory, key, slot, {"pid": os.getpid()}, now=1_800_000_000 + count * step):
         os.write(ran, b"%d %d\\n" % (slot, os.getpid()))
 """
 
@@ -77,11 +81,11 @@ def test_one_that_was_stopped_right_before_it_took_a_slot_takes_none_that_was_ru
         monkeypatch.setattr(cron_slots, "link_once", link_once)
         now += 86400
         for number in range(60):
-            assert directory.take(KEY, int(NOW) + 1440 * number, {}, now=now)
+            assert take(directory, KEY, int(NOW) + 1440 * number, {}, now=now)
         return link_once(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cron_slots, "link_once", and_sleep)
-    assert directory.slots.claim(KEY, int(NOW), {}, lambda: now) is None
+    assert directory.book.claim(KEY, int(NOW), {}, lambda: now) is None
 
 
 def test_sixteen_schedulers_run_each_slot_once(tmp_path: Path) -> None:
@@ -95,55 +99,56 @@ def directory(tmp_path: Path) -> CronDirectory:
 
 
 def test_a_slot_is_never_taken_twice(directory: CronDirectory) -> None:
-    assert directory.take(KEY, int(NOW), {})
-    assert not directory.take(KEY, int(NOW), {})
+    assert take(directory, KEY, int(NOW), {})
+    assert not take(directory, KEY, int(NOW), {})
     assert directory.last_slots() == {KEY: int(NOW)}
 
 
 def test_a_scheduler_that_was_frozen_for_a_day_takes_no_slot_that_was_run_meanwhile(directory: CronDirectory) -> None:
     for number in range(30):
-        assert directory.take(KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
+        assert take(directory, KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
     for number in range(30 - KEPT_SLOTS):
-        assert not directory.take(KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
-    assert len(directory.slots.taken()[KEY]) == KEPT_SLOTS
+        assert not take(directory, KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
+    assert len(directory.book.slots.taken()[KEY]) == KEPT_SLOTS
 
 
 def test_a_delayed_scheduler_loses_no_claimed_slot(directory: CronDirectory) -> None:
     """Frozen right after it took a slot, while another one went on for hours: its slot is its own still."""
-    claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
+    claim = directory.book.claim(KEY, int(NOW), {}, lambda: NOW)
     assert claim is not None
     for number in range(1, 30):
-        assert directory.take(KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
-    assert directory.slots.is_won(claim) is True
-    directory.slots.close(claim)
-    assert directory.take(KEY, int(NOW) + 6000, {})
-    assert len(directory.slots.taken()[KEY]) == KEPT_SLOTS
-    assert not directory.take(KEY, int(NOW), {}, now=NOW + 6000)
+        assert take(directory, KEY, int(NOW) + 60 * number, {}, now=NOW + 6000)
+    assert directory.book.has_slot(claim) is True
+    directory.book.drop(claim)
+    assert take(directory, KEY, int(NOW) + 6000, {})
+    assert len(directory.book.slots.taken()[KEY]) == KEPT_SLOTS
+    assert not take(directory, KEY, int(NOW), {}, now=NOW + 6000)
 
 
 def test_one_that_came_too_late_and_died_over_it_has_not_got_its_slot(directory: CronDirectory) -> None:
     for number in range(20):
-        directory.take(KEY, int(NOW) + 60 * number, {})
-    late = Claim(KEY, int(NOW), "abc", f"{machine()}-1-5-{int(NOW) + 1200}")
-    for place in ("slots", "open"):
-        (directory.path / place / (late.name if place == "open" else f"{KEY}@{late.slot}")).write_text('{"id": "abc"}')
-    assert directory.slots.is_won(late) is False
+        take(directory, KEY, int(NOW) + 60 * number, {})
+    late = put_run(directory, KEY, int(NOW), state=State.CLAIMED, pid=DEAD, at=NOW + 1200)
+    os.link(directory.path / "runs" / late.name, directory.path / "slots" / f"{KEY}@{late.slot}")
+    assert directory.book.has_slot(late) is False
+    assert directory.book.settle(late, NOW + 1300, "it died", "n1") is None
+    assert directory.book.active() == [] and directory.history(KEY) == ()
 
 
 def test_many_entries_share_one_directory_of_a_bounded_number_of_files(directory: CronDirectory) -> None:
     for entry in range(5):
         for slot in range(15):
-            directory.take(f"crontab+{entry}", int(NOW) + slot, {})
+            take(directory, f"crontab+{entry}", int(NOW) + slot, {})
     assert len(os.listdir(directory.path / "slots")) == 5 * (KEPT_SLOTS + 1)  # noqa: PTH208
-    assert os.listdir(directory.path / "open") == []  # noqa: PTH208
+    assert os.listdir(directory.path / "runs") == []  # noqa: PTH208
     assert set(directory.last_slots().values()) == {int(NOW) + 14}
 
 
 def test_slots_that_a_wrong_clock_took_do_not_count(directory: CronDirectory) -> None:
-    directory.take(KEY, int(NOW), {})
-    directory.take(KEY, int(NOW + AHEAD_S) + 86400, {})
+    take(directory, KEY, int(NOW), {})
+    take(directory, KEY, int(NOW + AHEAD_S) + 86400, {})
     assert directory.last_slots(NOW) == {KEY: int(NOW)}
-    assert directory.take(KEY, int(NOW) + 60, {}, now=NOW + 60), "and they push no slot of now out"
+    assert take(directory, KEY, int(NOW) + 60, {}, now=NOW + 60), "and they push no slot of now out"
 
 
 def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirectory) -> None:
@@ -153,49 +158,36 @@ def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirect
 
 
 def test_strange_names_in_the_directory_are_no_slots(directory: CronDirectory) -> None:
-    directory.take(KEY, int(NOW), {})
+    take(directory, KEY, int(NOW), {})
     for name in ("x", "@5", "a@", "a@-3", "a@\u0663", ".a@3~", "a@b@c@d", f"{KEY}@{int(NOW)}@x@y-z"):
         (directory.path / "slots" / name).touch()
-        (directory.path / "open" / name).touch()
     os.mkfifo(directory.path / "slots" / f"b@{int(NOW)}")
     assert directory.last_slots() == {KEY: int(NOW), "b": int(NOW)}
-    assert directory.slots.open_claims() == []
-    assert not directory.take("b", int(NOW), {})
+    assert not take(directory, "b", int(NOW), {})
 
 
 # ---- where a scheduler dies -----------------------------------------------------------------------------------------
 
 
 def test_a_process_that_died_while_claiming_leaves_its_claim(directory: CronDirectory) -> None:
-    claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
-    assert claim is not None and directory.slots.open_claims() == [claim] and claim.is_mine()
-    assert not claim.is_gone(NOW) and directory.slots.is_won(claim) is True
-    dead = claim._replace(owner=f"{machine()}-{2**22 + 1}-5-{int(NOW)}")
-    assert dead.is_gone(NOW)
-    directory.slots.close(claim)
-    assert directory.slots.open_claims() == []
+    claim = directory.book.claim(KEY, int(NOW), {}, lambda: NOW)
+    assert claim is not None and directory.book.active() == [claim] and claim.is_mine
+    assert directory.book.liveness(claim, NOW)[0] is Liveness.ALIVE and directory.book.has_slot(claim) is True
+    dead = put_run(directory, KEY, int(NOW), state=State.CLAIMED, pid=DEAD)
+    assert directory.book.liveness(dead, NOW)[0] is Liveness.GONE
 
 
-def test_a_reused_pid_is_not_the_same_process() -> None:
-    assert Claim(KEY, 1, "x", f"{machine()}-{os.getpid()}-1-{int(NOW)}").is_gone(NOW)
-
-
-def test_a_claim_of_another_host_is_left_alone_until_its_time_limit() -> None:
-    claim = Claim(KEY, 1, "x", f"00000000-{os.getpid()}-1-{int(NOW)}")
-    assert not claim.is_gone(NOW + 599) and claim.is_gone(NOW + 601)
-
-
-def test_the_claim_of_a_dead_process_is_seized_by_one(directory: CronDirectory) -> None:
-    claim = directory.slots.claim(KEY, int(NOW), {}, lambda: NOW)
-    assert claim is not None
-    mine = directory.slots.seize(claim, NOW + 5)
-    assert mine is not None and mine.time == NOW + 5
-    assert directory.slots.seize(claim, NOW + 5) is None
-    assert directory.slots.is_won(mine) is True
+def test_a_claim_whose_scheduler_died_before_it_had_the_slot_leaves_the_slot_to_the_next_one(
+    directory: CronDirectory,
+) -> None:
+    dead = put_run(directory, KEY, int(NOW), state=State.CLAIMED, pid=DEAD)
+    assert directory.book.has_slot(dead) is False
+    assert directory.book.settle(dead, NOW + 60, "it was killed", "n1") is None and directory.history(KEY) == ()
+    assert take(directory, KEY, int(NOW))
 
 
 _REQUEST = (
-    "directory = CronDirectory(Path({path!r})); directory.slots.claim('a', 1800000000, {{'pid': 1}}, lambda: 1.8e9)"
+    "directory = CronDirectory(Path({path!r})); directory.book.claim('a', 1800000000, {{'pid': 1}}, lambda: 1.8e9)"
 )
 _PRELOAD = "from resilience.cron.state_directory import CronDirectory"
 
@@ -218,15 +210,15 @@ def test_a_taking_that_is_killed_at_any_system_call_gives_the_slot_to_one(claims
             continue
         done += 1
         directory = CronDirectory(place)
-        left = [claim for claim in directory.slots.open_claims() if claim.is_gone(NOW)]
-        has_it = [claim for claim in left if directory.slots.is_won(claim)]
-        gets_it = directory.take("a", int(NOW), {})
+        left = [claim for claim in directory.book.active() if directory.book.liveness(claim, NOW)[0] is Liveness.GONE]
+        has_it = [claim for claim in left if directory.book.has_slot(claim)]
+        gets_it = take(directory, "a", int(NOW), {})
         assert gets_it == (not directory_was_taken(has_it)), (name, count)
         assert directory.last_slots() == {"a": int(NOW)}
     assert done >= 20
 
 
-def directory_was_taken(has_it: list[Claim]) -> bool:
+def directory_was_taken(has_it: list[Run]) -> bool:
     assert len(has_it) <= 1
     return bool(has_it)
 
@@ -236,9 +228,9 @@ def test_a_file_system_without_hard_links_is_good_enough(claims: object, tmp_pat
     request = _REQUEST.format(path=str(tmp_path))
     assert claims.run(request, f"link:error={word}", f"linkat:error={word}").code == 0  # type: ignore[attr-defined]
     directory = CronDirectory(tmp_path)
-    (claim,) = directory.slots.open_claims()
-    assert directory.slots.is_won(claim) is True
-    assert not directory.take("a", int(NOW), {})
+    (claim,) = directory.book.active()
+    assert directory.book.has_slot(claim) is True
+    assert not take(directory, "a", int(NOW), {})
 
 
 def test_a_link_whose_answer_was_lost_was_made_all_the_same(
@@ -251,42 +243,30 @@ def test_a_link_whose_answer_was_lost_was_made_all_the_same(
         link(mine, place)  # the kernel asks again, and finds its own
 
     monkeypatch.setattr(os, "link", lost)
-    assert directory.take(KEY, int(NOW), {})
+    assert take(directory, KEY, int(NOW), {})
 
 
 @pytest.mark.parametrize("call", ["link", "fsync", "write", "openat"])
 def test_a_slot_that_could_not_be_written_is_not_taken(claims: object, tmp_path: Path, call: str) -> None:
-    CronDirectory(tmp_path).take("other", int(NOW), {})
+    take(CronDirectory(tmp_path), "other", int(NOW), {})
     request = _REQUEST.format(path=str(tmp_path))
     inject = [f"{call}:error=EIO:when=1+"] if call != "openat" else ["openat:error=EDQUOT:when=1+"]
     assert claims.run(request, *inject).code == 7  # type: ignore[attr-defined]
     directory = CronDirectory(tmp_path)
-    assert directory.slots.open_claims() == []
-    assert directory.take("a", int(NOW), {})
-
-
-def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as place:
-        directory = CronDirectory(place / "state")
-        directory.take(KEY, int(NOW), {})
-        ballast = fill(place)
-        with pytest.raises(StateDirectoryError, match="No space left") as told:
-            directory.take(KEY, int(NOW) + 60, {})
-        assert told.value.exit_code == 75
-        ballast.unlink()
-        assert directory.take(KEY, int(NOW) + 60, {})
+    assert directory.book.active() == []
+    assert take(directory, "a", int(NOW), {})
 
 
 def test_a_read_only_disk_is_an_error(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as place:
         directory = CronDirectory(place / "state")
-        directory.take(KEY, int(NOW), {})
+        take(directory, KEY, int(NOW), {})
         make_read_only(place, True)
         with pytest.raises(StateDirectoryError, match="Read-only"):
-            directory.take(KEY, int(NOW) + 60, {})
+            take(directory, KEY, int(NOW) + 60, {})
         assert directory.last_slots() == {KEY: int(NOW)}
         make_read_only(place, False)
-        assert directory.take(KEY, int(NOW) + 60, {})
+        assert take(directory, KEY, int(NOW) + 60, {})
 
 
 # ---- whose directory it is
@@ -294,7 +274,7 @@ def test_a_read_only_disk_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_private_and_so_are_its_files(directory: CronDirectory) -> None:
-    directory.take(KEY, int(NOW), {})
+    take(directory, KEY, int(NOW), {})
     directory.check()
     assert directory.path.stat().st_mode & 0o777 == 0o700
     assert (directory.path / "slots" / f"{KEY}@{int(NOW)}").stat().st_mode & 0o777 == 0o600
@@ -309,7 +289,7 @@ def test_something_else_in_the_directories_place_is_refused(tmp_path: Path, dire
 
 def test_only_the_group_may_share_it(tmp_path: Path) -> None:
     shared = CronDirectory(tmp_path, group="team")
-    shared.take(KEY, int(NOW), {})
+    take(shared, KEY, int(NOW), {})
     shared.check()
     shared.path.chmod(0o2777)
     with pytest.raises(StateDirectoryError, match="other users can write") as told:
@@ -318,27 +298,6 @@ def test_only_the_group_may_share_it(tmp_path: Path) -> None:
 
 
 # ---- the other books ------------------------------------------------------------------------------------------------
-
-RUN = RunRecord(name="cron.hourly/a", slot=int(NOW), outcome=Outcome.RUNNING, time=NOW)
-
-
-def test_of_each_slot_the_last_word_counts_and_a_beginning_ends_nothing(directory: CronDirectory) -> None:
-    directory.record(KEY, RUN)
-    directory.record(KEY, replace(RUN, outcome=Outcome.DONE))
-    directory.record(KEY, RUN)
-    directory.record(KEY, replace(RUN, slot=int(NOW) + 60))
-    assert [str(run.outcome) for run in directory.history(KEY)] == ["done", "running"]
-    assert directory.keys() == (KEY,)
-
-
-def test_damaged_lines_of_a_history_do_not_affect_the_others(directory: CronDirectory) -> None:
-    directory.record(KEY, RUN)
-    path = directory.path / "history" / f"{KEY}.jsonl"
-    path.write_bytes(
-        path.read_bytes() + b'{"slot": "x"}\n\xff\xfe\n[]\n{"name": "a", "slot": 3, "outcome": "new"}\n{"cut'
-    )
-    directory.record(KEY, replace(RUN, slot=5, outcome=Outcome.DONE))
-    assert [run.slot for run in directory.history(KEY)] == [5, int(NOW)]
 
 
 def test_a_heartbeat_comes_back_as_it_was(directory: CronDirectory) -> None:
@@ -356,6 +315,17 @@ def test_a_damaged_heartbeat_says_so_and_can_be_put_aside(directory: CronDirecto
         directory.heartbeat()
     directory.quarantine("heartbeat")
     assert directory.heartbeat() is None and (directory.path / "heartbeat.damaged").read_text() == text
+
+
+def test_a_heartbeat_is_renewed_in_its_place_on_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as place:
+        directory = CronDirectory(place)
+        directory.beat(Heartbeat(time=NOW, expected=NOW, alive_since=NOW, trouble="a long word, to be overwritten"))
+        fill(place)
+        beat = Heartbeat(time=NOW + 60, expected=NOW, alive_since=NOW)
+        with pytest.raises(StateDirectoryError, match="No space left"):
+            directory.beat(beat)
+        assert directory.heartbeat() == beat
 
 
 INSTALLED = Installation(
@@ -383,5 +353,5 @@ def test_anything_in_place_of_the_stop_file_stops(directory: CronDirectory, text
 
 
 def test_the_owner_of_a_slot_can_be_read(directory: CronDirectory) -> None:
-    directory.take(KEY, int(NOW), {"host": "n1", "pid": 7})
+    take(directory, KEY, int(NOW), {"host": "n1", "pid": 7})
     assert json.loads((directory.path / "slots" / f"{KEY}@{int(NOW)}").read_text())["host"] == "n1"

@@ -9,82 +9,22 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.driver_choice import drivers
-from resilience.cron.drivers import DriverState
+from resilience.cron.health import Health
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Heartbeat, Installation, Outcome, RunRecord
-from resilience.cron.status import (
-    Health,
-    cron_status,
-    describe_stop,
-    judge_scheduler,
-    lateness_of,
-)
+from resilience.cron.status import cron_status, lateness_of
 from resilience.job import Liveness
-from resilience.settings.cron_settings import CronSettings
+from tests.cron.fake_driver import fake_driver
 from tests.lab.fakes import NOW, make_project
 
-SETTINGS = CronSettings()
-ALIVE = DriverState(Liveness.ALIVE, "our line is in the crontab", NOW + 30)
-GONE = DriverState(Liveness.GONE, "our line is missing from the crontab", hint="restore it: resil cron install")
-UNKNOWN = DriverState(Liveness.UNKNOWN, "squeue did not answer in 30 s")
+
+def installed(driver: str = "crontab") -> Installation:
+    return Installation(driver=driver, token="0123456789abcdef", time=NOW - 86400, by="ada", host="login1",
+                        project="/p", python="/usr/bin/python3")  # fmt: skip
 
 
-def installed(ago_s: float = 86400.0, driver: str = "crontab", mode: str = "") -> Installation:
-    return Installation(driver=driver, token="0123456789abcdef", time=NOW - ago_s, by="ada", host="login1",
-                        project="/p", python="/usr/bin/python3", mode=mode)  # fmt: skip
-
-
-def beat(ago_s: float, pause_s: float = 60.0, driver: str = "crontab") -> Heartbeat:
-    return Heartbeat(
-        time=NOW - ago_s, expected=NOW - ago_s + pause_s, alive_since=NOW - 86400, driver=driver, host="login1"
-    )
-
-
-STOP = {"by": "ada", "why": "maintenance", "time": NOW - 60}
-CASES = {
-    "nothing at all": (None, None, None, None, Health.ABSENT, 1),
-    "uninstalled": (None, beat(30), None, None, Health.ABSENT, 1),
-    "ticks from somewhere": (None, beat(30, driver="tick"), None, None, Health.ALIVE, 0),
-    "run in tmux, and it ended": (None, beat(400, driver="foreground"), None, None, Health.LATE, 1),
-    "run in tmux, long ago": (None, beat(86400, driver="foreground"), None, None, Health.DEAD, 1),
-    "as it should be": (installed(), beat(30), ALIVE, None, Health.ALIVE, 0),
-    "just installed": (installed(20), None, ALIVE, None, Health.WAITING, 0),
-    "just installed again": (installed(20), beat(5000), ALIVE, None, Health.WAITING, 0),
-    "installed, and no tick ever": (installed(7200), None, ALIVE, None, Health.LATE, 1),
-    "a tick is overdue": (installed(), beat(600), ALIVE, None, Health.LATE, 1),
-    "a pulse may take its time": (installed(mode="pulse"), beat(1500, 900), ALIVE, None, Health.ALIVE, 0),
-    "the line is gone": (installed(), beat(30), GONE, None, Health.DEAD, 1),
-    "the line is gone, somebody else ticks": (installed(), beat(30, driver="foreground"), GONE, None, Health.ALIVE, 0),
-    "the controller is dead, ticks come": (installed(), beat(30), UNKNOWN, None, Health.ALIVE, 0),
-    "the controller is dead, none come": (installed(), beat(400), UNKNOWN, None, Health.LATE, 1),
-    "nobody can look for a day": (installed(), beat(86400), UNKNOWN, None, Health.DEAD, 1),
-    "stopped": (installed(), beat(30), ALIVE, STOP, Health.STOPPED, 1),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_health_of_the_scheduler(case: str) -> None:
-    installation, heartbeat, driver, stopped, health, code = CASES[case]
-    found = judge_scheduler(installation, heartbeat, driver, stopped, now=NOW, settings=SETTINGS)
-    assert (found.health, found.exit_code) == (health, code), found.reason
-    assert found.reason and (found.advice or code == 0), "whoever reads it is told what to do"
-    if health in (Health.DEAD, Health.ABSENT, Health.STOPPED):
-        assert "resil cron" in found.advice
-
-
-def test_a_dead_controller_is_never_called_a_dead_scheduler_at_once() -> None:
-    found = judge_scheduler(installed(), beat(400), UNKNOWN, None, now=NOW, settings=SETTINGS)
-    assert found.health is Health.LATE and "squeue did not answer" in found.reason
-
-
-def test_late_s_of_the_settings_counts() -> None:
-    found = judge_scheduler(installed(), beat(600), ALIVE, None, now=NOW, settings=CronSettings(late_s=3600.0))
-    assert found.health is Health.ALIVE
-
-
-def test_the_user_who_stopped_it_is_named() -> None:
-    assert describe_stop(STOP, NOW) == "stopped by ada 1 min ago: maintenance"
-    assert describe_stop({}, NOW) == "stopped by an unknown user"
+def beat(ago_s: float, driver: str = "crontab") -> Heartbeat:
+    return Heartbeat(time=NOW - ago_s, expected=NOW - ago_s + 60, alive_since=NOW - 86400, driver=driver)
 
 
 def test_lateness_is_the_nearest_rank() -> None:
@@ -98,25 +38,9 @@ def test_lateness_is_the_nearest_rank() -> None:
 # ---- the whole
 
 
-DRIVER = """
-from resilience.cron.drivers import Availability, DriverState
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 1
-    def availability(self, context): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, context): return ()
-    def install(self, installation, settings, context): return ()
-    def uninstall(self, installation, settings, context): return ()
-    def state(self, installation, settings, context):
-        {state}
-DRIVER = Fake()
-"""
-
-
 def with_driver(directory: Path, state: str, monkeypatch: pytest.MonkeyPatch) -> CronProject:
     (directory / "plugins" / "drivers").mkdir(parents=True)
-    (directory / "plugins" / "drivers" / "fake.py").write_text(DRIVER.format(state=state))
+    (directory / "plugins" / "drivers" / "fake.py").write_text(fake_driver(state))
     monkeypatch.setenv("RESIL_PLUGINS", str(directory / "plugins"))
     drivers.cache_clear()
     cron = open_cron(make_project(directory))

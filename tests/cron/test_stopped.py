@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from resilience.cron.book import State
 from resilience.cron.slots import Slots
+from resilience.cron.table.supervisor import Supervised
 from resilience.cron.table.watched_run import WatchedRun
 from resilience.cron.ticker import Ticker
 from tests.cron.context import TOP, CronContext, wait_until
@@ -60,12 +62,13 @@ def test_a_slot_that_another_host_took_over_meanwhile_is_not_run(
     context.tick(TOP - 30)
 
     def seized() -> None:
-        (claim,) = (context.cron.state.path / "open").iterdir()
-        claim.rename(claim.with_name(claim.name.rpartition("@")[0] + "@0badf00d-1-1-1800000000"))
+        (claim,) = context.cron.state.book.active()
+        path = context.cron.state.path / "runs" / claim.name
+        path.rename(path.with_name(claim._replace(holder="0badf00d-1-1-1800000000").name))
 
-    _stopped_before(Slots, "holds", seized, monkeypatch)
+    _stopped_before(Supervised, "start", seized, monkeypatch)
     context.tick(TOP)
-    assert context.ran() == []
+    assert context.ran() == [] and context.history(A) == ()
 
 
 def test_a_run_that_is_repeated_is_not_repeated_beside_itself(context: CronContext) -> None:
@@ -98,4 +101,4 @@ def test_a_claim_stays_open_until_its_supervisor_has_registered(
     monkeypatch.setattr(WatchedRun, "_register", lambda self: os.kill(os.getpid(), signal.SIGKILL))
     context.clock.time = TOP
     Ticker(context.cron, driver="x").tick()
-    assert [claim.slot for claim in context.cron.state.slots.open_claims()] == [TOP]
+    assert [(run.slot, run.state) for run in context.cron.state.book.active()] == [(TOP, State.CLAIMED)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from resilience.cron.book import machine
 from resilience.cron.submit import submission_of, token_of
 from resilience.errors import SchedulerError, SubmissionUncertain
+from resilience.submission import Submission
 from tests.cron.context import TOP, CronContext
+from tests.cron.records import DEAD
 from tests.lab.fakes import DOWN
 
 B = "cron.hourly+b.slurm"
@@ -66,10 +70,11 @@ def test_a_scheduler_that_does_not_answer_is_asked_again_by_the_next_tick(
     context.queue.trouble = trouble
     done = context.tick(TOP)
     assert any(trouble.message in line for line in done.lines)
-    assert context.outcomes(B) == {} and len(context.names("open")) == 1
+    assert context.outcomes(B) == {} and len(context.names("runs")) == 1
     context.queue.trouble = None
     context.tick(TOP + 60)
-    assert context.outcomes(B) == {TOP: "submitted"} and len(context.queued()) == 1 and context.names("open") == []
+    assert context.outcomes(B) == {TOP: "submitted"} and len(context.queued()) == 1
+    assert ["queued" in name for name in context.names("runs")] == [True]
 
 
 def test_a_job_that_was_queued_without_an_answer_is_found_by_its_token(context: CronContext) -> None:
@@ -133,7 +138,7 @@ def test_the_result_of_a_job_reaches_a_later_tick(
     done = context.tick(TOP + 60)
     assert context.outcomes(B) == {TOP: outcome}
     assert [str(record.outcome) for record in done.ended] == ([outcome] if outcome != "submitted" else [])
-    assert context.names("jobs") == ([] if outcome != "submitted" else context.names("jobs"))
+    assert len(context.names("runs")) == (outcome == "submitted")
 
 
 def test_all_jobs_are_asked_about_by_one_query(tmp_path: Path) -> None:
@@ -156,7 +161,7 @@ def test_a_scheduler_that_forgot_a_job_is_not_taken_for_a_failure(context: CronC
     (context.directory / "queue" / "101").unlink()
     context.tick(TOP + 60)
     (record,) = context.history(B)
-    assert str(record.outcome) == "submitted" and "no longer knows" in record.summary and context.names("jobs") == []
+    assert str(record.outcome) == "submitted" and "no longer knows" in record.summary and context.names("runs") == []
 
 
 def test_a_script_that_is_gone_by_then_is_no_surprise(context: CronContext) -> None:
@@ -187,3 +192,18 @@ def test_outputs_of_jobs_are_bounded_in_number(tmp_path: Path) -> None:
     context.tick(TOP + 3600 * 8)
     assert context.names(f"output/{B}") == ["101.out", "106.out", "107.out", "108.out"], "101 is not over"
     assert context.history(B)[-2].summary == "job 108 ended: COMPLETED"
+
+
+def test_jobs_and_claims_of_an_earlier_release_are_followed_and_submitted_once(context: CronContext) -> None:
+    state, token = context.cron.state.path, token_of(context.cron, B, int(TOP) - 7200)
+    context.queue.submit(Submission(token=token, run=".cron", script="b.slurm"))
+    for name in ("open", "jobs", "slots"):
+        (state / name).mkdir(exist_ok=True)
+    (state / "jobs" / f"{B}@{int(TOP) - 7200}@101@fake").touch()
+    claim = state / "open" / f"{B}@{int(TOP) - 3600}@0123456789ab@{machine()}-{DEAD}-5-{int(TOP) - 3600}"
+    claim.write_text('{"id": "0123456789ab"}')
+    os.link(claim, state / "slots" / f"{B}@{int(TOP) - 3600}")
+    context.queue.set(101, "COMPLETED")
+    context.tick(TOP - 20)
+    assert context.outcomes(B) == {TOP - 7200: "done", TOP - 3600: "submitted"} and len(context.queued()) == 2
+    assert not (state / "open").exists() and not (state / "jobs").exists()

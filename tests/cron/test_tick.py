@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.base.processes import descendants, is_waiting_in_kernel
+from resilience.cron import ticker as cron_ticker
 from resilience.cron.project import CronProject
-from resilience.cron.records import Heartbeat, Outcome
+from resilience.cron.records import Heartbeat, Outcome, RunRecord, Table
 from resilience.cron.ticker import Ticker, next_heartbeat
 from resilience.errors import ProbeError, StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
+from tests.cron.records import put_run
 from tests.lab.disks import fill, make_read_only, small_disk
 from tests.lab.hung import hung_directory
 
@@ -137,7 +141,7 @@ def test_a_run_that_is_still_under_way_has_its_next_slot_skipped_and_counted(con
     done = context.tick(TOP + 60, wait=False)
     assert [r.outcome for r in done.skipped] == [Outcome.SKIPPED]
     (context.home / "go").touch()
-    wait_until(lambda: context.names("running") == [])
+    wait_until(lambda: context.names("runs") == [])
     context.tick(TOP + 120)
     assert context.outcomes("cron.minutely+slow") == {TOP: "done", TOP + 60: "skipped", TOP + 120: "done"}
 
@@ -164,7 +168,7 @@ def test_a_damaged_file_costs_no_slot(context: CronContext, name: str, text: str
     assert context.tick(TOP + 60).lines == ()
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a.jsonl"])
+@pytest.mark.parametrize("name", ["heartbeat", "seen", "history/cron.hourly+a"])
 @pytest.mark.parametrize("kind", ["fifo", "directory", "link"])
 def test_something_else_instead_of_a_file_blocks_nothing(context: CronContext, name: str, kind: str) -> None:
     context.drop("cron.hourly/a")
@@ -204,7 +208,7 @@ def test_another_users_directory_runs_nothing(context: CronContext) -> None:
     assert context.ran() == []
 
 
-def test_a_full_disk_runs_nothing_says_so_and_costs_no_slot(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_and_stops_nothing_so_its_watchdog_runs_too(tmp_path: Path) -> None:
     with small_disk(tmp_path / "state", "256k") as place:
         context = CronContext(tmp_path)
         context.drop("cron.hourly/a")
@@ -214,24 +218,31 @@ def test_a_full_disk_runs_nothing_says_so_and_costs_no_slot(tmp_path: Path) -> N
         with pytest.raises(StateDirectoryError, match="No space left") as told:
             context.tick(TOP)
         assert told.value.exit_code == 75
-        assert context.ran() == [] and context.queued() == []
+        assert context.ran() == [TOP] and len(context.queued()) == 1
+        beat = context.cron.state.heartbeat()
+        assert beat is not None and beat.time == TOP and "No space left" in beat.trouble
         ballast.unlink()
         context.tick(TOP + 60)
         assert context.ran() == [TOP] and len(context.queued()) == 1
+        assert context.outcomes(A) == {TOP: "done"} and context.outcomes(B) == {TOP: "submitted"}
 
 
-def test_a_disk_that_is_read_only_runs_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_starts_only_what_may_be_repeated_and_each_slot_once(tmp_path: Path) -> None:
     with small_disk(tmp_path / "state", "256k") as place:
         context = CronContext(tmp_path)
         context.drop("cron.hourly/a")
+        context.drop("cron.hourly/b.slurm")
+        context.drop("cron.hourly/watch", "#!/bin/sh\n# resil: rerun\necho $RESIL_CRON_SLOT >> watched\n")
         context.tick(TOP - 30)
         make_read_only(place, True)
-        with pytest.raises(StateDirectoryError, match="Read-only"):
-            context.tick(TOP)
-        assert context.ran() == []
+        for minute in range(5):
+            with pytest.raises(StateDirectoryError, match="Read-only"):
+                context.tick(TOP + 60 * minute)
+        assert context.ran() == [] and (context.home / "watched").read_text() == f"{int(TOP)}\n"
+        assert context.queued() == []
         make_read_only(place, False)
-        context.tick(TOP + 60)
-        assert context.ran() == [TOP]
+        context.tick(TOP + 300)
+        assert context.outcomes(A) == {TOP: "done"} and len(context.queued()) == 1
 
 
 def test_four_ticks_at_the_same_moment_run_and_submit_each_slot_once(context: CronContext) -> None:
@@ -389,6 +400,87 @@ def test_a_run_that_cannot_finish_in_time_is_left_to_the_next_scheduler_unless_i
     assert context.outcomes("cron.hourly+long") == {TOP: "done"}
 
 
+def test_a_run_with_a_long_time_limit_that_is_usually_short_is_started_before_a_hand_over(
+    context: CronContext,
+) -> None:
+    context.drop("cron.hourly/quick", options="timeout=1h")
+    context.drop("cron.hourly/slow", options="timeout=1h")
+    context.tick(TOP - 30)
+    for number in range(3):
+        for name, took_s in (("quick", 20.0), ("slow", 1000.0)):
+            slot = int(TOP) - 3600 * (4 - number)
+            record = RunRecord(name=f"cron.hourly/{name}", slot=slot, outcome=Outcome.DONE, time=slot + took_s,
+                               started=float(slot))  # fmt: skip
+            context.cron.state.record(f"cron.hourly+{name}", record)
+    context.clock.time = TOP
+    ticker = Ticker(context.cron, driver="slurm", until=TOP + 600, life_s=DAY)
+    assert [record.name for record in ticker.tick().started] == ["cron.hourly/quick"]
+    while ticker.is_running:
+        ticker.poll(10)
+
+
+# ---- nothing to do --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def idle(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> tuple[CronContext, list[float]]:
+    """A project whose last tick had nothing to do, and when the table was read since."""
+    monkeypatch.setattr(cron_ticker, "SETTLED_S", 0.0)
+    context.drop("cron.hourly/a", options="rerun")
+    context.crontab("*/5 * * * * true # resil: name=x\n")
+    context.tick(TOP + 60)
+    context.tick(TOP + 70)
+    read, seen = CronProject.read_table, list[float]()
+
+    def reading(cron: CronProject) -> Table:
+        seen.append(context.clock.time)
+        return read(cron)
+
+    monkeypatch.setattr(CronProject, "read_table", reading)
+    return context, seen
+
+
+def test_a_tick_with_nothing_to_do_reads_no_table_and_leaves_the_same_sign_of_life(
+    idle: tuple[CronContext, list[float]],
+) -> None:
+    context, seen = idle
+    for second in (120, 180, 299):
+        beat = context.tick(TOP + second).heartbeat
+        assert beat is not None and beat == context.cron.state.heartbeat() and seen == []
+        assert (beat.time, beat.entries, beat.next_slot) == (TOP + second, 2, TOP + 300)
+    assert [record.name for record in context.tick(TOP + 300).ended] == ["crontab/x"]
+    assert seen == [TOP + 300]
+
+
+CHANGES: dict[str, Callable[[CronContext], object]] = {
+    "a new file": lambda context: context.drop("cron.hourly/b"),
+    "another line": lambda context: context.crontab("* * * * * true # resil: name=x\n"),
+    "another mode": lambda context: (context.home / "cron" / "cron.hourly" / "a").chmod(0o500),
+    "a directory open to others": lambda context: context.home.chmod(0o777),
+    "a new directory": lambda context: (context.home / "cron" / "cron.daily").mkdir(),
+    "a run under way": lambda context: put_run(context.cron.state),
+    "a run that was cut short": lambda context: context.cron.state.record(
+        A, RunRecord(name="cron.hourly/a", slot=int(TOP), outcome=Outcome.CUT_SHORT, time=TOP)
+    ),
+    "a damaged heartbeat": lambda context: (context.cron.state.path / "heartbeat").write_text("{"),
+    "damaged memory": lambda context: (context.cron.state.path / "idle").write_text("[1]"),
+    "another beginning": lambda context: (context.cron.state.path / "seen").write_text("{}"),
+    "another setting": lambda context: setattr(
+        context, "cron", replace(context.cron, settings=replace(context.cron.settings, catch_up="none"))
+    ),
+    "a clock that was set back": lambda context: setattr(context.clock, "time", TOP - 1000),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_changes_has_the_table_read_again(idle: tuple[CronContext, list[float]], change: str) -> None:
+    context, seen = idle
+    context.clock.time = TOP + 120
+    CHANGES[change](context)
+    context.tick()
+    assert len(seen) == 1
+
+
 def test_a_run_whose_supervisor_is_killed_is_cut_short_and_not_repeated(context: CronContext) -> None:
     context.drop("cron.hourly/a", body="kill -9 $PPID")
     context.tick(TOP - 30)
@@ -438,6 +530,6 @@ def test_the_books_stay_small(context: CronContext) -> None:
     context.tick(TOP - 30)
     for minute in range(15):
         context.tick(TOP + 60 * minute)
-    assert len(context.names("slots")) <= 9 and context.names("open") == [] and context.names("running") == []
+    assert len(context.names("slots")) <= 9 and context.names("runs") == []
     assert len(context.names("history")) == 1
     assert json.loads((context.cron.state.path / "seen").read_text()).keys() == {"cron.minutely+a"}

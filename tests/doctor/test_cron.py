@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.cron.driver_choice import drivers
+from resilience.cron.health import Health
 from resilience.cron.mail import wrong_address
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Entry, EntryOptions, Heartbeat, Installation, Kind, Outcome, Overlap, RunRecord
-from resilience.doctor.cron import CronExamination, environment_of, examine_cron, judge_times, outlook, room_s
+from resilience.cron.status import cron_status
+from resilience.doctor.cron import CronExamination, environment_of, examine_cron, judge_times, limits_of, outlook
 from resilience.finding import Verdict
 from resilience.settings.cron_settings import CronSettings
-from tests.lab.fakes import NOW, make_project
+from tests.cron.fake_driver import fake_driver
+from tests.lab.fakes import NOW, FakeScheduler, make_project
 from tests.system.people import NOBODY, needs_root, open_the_way
 
 SETTINGS = CronSettings()
-DRIVER = """
-from resilience.cron.drivers import Availability, DriverState
-from resilience.job import Liveness
-class Fake:
-    summary = "for tests"
-    rank = 1
-    def availability(self, context): return Availability(True, "it is a fake")
-    def plan(self, installation, settings, context): return ()
-    def install(self, installation, settings, context): return ()
-    def uninstall(self, installation, settings, context): return ()
-    def state(self, installation, settings, context): return DriverState(Liveness.ALIVE, "it ticks")
-DRIVER = Fake()
-"""
 
 
 @pytest.fixture
 def cron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CronProject]:
     """A project whose scheduler is well."""
     (tmp_path / "plugins" / "drivers").mkdir(parents=True)
-    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(DRIVER)
+    (tmp_path / "plugins" / "drivers" / "fake.py").write_text(
+        fake_driver('return DriverState(Liveness.ALIVE, "it ticks")')
+    )
     monkeypatch.setenv("RESIL_PLUGINS", str(tmp_path / "plugins"))
     drivers.cache_clear()
     made = open_cron(make_project(tmp_path, environ={"PATH": os.environ["PATH"]}, host="login1"))
@@ -91,7 +85,7 @@ def test_whatever_is_ignored_is_told_with_why_and_the_fix(cron: CronProject) -> 
     drop(cron, "README")
     drop(cron, "typo", "#!/bin/sh\n# resil: timout=5m\ntrue\n")
     drop(cron, "open", mode=0o777)
-    crontab(cron, "* * * *  true\n0 4 * * *  true > log\n")
+    crontab(cron, "* * * *  true\n0 4 * * 8  true > log\n")
     found = examine_cron(cron)
     faults = {ignored.place: ignored for ignored in found.ignored if ignored.is_fault}
     assert found.is_broken
@@ -190,10 +184,93 @@ def test_a_run_that_may_outlast_the_schedulers_own_job_is_told() -> None:
     assert "pulse_limit_s" in text
     assert times("@daily", timeout_s=7200.0, installation=by_slurm("daemon")) == []
     assert times("@daily", timeout_s=7200.0) == []
-    assert room_s(SETTINGS, None) == (0.0, "")
+    assert limits_of(SETTINGS, None) == ("", 0.0, 0.0, "")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "driver", "mode", "told"),
+    [
+        ("@every 30s", "crontab", "", "due every 30 s, but crontab ticks every 1 min"),
+        ("* * * * *", "crontab", "", ""),
+        ("*/5 * * * *", "slurm", "pulse", "due every 5 min, but slurm (pulse) ticks every 15 min"),
+        ("*/15 * * * *", "slurm", "pulse", ""),
+        ("@every 10s", "slurm", "daemon", ""),
+        ("@every 10s", "foreground", "", ""),
+        ("@reboot", "slurm", "pulse", ""),
+    ],
+)
+def test_an_entry_due_more_often_than_its_backend_ticks_is_told(
+    schedule: str, driver: str, mode: str, told: str
+) -> None:
+    installation = replace(by_slurm(mode), driver=driver)
+    for kind in Kind:
+        found = times(schedule, kind, installation=installation, timeout_s=1.0)
+        assert [told in text for text in found] == ([True] if told else [])
 
 
 # ---- the past, the scheduler, the mail
+
+
+@pytest.mark.parametrize(
+    ("driver", "mode", "sbatch", "is_told"),
+    [
+        ("slurm", "daemon", "", True),
+        ("slurm", "pulse", "", False),
+        ("slurm", "daemon", 'sbatch = { partition = "shared" }', False),
+        ("slurm", "daemon", 'sbatch = { partition = "shared,whole" }', True),
+        ("crontab", "", "", False),
+    ],
+)
+def test_a_daemon_that_would_occupy_a_whole_node_is_told(
+    tmp_path: Path, driver: str, mode: str, sbatch: str, is_told: bool
+) -> None:
+    fake = FakeScheduler()
+    fake.answers = replace(fake.answers, default_partition="whole", whole_nodes=("whole",))
+    cron = open_cron(make_project(tmp_path, fake, f'[run]\nname = "gpt"\n[cron]\n{sbatch}\n', host="login1"))
+    cron.state.install(replace(by_slurm(mode), driver=driver, project=str(cron.directory.parent), host="login1"))
+    found = said(examine_cron(cron), Verdict.WARNING)
+    assert ("partition whole gives each job whole nodes" in found and '"pulse"' in found) is is_told
+
+
+def test_a_copied_project_is_told_that_nothing_ticks_there(cron: CronProject, tmp_path: Path) -> None:
+    drop(cron, "backup")
+    cron.state.beat(Heartbeat(time=NOW - 30, expected=NOW + 30, alive_since=NOW - 9000, driver="crontab"))
+    (tmp_path / "copy").mkdir()
+    copy = tmp_path / "copy" / "project"
+    shutil.copytree(cron.directory.parent, copy)
+    copied = open_cron(make_project(tmp_path / "copy", environ={"PATH": os.environ["PATH"]}, host="login1"))
+    found = examine_cron(copied)
+    assert found.is_broken and "not installed: nothing is installed" in said(found, Verdict.CRITICAL)
+    assert f"copy of {cron.directory.parent}, whose scheduler" in said(found, Verdict.WARNING)
+    assert "fake is available" in outlook(copied).text and "1 entry would run" in outlook(copied).text
+    assert cron_status(copied).judgement.health is Health.ABSENT
+    assert not examine_cron(cron).is_broken, "the original"
+    shutil.rmtree(cron.directory.parent)
+    assert "copy of" not in said(examine_cron(copied), Verdict.WARNING), "the project was moved"
+
+
+@pytest.mark.parametrize(
+    ("shell", "line", "missing"),
+    [
+        ("/bin/sh", "no-such-program x | sort >> log", "no-such-program"),
+        ("/bin/sh", "./notes && true", "./notes"),
+        ("/bin/sh", "cd /tmp && no-such-program", ""),
+        ("/bin/sh", "if true; then true; fi", ""),
+        ("/bin/sh", "X=1 no-such-program", ""),
+        ("/bin/sh", "~/no-such-program", ""),
+        ("/bin/sh", "true;", ""),
+        ("/bin/sh", "shopt -s nullglob", "shopt"),
+        ("/bin/bash", "shopt -s nullglob", ""),
+        ("/bin/no-such-shell", "true", "/bin/no-such-shell"),
+    ],
+)
+def test_the_first_command_of_a_shell_line_is_looked_up_by_its_shell(
+    cron: CronProject, shell: str, line: str, missing: str
+) -> None:
+    (cron.directory.parent / "notes").write_text("x")
+    crontab(cron, f"SHELL={shell}\n0 4 * * *  {line}\n")
+    found = said(examine_cron(cron), Verdict.CRITICAL)
+    assert (missing.strip(".") in found and "crontab/" in found) if missing else found == ""
 
 
 def test_an_entry_whose_last_run_failed_is_named(cron: CronProject) -> None:

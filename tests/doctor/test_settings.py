@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience.doctor.settings import check_settings, find_errors, submit_warnings
-from resilience.errors import ResilError
+from resilience.errors import ProbeError, ResilError
 from resilience.runs.project import Project
 from resilience.settings.load import load
 from resilience.system.stuck import StuckMemory
@@ -49,6 +49,7 @@ BAD = {
     "template": ('[run]\ntemplate = "torchrnu"\n', "no template 'torchrnu'", "torchrun"),
     "scheduler": ('[scheduler]\nname = "slrum"\n', "'slrum'", "did you mean slurm?"),
     "policy": ('[run]\nswitch_owners = "everybody"\n', "not an owner policy", "owner, group, any"),
+    "a group that is none": ('[run]\ngroup = "no-such-group"\n', "no group 'no-such-group'", "id -Gn"),
     "long lead": ('[submit]\nsignal_lead_s = "1d"\n', "above 65535 s", "300"),
     "signal": ('[submit]\nsignal = "US R1"\n', "is not a signal", "B:USR1@300"),
     "signal with a lead": ('[submit]\nsignal = "B:USR1@300"\n', "is not a signal", ""),
@@ -146,3 +147,10 @@ def test_a_state_directory_that_hangs_is_a_warning_within_the_deadline(
         (found,) = submit_warnings(Project(system, load(system)))
     assert found.message.startswith(f"resil submit could not be checked: {dead}/")
     assert found.message.endswith("no answer within 1 s")
+
+
+def test_a_settings_file_on_a_disk_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StuckMemory, "of", classmethod(lambda cls, system: cls([tmp_path / "stuck"])))
+    monkeypatch.setattr("resilience.runs.open_project.START_S", 1.0)
+    with hung_disk(tmp_path / "dead") as dead, pytest.raises(ProbeError, match="no answer within 1 s"):
+        find_errors(make_system(tmp_path), dead / "resil.toml")

@@ -61,6 +61,8 @@ def test_a_watchdog_in_the_queue_tells_of_a_full_disk_and_three_ticks_at_once_su
     (subject,) = inbox.subjects
     assert "CRITICAL" in subject and "99" in subject
     runs = json.loads(shell.resil("cron", "history", NAME, "--json").stdout)["runs"]
-    assert [run["outcome"] for run in runs] == ["missed", "submitted"], "a day is made up for once, and told"
+    missed, ran = (run["outcome"] for run in runs)
+    # The last tick may see the end of the job.
+    assert missed == "missed" and ran in ("submitted", "done"), "a day is made up for once, and told"
     assert len(list((state / "output" / KEY).iterdir())) == 1, "one job, so one output"
     assert "FS CRITICAL" in shell.resil("cron", "logs", NAME).stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +55,12 @@ def test_logs_watch_and_status_find_the_log_of_an_own_script(
 def watch(shell: Shell) -> list[dict[str, Any]]:
     reports = json.loads(shell.resil("watch", "log", "--json").stdout)["reports"]
     return [finding for report in reports for finding in report["findings"]]
+
+
+def test_the_advice_about_a_held_job_releases_it_on_the_embedded_scheduler(shell: Shell) -> None:
+    (shell.directory / "my.sh").write_text("#!/bin/bash\ntouch began\n")
+    assert shell.resil("submit", "my.sh", "--run", "gpt", "--hold").returncode == 0
+    said = shell.resil("status", "gpt", "--fresh").stdout
+    words = shlex.split(said.partition("release it: ")[2].splitlines()[0])
+    subprocess.run(words, env=shell.environment, check=True, timeout=30)
+    shell.until((shell.directory / "began").exists)

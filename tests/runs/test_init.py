@@ -176,6 +176,9 @@ LAUNCHES = [
     ("srun apptainer exec --nv a.sif python train.py", "container", "python train.py"),
     ("mpirun -np 8 python train.py", "srun", "python train.py"),
     ("srun ./train", "srun", ""),
+    ("for i in 1 2; do python train.py; done", "python", ""),
+    ("if true; then srun python train.py; fi", "srun", ""),
+    ("python <<EOF\nprint(1)\nEOF", "python", ""),
     ("bash run.sh", "python", ""),
     ("# torchrun train.py\npython train.py  # not srun", "python", "python train.py"),
     ("export P=$(python -c 'print(1)')\nsrun python train.py", "srun", "python train.py"),
@@ -209,6 +212,23 @@ def test_the_processes_per_node_of_a_launcher_are_taken_over(
     """Without them, a script that requests no GPUs by number would train with one process per node."""
     text, _ = compose_settings("x", f"#!/bin/bash\n{launch}\n")
     assert settings_of(tmp_path, text).launcher.get("gpus_per_node") == processes
+
+
+LEFT_OUT = [
+    ("accelerate launch --mixed_precision bf16 --config_file=c.yaml train.py --lr 1",
+     "--mixed_precision bf16 --config_file=c.yaml; set accelerate_args"),
+    ("srun torchrun --nnodes=2 --nproc_per_node 8 --rdzv-backend c10d --max-restarts 3 train.py",
+     "--max-restarts 3; set torchrun_args"),
+    ("deepspeed --num_gpus 8 train.py --deepspeed ds.json", ""),
+    ("python train.py --lr 1", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "told"), LEFT_OUT)
+def test_options_of_a_launcher_that_the_template_does_not_take_over_are_told(launch: str, told: str) -> None:
+    _, notes = compose_settings("x", f"#!/bin/bash\n{launch}\n")
+    found = [note for note in notes if note.startswith("left out of the launch")]
+    assert found == ([f"left out of the launch: {told} in [template]"] if told else [])
 
 
 def test_an_environment_that_the_template_does_not_start_is_told() -> None:

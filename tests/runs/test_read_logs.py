@@ -87,6 +87,13 @@ def own_job(tmp_path: Path, number: int, name: str) -> FakeScheduler:
     )
 
 
+def test_output_to_dev_null_is_no_log_that_a_job_has_yet_to_write(tmp_path: Path) -> None:
+    project, directory = a_run(tmp_path, own_job(tmp_path, 7, "/dev/null"))
+    with pytest.raises(ResilError, match="the output of job 7 goes to /dev/null, so run gpt has no log") as caught:
+        find_log(project, directory)
+    assert "-o" in caught.value.hint
+
+
 def test_a_rendered_scripts_log_is_found_without_asking_anybody(tmp_path: Path) -> None:
     fake = FakeScheduler(trouble=DOWN)
     project, directory = a_run(tmp_path, fake)

@@ -18,6 +18,7 @@ from resilience.runs.submissions import (
     describe_relocation,
     new_token,
     newest_intent,
+    own_script_of,
     read_intents,
     read_journal,
     record_intent,
@@ -78,6 +79,15 @@ def test_a_moved_run_keeps_its_jobs_and_says_that_they_use_the_old_path(tmp_path
     assert f"queued from {original.path}, which is gone" in said and "resil cancel gpt" in said
     submitted(moved.path)
     assert describe_relocation(read_journal(moved), moved) == "", "queued anew"
+
+
+def test_the_rendered_script_of_a_moved_run_is_not_taken_for_an_own_one(tmp_path: Path) -> None:
+    submitted(tmp_path / "a/gpt", script=str(tmp_path / "a/gpt/scripts/aa.sbatch"))
+    (tmp_path / "a").rename(tmp_path / "c")
+    moved = RunDirectory(tmp_path / "c/gpt")
+    assert own_script_of(moved, read_intents(moved)) == ""
+    submitted(moved.path, script="/home/ada/mine.sbatch")
+    assert own_script_of(moved, read_intents(moved)) == "/home/ada/mine.sbatch"
 
 
 def test_another_path_to_the_same_directory_is_neither(tmp_path: Path) -> None:

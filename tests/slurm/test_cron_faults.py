@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from resilience.cron.records import Outcome
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cron_site import Site
 from tests.lab.slurm.processes import environ, until
@@ -55,19 +54,21 @@ def test_without_a_working_python_bash_keeps_the_chain_and_python_takes_it_up_ag
     text = script.read_text()
     place.cluster.run(["tee", script], site.user, input=text.replace("\npython=", "\npython=/nonexistent"), check=True)
     # Everything that waits has the old script: SLURM keeps a copy of its own of each.
-    place.cluster.run(["scancel", *(row.id for row in site.rows())], site.user, check=True)
-    until(lambda: not site.running(), "the old jobs to be gone", every_s=0.1)
+    site.cancel()
+    assert site.cron.stopped() is not None, "cancelled together: stopped"
+    site.cron.unstop()
     revived = site.revive()
-    assert revived.returncode in (0, 10), revived.stdout
-    until(lambda: "bash maintains its chain" in site.log(), "the broken job", every_s=0.1)
-    until(
-        lambda: "is queued and will continue" in site.log() or "the chain continues with" in site.log(), "bash to act"
-    )
-    assert any(run.outcome is Outcome.FAILED for run in site.chain()), "told, for those who watch"
+    assert revived.returncode == 10, revived.stdout
+    until(lambda: "bash keeps the chain: the next job begins in 1 min" in site.log(), "the broken job", every_s=0.1)
+    until(lambda: site.kinds() == ["s", "h"], "both to begin later", every_s=0.1)
+    assert "the scheduler ended with code 127" in site.trouble()
+    status = site.resil("cron", "status").stdout
+    assert "failed: the scheduler ended with code 127" in status and "the next one begins at" in status
     place.cluster.run(["tee", script], site.user, input=text, check=True)
-    site.install()
-    waiting = [row.id for row in site.waiting()]
-    assert waiting
+    assert "ticks on" in site.install(), "install does not wait for the later ones"
+    site.ticks_on()
+    place.whole("broken")
+    until(lambda: not site.trouble(), "the end of the trouble to be told", every_s=0.1)
 
 
 def test_after_a_change_of_mode_the_chain_is_of_the_other_kind(place: Place) -> None:
@@ -90,8 +91,7 @@ def test_a_partition_that_is_closed_is_told_and_used_again_when_it_opens(place: 
     try:
         cluster.run(["scontrol", "update", "partitionname=short", "state=inactive"], check=True)
         cluster.run(["scancel", *(row.id for row in site.waiting())], site.user, check=True)
-        until(lambda: bool(site.chain()) and site.chain()[-1].outcome is Outcome.REFUSED, "the refusal", every_s=0.1)
-        assert "artition" in site.chain()[-1].summary
+        until(lambda: "artition" in site.trouble(), "the refusal", every_s=0.1)
         site.ticks_on("ticks without successors")
     finally:
         cluster.run(["scontrol", "update", "partitionname=short", "state=up"], check=True)
@@ -112,17 +112,14 @@ def test_a_partition_that_is_down_holds_the_successors_and_loses_none(place: Pla
     place.whole("closed").ticks_on()
 
 
-def test_a_time_limit_that_the_partition_will_never_grant_is_refused_and_nothing_is_left(place: Place) -> None:
+def test_a_time_limit_above_the_partitions_is_clamped_and_said(place: Place) -> None:
     """SLURM takes such a job, with EnforcePartLimits=NO, and lets it wait for ever."""
     site = Site(place.cluster, "too long", place.cluster.users[0], limit_s=3600, sbatch='partition = "short"').make()
-    done = site.resil("cron", "install", "--backend", "slurm")
-    assert done.returncode == 1
-    assert "cannot start it" in done.stderr
-    assert "time_limit_s" in done.stderr
-    assert not (site.state / "driver.json").exists()
-    left = place.cluster.squeue("%T %k", "-u", site.user)
-    assert not [line for line in left if line.startswith("PENDING") and "too long" in line]
-    assert "PartitionTimeLimit" not in place.cluster.run(["squeue", "-h", "-o", "%r"]).stdout
+    assert "the partition allows 10 min, less than [cron] time_limit_s (1 h)" in site.install()
+    (limit,) = {place.cluster.squeue("%l", "-j", row.id)[0] for row in site.running()}
+    assert limit == "10:00"
+    assert "no change" in site.install()
+    site.resil("cron", "uninstall")
 
 
 def test_a_project_whose_state_is_taken_away_ends_and_hurts_no_other(place: Place) -> None:

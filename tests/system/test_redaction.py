@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import time
 import traceback
 from urllib.parse import quote
 
@@ -42,6 +43,79 @@ def test_base64_and_quoted_forms_are_known() -> None:
 
 def test_anybodys_password_in_an_address_is_taken_out() -> None:
     assert redact("proxy http://ada:geheim@proxy:3128 is down") == "proxy http://REDACTED@proxy:3128 is down"
+
+
+KEY = "MIIEpAIBAAKCAQEA" + "x9Yb+/Zq" * 40
+PRIVATE = "-----BEGIN {0}PRIVATE KEY{1}-----\n{2}\n-----END {0}PRIVATE KEY{1}-----"
+A, D = "AbCdEfGhIjKlMnOpQrStUvWxYz" * 8, "0123456789" * 8
+SECRETS = {
+    "AWS": "AKIA" + "Q7XRTZ4PLM2VNH5W",
+    "AWS, temporary": "ASIA" + "Q7XRTZ4PLM2VNH5W",
+    "GitHub": "ghp_" + A[:36],
+    "GitHub, fine-grained": "github_pat_" + A[:22] + "_" + A[:59],
+    "GitLab": "glpat-" + A[:20],
+    "Slack": "xoxb-" + D[:12] + "-" + A[:24],
+    "Hugging Face": "hf_" + A[:34],
+    "OpenAI": "sk-proj-" + A[:60] + "T3BlbkFJ" + A[:40],
+    "Anthropic": "sk-ant-api03-" + A[:93] + "AA",
+    "JSON web token": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0." + A[:43],
+    "RSA": PRIVATE.format("RSA ", "", KEY),
+    "encrypted": PRIVATE.format("EC ", "", "Proc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n" + KEY),
+    "PGP": PRIVATE.format("PGP ", " BLOCK", KEY),
+}
+
+
+@pytest.mark.parametrize("form", SECRETS)
+@pytest.mark.parametrize("around", ["{}", "token is {}.", "Bearer {}", "(key={})", "export X='{}'", "a\n{}\nb"])
+def test_secrets_of_common_forms_are_taken_out_whoever_has_read_them(form: str, around: str) -> None:
+    for text in (redact(around.format(SECRETS[form])), redact(redact(around.format(SECRETS[form])))):
+        assert SECRETS[form] not in text and "REDACTED" in text and KEY[:40] not in text and A[:20] not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("DB_PASSWORD=hunter2x7 psql", "DB_PASSWORD=REDACTED psql"),
+        ('"password": "hunter2x7",', '"password": "REDACTED",'),
+        ("api_key = 'a8f5f167f44f'", "api_key = 'REDACTED'"),
+        ("--api-key=a8f5f167f44f --x", "--api-key=REDACTED --x"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "aws_secret_access_key = REDACTED"),
+        ("WANDB_TOKEN=a8f5f167f44f4964", "WANDB_TOKEN=REDACTED"),
+        ("GET /x?token=a8f5f167f44f&n=1", "GET /x?token=REDACTED&n=1"),
+    ],
+)
+def test_what_is_assigned_to_the_name_of_a_secret_is_taken_out(text: str, redacted: str) -> None:
+    assert redact(text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 12 tokens=123456 pad_token_id=50256 eos_token='</s>' token: 17",
+        "password = None, password=$PASSWORD api_key=<your key> password: incorrect",
+        "password_file = '/home/ada/.password' password_variable = \"SMTP_PASSWORD\"",
+        "disk-usage-of-a-very-long-name-with-dashes and task-0123456789012345678901",
+        "s3://bucket/key?versionId=3 https://example.org/a@b key=value max_new_tokens=2048",
+        "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["eyJ", "eyJa.eyJ", "://", "-----BEGIN PRIVATE KEY-----", "password=", "sk-", "a" * 1000 + "://", "x= "]
+)
+def test_the_cost_grows_with_the_length_alone(piece: str) -> None:
+    def cost_s(count: int) -> float:
+        began = time.process_time()
+        redact(piece * count)
+        return time.process_time() - began
+
+    cost_s(10)
+    size = 200_000 // len(piece)
+    assert cost_s(size) < 4.0
 
 
 def test_a_longer_form_is_replaced_before_its_parts() -> None:

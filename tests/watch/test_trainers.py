@@ -48,6 +48,31 @@ def test_a_plain_training_stays_ok_and_its_hang_is_found(tmp_path: Path, place: 
     assert "".join(logs) == "".join(event.text for event in Day(trainer, "Plain", hours=5.0).main)
 
 
+class Writer(Plain):
+    """The metric writer of clu: the step in brackets before figures, and words only in the line about a save."""
+
+    step_s, log_every = 2.6, 100
+    eval_every, eval_s, save_every, save_s = 5000, 900.0, 1000, 60.0
+
+    def step(self, now: Now) -> str:
+        return f"{self._head(now)} [{now.step}] learning_rate={now.lr:.8f}, loss={now.loss:.5f}\n"
+
+    def ends_eval(self, now: Now) -> str:
+        return f"{self._head(now)} [{now.step}] eval_loss={now.loss:.5f}\n"
+
+    def ends_save(self, now: Now) -> str:
+        return f"{self._head(now)} Saved checkpoint at step {now.step} to /ckpt/{now.step}\n"
+
+    def _head(self, now: Now) -> str:
+        return f"I{now.clock('%m%d %H:%M:%S')}.{now.chance.randrange(10**6):06d} 2279 logging_writer.py:48]"
+
+
+def test_the_step_in_the_line_about_a_save_is_not_taken_for_the_heartbeat(tmp_path: Path) -> None:
+    result = watch_day(Writer(), "Writer", tmp_path, hours=9.0, kinds=(SILENT,))
+    assert result.alarms == []
+    assert all(delay.is_in_time for delay in result.delays)
+
+
 def test_an_alarm_is_due_in_a_pause_longer_than_the_bound_of_hangs(tmp_path: Path) -> None:
     class Slow(Plain):
         save_every, save_s = 2000, 7200.0

@@ -105,6 +105,13 @@ def test_a_watchdog_cannot_end_the_watch_while_it_lists_its_targets(project: Pro
     assert found[0].verdict is Verdict.UNKNOWN and "the check failed: SystemExit" in found[0].summary
 
 
+def test_a_watchdog_whose_targets_are_none_is_unknown_and_hides_no_other(project: Project) -> None:
+    bad = ACheck(find=lambda: ["/scratch"])
+    found = {r.check: r.findings for r in watch(project, [a_watchdog(bad), a_watchdog(name="other")])}
+    assert found["other"][0].verdict is Verdict.OK
+    assert found["a"][0].verdict is Verdict.UNKNOWN and "'/scratch', which is no Target" in found["a"][0].summary
+
+
 def test_missing_plugin_directories_are_unknown(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RESIL_PLUGINS", "/no/such/plugins")
     watchdogs.checks.cache_clear()

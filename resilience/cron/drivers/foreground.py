@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Sequence
 
 from resilience.base.processes import is_there
-from resilience.cron.drivers import Availability, DriverState, Step
-from resilience.cron.drivers._ticks.place import heartbeat
+from resilience.cron.drivers import Availability, DriverState, Step, _tables
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -46,7 +45,7 @@ class ForegroundDriver:
         """Return the state from the heartbeat: on this machine check the process, on others the heartbeat's age."""
         start = f"start it, in tmux: {self._command(installation)}"
         try:
-            beat = heartbeat(context)
+            beat = _tables.heartbeat(context)
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
         if beat is None:
@@ -63,8 +62,7 @@ class ForegroundDriver:
         )
 
     def _command(self, installation: Installation) -> str:
-        python = f"{shlex.quote(installation.python)} -P"  # else the project's queue.py would shadow Python's
-        return f"cd {shlex.quote(installation.project)} && {python} -m resilience cron run"
+        return f"cd {shlex.quote(installation.project)} && {shlex.join(_tables.tick_words(installation, 'run'))}"
 
 
 DRIVER = ForegroundDriver()

@@ -11,28 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step
-from resilience.cron.drivers._ticks import programs
-from resilience.cron.drivers._ticks.lines import (
-    check_writable,
-    headline,
-    mark,
-    shell_command,
-    tick_words,
-    tokens_of,
-    unit_name,
-    with_ours,
-    without_ours,
-)
-from resilience.cron.drivers._ticks.place import check_owner, last_words, output_file, table_state
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step, _tables
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-
-END_NOTICE_S = 60
-"""A daemon gets SIGTERM this long before its time limit, and exits; the entry's next minute starts it again."""
 
 _BAD = {"\n": "a line break", "\r": "a carriage return", "\0": "a NUL"}
 _NO_OUTPUT = set(" \t\\")
@@ -46,8 +30,8 @@ class Scrontab:
     name = "scrontab"
 
     def read(self, context: Context) -> str | None:
-        """See programs.Program.read."""
-        done = programs.run_program(context, ["scrontab", "-l"], timeout_s=context.scheduler_deadline_s)
+        """See _tables.Program.read."""
+        done = _tables.run_program(context, ["scrontab", "-l"], timeout_s=context.scheduler_deadline_s)
         if done.returncode == 0:
             return done.stdout
         # Recorded from 24.11 and 26.05: `no crontab for alice` (standard output);
@@ -60,32 +44,33 @@ class Scrontab:
                 hint="ask an administrator: ScronParameters=enable in slurm.conf",
             )
         raise ProgramFailed(
-            f"scrontab -l failed: {programs.error_of(done)}",
+            f"scrontab -l failed: {_tables.error_of(done)}",
             hint="slurmctld may be down; jobs keep running",
             transient=True,
         )
 
     def write(self, table: str, context: Context) -> None:
-        """See programs.Program.write."""
+        """See _tables.Program.write."""
         with tempfile.NamedTemporaryFile(prefix="resil-scrontab-") as file:  # mode 0600
             file.write(table.encode("utf-8", "surrogateescape"))
             file.flush()
             # The first scrontab (20.11.0) ignores FILE and starts an editor: this one fails at once.
             editor = {"VISUAL": "false", "EDITOR": "false"}
-            done = programs.run_program(
+            done = _tables.run_program(
                 context, ["scrontab", file.name], timeout_s=context.scheduler_deadline_s, env=editor
             )
         if done.returncode != 0:
             raise ResilError(
-                f"scrontab rejected the table; the old one is unchanged: {programs.error_of(done)}",
-                hint="check your lines and your limits; options of our job: [cron] sbatch in resil.toml",
+                f"scrontab rejected the table; the old one is unchanged: {_tables.error_of(done)}",
+                hint="options of our entry: [cron] sbatch in resil.toml; without scrontab: "
+                "resil cron install --backend slurm",
             )
 
     def remove(self, context: Context) -> None:
-        """See programs.Program.remove."""
-        done = programs.run_program(context, ["scrontab", "-r"], timeout_s=context.scheduler_deadline_s)
+        """See _tables.Program.remove."""
+        done = _tables.run_program(context, ["scrontab", "-r"], timeout_s=context.scheduler_deadline_s)
         if done.returncode != 0:
-            raise ResilError(f"scrontab -r failed; the table is unchanged: {programs.error_of(done)}")
+            raise ResilError(f"scrontab -r failed; the table is unchanged: {_tables.error_of(done)}")
 
 
 _SCRONTAB = Scrontab()
@@ -115,28 +100,20 @@ class ScrontabDriver:
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the lines, unless they are already there."""
-        check_owner(installation, context, "scrontab")
+        _tables.check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
-        table = self.program.read(context) or ""
-        if with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir)) == table:
+        if _tables.holds(self.program, lines, installation, context):
             return ()
         what = f"write these lines to the scrontab of {context.system.host.user}, before all others"
-        more = " (SLURM gives the jobs of your other entries new ids at each change)" if table else ""
+        more = " (SLURM gives the jobs of your other entries new ids at each change)"
         return (Step(what + more, "\n".join(lines)),)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the lines."""
-        check_owner(installation, context, "scrontab")
+        _tables.check_owner(installation, context, "scrontab")
         lines = table_lines(installation, settings, context)
-        output_file(context, "scrontab")
-        mine = {installation.token}
-        try:
-            done = programs.change(
-                self.program, lambda table: with_ours(table, lines, mine | tokens_of(table, context.state_dir)), context
-            )
-        except ResilError:
-            programs.roll_back(self.program, lambda table: without_ours(table, mine), context)
-            raise
+        _tables.output_file(context, "scrontab")
+        done = _tables.put(self.program, lines, installation, context)
         how = (
             f"every {pause_minutes(settings.pulse_s)} min"
             if installation.mode == "pulse"
@@ -146,25 +123,21 @@ class ScrontabDriver:
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Remove the lines; SLURM removes the pending job, and lets a running one end."""
-        check_owner(installation, context, "scrontab")
-        done = programs.change(
-            self.program,
-            lambda table: without_ours(table, {installation.token} | tokens_of(table, context.state_dir)),
-            context,
-        )
+        _tables.check_owner(installation, context, "scrontab")
+        done = _tables.put(self.program, (), installation, context)
         return (f"removed our entry from the scrontab of {context.system.host.user}",) if done else ()
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Check that the entry is there and enabled."""
         try:
-            check_owner(installation, context, "scrontab")
+            _tables.check_owner(installation, context, "scrontab")
             table = self.program.read(context) or ""
         except ResilError as error:
             return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-        found = table_state(table, installation, f"the scrontab of {installation.by}")
+        found = _tables.table_state(table, installation, f"the scrontab of {installation.by}")
         if found.liveness is not Liveness.ALIVE:
             return found
-        if said := last_words(context, "scrontab"):
+        if said := _tables.last_words(context, "scrontab"):
             found = found._replace(hint=f"the last tick failed: {said}")
         if installation.mode != "pulse":
             return found
@@ -175,7 +148,7 @@ class ScrontabDriver:
 def _is_enabled(context: Context) -> bool:
     """Return whether slurm.conf enables it: `ScronParameters         = enable` (`(null)`: disabled)."""
     try:
-        done = programs.run_program(context, ["scontrol", "show", "config"])
+        done = _tables.run_program(context, ["scontrol", "show", "config"])
     except ResilError:
         return False
     return re.search(r"^ScronParameters\s*=.*\benable\b", done.stdout, re.MULTILINE) is not None
@@ -194,21 +167,21 @@ def table_lines(installation: Installation, settings: CronSettings, context: Con
     """Return our lines. Raise ResilError if scrontab could not read them. Pure.
 
     The `#SCRON` line applies to the entry that follows (scrontab(1)); its words are split at blanks, and cannot be
-    quoted (`get_argument` in SLURM's src/scrontab/parse.c). Unlike in cron, `%` in the command is not special.
+    quoted (`get_argument` in SLURM's src/scrontab/parse.c). `--signal` is refused by 24.11 there, and not needed: a
+    daemon exits at the SIGTERM of its time limit, within KillWait, and the next minute starts it again. Unlike in
+    cron, `%` in the command is not special.
     """
-    check_writable(installation, where="a scrontab", bad=_BAD)
+    _tables.check_writable(installation, where="a scrontab", bad=_BAD)
     is_pulse = installation.mode == "pulse"
     limit_s = settings.pulse_limit_s if is_pulse else settings.time_limit_s
-    output = output_file(context, "scrontab", make=False).replace("%", "%%")
+    output = _tables.output_file(context, "scrontab", make=False).replace("%", "%%")
     options = [
-        f"--job-name={unit_name(installation)}",
-        f"--comment={mark(installation.token)}",
+        f"--job-name={_tables.unit_name(installation)}",
+        f"--comment={_tables.mark(installation.token)}",
         f"--time={max(2, int(limit_s // 60))}",
         f"--output={'/dev/null' if set(output) & _NO_OUTPUT else output}",
         "--open-mode=truncate",
     ]
-    if not is_pulse:
-        options.append(f"--signal=B:TERM@{END_NOTICE_S}")
     for name, value in settings.sbatch.items():
         if name in _OWN_OPTIONS:
             raise ResilError(f"[cron] sbatch sets {name}, which the scrontab entry sets itself", hint="remove it")
@@ -216,10 +189,10 @@ def table_lines(installation: Installation, settings: CronSettings, context: Con
     if unquotable := [option for option in options if set(option) & set(" \t\n\r\0")]:
         raise ResilError(f"{unquotable[0]!r} contains a blank, which scrontab cannot read", hint="see [cron] sbatch")
     words = ("tick", "--driver", "scrontab") if is_pulse else ("run", "--driver", "scrontab")
-    command = shell_command(installation, tick_words(installation, *words), is_clean=False)
+    command = _tables.shell_command(installation, *words, is_clean=False)
     minutes = pause_minutes(settings.pulse_s)
     when = "* * * * *" if not is_pulse or minutes == 1 else "0 * * * *" if minutes == 60 else f"*/{minutes} * * * *"
-    return headline(installation, context.state_dir), f"#SCRON {' '.join(options)}", f"{when} {command}"
+    return _tables.headline(installation, context.state_dir), f"#SCRON {' '.join(options)}", f"{when} {command}"
 
 
 DRIVER = ScrontabDriver()

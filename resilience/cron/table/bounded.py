@@ -11,12 +11,10 @@ from collections.abc import Iterable
 
 from resilience.messages import cut
 from resilience.quantities import format_bytes
-from resilience.system.redaction import REDACTED, all_needles
+from resilience.system.redaction import FORM_BYTES, FORMS, REDACTED, all_needles
 
-_USER_INFO = re.compile(rb"(?<=://)[^/@\s'\"]+@")
-_ADDRESS = re.compile(rb"://[^/@\s'\"]+@")
-_USER_INFO_BYTES = 512
-"""Maximum length of a `name:password@` that is found across a cut."""
+_FORMS = re.compile(FORMS.encode())
+_BEGIN, _END = b"-----BEGIN", b"-----END"
 
 _SLACK_BYTES = 2**18
 """The buffer for the end may exceed its limit by this, so that it is not cut for each chunk."""
@@ -41,14 +39,15 @@ class Secrets:
             for needle, instead in all_needles(secrets).items()
         }
         self._table = dict(sorted(table.items(), key=lambda pair: len(pair[0]), reverse=True))
-        self.longest = max([_USER_INFO_BYTES + 4, *map(len, self._table)])
+        self.longest = max([FORM_BYTES, *map(len, self._table)])
 
     def redact(self, raw: bytes) -> bytes:
         """Return the bytes without secrets."""
         for needle, instead in self._table.items():
             if needle in raw:
                 raw = raw.replace(needle, instead)
-        return _USER_INFO.sub(f"{REDACTED}@".encode(), raw)
+        word = REDACTED.encode()
+        return _FORMS.sub(lambda found: (found["scheme"] or found["name"] or b"") + word + (found["at"] or b""), raw)
 
     def begin_of(self, raw: bytes | bytearray, cut: int) -> int:
         """Return the cut position, moved to the beginning of a secret that spans it."""
@@ -64,7 +63,10 @@ class Secrets:
 
     def before_part(self, raw: bytes | bytearray, cut: int) -> int:
         """Return the cut position at the end of a line, moved before the possible beginning of a multi-line secret. No
-        other secret continues after the end of a line."""
+        other secret continues after the end of a line, except for a private key."""
+        begin = raw.rfind(_BEGIN, max(0, cut - FORM_BYTES), cut)
+        if begin >= 0 and raw.find(_END, begin, cut) < 0:
+            cut = begin
         for needle in self._table:
             if b"\n" in needle or b"\r" in needle:
                 for length in range(min(len(needle) - 1, len(raw)), len(raw) - cut, -1):
@@ -79,8 +81,7 @@ class Secrets:
             at = raw.find(needle, max(0, cut - len(needle) + 1), cut + len(needle) - 1)
             if at >= 0:  # within these limits any occurrence spans the cut
                 return at, at + len(needle)
-        begin = max(0, cut - _USER_INFO_BYTES)
-        for match in _ADDRESS.finditer(raw, begin, cut + _USER_INFO_BYTES):
+        for match in _FORMS.finditer(raw, max(0, cut - FORM_BYTES), cut + FORM_BYTES):
             if match.start() < cut < match.end():
                 return match.start(), match.end()
         return None

@@ -9,290 +9,220 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
-from functools import cached_property, partial
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from resilience.cron.records import Entry, EntryOptions, Ignored, Table
-from resilience.cron.table.crontab_file import parse_crontab
+from resilience.base.switches import name_of_user
+from resilience.cron.records import Entry, Ignored, Table
+from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
-from resilience.cron.table.links import BROKEN_LINK, explain, facts_of, follow
 from resilience.cron.table.options import default_options
-from resilience.cron.table.policy import Policy, Refusal
+from resilience.cron.table.policy import BROKEN_LINK, Policy, Refusal, explain, facts_of, follow
+from resilience.errors import UsageError
 from resilience.messages import quoted
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.files import explain_os_error
 
-CRONTAB = "crontab"
 GONE = "it no longer exists"
 CRONTAB_BYTES = 8 * 1024**2
 """Maximum number of bytes read of a crontab."""
 
 
-def read_table(
-    directory: Path, settings: CronSettings, *, uid: int | None = None, group: str = "", project: Path | None = None
-) -> Table:
-    """Read a cron directory; a missing one is an empty table.
+class CronReader:
+    """Reads a cron directory once.
 
-    `uid`: user with whose rights everything runs (default: this process); `group`: Unix group that may operate the
-    project, or empty; `project`: project directory, up to which the parents of the cron directory are checked (default:
-    the cron directory's parent). Raise StateDirectoryError if the directory cannot be read, which is not an empty
-    table; OptionError if the settings are invalid.
+    Args:
+        uid: user with whose rights everything runs (default: this process).
+        group: Unix group that may operate the project, or empty.
+        project: project directory, up to which the parents of the cron directory are checked (default: the cron
+            directory's parent).
     """
-    time.tzset()  # a process may run for months, and the machine's time zone may change
-    return _Reader(directory, settings, uid=uid, group=group, project=project).table()
-
-
-def recheck(
-    entry: Entry,
-    directory: Path,
-    settings: CronSettings,
-    *,
-    uid: int | None = None,
-    group: str = "",
-    project: Path | None = None,
-) -> Ignored | None:
-    """Return why a drop-in may no longer run, just before it starts; None if it may. Crontab lines always may."""
-    if not entry.path:
-        return None
-    reader = _Reader(directory, settings, uid=uid, group=group, project=project)
-    path = Path(entry.path)
-    try:
-        refusal = reader.refusal_above() or reader.refusal_of(path.parent)
-    except OSError as error:
-        return Ignored(entry.place, explain(error), "", True)
-    found = reader.drop_in(path.parent.name, path, refusal)
-    return found if isinstance(found, Ignored) else None
-
-
-class _Reader:
-    """Reads a cron directory once."""
 
     def __init__(
-        self, directory: Path, settings: CronSettings, *, uid: int | None, group: str, project: Path | None
+        self,
+        directory: Path,
+        settings: CronSettings,
+        *,
+        uid: int | None = None,
+        group: str = "",
+        project: Path | None = None,
     ) -> None:
         self.directory = directory.absolute()
         self.settings = settings
-        self.uid = os.geteuid() if uid is None else uid
-        self.group = group
         self.project = (project or self.directory.parent).absolute()
         is_inside = self.directory.is_relative_to(self.project)
         self.place = shown(str(self.directory.relative_to(self.project) if is_inside else self.directory))
-
-    @cached_property
-    def default(self) -> EntryOptions:
-        return default_options(self.settings, is_drop_in=True)
-
-    @cached_property
-    def gid(self) -> int | None:
-        if not self.group:
-            return None
-        import grp
-
-        try:
-            return grp.getgrnam(self.group).gr_gid
-        except KeyError:
-            return None
-
-    @cached_property
-    def policy(self) -> Policy:
-        return Policy(
-            uid=self.uid,
-            gid=self.gid,
-            group=self.group,
-            is_private=partial(_is_private, uid=self.uid),
-            name_of=_name_of,
-        )
+        uid = os.geteuid() if uid is None else uid
+        self.policy = Policy(uid, _gid_of(group), group, partial(_is_private, uid=uid), name_of_user)
 
     def table(self) -> Table:
-        entries: list[Entry] = []
-        ignored: list[Ignored] = []
-        self.default  # noqa: B018 - invalid settings are reported before anything is read
-        if self.group and self.gid is None:
+        """Return the table.
+
+        Raise StateDirectoryError if the directory cannot be read, which is not an empty table; OptionError if the
+        settings are invalid.
+        """
+        time.tzset()  # a process may run for months, and the machine's time zone may change
+        default_options(self.settings, is_drop_in=True)  # invalid settings are reported before anything is read
+        found: list[Entry | Ignored] = []
+        if self.policy.group and self.policy.gid is None:
+            reason = f"group {self.policy.group!r} does not exist on this machine: only the owner's files run"
             hint = "correct [run] group in resil.toml, or ask the administrators of this machine"
-            ignored.append(
-                Ignored(
-                    self.place,
-                    f"group {self.group!r} does not exist on this machine: only the owner's files run",
-                    hint,
-                    True,
-                )
-            )
+            found.append(Ignored(self.place, reason, hint, True))
         try:
-            names = list(self.names(self.directory))
+            names = sorted(os.listdir(self.directory))  # noqa: PTH208 - names, sorted as run-parts does
         except FileNotFoundError:
+            names = []
             if self.directory.is_symlink():
-                ignored.append(Ignored(self.place, BROKEN_LINK, f"rm {quoted(self.directory)}", True))
-            return Table((), tuple(ignored))
+                found.append(Ignored(self.place, BROKEN_LINK, f"rm {quoted(self.directory)}", True))
         except OSError as error:
             raise explain_os_error(error, "read", self.directory) from error
-        above = self.refusal_above()
+        above = self._refusal_above() if names else None
         if above is not None:
-            ignored.append(Ignored(self.place, above.reason, above.hint, True))
-        for name, path in names:
-            if name in SCHEDULES:
-                found = self.section(name, path, above)
-            elif name == CRONTAB:
-                found = self.crontab(path, above)
-            else:
-                unknown = judge_unknown(name, f"{self.place}/{shown(name)}", _mode_of(path))
-                found = Table(ignored=(unknown,) if unknown else ())
-            entries += found.entries
-            ignored += found.ignored
-        return Table(tuple(entries), tuple(ignored))
+            found.append(Ignored(self.place, above.reason, above.hint, True))
+        for name in names:
+            place = f"{self.place}/{shown(name)}"
+            try:
+                found += self._parts(name, place, above)
+            except OSError as error:
+                found.append(Ignored(place, explain(error), "", True))
+            except UsageError as error:
+                found.append(Ignored(place, error.message, error.hint, True))
+        return Table(
+            tuple(one for one in found if isinstance(one, Entry)),
+            tuple(one for one in found if isinstance(one, Ignored)),
+        )
 
-    def names(self, directory: Path) -> Iterator[tuple[str, Path]]:
-        """Return the names in a directory, sorted as run-parts does. Raise OSError."""
-        yield from ((name, directory / name) for name in sorted(os.listdir(directory)))  # noqa: PTH208
+    def recheck(self, entry: Entry) -> Ignored | None:
+        """Return why a drop-in may no longer run, just before it starts; None if it may. Crontab lines always may."""
+        if not entry.path:
+            return None
+        path = Path(entry.path)
+        try:
+            refusal = self._refusal_above() or self._refusal_of(path.parent)
+        except OSError as error:
+            return Ignored(entry.place, explain(error), "", True)
+        found = judge(self._found(path, refusal), self.settings)
+        return found if isinstance(found, Ignored) else None
 
-    def refusal_above(self) -> Refusal | None:
+    def _refusal_above(self) -> Refusal | None:
         """Return why the policy rejects the cron directory, its parents up to the project, or links on the way."""
         try:
-            return self.refusal_of(self.directory) or self._refusal_up_to_project()
+            if refusal := self._refusal_of(self.directory):
+                return refusal
+            top, real = Path(os.path.realpath(self.project)), Path(os.path.realpath(self.directory))
+            is_inside = real.is_relative_to(top)
+            judge_it = self.policy.judge_directory if is_inside else self.policy.judge_above
+            above = (parent for parent in real.parents if not is_inside or parent.is_relative_to(top))
+            return next(filter(None, (judge_it(facts_of(parent)) for parent in above)), None)
         except OSError as error:
             return Refusal(explain(error))
 
-    def _refusal_up_to_project(self) -> Refusal | None:
-        top = Path(os.path.realpath(self.project))
-        real = Path(os.path.realpath(self.directory))
-        is_inside = real.is_relative_to(top)
-        for directory in real.parents:
-            if is_inside and not directory.is_relative_to(top):
-                break
-            judge_it = self.policy.judge_directory if is_inside else self.policy.judge_above
-            if refusal := judge_it(facts_of(directory)):
-                return refusal
-        return None
-
-    def refusal_of(self, directory: Path) -> Refusal | None:
+    def _refusal_of(self, directory: Path) -> Refusal | None:
         """Return why the policy rejects a directory, or the links that lead to it. Raise OSError."""
-        real, refusal = self._follow(directory) if directory.is_symlink() else (directory, None)
+        real, refusal = self._follow(directory)
         return refusal or self.policy.judge_directory(facts_of(real))
 
     def _follow(self, path: Path) -> tuple[Path, Refusal | None]:
-        """Return the target of a link, and why the policy rejects a directory on the way. Raise OSError."""
+        """Return the target of a path, and why the policy rejects a directory on the way of a link. Raise OSError."""
+        if not stat.S_ISLNK(path.lstat().st_mode):
+            return path, None
         walk = follow(path)
-        for directory in walk.strict:
-            if refusal := self.policy.judge_directory(facts_of(directory)):
-                return walk.path, refusal
-        for directory in walk.passed:
-            if refusal := self.policy.judge_above(facts_of(directory)):
-                return walk.path, refusal
-        return walk.path, None
+        refusals = (
+            *(self.policy.judge_directory(facts_of(directory)) for directory in walk.strict),
+            *(self.policy.judge_above(facts_of(directory)) for directory in walk.passed),
+        )
+        return walk.path, next(filter(None, refusals), None)
 
-    def section(self, name: str, path: Path, above: Refusal | None) -> Table:
+    def _parts(self, name: str, place: str, above: Refusal | None) -> Iterable[Entry | Ignored]:
+        """Read a name in the cron directory. Raise OSError, or UsageError with the reason why it is ignored."""
+        path = self.directory / name
+        if name in SCHEDULES:
+            return self._section(path, place, above)
+        if name == CRONTAB:
+            table = self._crontab(path, place, above)
+            return *table.entries, *table.ignored
+        try:
+            mode = path.stat().st_mode
+        except OSError:
+            mode = None
+        return filter(None, [judge_unknown(name, place, mode)])
+
+    def _section(self, path: Path, place: str, above: Refusal | None) -> Iterable[Entry | Ignored]:
         """Read a drop-in directory."""
-        place = f"{self.place}/{name}"
-        try:
-            if not path.is_dir():
-                reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
-                return Table(ignored=(Ignored(place, reason, f"move it away, then: mkdir {quoted(path)}", True),))
-            own = self.refusal_of(path)
-            names = list(self.names(path))
-        except OSError as error:
-            return Table(ignored=(Ignored(place, explain(error), "", True),))
-        looked = [self.drop_in(name, file, above or own) for _, file in names]
+        if not path.is_dir():
+            reason = BROKEN_LINK if path.is_symlink() and not path.exists() else "it is not a directory"
+            raise UsageError(reason, hint=f"move it away, then: mkdir {quoted(path)}")
+        own = self._refusal_of(path)
+        names = sorted(os.listdir(path))  # noqa: PTH208
+        judged = [judge(self._found(path / file, above or own), self.settings) for file in names]
         # Temporary files of editors and copies may vanish after the listing.
-        there = (one for one in looked if not (isinstance(one, Ignored) and one.reason == GONE))
-        judged = list(without_duplicates(there))
-        if own is not None:
-            judged.insert(0, Ignored(place, own.reason, own.hint, True))
-        return Table(
-            tuple(one for one in judged if isinstance(one, Entry)),
-            tuple(one for one in judged if isinstance(one, Ignored)),
+        there = (one for one in judged if not (isinstance(one, Ignored) and one.reason == GONE))
+        refused = [Ignored(place, own.reason, own.hint, True)] if own else []
+        return *refused, *without_duplicates(there)
+
+    def _found(self, path: Path, refusal: Refusal | None) -> Found:
+        """Read a name in a drop-in directory. `refusal`: why the policy rejects the directory."""
+        section = path.parent.name
+        blank = Found(path.name, section, str(path), f"{self.place}/{section}/{shown(path.name)}", refusal=refusal)
+        try:
+            head, info, own = self._read(path, HEAD_BYTES)
+        except OSError as error:
+            if path.is_symlink():
+                return blank._replace(problem=explain(error), hint=f"rm {quoted(path)}")
+            return blank._replace(problem=GONE if isinstance(error, FileNotFoundError) else explain(error))
+        return blank._replace(
+            mode=info.st_mode,
+            is_executable=os.access(path, os.X_OK),
+            size_bytes=info.st_size,
+            head=head,
+            refusal=refusal or own,
         )
 
-    def drop_in(self, section: str, path: Path, refusal: Refusal | None) -> Entry | Ignored:
-        """Read and judge one name. `refusal`: why the policy rejects its directory."""
-        blank = Found(
-            name=path.name, directory=section, path=str(path), place=f"{self.place}/{section}/{shown(path.name)}"
-        )
-        return judge(self._look(blank, path, refusal), self.default)
+    def _read(self, path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result, Refusal | None]:
+        """Return the beginning of a regular file, its status, and why the policy rejects it.
 
-    def _look(self, blank: Found, path: Path, refusal: Refusal | None) -> Found:
-        try:
-            info = path.lstat()
-        except FileNotFoundError:
-            return blank._replace(problem=GONE)
-        except OSError as error:
-            return blank._replace(problem=explain(error))
-        try:
-            real = path
-            if stat.S_ISLNK(info.st_mode):
-                real, on_the_way = self._follow(path)
-                refusal = refusal or on_the_way
-                info = real.lstat()
-            if not stat.S_ISREG(info.st_mode):
-                return blank._replace(mode=info.st_mode)
-            head, info = _read(real, HEAD_BYTES)
-            own = self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
-            return blank._replace(
-                mode=info.st_mode,
-                is_executable=os.access(real, os.X_OK),
-                size_bytes=info.st_size,
-                head=head,
-                refusal=refusal or own,
-            )
-        except OSError as error:
-            return blank._replace(problem=explain(error), hint=f"rm {quoted(path)}" if path.is_symlink() else "")
-
-    def crontab(self, path: Path, above: Refusal | None) -> Table:
-        """Read the crontab."""
-        place = f"{self.place}/{CRONTAB}"
-        try:
-            info = path.lstat()
-            real, on_the_way = self._follow(path) if stat.S_ISLNK(info.st_mode) else (path, None)
-            info = real.lstat()
-            if not stat.S_ISREG(info.st_mode):
-                return Table(
-                    ignored=(Ignored(place, "it is not a file", "write the lines to a file of that name", True),)
-                )
-            text, info = _read(real, CRONTAB_BYTES)
-            refusal = above or on_the_way or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
-        except OSError as error:
-            return Table(ignored=(Ignored(place, explain(error), "", True),))
-        if refusal is not None:
-            return Table(ignored=(Ignored(place, refusal.reason, refusal.hint, True),))
-        if len(text) < info.st_size:
-            text = text.rpartition(b"\n")[0]
-        users = {"root", *filter(None, map(os.environ.get, ("LOGNAME", "USER")))}
-        table = parse_crontab(text, place, self.settings, users=users)
-        if len(text) < info.st_size - 1:
-            reason = f"only the first {CRONTAB_BYTES // 1024**2} MiB of {info.st_size} bytes are read"
-            return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
-        return table
-
-
-def _mode_of(path: Path) -> int | None:
-    try:
-        return path.stat().st_mode
-    except OSError:
-        return None
-
-
-def _read(path: Path, limit_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Return the beginning of a regular file, and its status. Raise OSError, also if it is no longer a regular file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        info = os.fstat(descriptor)
+        Of anything else, return the status alone. Raise OSError, also if the file is replaced meanwhile.
+        """
+        real, refusal = self._follow(path)
+        info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
-            raise OSError(f"{path} was replaced while it was read")
-        parts = []
-        while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 1024**2))):
-            parts.append(part)
-            limit_bytes -= len(part)
-        return b"".join(parts), info
-    finally:
-        os.close(descriptor)
+            return b"", info, None
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            info, head = os.fstat(descriptor), b""
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(f"{real} was replaced while it was read")
+            while len(head) < limit_bytes and (part := os.read(descriptor, min(limit_bytes - len(head), 2**20))):
+                head += part
+        finally:
+            os.close(descriptor)
+        return head, info, refusal or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
+
+    def _crontab(self, path: Path, place: str, above: Refusal | None) -> Table:
+        """Read the crontab."""
+        text, info, own = self._read(path, CRONTAB_BYTES)
+        if not stat.S_ISREG(info.st_mode):
+            raise UsageError("it is not a file", hint="write the lines to a file of that name")
+        if refusal := above or own:
+            raise UsageError(refusal.reason, hint=refusal.hint)
+        users = {"root", *filter(None, map(os.environ.get, ("LOGNAME", "USER")))}
+        if len(text) >= info.st_size:
+            return parse_crontab(text, place, self.settings, users=users)
+        table = parse_crontab(text.rpartition(b"\n")[0], place, self.settings, users=users)
+        reason = f"only the first {CRONTAB_BYTES // 1024**2} MiB of {info.st_size} bytes are read"
+        return Table(table.entries, (*table.ignored, Ignored(place, reason, "write a shorter one", True)))
 
 
-def _name_of(uid: int) -> str:
-    import pwd
+def _gid_of(group: str) -> int | None:
+    if not group:
+        return None
+    import grp
 
     try:
-        return pwd.getpwuid(uid).pw_name
+        return grp.getgrnam(group).gr_gid
     except KeyError:
-        return f"user {uid}"
+        return None
 
 
 def _is_private(gid: int, *, uid: int) -> bool:

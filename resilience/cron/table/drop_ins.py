@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
-from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
-from resilience.cron.table.options import MARK, parse_options
+from resilience.cron.records import Entry, Ignored, Kind
+from resilience.cron.table.expression import parse_schedule
+from resilience.cron.table.options import MARK, entry_options
 from resilience.cron.table.policy import Refusal
 from resilience.errors import UsageError
 from resilience.messages import quoted
+from resilience.settings.cron_settings import CronSettings
 
 SCHEDULES = {
     "cron.minutely": "* * * * *",
@@ -39,11 +41,19 @@ LONGEST_NAME = 200
 """Of directory and file together: file names in the state directory are derived from it."""
 
 _RUN_PARTS = r"[A-Za-z0-9_-]+"  # run-parts(8): "the names must consist entirely of ..."
-_JOB_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-_DOCUMENTS = r"(?i)(readme|license|licence|copying|changelog|notes|todo|makefile)([._-].*)?|.*\.(md|txt|rst|html|pdf)"
-_LEFTOVERS = r".*(~|,|\.(bak|orig|old|rej|save|sw[a-p]|tmp|dpkg-[a-z]+|ucf-[a-z]+|rpmsave|rpmorig|rpmnew|cfsaved))|#.*#"
-_SWAP = r"\..*\.sw[a-p]"
-_OFF = r".*\.(off|disabled)"
+_JOB_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(\.slurm|\.sbatch)"
+_HARMLESS = {
+    r"\..*\.sw[a-p]": "it is an editor's swap file: a file is being edited, or the editor crashed",
+    r"\..*": "it is hidden",
+    r".*\.(off|disabled)": "it is disabled by its name",
+    r".*(~|,|\.(bak|orig|old|rej|save|sw[a-p]|tmp|dpkg-[a-z]+|ucf-[a-z]+|rpmsave|rpmorig|rpmnew|cfsaved))|#.*#": (
+        "it was left behind by an editor or a package"
+    ),
+    r"(?i)(readme|license|licence|copying|changelog|notes|todo|makefile)([._-].*)?|.*\.(md|txt|rst|html|pdf)": (
+        "it is documentation"
+    ),
+}
+"""Names that were never meant to run."""
 _TYPES = {
     stat.S_IFDIR: "a directory",
     stat.S_IFIFO: "a FIFO",
@@ -81,129 +91,92 @@ class Found(NamedTuple):
     head: bytes = b""
     refusal: Refusal | None = None
 
+    @property
+    def kind(self) -> Kind:
+        """How it would be started."""
+        return Kind.SUBMIT if self.name.endswith(SUBMITTED) else Kind.RUN
 
-def judge(found: Found, default: EntryOptions) -> Entry | Ignored:
+
+def judge(found: Found, settings: CronSettings) -> Entry | Ignored:
     """Return the entry that a name in a drop-in directory defines, or why it is ignored."""
-
-    def ignore(reason: str, hint: str = "", *, is_fault: bool = False) -> Ignored:
+    for reason, hint, is_fault in _objections(found):
         return Ignored(found.place, reason, hint, is_fault)
-
-    by_name = _judge_name(found)
-    if by_name is not None:
-        return by_name
-    if found.problem:
-        return ignore(found.problem, found.hint, is_fault=True)
-    if not stat.S_ISREG(found.mode):
-        return ignore(f"it is {_TYPES.get(stat.S_IFMT(found.mode), 'not a file')}: only files run")
-    kind = Kind.SUBMIT if found.name.endswith(SUBMITTED) else Kind.RUN
-    if kind is Kind.RUN and not found.is_executable:
-        return _not_executable(found)
-    if kind is Kind.RUN and not re.fullmatch(_RUN_PARTS, found.name):
-        clean = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\.[A-Za-z0-9]+$", "", found.name)).strip("-") or "drop-in"
-        return ignore(
-            "its name has characters other than letters, digits, `-` and `_`, which run-parts skips",
-            f"rename it: {clean}",
-            is_fault=True,
-        )
-    content = _judge_content(found, kind)
-    if content is not None:
-        return ignore(*content, is_fault=True)
-    if found.refusal is not None:
-        return ignore(found.refusal.reason, found.refusal.hint, is_fault=True)
+    schedule = parse_schedule(SCHEDULES[found.directory])
     try:
-        options = parse_options(" ".join(_option_lines(found.head)), default)
+        options = entry_options(" ".join(_option_lines(found.head)), settings, schedule, is_drop_in=True)
         if options.name:
             raise UsageError("the name of a drop-in is its file name: option `name` is invalid", hint="rename the file")
     except UsageError as error:
-        return ignore(error.message, error.hint, is_fault=True)
+        return Ignored(found.place, error.message, error.hint, True)
     return Entry(
         name=f"{found.directory}/{found.name}",
         place=found.place,
-        schedule=SCHEDULES[found.directory],
-        kind=kind,
+        schedule=schedule.text,
+        kind=found.kind,
         argv=(found.path,),
         path=found.path,
         options=options.options,
     )
 
 
-def without_duplicates(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
-    """Of `watch` and `watch.slurm` in one directory, keep only the job.
-
-    Shipped drop-ins exist in both forms, and both together would do everything twice.
-    """
-    kept = tuple(found)
-    jobs = {one.name.rpartition(".")[0]: one for one in kept if isinstance(one, Entry) and one.kind is Kind.SUBMIT}
-    for one in kept:
-        job = jobs.get(one.name) if isinstance(one, Entry) else None
-        if isinstance(one, Entry) and job is not None:
-            job_file = job.name.rpartition("/")[2]
-            reason, hint = (
-                f"{job_file} in the same directory is submitted instead",
-                f"remove or rename one of them: rm {quoted(one.place)}",
-            )
-            yield Ignored(one.place, reason, hint, is_fault=True)
-        else:
-            yield one
-
-
-def _judge_name(found: Found) -> Ignored | None:
-    """Return files ignored because of their name alone."""
-    name, place = found.name, found.place
-    if re.fullmatch(_SWAP, name):
-        return Ignored(place, "it is an editor's swap file: a file is being edited, or the editor crashed")
-    if name.startswith("."):
-        return Ignored(place, "it is hidden")
-    if re.fullmatch(_OFF, name):
-        return Ignored(place, "it is disabled by its name", f"rename it: {name.rpartition('.')[0]}")
-    if re.fullmatch(_LEFTOVERS, name):
-        return Ignored(place, "it was left behind by an editor or a package")
-    if re.fullmatch(_DOCUMENTS, name):
-        return Ignored(place, "it is documentation")
+def _objections(found: Found) -> Iterator[tuple[str, str, bool]]:
+    """Yield why a file is ignored: reason, hint, and whether it was probably meant to run. The first counts."""
+    name, is_job = found.name, found.kind is Kind.SUBMIT
+    for pattern, reason in _HARMLESS.items():
+        if re.fullmatch(pattern, name):
+            yield reason, f"rename it: {name.rpartition('.')[0]}" if "disabled" in reason else "", False
     if len(f"{found.directory}/{name}".encode("utf-8", "surrogateescape")) > LONGEST_NAME:
-        return Ignored(place, f"its name is longer than {LONGEST_NAME} characters", "rename it", True)
-    if name in {f"*{suffix}" for suffix in SUBMITTED}:
-        return Ignored(place, "its name is an unexpanded shell pattern", f"rm {quoted(found.path)}")
-    if name.lower().endswith(SUBMITTED) and not name.endswith(SUBMITTED):
-        return Ignored(place, "only `.slurm` and `.sbatch` are submitted", f"rename it: {name.lower()}", True)
-    if name.endswith(SUBMITTED) and not re.fullmatch(_JOB_NAME, name):
-        return Ignored(place, "its name may only contain letters, digits, `-`, `_` and `.`", "rename it", True)
-    return None
+        yield f"its name is longer than {LONGEST_NAME} characters", "rename it", True
+    if name in ("*.slurm", "*.sbatch"):
+        yield "its name is an unexpanded shell pattern", f"rm {quoted(found.path)}", False
+    if name.lower().endswith(SUBMITTED) and not is_job:
+        yield "only `.slurm` and `.sbatch` are submitted", f"rename it: {name.lower()}", True
+    if is_job and not re.fullmatch(_JOB_NAME, name):
+        yield "its name may only contain letters, digits, `-`, `_` and `.`", "rename it", True
+    if found.problem:
+        yield found.problem, found.hint, True
+    if not stat.S_ISREG(found.mode):
+        yield f"it is {_TYPES.get(stat.S_IFMT(found.mode), 'not a file')}: only files run", "", False
+    if not is_job and not found.is_executable:
+        if found.mode & 0o111:
+            reason = (
+                "executing it is not permitted: its file system may be mounted noexec, or it belongs to another user"
+            )
+            yield reason, "mount | grep noexec; or write `sh PATH` into the crontab", True
+        if found.head.startswith(b"#!") or re.fullmatch(_RUN_PARTS, name):
+            yield "it is not executable", f"to run it: chmod +x {quoted(found.path)}", False
+        yield "it is not executable, and run-parts would skip its name", "", False
+    if not is_job and not re.fullmatch(_RUN_PARTS, name):
+        clean = re.sub(r"[^A-Za-z0-9_-]+", "-", re.sub(r"\.[A-Za-z0-9]+$", "", name)).strip("-") or "drop-in"
+        reason = "its name has characters other than letters, digits, `-` and `_`, which run-parts skips"
+        yield reason, f"rename it: {clean}", True
+    yield from ((*objection, True) for objection in _objections_to_content(found, is_job=is_job))
+    if found.refusal is not None:
+        yield *found.refusal, True
 
 
-def _not_executable(found: Found) -> Ignored:
-    """Return why a file without x permission is ignored: it may be disabled, or not yet complete."""
-    if found.mode & 0o111:
-        reason = "executing it is not permitted: its file system may be mounted noexec, or it belongs to another user"
-        return Ignored(found.place, reason, "mount | grep noexec; or write `sh PATH` into the crontab", True)
-    if found.head.startswith(b"#!") or re.fullmatch(_RUN_PARTS, found.name):
-        return Ignored(found.place, "it is not executable", f"to run it: chmod +x {quoted(found.path)}")
-    return Ignored(found.place, "it is not executable, and run-parts would skip its name")
-
-
-def _judge_content(found: Found, kind: Kind) -> tuple[str, str] | None:
-    """Return why a file cannot run, from its first bytes: reason and hint."""
+def _objections_to_content(found: Found, *, is_job: bool) -> Iterator[tuple[str, str]]:
+    """Yield why the kernel or sbatch would reject a file, from its first bytes: reason and hint."""
+    head, first = found.head, found.head.partition(b"\n")[0]
+    is_script = first.startswith(b"#!")
     if not found.size_bytes:
-        return "it is empty", "add content, or remove it"
-    head = found.head
+        yield "it is empty", "add content, or remove it"
     if head.startswith(b"\xef\xbb\xbf#!"):
-        return (
+        yield (
             "it begins with a byte order mark, which hides its `#!`",
-            f"sed -i '1s/^\\xef\\xbb\\xbf//' {quoted(found.path)}",
+            rf"sed -i '1s/^\xef\xbb\xbf//' {quoted(found.path)}",
         )
-    first = head.partition(b"\n")[0]
-    if first.startswith(b"#!") and first.endswith(b"\r"):
-        return "it has Windows line endings, so its interpreter is not found", f"sed -i 's/\\r$//' {quoted(found.path)}"
-    if kind is Kind.SUBMIT and not first.startswith(b"#!"):
-        return "it does not begin with `#!`, so sbatch rejects it", "begin it with `#!/bin/bash`"
-    if kind is Kind.SUBMIT and b"\r\n" in head:
-        return "it has Windows line endings, so sbatch rejects it", f"sed -i 's/\\r$//' {quoted(found.path)}"
-    if kind is Kind.RUN and not first.startswith(b"#!") and not head.startswith(b"\x7fELF"):
-        # execve(2), ENOEXEC. A shell would run it as a shell script, but no shell is set.
-        return "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
-    if first.startswith(b"#!") and not first[2:].split():
-        return "its `#!` names no interpreter", "begin it with `#!/bin/sh`"
-    return None
+    if is_script and first.endswith(b"\r"):
+        yield "it has Windows line endings, so its interpreter is not found", rf"sed -i 's/\r$//' {quoted(found.path)}"
+    if is_job and not is_script:
+        yield "it does not begin with `#!`, so sbatch rejects it", "begin it with `#!/bin/bash`"
+    if is_job and b"\r\n" in head:
+        yield "it has Windows line endings, so sbatch rejects it", rf"sed -i 's/\r$//' {quoted(found.path)}"
+    if not is_script and not head.startswith(b"\x7fELF"):
+        # execve(2), ENOEXEC. A shell would run it as a shell script, but a drop-in is started without one.
+        yield "it does not begin with `#!`, so the kernel cannot execute it", "begin it with `#!/bin/sh`"
+    if is_script and not first[2:].split():
+        yield "its `#!` names no interpreter", "begin it with `#!/bin/sh`"
 
 
 def _option_lines(head: bytes) -> list[str]:
@@ -217,13 +190,26 @@ def _option_lines(head: bytes) -> list[str]:
     return [comment[1] for comment in comments if comment]
 
 
+def without_duplicates(found: Iterable[Entry | Ignored]) -> Iterator[Entry | Ignored]:
+    """Of `watch` and `watch.slurm` in one directory, keep only the job.
+
+    Shipped drop-ins exist in both forms, and both together would do everything twice.
+    """
+    kept = tuple(found)
+    jobs = {one.name.rpartition(".")[0]: one for one in kept if isinstance(one, Entry) and one.kind is Kind.SUBMIT}
+    for one in kept:
+        job = jobs.get(one.name) if isinstance(one, Entry) else None
+        if job is None:
+            yield one
+        else:
+            reason = f"{PurePath(job.name).name} in the same directory is submitted instead"
+            yield Ignored(one.place, reason, f"remove or rename one of them: rm {quoted(one.place)}", is_fault=True)
+
+
 def shown(name: str) -> str:
     """Return a file name for display: control characters and bytes that are not UTF-8 are escaped."""
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-_LINES = {"cron.d": "crontab", "crontabs": "crontab"}
 
 
 def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
@@ -236,35 +222,27 @@ def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
         return None
     if mode is None:
         return Ignored(place, "it is a broken symbolic link")
-    meant = _probable_name(name)
-    if meant and (stat.S_ISDIR(mode) or meant == "crontab"):
-        if meant == "crontab":
-            return Ignored(place, "only the file `crontab` is read", "did you mean crontab?", True)
-        directories = ", ".join(SCHEDULES)
-        return Ignored(place, f"unknown directory; there are {directories}", f"did you mean {meant}?", True)
+    if re.fullmatch(r"(?i)crontabs?|crontab\.(txt|conf|cron)|cron[_-]?tab|cron\.(tab|d)", name):
+        return Ignored(place, "only the file `crontab` is read", "did you mean crontab?", True)
     if stat.S_ISDIR(mode):
-        return Ignored(place, "it is not a drop-in directory")
+        meant = _probable_directory(name.lower().replace("-", "_"))
+        if not meant:
+            return Ignored(place, "it is not a drop-in directory")
+        return Ignored(place, f"unknown directory; there are {', '.join(SCHEDULES)}", f"did you mean {meant}?", True)
     if stat.S_ISREG(mode) and (name.endswith(SUBMITTED) or mode & 0o100) and "*" not in name:
         hint = f"move it, for instance: mv {quoted(place)} {quoted(PurePath(place).parent)}/cron.hourly/"
         return Ignored(place, "it is not in a drop-in directory", hint, True)
     return Ignored(place, "it is neither a crontab nor a drop-in")
 
 
-def _probable_name(name: str) -> str:
-    """Return the name that was probably meant; empty: none."""
+def _probable_directory(name: str) -> str:
+    """Return the drop-in directory that was probably meant; empty: none."""
     from difflib import get_close_matches
 
-    if name in _LINES:
-        return _LINES[name]
-    lower = name.lower().replace("-", "_")
-    if lower == "crontab" or (re.fullmatch(r"crontab\.(txt|conf|cron)|cron_?tab|cron\.tab", lower)):
-        return "crontab"
-    candidates = dict.fromkeys([lower, f"cron.{lower}", lower.replace("_", ".", 1)])
-    for candidate in candidates:
+    for candidate in (name, f"cron.{name}", name.replace("_", ".", 1)):
         if candidate in SCHEDULES:
             return candidate
     # `cron.fortnightly`, `cron.houry`: probably meant to run.
-    if lower.startswith(("cron.", "cron_")):
-        return next(iter(get_close_matches(lower, SCHEDULES, n=1, cutoff=0.0)))
-    close = get_close_matches(f"cron.{lower}", SCHEDULES, n=1, cutoff=0.9)
-    return close[0] if close else ""
+    is_like = name.startswith(("cron.", "cron_"))
+    wanted, cutoff = (name, 0.0) if is_like else (f"cron.{name}", 0.9)
+    return next(iter(get_close_matches(wanted, SCHEDULES, n=1, cutoff=cutoff)), "")

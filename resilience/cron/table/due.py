@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Mapping
-from functools import lru_cache
 
 from resilience.cron.records import Due, Entry, Table
 from resilience.cron.table.expression import Schedule, parse_schedule
@@ -47,13 +46,14 @@ def due(
             including those first seen in its first tick.
     """
     found: list[Due] = []
+    on_time_s = max(LATE_TICKS * tick_s, LEAST_LATE_S)
     for entry in table.entries:
         base = last.get(entry.key)
         schedule = schedule_of(entry)
         if schedule.is_reboot:
-            found += _at_start(entry, base, now, tick_s, started)
+            found += _at_start(entry, base, now, on_time_s, started)
         elif base is not None:
-            found += _due(entry, schedule, base, now, tick_s, salt)
+            found += _due(entry, schedule, base, now, on_time_s, salt)
     return tuple(sorted(found, key=lambda one: (one.start, one.slot, one.entry.name)))
 
 
@@ -66,12 +66,10 @@ def next_due(table: Table, last: Mapping[str, int], now: float, *, salt: str = "
 def next_start(entry: Entry, last: int | None, now: float, *, salt: str = "") -> float | None:
     """Return when an entry starts next after `now`; None: never, or at boot."""
     schedule = schedule_of(entry)
-    newest = schedule.newest_until(now)
     base = int(now) if last is None else last
-    if newest is not None and newest > base:
-        start = start_of(entry, newest, salt)
-        if start > now:
-            return start
+    newest = schedule.newest_until(now) if entry.options.jitter_s > 0 else None
+    if newest is not None and newest > base and (start := start_of(entry, newest, salt)) > now:
+        return start
     following = schedule.next_after(max(now, base))
     return None if following is None else start_of(entry, following, salt)
 
@@ -91,67 +89,37 @@ def start_of(entry: Entry, slot: int, salt: str = "") -> float:
     return slot + share * room_s
 
 
-@lru_cache(maxsize=4096)
-def _parse(text: str, zone: str) -> Schedule:
-    return parse_schedule(text, zone)
-
-
 def schedule_of(entry: Entry) -> Schedule:
     """Return the entry's schedule. Raise ScheduleError or ZoneError if it is invalid, which the table's parsers
     prevent."""
-    return _parse(entry.schedule, entry.zone)
+    return parse_schedule(entry.schedule, entry.zone)
 
 
-def _at_start(entry: Entry, base: int | None, now: float, tick_s: float, started: float | None) -> list[Due]:
+def _at_start(entry: Entry, base: int | None, now: float, on_time_s: float, started: float | None) -> list[Due]:
     if started is None:
         return []
     slot = int(started)
     # First seen later: added while the scheduler ran, so it waits for the next start, as in cron.
-    is_due = 0 <= now - started <= _on_time_s(tick_s) if base is None else base < slot <= now
+    is_due = 0 <= now - started <= on_time_s if base is None else base < slot <= now
     return [Due(entry=entry, slot=slot, start=float(slot), reason="the scheduler has started")] if is_due else []
 
 
-def _due(entry: Entry, schedule: Schedule, base: int, now: float, tick_s: float, salt: str) -> list[Due]:
-    newest = schedule.newest_until(now)
-    if newest is None or newest <= base:
+def _due(entry: Entry, schedule: Schedule, base: int, now: float, on_time_s: float, salt: str) -> list[Due]:
+    slot = schedule.newest_until(now)
+    if slot is not None and start_of(entry, slot, salt) > now:
+        slot = schedule.newest_until(slot - 1)
+    starts: dict[int, float] = {}
+    while slot is not None and slot > base and len(starts) < max(1, entry.options.catch_up):
+        starts[slot] = start_of(entry, slot, salt)
+        slot = schedule.newest_until(slot - 1)
+    if not starts or (entry.options.catch_up == 0 and now - max(starts.values()) > on_time_s):
         return []
-    if start_of(entry, newest, salt) > now:
-        newest = schedule.newest_until(newest - 1)
-        if newest is None or newest <= base:
-            return []
-    late_s = now - start_of(entry, newest, salt)
-    is_on_time = late_s <= _on_time_s(tick_s)
-    if entry.options.catch_up == 0 and not is_on_time:
-        return []
-    chosen = [newest]
-    while len(chosen) < entry.options.catch_up:
-        older = schedule.newest_until(chosen[-1] - 1)
-        if older is None or older <= base:
-            break
-        chosen.append(older)
-    chosen.reverse()
-    passed_over = schedule.count(max(base, now - _COUNTED_S), chosen[0] - 1)
-    return [
-        Due(
-            entry=entry,
-            slot=slot,
-            start=start_of(entry, slot, salt),
-            passed_over=passed_over if slot == chosen[0] else 0,
-            reason=_reason(
-                now - start_of(entry, slot, salt), _on_time_s(tick_s), passed_over if slot == chosen[0] else 0
-            ),
-        )
-        for slot in chosen
-    ]
-
-
-def _on_time_s(tick_s: float) -> float:
-    return max(LATE_TICKS * tick_s, LEAST_LATE_S)
-
-
-def _reason(late_s: float, on_time_s: float, passed_over: int) -> str:
-    text = "on time" if late_s <= on_time_s else f"{format_duration(late_s)} late"
-    if passed_over:
-        slots = plural(passed_over, "older slot")
-        text += f"; {slots} missed and not run"
-    return text
+    oldest = min(starts)
+    passed_over = schedule.count(max(base, now - _COUNTED_S), oldest - 1)
+    missed = f"; {plural(passed_over, 'older slot')} missed and not run" if passed_over else ""
+    found = []
+    for slot, start in sorted(starts.items()):
+        reason = "on time" if now - start <= on_time_s else f"{format_duration(now - start)} late"
+        is_oldest = slot == oldest
+        found.append(Due(entry, slot, start, passed_over if is_oldest else 0, reason + (missed if is_oldest else "")))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 from collections.abc import Mapping
 from enum import StrEnum
@@ -39,15 +40,12 @@ class End(NamedTuple):
     summary: str
 
 
-def judge_end(
-    status: int | None, cause: Cause, options: EntryOptions, *, why: str = "", left: int = 0, stuck: int = 0
-) -> End:
+def judge_end(status: int | None, cause: Cause, options: EntryOptions, *, left: int = 0, stuck: int = 0) -> End:
     """Return the result of a run.
 
     Args:
         status: as of os.waitstatus_to_exitcode: negative signal number; None: it has not ended.
         cause: why its supervisor ended it.
-        why: reason given by the scheduler that stopped it.
         left: number of leftover processes that were killed.
         stuck: number of processes that could not be killed.
     """
@@ -55,7 +53,7 @@ def judge_end(
     if cause is Cause.TIMEOUT:
         outcome, said = Outcome.TIMEOUT, f"ended after its timeout of {format_duration(options.timeout_s)}"
     elif cause is Cause.STOPPED:
-        outcome, said = Outcome.CUT_SHORT, f"ended because {why or 'its supervisor was stopped'}"
+        outcome, said = Outcome.CUT_SHORT, "ended because its scheduler was stopped"
     elif cause is Cause.REPLACED:
         outcome, said = Outcome.CUT_SHORT, "ended because its next slot was due (overlap=replace)"
     elif status is None:
@@ -80,57 +78,37 @@ def why_not_started(program: str, number: int, *, facts: Mapping[str, str], dire
     `facts`: found by launch.py: `interpreter` of the first line; `noexec` mount. `directory`: the working directory
     that failed. Sources: execve(2), fork(2).
     """
-    reason = errno.errorcode.get(number, str(number))
-    interpreter = facts.get("interpreter", "")
+    interpreter, words = facts.get("interpreter", ""), os.strerror(number)
     if directory:
-        return (
-            f"cannot enter {directory}: {_words(number)}",
-            "the working directory of a drop-in is the project's directory",
-        )
+        return f"cannot enter {directory}: {words}", "the working directory of a drop-in is the project's directory"
     if number == errno.ENOENT and interpreter.endswith("\r"):
-        return (
-            f"cannot run {program}: it has Windows line endings, so its interpreter would be {interpreter!r}",
-            f"sed -i 's/\\r$//' {quoted(program)}",
-        )
-    if number == errno.ENOENT and interpreter:
-        return (
-            f"cannot run {program}: its interpreter {interpreter} does not exist",
-            "correct its first line; `#!/usr/bin/env NAME` searches PATH, which is short here",
-        )
-    if number == errno.ENOENT:
-        hint = "was it removed?" if "/" in program else "it is not on the PATH of entries; write its absolute path"
-        return f"cannot run {program}: no such file", hint
-    if number == errno.ENOEXEC:
-        return (
-            f"cannot run {program}: the kernel does not know its format",
-            "a script must begin with `#!` and its interpreter, such as `#!/bin/sh`; a binary must match this machine",
-        )
-    if number in (errno.EACCES, errno.EPERM) and "noexec" in facts:
-        return (
-            f"cannot run {program}: its file system is mounted noexec",
-            "call its interpreter in a crontab line, or move the project",
-        )
-    if number in (errno.EACCES, errno.EPERM):
-        return (
-            f"cannot run {program}: {_words(number)}",
-            f"chmod u+x {quoted(program)}; its interpreter must be executable too",
-        )
-    if number == errno.E2BIG:
-        return f"cannot run {program}: arguments and environment are too large", "see `getconf ARG_MAX`"
-    if number == errno.ETXTBSY:
-        return f"cannot run {program}: it is open for writing", "it runs again at its next slot"
-    if number in (errno.EAGAIN, errno.ENOMEM):
-        return (
-            f"cannot run {program}: no process could be started ({_words(number)})",
-            "see `ulimit -u` and the memory of this machine",
-        )
-    return f"cannot run {program}: {_words(number)} ({reason})", ""
+        why = f"it has Windows line endings, so its interpreter would be {interpreter!r}"
+        hint = f"sed -i 's/\\r$//' {quoted(program)}"
+    elif number == errno.ENOENT and interpreter:
+        why = f"its interpreter {interpreter} does not exist"
+        hint = "correct its first line; `#!/usr/bin/env NAME` searches PATH, which is short here"
+    elif number == errno.ENOENT:
+        why, unknown = "no such file", "it is not on the PATH of entries; write its absolute path"
+        hint = "was it removed?" if "/" in program else unknown
+    elif number in (errno.EACCES, errno.EPERM) and "noexec" in facts:
+        why, hint = "its file system is mounted noexec", "call its interpreter in a crontab line, or move the project"
+    elif number in (errno.EACCES, errno.EPERM):
+        why, hint = words, f"chmod u+x {quoted(program)}; its interpreter must be executable too"
+    elif number in (errno.EAGAIN, errno.ENOMEM):
+        why, hint = f"no process could be started ({words})", "see `ulimit -u` and the memory of this machine"
+    else:
+        why, hint = _REASONS.get(number, (f"{words} ({errno.errorcode.get(number, number)})", ""))
+    return f"cannot run {program}: {why}", hint
 
 
-def _words(number: int) -> str:
-    import os
-
-    return os.strerror(number)
+_REASONS = {
+    errno.ENOEXEC: (
+        "the kernel does not know its format",
+        "a script must begin with `#!` and its interpreter, such as `#!/bin/sh`; a binary must match this machine",
+    ),
+    errno.E2BIG: ("arguments and environment are too large", "see `getconf ARG_MAX`"),
+    errno.ETXTBSY: ("it is open for writing", "it runs again at its next slot"),
+}
 
 
 def _signal(number: int) -> str:

@@ -21,7 +21,8 @@
 | RESIL_CRON_ENTRY, RESIL_CRON_SLOT | the entry's name, and the slot in seconds since the epoch |
 
 Nothing else: no token of a login shell, no SLURM_JOB_ID of the scheduler's job. Working directory: the
-project's. Standard input: /dev/null. umask: 077, or 007 if a group operates the project.
+project's. Standard input: /dev/null. umask: that of the scheduler; files are
+open to the group if one operates the project.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ from resilience.cron.records import Entry
 
 SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 
-_PASSED = re.compile(
-    r"LANG|LC_ALL|TZ|XDG_[A-Z0-9_]+|RESIL_[A-Z0-9_]+?__[A-Z0-9_]+|RESIL_PLUGINS|RESIL_LOCAL_[A-Z_]+"
-    r"|SLURM_(CONF|CONF_SERVER|CLUSTERS|SACK_SOCKET|JWT)"
+_LASTING = (
+    r"LANG|LC_ALL|TZ|XDG_(CONFIG|CACHE|STATE|DATA)_HOME|RESIL_[A-Z0-9_]+?__[A-Z0-9_]+|RESIL_PLUGINS|RESIL_LOCAL_SPOOL"
+    # Where SLURM's commands find it, and where jobs go: sbatch(1), "INPUT ENVIRONMENT VARIABLES".
+    r"|SLURM_(CONF|CONF_SERVER|CLUSTERS|SACK_SOCKET)"
     r"|SBATCH_(ACCOUNT|PARTITION|QOS|RESERVATION|CONSTRAINT|CLUSTERS|WCKEY)"
+    # Proxies and certificates for alerts, and the storage that the watchdogs check if the settings name no paths.
     r"|(HTTP|HTTPS|NO|ALL)_PROXY|(http|https|no|all)_proxy|SSL_CERT_FILE|SSL_CERT_DIR|(REQUESTS|CURL)_CA_BUNDLE"
-    rf"|PYTHONPATH|LD_LIBRARY_PATH|{'|'.join(LASTING)}"
+    rf"|{'|'.join(LASTING)}"
 )
+_PASSED = re.compile(rf"{_LASTING}|XDG_[A-Z0-9_]+|RESIL_LOCAL_[A-Z_]+|SLURM_JWT|PYTHONPATH|LD_LIBRARY_PATH")
 _NOT_CHANGED = {"LOGNAME", "USER"}
 """Vixie cron forbids setting LOGNAME, which mail and at(1) trust; programs read either."""
 
@@ -86,6 +90,15 @@ def environment_of(
         "RESIL_CRON_SLOT": str(slot),
     }
     return {name: value for name, value in found.items() if _NAME.fullmatch(name) and "\0" not in value}
+
+
+def lasting_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that ticks started by cron or systemd need, and that may be written into their tables.
+
+    Secrets are left out, such as proxy passwords or expiring tokens (SLURM_JWT).
+    """
+    found = {name: value for name, value in environ.items() if value and re.fullmatch(_LASTING, name)}
+    return {name: value for name, value in found.items() if not ("://" in value and "@" in value)}
 
 
 def short_path(directories: Iterable[str]) -> str:

@@ -12,10 +12,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from resilience.cron.records import Ignored
 from resilience.cron.table.ended import why_not_started
@@ -37,7 +38,7 @@ class Launched(NamedTuple):
     Attributes:
         pid: its process, leader of a process group.
         output: read end of the pipe with its output.
-        problem: read end of the pipe with the reason of a failed start, as JSON; closed without data: it started.
+        problem: read end of the pipe with the reason of a failed start; closed without data: it started.
     """
 
     pid: int
@@ -70,7 +71,7 @@ def launch(
             os.close(descriptor)
         raise
     if pid == 0:
-        _run_child(argv, environment, directory, umask, refuse, writes, reports, parent)
+        _run_child(partial(_try, argv, environment, directory, refuse), umask, writes, reports, parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.close(writes)
     os.close(reports)
@@ -84,11 +85,9 @@ def launch(
 def explain(raw: bytes, program: str) -> tuple[str, str]:
     """Return why the program did not start, given the data from `problem`, and what to try."""
     try:
-        failure: dict[str, Any] = json.loads(raw)
-        if "reason" in failure:
-            return str(failure["reason"]), str(failure["hint"])
-        return why_not_started(program, int(failure["errno"]), facts=failure["facts"], directory=failure["directory"])
-    except (ValueError, KeyError, TypeError):
+        reason, hint = json.loads(raw)
+        return str(reason), str(hint)
+    except (ValueError, TypeError):
         return f"cannot run {program}", ""
 
 
@@ -96,19 +95,6 @@ def prctl(option: int, value: int) -> None:
     """Call prctl(2); ignore options that the kernel does not know."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def close_all(keep: Iterable[int]) -> None:
-    """Close every descriptor beyond standard error except these."""
-    kept = set(keep)
-    try:
-        names = os.listdir("/proc/self/fd")  # noqa: PTH208 - names only
-    except OSError:
-        names = [str(number) for number in range(4096)]
-    for number in map(int, names):
-        if number > 2 and number not in kept:
-            with suppress(OSError):
-                os.close(number)
 
 
 def reset_signals() -> None:
@@ -120,16 +106,8 @@ def reset_signals() -> None:
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _run_child(
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    directory: Path,
-    umask: int,
-    refuse: Callable[[], Ignored | None],
-    writes: int,
-    reports: int,
-    parent: int,
-) -> NoReturn:
+def _run_child(attempt: Callable[[], tuple[str, str]], umask: int, writes: int, reports: int, parent: int) -> NoReturn:
+    failure = ("", "")
     try:
         os.setpgid(0, 0)
         reset_signals()
@@ -142,26 +120,26 @@ def _run_child(
         os.dup2(null, 0)
         os.dup2(writes, 1)
         os.dup2(writes, 2)
-        failure = _try(argv, environment, directory, refuse)
-        os.write(reports, json.dumps(failure).encode()[:4096])
+        failure = attempt()
     except BaseException as error:  # must not continue: this process is a copy of the scheduler
-        with suppress(BaseException):
-            os.write(reports, json.dumps({"reason": f"{type(error).__name__}: {error}"[:500], "hint": ""}).encode())
+        failure = f"{type(error).__name__}: {error}"[:500], ""
     finally:
+        with suppress(BaseException):
+            os.write(reports, json.dumps([word[:1500] for word in failure]).encode())
         os._exit(_CODE)
 
 
 def _try(
     argv: Sequence[str], environment: Mapping[str, str], directory: Path, refuse: Callable[[], Ignored | None]
-) -> dict[str, Any]:
-    """Execute the program, or return why that failed."""
+) -> tuple[str, str]:
+    """Execute the program, or return why that failed, and what to try."""
     try:
         os.chdir(directory)
     except OSError as error:
-        return {"errno": error.errno, "facts": {}, "directory": str(directory)}
+        return why_not_started(argv[0], error.errno or 0, facts={}, directory=str(directory))
     refusal = refuse()
     if refusal is not None:
-        return {"reason": refusal.reason[:1500], "hint": refusal.hint[:1500]}
+        return refusal.reason, refusal.hint
     end = time.monotonic() + BUSY_S
     while True:
         try:
@@ -170,9 +148,9 @@ def _try(
             if error.errno == errno.ETXTBSY and time.monotonic() < end:
                 time.sleep(0.05)
                 continue
-            return {"errno": error.errno, "facts": _facts(argv[0]), "directory": ""}
+            return why_not_started(argv[0], error.errno or 0, facts=_facts(argv[0]))
         except ValueError as error:  # a NUL byte
-            return {"reason": f"cannot run {argv[0]!r}: {error}", "hint": ""}
+            return f"cannot run {argv[0]!r}: {error}", ""
 
 
 def _facts(program: str) -> dict[str, str]:

@@ -35,10 +35,10 @@ class OutputFile:
         """File name; empty as long as nothing was written."""
         return self.path.name if self.path is not None else ""
 
-    def append(self, content: bytes) -> None:
+    def append(self, content: bytes, *, is_last: bool = False) -> None:
         """Append to the file. Raise StateDirectoryError if that fails; the next write then adds a notice of the gap."""
         if not content:
-            return
+            return self.close() if is_last else None
         if self._gap:
             content = f"\n... output is missing here: {self._gap} ...\n".encode("utf-8", "replace") + content
         place = self.path or output_directory(self._directory, self._key)
@@ -52,6 +52,7 @@ class OutputFile:
         except OSError as error:
             self._gap = os.strerror(error.errno or 0)
             raise explain_os_error(error, "write", self.path or place) from error
+        return self.close() if is_last else None
 
     def close(self) -> None:
         """Close the file; some file servers report a full disk only here. Raise StateDirectoryError then."""

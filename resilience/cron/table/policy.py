@@ -1,4 +1,4 @@
-"""Decides whose files may run with the owner's rights. Pure: judges facts of stat(2).
+"""Decides whose files may run with the owner's rights, from facts of stat(2) and of the symbolic links on the way.
 
 Write access to a drop-in, its directory or a parent directory decides what runs as the owner of the project; so the
 rule is that of sshd for authorized_keys (StrictModes): they must belong to the owner or to root, and no other user may
@@ -12,17 +12,21 @@ checked again right before the start, because a slot may start an hour after the
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from resilience.messages import quoted
 
-ROOT_UID = ROOT_GID = 0
-
-
-def _never_private(_: int) -> bool:
-    return False
+ROOT = 0
+BROKEN_LINK = "it is a broken symbolic link"
+MOST_LINKS = 40
+"""MAXSYMLINKS of Linux: path_resolution(7)."""
+_ACL_USER, _ACL_GROUP, _ACL_MASK, _ACL_WRITE = 0x02, 0x08, 0x10, 0x02
 
 
 class Facts(NamedTuple):
@@ -69,19 +73,16 @@ class Policy(NamedTuple):
     uid: int
     gid: int | None = None
     group: str = ""
-    is_private: Callable[[int], bool] = _never_private
+    is_private: Callable[[int], bool] = lambda _: False
     name_of: Callable[[int], str] = str
 
     def judge_directory(self, directory: Facts) -> Refusal | None:
         """Return why nothing in a directory may run; None if it may."""
-        return self._writable(directory, "directory") or self._owner(
-            directory, "directory", is_shared=self._is_shared(directory)
-        )
+        return self._judge(directory, "directory", is_shared=self._is_shared(directory))
 
     def judge_file(self, file: Facts, directory: Facts) -> Refusal | None:
         """Return why a file in an accepted directory may not run; None if it may."""
-        is_shared = self._is_shared(directory) and file.gid == self.gid
-        return self._writable(file, "file") or self._owner(file, "file", is_shared=is_shared)
+        return self._judge(file, "file", is_shared=self._is_shared(directory) and file.gid == self.gid)
 
     def judge_above(self, directory: Facts) -> Refusal | None:
         """Return why a parent directory of a link's target makes it unsafe: other users can replace its content.
@@ -98,42 +99,126 @@ class Policy(NamedTuple):
         is_setgid = bool(directory.mode & stat.S_ISGID)
         return self.gid is not None and directory.gid == self.gid and is_setgid and not directory.mode & stat.S_IWOTH
 
-    def _writable(self, what: Facts, kind: str) -> Refusal | None:
+    def _trusts(self, gid: int) -> bool:
+        return gid in {self.gid, ROOT} or self.is_private(gid)
+
+    def _judge(self, what: Facts, kind: str, *, is_shared: bool) -> Refusal | None:
         if what.mode & stat.S_IWOTH:
             return _world_writable(what, kind)
-        is_open = bool(what.mode & stat.S_IWGRP) and what.gid not in {self.gid, ROOT_GID}
-        if is_open and not self.is_private(what.gid):
+        it = f"the {kind} {what.path}"
+        if what.mode & stat.S_IWGRP and not self._trusts(what.gid):
             return Refusal(
-                f"the {kind} {what.path} is group-writable, and no group operates this project",
-                f"chmod g-w {quoted(what.path)}",
+                f"{it} is group-writable, and no group operates this project", f"chmod g-w {quoted(what.path)}"
             )
-        writers = [self.name_of(uid) for uid in what.users if uid not in {self.uid, ROOT_UID}]
-        writers += [
-            f"group {gid}" for gid in what.groups if gid not in {self.gid, ROOT_GID} and not self.is_private(gid)
-        ]
+        writers = [self.name_of(uid) for uid in what.users if uid not in {self.uid, ROOT}]
+        writers += [f"group {gid}" for gid in what.groups if not self._trusts(gid)]
         if writers:
             return Refusal(
-                f"the {kind} {what.path} is writable for {', '.join(writers)} by its access list",
-                f"setfacl -b {quoted(what.path)}",
+                f"{it} is writable for {', '.join(writers)} by its access list", f"setfacl -b {quoted(what.path)}"
             )
-        return None
-
-    def _owner(self, what: Facts, kind: str, *, is_shared: bool) -> Refusal | None:
-        if what.uid in {self.uid, ROOT_UID} or is_shared:
+        if what.uid in {self.uid, ROOT} or is_shared:
             return None
-        owner = f"the {kind} {what.path} belongs to {self.name_of(what.uid)}"
+        owner = f"{it} belongs to {self.name_of(what.uid)}"
         if self.gid is None:
-            reason, hint = (
+            return Refusal(
                 f"{owner}, but would run with the rights of {self.name_of(self.uid)}",
                 "copy it: the copy belongs to you",
             )
-        else:
-            reason = f"{owner}, and group {self.group} does not control it safely"
-            directory = what.path.rpartition("/")[0] or "/"
-            hint = f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {quoted(directory)}"
-        return Refusal(reason, hint)
+        directory = what.path.rpartition("/")[0] or "/"
+        return Refusal(
+            f"{owner}, and group {self.group} does not control it safely",
+            f"chgrp {self.group} {quoted(what.path)}; its directory: chmod g+s,o-w {quoted(directory)}",
+        )
 
 
 def _world_writable(what: Facts, kind: str) -> Refusal:
     """Return the refusal. The sticky bit does not help: it prevents renaming, not adding."""
     return Refusal(f"the {kind} {what.path} is world-writable", f"chmod o-w {quoted(what.path)}")
+
+
+# ---- facts -----------------------------------------------------------------------------------------------------
+
+
+class Walk(NamedTuple):
+    """A resolved path, and the directories on the way.
+
+    Attributes:
+        path: the target.
+        strict: directories that contain a link on the way, or the target: write access there controls the target.
+        passed: all other directories on the way, outermost first.
+    """
+
+    path: Path
+    strict: tuple[Path, ...]
+    passed: tuple[Path, ...]
+
+
+def follow(path: Path) -> Walk:
+    """Resolve all links of a path, as the kernel does, and collect the directories that determine the target.
+
+    Raise OSError if it is broken (ENOENT), circular (ELOOP), or leads through an unreadable directory (EACCES) or
+    through a file (ENOTDIR).
+    """
+    real = Path("/")
+    rest = list(reversed(path.absolute().parts[1:]))
+    strict: dict[Path, None] = {}
+    passed: dict[Path, None] = {}
+    links = 0
+    while rest:
+        part = rest.pop()
+        if part in (".", ".."):
+            if not stat.S_ISDIR(real.lstat().st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+            real = real if part == "." else real.parent
+            continue
+        passed[real] = None
+        here = real / part
+        if not stat.S_ISLNK(here.lstat().st_mode):
+            real = here
+            continue
+        links += 1
+        if links > MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        strict[real] = None
+        # Not through pathlib, which would drop `..`.
+        target = os.readlink(here)  # noqa: PTH115
+        if target.startswith("/"):
+            real = Path("/")
+        if target.endswith("/"):
+            target += "."  # it has to be a directory: path_resolution(7)
+        rest += [word for word in reversed(target.split("/")) if word]
+    strict[real.parent] = None
+    return Walk(real, tuple(strict), tuple(directory for directory in passed if directory not in strict))
+
+
+def facts_of(path: Path, info: os.stat_result | None = None) -> Facts:
+    """Return the facts about a file or directory that the policy needs. Raise OSError."""
+    info = info or path.stat()
+    facts = Facts(path=str(path), mode=info.st_mode, uid=info.st_uid, gid=info.st_gid)
+    if not info.st_mode & stat.S_IWGRP:
+        # The mask of an access list appears as group permissions: without w, no one else can write.
+        return facts
+    # acl(5), as in include/uapi/linux/posix_acl_xattr.h of the kernel: a version, then tag, permissions, id of each.
+    try:
+        raw = os.getxattr(path, "system.posix_acl_access")
+    except OSError:  # none, or none on this file system
+        return facts
+    entries = list(struct.iter_unpack("<HHI", raw[4 : 4 + (len(raw) - 4) // 8 * 8]))
+    mask = next((permissions for tag, permissions, _ in entries if tag == _ACL_MASK), 7)
+    users, groups = (
+        tuple(number for tag, may, number in entries if tag == wanted and may & mask & _ACL_WRITE)
+        for wanted in (_ACL_USER, _ACL_GROUP)
+    )
+    return facts._replace(users=users, groups=groups)
+
+
+def explain(error: OSError) -> str:
+    """Describe an error of reading a path."""
+    if error.errno is None:
+        return str(error)
+    known = {
+        errno.ENOENT: BROKEN_LINK,
+        errno.ELOOP: "it is a circular symbolic link",
+        errno.EACCES: "permission to read it is denied",
+    }
+    return known.get(error.errno) or f"it cannot be read: {os.strerror(error.errno)}"

@@ -26,6 +26,14 @@ _IN_FRONT = re.compile(rf"(?<![\w./~=-]){_WRAPPER}.*")
 _TRAINING = re.compile(r"(?:^|\s)(-m\s+(?!torch\.|accelerate\.|deepspeed\.)[\w.]+.*|[\w./~${}\"-]+\.py\b.*)")
 _PER_NODE = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)(?:=|\s+)([0-9]{1,4})(?=\s)")
 _IN_ALL = re.compile(r"(?<=\s)(?:-np?\s*|--(?:ntasks|np|num_processes)(?:=|\s+))[0-9]{1,9}(?=\s)")
+_OPTION = re.compile(r"(?<=\s)--(?P<name>[A-Za-z][\w-]*)(?:(?:=|\s+)(?!-)\S+)?(?=\s)")
+_OWN_OPTION = re.compile(
+    r"nproc_per_node|nnodes|node_rank|standalone|use_env|rdzv_(?:id|backend|endpoint)|master_(?:addr|port)"
+    r"|num_(?:processes|machines|gpus|nodes)|machine_rank|main_process_(?:ip|port)|multi_gpu|hostfile|ntasks|np"
+)
+"""The options of launchers that resil's templates set, or that have a note of their own."""
+_UNFINISHED = re.compile(r";\s*(?:done|fi|esac|\})\s*(?:;|$)|(?<!<)<<(?!<)")
+"""The end of a compound command that began before the training, or a here-document."""
 _ENDING = re.compile(r"\s*&\s*$")
 
 
@@ -40,6 +48,7 @@ class Launch:
         per_node: the processes per node that the launcher was given as a number; None: it was not.
         in_all: the launcher's option for the number of all processes, as written; empty: none.
         wrapper: the program in front of the launcher, which the template does not start: `conda run -n env`; or empty.
+        left_out: the other options of torchrun, accelerate or deepspeed, which the template does not know; or empty.
     """
 
     line: str
@@ -48,6 +57,7 @@ class Launch:
     per_node: int | None = None
     in_all: str = ""
     wrapper: str = ""
+    left_out: str = ""
 
 
 def launches_of(script: str) -> tuple[Launch, ...]:
@@ -86,6 +96,10 @@ def parse_launch(line: str) -> Launch | None:
     launcher = bare[: match.start()] + " " if match is not None else ""
     is_outside = template in ("torchrun", "accelerate", "deepspeed")
     in_front = _IN_FRONT.search(bare[: found.start()]) if is_outside else None
+    others = [
+        match[0] for match in _OPTION.finditer(launcher if is_outside else "", found.end())
+        if not _OWN_OPTION.fullmatch(match["name"].replace("-", "_"))
+    ]  # fmt: skip
     per_node, in_all = _PER_NODE.search(launcher), _IN_ALL.search(launcher)
     return Launch(
         line,
@@ -94,6 +108,7 @@ def parse_launch(line: str) -> Launch | None:
         per_node=int(per_node[1]) if per_node is not None else None,
         in_all=in_all[0] if in_all is not None else "",
         wrapper=in_front[0].strip() if in_front is not None else "",
+        left_out=" ".join(others),
     )
 
 
@@ -104,12 +119,12 @@ def _runs_a_file(command: str) -> bool:
 
 
 def _is_whole(command: str) -> bool:
-    """Return whether quotes and parentheses are balanced: the text may come from within `bash -c '...'`."""
+    """Return whether a shell can run it: the text may come from within `bash -c '...'` or `for ...; do ...; done`."""
     try:
         shlex.split(command)
     except ValueError:
         return False
-    return command.count("(") == command.count(")")
+    return command.count("(") == command.count(")") and _UNFINISHED.search(command) is None
 
 
 def _commands(script: str) -> Iterator[str]:

@@ -236,7 +236,7 @@ def _variables(case: _Case) -> Iterator[LintFinding]:
 def _values(case: _Case) -> Iterator[LintFinding]:
     for name, value in case.options.items():
         if value is not None and (form := expected_form(name, value)):
-            yield _refuse(f"--{name}={cut(value, 60)} is not {form}")
+            yield _refuse(f"--{name}={cut(value, 60)} is not {form}", f"see --{name} in: man sbatch")
 
 
 def _requeue(case: _Case) -> Iterator[LintFinding]:

@@ -142,7 +142,8 @@ def _describe(job: Job) -> list[str]:
 
 
 def _time(seconds: float | None, missing: str) -> str:
-    return missing if seconds is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(seconds))
+    layout = os.environ.get("SLURM_TIME_FORMAT") or "%Y-%m-%dT%H:%M:%S"
+    return missing if seconds is None else time.strftime(layout, time.localtime(seconds))
 
 
 def _elapsed(job: Job) -> str:

@@ -23,8 +23,7 @@ from resilience.schedulers._local import job, processes, rules
 from resilience.schedulers._local.dependency import job_ids
 from resilience.schedulers._local.records import Entry, Task
 from resilience.schedulers._local.rules import Due
-from resilience.schedulers._local.shim import write_shims
-from resilience.schedulers._local.spool import Spool, take_lock
+from resilience.schedulers._local.spool import Spool, take_lock, write_shims
 from resilience.system.ports import SystemClock
 
 LOCK_S = 10.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -13,30 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-import resilience
 from resilience.errors import UsageError
 from resilience.schedulers._local.options import Syntax, words
 from resilience.schedulers._local.processes import slurm_variables, start_ticks
 from resilience.system.files import write_atomic
-
-NAMES = ("srun", "scontrol", "squeue", "scancel", "sbatch")
-
-
-def shim_script(name: str, *, python: str, source: str) -> str:
-    """Return a script that calls `_local/shim.py` without changes of the environment. Pure."""
-    code = f"import sys; sys.path.insert(0, {source!r}); from resilience.schedulers._local.shim import main; main()"
-    return f'#!/bin/sh\nexec {shlex.quote(python)} -IS -c {shlex.quote(code)} {name} "$@"\n'
-
-
-def write_shims(directory: Path) -> None:
-    """Write the replacement commands to `directory`, for this Python, from an installed package or a clone."""
-    source = str(Path(resilience.__file__).parent.parent)
-    for name in NAMES:
-        script = shim_script(name, python=sys.executable, source=source)
-        path = directory / name
-        if not path.exists() or path.read_text() != script:
-            write_atomic(path, script, mode=0o700)
-
 
 _SRUN = Syntax(
     "srun",

@@ -25,6 +25,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+import resilience
 from resilience.errors import SchedulerUnavailable, StateDirectoryError
 from resilience.job import JobState
 from resilience.messages import quoted
@@ -47,7 +49,25 @@ _FEW = 16
 synced: that would take seconds, and they are lost only in a power failure shortly after."""
 _SETTLED_NS = 50_000_000
 _LOCK_POLL_S = 0.005
+COMMANDS = ("srun", "scontrol", "squeue", "scancel", "sbatch")
+"""Replacements of SLURM's commands for jobs (shim.py)."""
 _SAFE_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def shim_script(name: str, *, python: str, source: str) -> str:
+    """Return a script that calls `_local/shim.py` without changes of the environment. Pure."""
+    code = f"import sys; sys.path.insert(0, {source!r}); from resilience.schedulers._local.shim import main; main()"
+    return f'#!/bin/sh\nexec {shlex.quote(python)} -IS -c {shlex.quote(code)} {name} "$@"\n'
+
+
+def write_shims(directory: Path) -> None:
+    """Write the replacement commands to `directory`, for this Python, from an installed package or a clone."""
+    source = str(Path(resilience.__file__).parent.parent)
+    for name in COMMANDS:
+        script = shim_script(name, python=sys.executable, source=source)
+        path = directory / name
+        if not path.exists() or path.read_text() != script:
+            write_atomic(path, script, mode=0o700)
 
 
 def spool_path(environ: Mapping[str, str]) -> Path:

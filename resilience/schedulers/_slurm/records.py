@@ -174,6 +174,7 @@ def parse_config(config: str, partitions: str) -> ClusterConfig:
         send_user_signal="send_user_signal" in raw.get("PreemptParameters", "").split(","),
         partitions=states,
         default_partition=default,
+        whole_nodes=parse_whole_nodes(partitions, raw.get("SelectType", "")),
         raw=raw,
     )
 
@@ -233,6 +234,20 @@ def parse_partitions(text: str) -> tuple[Mapping[str, str], str]:
         if words.get("Default") == "YES":
             default = words["PartitionName"]
     return states, default
+
+
+def parse_whole_nodes(partitions: str, select_type: str) -> tuple[str, ...]:
+    """Return the partitions that give each job whole nodes (slurm.conf(5), OverSubscribe and SelectType).
+
+    With select/linear, only `OverSubscribe=FORCE` lets the jobs of others onto the same node. Pure.
+    """
+    found = []
+    for record in _split(partitions, "PartitionName=") if "PartitionName=" in partitions else ():
+        words = dict(_WORD.findall(record))
+        share = words.get("OverSubscribe", "")
+        if share == "EXCLUSIVE" or (select_type == "select/linear" and not share.startswith("FORCE")):
+            found.append(words["PartitionName"])
+    return tuple(found)
 
 
 def _number(text: str | None) -> int | None:

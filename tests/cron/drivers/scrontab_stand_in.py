@@ -62,6 +62,10 @@ def parse(table: bytes) -> list[Entry] | None:
                     print(f"scrontab: error: Invalid option found in #SCRON line: {word}", file=sys.stderr)
                     return None
                 name, _, value = word.lstrip("-").partition("=")
+                if name == "signal" and value.startswith("B:"):  # recorded from 24.11; 26.05 takes it
+                    print("scrontab: error: Invalid --signal specification", file=sys.stderr)
+                    print(f"scrontab: error: Invalid option found in #SCRON line: {word}", file=sys.stderr)
+                    return None
                 options[SHORT.get(name, name)] = value if word.startswith("--") else next(words, "")
             continue
         if text.startswith(b"#"):

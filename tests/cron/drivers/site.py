@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from resilience.cron.records import Installation
+from resilience.cron.state_directory import CronDirectory
 from resilience.runs.context import Context
 from resilience.runs.project import Project
 from resilience.submission import Submission, Submitted
 from resilience.watch.watchdogs import context_of
-from tests.lab.fakes import ME, NOW, FakeScheduler, make_project
+from tests.cron.drivers.slurm_programs import DOWN as NO_ANSWER
+from tests.cron.drivers.slurm_programs import Programs
+from tests.lab.fakes import DOWN, ME, NOW, FakeScheduler, make_project
 
 # As Debian's: a carriage return is listed as the two characters `\\r`, and only an editor sees the file as it is.
 CRONTAB = """\
@@ -69,12 +73,13 @@ class Site:
     Attributes:
         directory: where the stand-ins keep what they are told.
         queue: the scheduler of every project.
+        slurm: the programs of the same queue, as the keeper of the chain calls them.
     """
 
     def __init__(self, directory: Path, host: str = "login1") -> None:
         self.directory, self.host = directory, host
         self.bin = directory / "bin"
-        self.queue = Queue()
+        self.queue, self.slurm = Queue(), Programs(directory / "slurm")
         if not self.bin.exists():
             self.bin.mkdir()
             for name, text in PROGRAMS.items():
@@ -94,6 +99,11 @@ class Site:
         """Have a program do that first: `exit 1`, `exec sleep 1000` ..."""
         (self.directory / f"{name}.fault").write_text(fault + "\n")
 
+    def stop_controller(self) -> None:
+        """No program of SLURM gets an answer."""
+        self.queue.trouble = DOWN
+        self.slurm.fault("squeue", NO_ANSWER)
+
     def mend(self, name: str) -> None:
         """It works again."""
         (self.directory / f"{name}.fault").unlink()
@@ -101,7 +111,7 @@ class Site:
     def environ(self) -> dict[str, str]:
         """What a person's shell has."""
         return {
-            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "PATH": f"{self.bin}:{self.slurm.directory}:/usr/bin:/bin",
             "HOME": str(self.directory / "home"),
             "LOGNAME": ME,
             "SITE": str(self.directory),
@@ -121,6 +131,10 @@ class Site:
         """What a driver sees of a project."""
         return context_of(self.project(name))
 
+    def directory_of(self, name: str = "one") -> CronDirectory:
+        """The state directory of a project's cron."""
+        return CronDirectory(self.context(name).state_dir)
+
     def table(self, name: str = "crontab") -> bytes | None:
         """The bytes of a person's table."""
         path = self.directory / f"{name}.table"
@@ -135,7 +149,7 @@ class Site:
         return {
             str(path.relative_to(self.directory)): path.read_bytes()
             for path in sorted(self.directory.rglob("*"))
-            if path.is_file() and ".resil" not in path.parts and path.name not in ("calls", "reloaded")
+            if path.is_file() and not {".resil", "slurm"} & set(path.parts) and path.name not in ("calls", "reloaded")
         }
 
 
@@ -153,3 +167,17 @@ def an_installation(context: Context, driver: str, token: str = "0123456789abcde
         mode=mode,
         facts={"$PATH": "/usr/bin:/bin", "$HOME": str(host.home)},
     )
+
+
+@contextmanager
+def a_python_that_says_what_it_was_told(directory: Path) -> Iterator[Path]:
+    """A program that writes its words, its environment and its directory into told.json beside it."""
+    directory.mkdir(parents=True)
+    python = directory / "python"
+    told = directory / "told.json"
+    python.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
+        f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
+    )
+    python.chmod(0o755)
+    yield python

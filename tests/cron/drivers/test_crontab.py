@@ -7,18 +7,15 @@ import os
 import pwd
 import shlex
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.cron.drivers import crontab
-from resilience.cron.drivers._ticks.place import Elsewhere
+from resilience.cron.drivers._tables import Elsewhere
 from resilience.cron.drivers.crontab import DRIVER, CrontabDriver, script_file, table_lines
 from resilience.cron.records import Heartbeat
 from resilience.cron.state_directory import CronDirectory
@@ -37,8 +34,8 @@ from tests.cron.drivers.real_cron import (
     raw_table,
     requirements,
 )
-from tests.cron.drivers.site import Site, an_installation
-from tests.cron.drivers.ticks.test_lines import TABLES
+from tests.cron.drivers.site import Site, a_python_that_says_what_it_was_told, an_installation
+from tests.cron.drivers.test_tables import TABLES
 from tests.lab.fakes import NOW
 
 SETTINGS = CronSettings()
@@ -125,15 +122,6 @@ def test_a_real_crontab_that_is_full_says_so_and_stays(site: Site) -> None:
         assert raw_table(OTHER) == full.encode()
 
 
-def test_carriage_returns_that_cannot_be_read_as_they_are_keep_us_away(site: Site) -> None:
-    site.write_table(b"* * * * * true\r\n")
-    site.break_program("crontab", '[ "$1" = -e ] && exit 1')
-    context = site.context()
-    with pytest.raises(ResilError, match="carriage returns"):
-        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
-    assert site.table() == b"* * * * * true\r\n"
-
-
 def test_two_characters_that_look_like_a_carriage_return_stay_two(site: Site) -> None:
     before = b"0 3 * * * printf 'a\\r\\n'\n"
     site.write_table(before)
@@ -190,30 +178,32 @@ def test_many_that_install_at_once_lose_no_line(site: Site) -> None:
     assert all(table.count(one.token.encode()) == 2 for one in made) and table.endswith(b"0 3 * * * mine\n")
 
 
-def test_a_table_that_crontab_refuses_stays_as_it_was(site: Site) -> None:
-    site.write_table(b"0 3 * * * mine\n")
-    site.break_program(
-        "crontab", '[ "$1" = - ] && { echo \'"-":7: bad minute\' >&2; echo "errors in crontab file" >&2; exit 1; }'
-    )
+@pytest.mark.parametrize(
+    ("table", "fault", "match"),
+    [
+        (b"* * * * * true\r\n", '[ "$1" = -e ] && exit 1', "carriage returns"),
+        (
+            b"0 3 * * * mine\n",
+            '[ "$1" = - ] && { echo \'"-":7: bad minute\' >&2; echo "errors in crontab file" >&2; exit 1; }',
+            "bad minute; errors in crontab file",
+        ),
+        (  # after the write, the first listing fails
+            b"0 3 * * * mine\n",
+            '[ "$1" = - ] && touch "$SITE/written"\n'
+            '[ "$1" = -l ] && [ -e "$SITE/written" ] && { rm "$SITE/written"; echo boom >&2; exit 1; }',
+            "boom",
+        ),
+    ],
+)
+def test_a_table_that_cannot_be_read_or_written_stays_as_it_was(
+    site: Site, table: bytes, fault: str, match: str
+) -> None:
+    site.write_table(table)
+    site.break_program("crontab", fault)
     context = site.context()
-    with pytest.raises(ResilError, match="bad minute; errors in crontab file"):
+    with pytest.raises(ResilError, match=match):
         DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
-    assert site.table() == b"0 3 * * * mine\n"
-
-
-def test_a_written_line_that_cannot_be_read_back_is_removed_again(site: Site) -> None:
-    site.write_table(b"0 3 * * * mine\n")
-    # After the write, the first listing fails.
-    site.break_program(
-        "crontab",
-        '[ "$1" = - ] && touch "$SITE/written"\n'
-        '[ "$1" = -l ] && [ -e "$SITE/written" ] && { rm "$SITE/written"; echo boom >&2; exit 1; }',
-    )
-    context = site.context()
-    with pytest.raises(ResilError, match="boom"):
-        DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
-    (site.directory / "crontab.fault").unlink()
-    assert site.table() == b"0 3 * * * mine\n"
+    assert site.table() == table
 
 
 # ---- whether it can be used ------------------------------------------------------------------------------------------
@@ -250,7 +240,7 @@ def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
     found = driver.availability(site.context())
     assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
     site.write_table(
-        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())).encode() + b"\n"
+        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())[0]).encode() + b"\n"
     )
     state = driver.state(an_installation(site.context(), "crontab"), SETTINGS, site.context())
     assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
@@ -304,19 +294,6 @@ def test_a_line_that_was_commented_out_is_detected_and_restored(site: Site) -> N
 
 
 # ---- the line itself ------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def a_python_that_says_what_it_was_told(directory: Path) -> Iterator[Path]:
-    directory.mkdir(parents=True)
-    python = directory / "python"
-    told = directory / "told.json"
-    python.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nprint('on standard output')\n"
-        f"json.dump([sys.argv[1:], dict(os.environ), os.getcwd()], open({str(told)!r}, 'w'))\n"
-    )
-    python.chmod(0o755)
-    yield python
 
 
 @pytest.mark.parametrize("odd", ["plain", "with a blank", "100%", "it's", 'say "hi"', "$HOME `id` !x ;#&|*?", "süß"])
@@ -386,7 +363,7 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
 def test_without_the_state_directory_nothing_runs_and_no_mail_is_sent(site: Site) -> None:
     context = site.context()
     with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
-        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[1]
+        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[0][1]
         done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert (done.stdout, done.stderr) == (b"", b"") and not (python.parent / "told.json").exists()
 
@@ -402,11 +379,11 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
         DRIVER.install(installation, SETTINGS, context)
         assert DRIVER.install(installation, SETTINGS, context) == ()
         line = (site.table() or b"").decode().split("\n")[1]
-        assert len(line) < 999 and Path(script_file(context)).stat().st_mode & 0o777 == 0o700
+        assert len(line) < 999 and script_file(context).stat().st_mode & 0o777 == 0o700
         subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert json.loads((python.parent / "told.json").read_text())[1]["LD_LIBRARY_PATH"] == facts["$LD_LIBRARY_PATH"]
     DRIVER.uninstall(installation, SETTINGS, context)
-    assert not Path(script_file(context)).exists()
+    assert not script_file(context).exists()
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import configparser
+import json
+import re
 import shutil
 import subprocess
 from dataclasses import replace
@@ -10,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._ticks.lines import unit_name
-from resilience.cron.drivers._ticks.place import Elsewhere
-from resilience.cron.drivers.systemd import SystemdDriver, quoted
+from resilience.cron.drivers._tables import Elsewhere, unit_name
+from resilience.cron.drivers.systemd import SystemdDriver
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from tests.cron.drivers.site import Site, an_installation
+from tests.cron.drivers.site import Site, a_python_that_says_what_it_was_told, an_installation
 from tests.lab.fakes import ME
 
 SETTINGS = CronSettings()
@@ -74,13 +75,29 @@ def test_systemd_itself_finds_nothing_wrong_with_the_units(site: Site, driver: S
     assert verify(service), "it does find what is wrong"
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_each_word_is_read_as_it_was_meant(odd: str) -> None:
-    """systemd.syntax(7): C's escapes in double quotes; `%%` is `%`, and in commands `$$` is `$`."""
-    word = quoted(f"/x {odd}")
-    assert word.startswith('"') and word.endswith('"')
-    inner = word[1:-1].replace("%%", "%").replace('\\"', '"').replace("\\\\", "\\")
-    assert inner == f"/x {odd}"
+def as_systemd_runs(service: str) -> list[str]:
+    """Return the command of a unit. systemd.syntax(7): C's escapes in double quotes; `%%` is `%`, `$$` is `$`."""
+    (line,) = re.findall(r"^ExecStart=/bin/sh -c \"(.*)\"$", service, re.MULTILINE)
+    assert "$" not in line.replace("$$", "") and "%" not in line.replace("%%", "")
+    escaped = re.sub(r"([%$])\1", r"\1", line)
+    return ["/bin/sh", "-c", re.sub(r"\\(.)", lambda found: {"t": "\t"}.get(found[1], found[1]), escaped)]
+
+
+@pytest.mark.parametrize("odd", [*ODD, "a\tb"])
+def test_the_command_arrives_word_for_word_with_the_recorded_environment_alone(
+    site: Site, driver: SystemdDriver, odd: str
+) -> None:
+    context = site.context(odd)
+    with a_python_that_says_what_it_was_told(site.directory / f"venv {odd}") as python:
+        facts = {"$PATH": "/usr/bin:/bin", "$PYTHONPATH": "/x", "$RESIL_RUN__NAME": f"a {odd}"}
+        installation = replace(an_installation(context, "systemd"), python=str(python), facts=facts)
+        driver.install(installation, SETTINGS, context)
+        foreign = {"PATH": "/nowhere", "PYTHONHOME": "/y", "DBUS_SESSION_BUS_ADDRESS": "z"}
+        subprocess.run(as_systemd_runs(units(context)[0].read_text()), env=foreign, cwd="/", check=True, timeout=60)
+        words, environ, cwd = json.loads((python.parent / "told.json").read_text())
+    assert words == ["-P", "-m", "resilience", "cron", "tick", "--no-wait", "--driver", "systemd"]
+    assert {f"${key}": value for key, value in environ.items() if key != "LC_CTYPE"} == facts
+    assert cwd == str(context.project)
 
 
 def test_a_tick_ends_alone_and_its_runs_continue(site: Site, driver: SystemdDriver) -> None:
@@ -94,15 +111,6 @@ def test_a_tick_ends_alone_and_its_runs_continue(site: Site, driver: SystemdDriv
     assert parsed["Timer"]["OnCalendar"] == "*-*-* *:*:00" and parsed["Timer"]["AccuracySec"] == "1s"
     assert parsed["Timer"]["Unit"] == units(context)[0].name and parsed["Install"]["WantedBy"] == "timers.target"
     assert units(context)[0].stat().st_mode & 0o777 == 0o600
-    assert "UnsetEnvironment=PYTHONHOME PYTHONPATH" in service
-
-
-def test_a_variable_that_the_interpreter_needs_is_not_unset(site: Site, driver: SystemdDriver) -> None:
-    context = site.context()
-    needs = replace(an_installation(context, "systemd"), facts={"$PYTHONPATH": "/x"})
-    driver.install(needs, SETTINGS, context)
-    text = units(context)[0].read_text()
-    assert 'Environment="PYTHONPATH=/x"' in text and "UnsetEnvironment=PYTHONHOME\n" in text
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze is installed here")

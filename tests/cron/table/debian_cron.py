@@ -1,7 +1,8 @@
-"""What Debian's cron does, minute by minute: an oracle that shares no code with ours.
+"""What Debian's cron does, minute by minute, and with a line: an oracle that shares no code with ours.
 
-Written after entry.c (load_entry, get_list, get_range) and cron.c (main, find_jobs) of cron 3.0pl1-162, as released
-with Debian 12: bits of fields, MIN_STAR and HR_STAR, and a virtual clock that is led to the clock on the wall.
+Written after entry.c (load_entry, get_list, get_range), do_command.c and cron.c (main, find_jobs) of cron 3.0pl1-162,
+as released with Debian 12: bits of fields, MIN_STAR and HR_STAR, and a virtual clock that is led to the clock on the
+wall.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
 from zoneinfo import ZoneInfo
+
+from resilience.cron.table.expression import Schedule
 
 _BOUNDS = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -82,6 +85,39 @@ class DebianCron:
         for day in range(first // 1440, last // 1440 + 1):
             if self.matches(day * 1440 + of_day[0]):
                 yield from (m for m in (day * 1440 + one for one in of_day) if first <= m < last)
+
+
+def between(schedule: Schedule, after: float, until: float) -> Iterator[int]:
+    """The slots of one of our schedules in (after, until]."""
+    slot = schedule.next_after(after)
+    while slot is not None and slot <= until:
+        yield slot
+        slot = schedule.next_after(slot)
+
+
+def command_and_input(text: str) -> tuple[str, str]:
+    """do_command.c: what its shell gets after -c, and through a pipe."""
+    command, escaped, rest = "", False, ""
+    for position, character in enumerate(text):
+        if escaped:
+            if character == "%":
+                command = command[:-1]
+            command, escaped = command + character, False
+        elif character == "%":
+            rest = text[position + 1 :]
+            break
+        else:
+            command, escaped = command + character, character == "\\"
+    given, escaped = "", False
+    for character in rest:
+        if escaped and character != "%":
+            given += "\\"
+        if not escaped and character == "%":
+            character = "\n"
+        escaped = character == "\\"
+        given += "" if escaped else character
+    given += "\\" if escaped else ""
+    return command, given if not given or given.endswith("\n") else given + "\n"
 
 
 def _bits(word: str, index: int) -> set[int]:

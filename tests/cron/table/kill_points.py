@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.running import here
-from resilience.cron.table.watched_run import RunSpec, supervise
+from resilience.cron.table.watched_run import Setup, supervise
 from resilience.system.ports import SystemClock
 from tests.cron.table.runs import SLOT, entry
 
@@ -23,11 +23,9 @@ def _no_room(_: threading.Thread) -> None:
 def run_supervisor(project: str) -> None:
     """Run the supervisor of one run."""
     setattr(threading.Thread, "start", _no_room)  # noqa: B010 - a plain assignment is refused by type checkers
-    spec = RunSpec(
-        entry=entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3"), slot=SLOT,
-        directory=CronDirectory(Path(project, "state")), project=Path(project), environment={"PATH": "/usr/bin:/bin"},
-        secrets=(), output_bytes=65536, keep_runs=3, refuse=lambda _: None, replace=(), at=here(), clock=SystemClock(),
-    )  # fmt: skip
+    directory = CronDirectory(Path(project, "state"))
+    setup = Setup(directory, Path(project), lambda _: None, (), 65536, 3, "n1", SystemClock())
+    run = directory.book.claim("crontab+it", SLOT, {"name": "crontab/it"}, time.time)
     _, report_to = os.pipe()
-    reason_from, _ = os.pipe2(os.O_NONBLOCK)
-    supervise(spec, report_to, reason_from)
+    program = entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3")
+    supervise(setup, program, SLOT, run, (), {"PATH": "/usr/bin:/bin"}, report_to)

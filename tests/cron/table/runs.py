@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, RunRecord
+from resilience.cron.book import State
+from resilience.cron.records import Entry, EntryOptions, Ignored, Kind, Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table import watched_program
+from resilience.cron.table import watched_run
 from resilience.cron.table.output import output_directory
 from resilience.cron.table.supervisor import Supervised
+from resilience.cron.table.watched_run import longest_s
+from resilience.errors import StateDirectoryError
 from resilience.settings.cron_settings import CronSettings
 
 PATIENCE_S = 60.0
@@ -39,6 +43,7 @@ class Runs:
         self.directory = CronDirectory(state or project / "state", group)
         self.environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(project)}
         self.refused: Ignored | None = None
+        self._numbers = itertools.count(1)
         self.supervised = Supervised(
             self.directory,
             CronSettings(**{"output_bytes": 65536.0, **options}),
@@ -52,7 +57,16 @@ class Runs:
 
     def start(self, entry: Entry, slot: int = SLOT) -> RunRecord:
         """Begin a run."""
-        return self.supervised.start(entry, slot).record
+        key = f"{entry.key}#{next(self._numbers)}"  # a slot may be run again
+        limit_s = longest_s(entry.options.timeout_s)
+        try:
+            run = self.directory.book.claim(key, slot, {"name": entry.name}, time.time, limit_s=limit_s)
+        except StateDirectoryError:
+            run = None
+        record = self.supervised.start(entry, slot, run)
+        if run is not None and record.outcome is not Outcome.RUNNING:
+            self.directory.book.drop(run)
+        return record
 
     def ends(self, count: int = 1) -> tuple[RunRecord, ...]:
         """The next ends."""
@@ -95,11 +109,9 @@ class Runs:
                     )
         return found
 
-    def marks(self) -> list[str]:
-        """The names of the marks of what runs."""
-        with suppress(FileNotFoundError):
-            return sorted(path.name for path in (self.directory.path / "running").iterdir() if path.name[0] != ".")
-        return []
+    def active(self) -> list[str]:
+        """The runs that have not ended."""
+        return [f"{run.entry_key}@{run.slot}" for run in self.directory.book.active() if run.state is State.RUNNING]
 
 
 def entry(*argv: str, name: str = "crontab/it", environment: Mapping[str, str] | None = None, **options: Any) -> Entry:
@@ -113,9 +125,9 @@ def entry(*argv: str, name: str = "crontab/it", environment: Mapping[str, str] |
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Grown patience cut short: a second for what takes ten. Supervisors inherit it."""
-    monkeypatch.setattr(watched_program, "KILL_AFTER_S", 1.0)
-    monkeypatch.setattr(watched_program, "LINGER_S", 0.3)
-    monkeypatch.setattr(watched_program, "SECOND_S", 0.05)
+    monkeypatch.setattr(watched_run, "KILL_AFTER_S", 1.0)
+    monkeypatch.setattr(watched_run, "LINGER_S", 0.3)
+    monkeypatch.setattr(watched_run, "SECOND_S", 0.05)
 
 
 @pytest.fixture

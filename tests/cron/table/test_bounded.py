@@ -167,3 +167,23 @@ def test_whatever_comes_no_secret_is_kept_and_what_fits_is_whole(
 )
 def test_the_last_line_is_printable(text: bytes, line: str) -> None:
     assert last_line(text) == line
+
+
+KEY = (
+    b"-----BEGIN RSA PRIVATE KEY-----\n"
+    + b"x9Yb+/Zq" * 8
+    + b"\n"
+    + b"q7Lm/Zq9" * 8
+    + b"\n-----END RSA PRIVATE KEY-----\n"
+)
+FORMS = (KEY, b"hf_" + b"AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh\n", b"password=hunter2x7\n", b"https://me:hunter2x7@host\n")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 7, 64, 10**6])
+def test_a_secret_of_a_common_form_is_found_in_pieces_and_across_every_cut(form: bytes, size: int) -> None:
+    for before in range(1900, 2100, 13):
+        raw = b"-" * (before - 1) + b"\n" + form + b"line\n" * 3000 + form + b"." * before
+        kept = keep(in_pieces(raw, size) if size > 1 or before % 5 == 0 else [raw], 4000, (), supervise=True)
+        for piece in (b"x9Yb+/Zq", b"q7Lm/Zq9", b"AbCdEfGh", b"hunter2x7"):
+            assert piece not in kept, before

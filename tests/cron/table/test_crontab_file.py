@@ -2,23 +2,75 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from resilience.cron.records import EntryOptions, Ignored, Kind, Overlap, Table
-from resilience.cron.table.crontab_file import LONGEST_LINE, parse_crontab
+from resilience.cron.table.crontab_file import LONGEST_LINE, command_of, parse_crontab, program_of, split_input
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.options import OptionError
 from resilience.settings.cron_settings import CronSettings
+from tests.cron.drivers.real_cron import USER, a_cron_daemon, a_user_with_a_crontab, requirements
+from tests.cron.table.debian_cron import command_and_input
 
 GOOD = b"7 3 * * * good\n"
+
+SETTINGS = r"""
+A = b
+A='b c'
+A="b'c"
+A=b'c'
+A=""
+A=b # c
+"A"=b=c
+A=$HOME/x
+A	=	b
+A='b' 
+A='  a"b'
+A=b"c
+A=%x\%
+A=\\n
+""".strip("\n").splitlines()  # fmt: skip  # noqa: W291
+
+# Commands whose `%`, quotes and blanks cron reads in a way of its own.
+COMMANDS = r"""
+echo "$HOME" ~ && echo x | tr x y; echo *
+cd / && pwd >> /dev/null; A=b sh -c 'echo $A'
+ls {a,b} 2>&1 | wc -l & wait
+echo a # comment
+echo 'two  blanks'	'a tab'
+echo \* \$HOME a\\b "it's"
+date +\%F%input
+cat%one%two\%x%
+cat%
+cat%a\b\\c\\%d\
+cat%\%%\\%\x
+cat%a%%b%%
+cat %  lead
+printf '<\%s>' 'a\%b'
+printf '<\%s>' 'a\\%b'
+printf '<\%s>' 'a\''\%b'
+wc -c; cat%abc
+%only
+\%
+echo 'unbalanced
+exit 3
+""".strip().splitlines()
 
 
 def read(text: str | bytes, **settings_: object) -> Table:
     return parse_crontab(text, "cron/crontab", CronSettings(**settings_))  # type: ignore[arg-type]
+
+
+def commands(table: Table) -> list[str]:
+    return [command_of(entry.argv) for entry in table.entries]
 
 
 def only_fault(table: Table) -> Ignored:
@@ -32,7 +84,7 @@ def test_a_line_is_an_entry() -> None:
     assert entry.name.startswith("crontab/")
     assert len(entry.name) == len("crontab/") + 8
     assert (entry.place, entry.schedule, entry.kind) == ("cron/crontab:3", "30 4 * * MON-FRI", Kind.RUN)
-    assert entry.argv == ("./backup", "--all", "my disk")
+    assert entry.argv == ("/bin/sh", "-c", "./backup --all  'my disk'")
     assert (entry.path, entry.zone, entry.mail_to, dict(entry.environment)) == ("", "", None, {})
     assert entry.options == EntryOptions(timeout_s=3600, catch_up=1, jitter_s=0)
 
@@ -43,8 +95,93 @@ def test_a_line_is_an_entry() -> None:
 )
 def test_every_way_to_write_a_schedule_is_read(line: str) -> None:
     (entry,) = read(line).entries  # no newline at the end either: Debian's cron refuses the whole file for that
-    assert entry.argv == ("x",)
+    assert entry.argv == ("/bin/sh", "-c", "x")
     parse_schedule(entry.schedule)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_line_does_what_cron_does(command: str) -> None:
+    (entry,) = read(f"0 1 * * * {command}").entries
+    meant, given = command_and_input(command)
+    theirs = subprocess.run(["/bin/sh", "-c", meant], input=given, capture_output=True, text=True, timeout=60)
+    environ = {**os.environ, **entry.environment}
+    ours = subprocess.run(entry.argv, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert (ours.returncode, ours.stdout, ours.stderr) == (theirs.returncode, theirs.stdout, theirs.stderr)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab \t'\"\\|&;<>()$`*?[~#{},=%\u00e9-0/."), max_size=30))
+def test_percent_signs_and_backslashes_are_read_as_by_cron(text: str) -> None:
+    command, given = split_input(text)
+    assert (command, given or "") == command_and_input(text)
+
+
+def test_the_input_of_a_command_is_shown_to_no_other_user() -> None:
+    (entry,) = read("SHELL=/bin/bash\n0 1 * * * mysql -p%my secret%x").entries
+    assert command_of(entry.argv) == "mysql -p%..." and program_of(entry.argv) == "mysql"
+    assert "secret" not in str(entry.argv) and entry.environment["RESIL_CRON_INPUT"] == "my secret\nx\n"
+    said = ("/bin/sh", *entry.argv[1:4], "test -z $RESIL_CRON_INPUT; cat")
+    ran = subprocess.run(said, env=dict(entry.environment), capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stdout == "my secret\nx\n"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.xdist_group("cron")
+@pytest.mark.skipif(
+    os.environ.get("RESIL_SOAK") != "1", reason="waits for a full minute of the real cron: set RESIL_SOAK=1"
+)
+def test_the_model_does_what_the_cron_installed_here_does(tmp_path: Path) -> None:
+    if missing := requirements("cron"):
+        pytest.skip(missing)
+    with tempfile.TemporaryDirectory() as name, a_user_with_a_crontab(USER) as user:
+        os.chmod(name, 0o777)  # noqa: PTH101
+        lines = [f"* * * * * exec >{name}/{n}; {command}" for n, command in enumerate(COMMANDS)]
+        for number, setting in enumerate(SETTINGS):
+            lines += [setting, f"* * * * * env | grep ^A= >{name}/A{number}"]
+        table = "\n".join(['MAILTO=""', *lines, f"* * * * * sleep 3; touch {name}/done", ""])
+        assert user.run(["crontab", "-"], timeout_s=60, stdin=table).returncode == 0
+        # Afterwards: cron does not notice a table that is written in the second in which it starts.
+        with a_cron_daemon(tmp_path / "log"):
+            deadline = time.monotonic() + 200
+            while not Path(name, "done").exists() and time.monotonic() < deadline:
+                time.sleep(0.5)
+        for number, command in enumerate(COMMANDS):
+            meant, given = command_and_input(f"exec >{tmp_path}/{number}; {command}")
+            argv = ["/bin/sh", "-c", meant]
+            subprocess.run(
+                argv, input=given, text=True, timeout=60, env={"HOME": f"/home/{USER}"}, check=False, cwd="/"
+            )
+            theirs, ours = (Path(where, str(number)) for where in (name, tmp_path))
+            assert theirs.exists() == ours.exists(), command
+            assert not ours.exists() or "*" in command or theirs.read_text() == ours.read_text(), command
+        told = [Path(name, f"A{number}").read_text() for number in range(len(SETTINGS))]
+        entries = read(table).entries[len(COMMANDS) : -1]
+        assert told == [f"A={entry.environment['A']}\n" for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("./backup --all", "./backup"),
+        ("python3 x.py | tail", "python3"),
+        ("cd /x && ./y", "cd"),
+        ("A=b backup", ""),
+        ("'my program' x", ""),
+        ("$HOME/bin/x", ""),
+    ],
+)
+def test_the_program_of_a_simple_command_is_known(command: str, program: str) -> None:
+    for entry in read(f"0 1 * * * {command}\n0 1 * * * {command} %input\n").entries:
+        assert program_of(entry.argv) == program
+        assert command_of(entry.argv).removesuffix(" %...") == command
+
+
+def test_a_user_of_this_machine_is_no_command() -> None:
+    table = parse_crontab("0 1 * * * ada ./backup", "cron/crontab", CronSettings(), users={"root", "ada"})
+    assert "like the user column" in only_fault(table).reason
+    assert commands(read("0 1 * * * ada ./backup")) == ["ada ./backup"]
+    assert commands(read("0 1 * * * root")) == ["root"]
 
 
 def test_a_name_stays_while_schedule_and_command_do() -> None:
@@ -70,17 +207,13 @@ def test_settings_count_for_the_lines_below_them() -> None:
     assert dict(c.environment) == {"GREETING": "hello  ", "X": "it's fine", "Y": 'a "b" c', "EMPTY": "", "Z": "1"}
 
 
-def test_a_shell_runs_a_line_only_where_one_was_asked_for() -> None:
+def test_the_shell_is_sh_unless_another_is_set() -> None:
     table = read("0 1 * * * a | b\nSHELL=/bin/bash\n0 2 * * * a | b > c 2>&1\nSHELL=\n0 3 * * * a | b\n")
-    (entry,) = table.entries
-    assert entry.argv == ("/bin/bash", "-c", "a | b > c 2>&1")
-    assert [ignored.place for ignored in table.ignored] == ["cron/crontab:1", "cron/crontab:5"]
-    assert all("SHELL=/bin/sh" in ignored.hint and ignored.is_fault for ignored in table.ignored)
-
-
-def test_a_shell_that_is_asked_for_no_more_is_no_variable_either() -> None:
-    (entry,) = read("SHELL=/bin/bash\nSHELL=\n0 3 * * * a\n").entries
-    assert "SHELL" not in entry.environment
+    assert table.ignored == ()
+    assert [entry.argv for entry in table.entries] == [
+        ("/bin/sh", "-c", "a | b"), ("/bin/bash", "-c", "a | b > c 2>&1"), ("/bin/sh", "-c", "a | b")
+    ]  # fmt: skip
+    assert [entry.environment.get("SHELL") for entry in table.entries] == [None, "/bin/bash", None]
 
 
 def test_options_stand_behind_a_line_or_above_it() -> None:
@@ -108,7 +241,7 @@ def test_options_without_a_line_are_reported(after: str) -> None:
 
 def test_a_line_with_an_unknown_option_does_not_run() -> None:
     table = read("0 1 * * * a # resil: timout=1m\n0 2 * * * b\n")
-    assert [entry.argv for entry in table.entries] == [("b",)]
+    assert commands(table) == ["b"]
     assert only_fault(table).hint == "did you mean timeout?"
 
 
@@ -125,13 +258,13 @@ def test_the_same_line_in_two_zones_has_two_names() -> None:
 
 def test_a_name_is_given_once() -> None:
     table = read("0 1 * * * a # resil: name=x\n0 2 * * * b # resil: name=x\n0 3 * * * c\n")
-    assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
+    assert commands(table) == ["a", "c"]
     assert only_fault(table).reason == "the name 'x' is taken by cron/crontab:1"
 
 
 def test_in_an_unknown_zone_nothing_runs_at_the_wrong_time() -> None:
     table = read("0 1 * * * a\nCRON_TZ=Europe/Pariss\n0 2 * * * b\nCRON_TZ=UTC\n0 3 * * * c\n")
-    assert [entry.argv for entry in table.entries] == [("a",), ("c",)]
+    assert commands(table) == ["a", "c"]
     zone, line = table.ignored
     assert (zone.place, zone.hint) == ("cron/crontab:2", "did you mean Europe/Paris?")
     assert (line.place, line.reason) == ("cron/crontab:3", "its time zone is invalid: see cron/crontab:2")
@@ -148,8 +281,8 @@ BAD_LINES = [
     (b"0 0 31 2 * x", "never matches"),
     (b"0 0 * * * * x", "sixth field"),
     (b"0 0 * * * root /bin/x", "like the user column"),
-    (b"0 0 * * * mail%body", "`%`"),
-    (b"0 0 * * * a 'b", "unbalanced quotes"),
+    (b"0 0 * * * 0 backup", "sixth field"),
+    (b"0 0 * * * jobs/night.slurm", "is a batch script, and would run here"),
     (b"hello system", "found 2 words"),
     (b"A-B=c", "'A-B' is not a variable name"),
     (b"=c", "found 1 word"),
@@ -170,7 +303,7 @@ BAD_LINES = [
 def test_an_invalid_line_is_reported_and_does_not_affect_valid_ones(line: bytes, reason: str) -> None:
     after = b"CRON_TZ=UTC\n" if line.startswith(b"CRON_TZ") else b""
     table = read(GOOD + line + b"\n" + after + b"9 3 * * * better\n")
-    assert [entry.argv for entry in table.entries] == [("good",), ("better",)]
+    assert commands(table) == ["good", "better"]
     fault = only_fault(table)
     assert fault.place == "cron/crontab:2"
     assert reason in fault.reason
@@ -202,7 +335,7 @@ def test_variables_that_cron_protects_are_reported_and_no_fault() -> None:
 def test_line_ends_byte_order_marks_and_comments_are_accepted(text: bytes) -> None:
     table = read(text)
     assert table.ignored == ()
-    assert [entry.argv for entry in table.entries] == [("good",), ("fine",)]
+    assert commands(table) == ["good", "fine"]
 
 
 @pytest.mark.parametrize("coding", ["utf-16", "utf-16-le"])
@@ -242,9 +375,13 @@ def test_megabytes_of_anything_are_read_in_no_time() -> None:
 def test_valid_lines_run_whatever_else_the_crontab_contains(lines: list[bytes]) -> None:
     text = b"\n".join([b"CRON_TZ=UTC", *lines, b"", b"CRON_TZ=UTC", b"SHELL=", b"7 3 * * * good --really"])
     table = read(text)
-    assert [entry for entry in table.entries if entry.argv == ("good", "--really") and entry.schedule == "7 3 * * *"]
+    assert [
+        entry
+        for entry in table.entries
+        if entry.argv == ("/bin/sh", "-c", "good --really") and entry.schedule == "7 3 * * *"
+    ]
     for entry in table.entries:
         parse_schedule(entry.schedule, entry.zone)
-        assert entry.argv[0]
+        assert len(entry.argv) in (3, 5)
     assert len({entry.key for entry in table.entries}) == len(table.entries)
     assert all(ignored.reason for ignored in table.ignored)

@@ -13,7 +13,9 @@ from resilience.cron.records import Entry, EntryOptions, Ignored, Kind
 from resilience.cron.table.drop_ins import HEAD_BYTES, SCHEDULES, Found, judge, judge_unknown, shown, without_duplicates
 from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.policy import Refusal
+from resilience.settings.cron_settings import CronSettings
 
+SETTINGS = CronSettings()
 DEFAULT = EntryOptions(jitter_s=20)
 SCRIPT = b"#!/bin/sh\nexit 0\n"
 
@@ -35,13 +37,13 @@ def found(name: str = "backup", **seen: object) -> Found:
 
 
 def entry(one: Found) -> Entry:
-    judged = judge(one, DEFAULT)
+    judged = judge(one, SETTINGS)
     assert isinstance(judged, Entry), judged
     return judged
 
 
 def ignored(one: Found) -> Ignored:
-    judged = judge(one, DEFAULT)
+    judged = judge(one, SETTINGS)
     assert isinstance(judged, Ignored), judged
     assert judged.place == one.place
     assert judged.reason
@@ -68,7 +70,7 @@ def test_a_job_is_submitted_executable_or_not(name: str, is_executable: bool) ->
 
 
 def test_of_a_program_and_a_job_of_one_name_only_the_job_runs() -> None:
-    judged = [judge(found(name), DEFAULT) for name in ("x", "x.slurm", "y")]
+    judged = [judge(found(name), SETTINGS) for name in ("x", "x.slurm", "y")]
     job, y = [one for one in without_duplicates(judged) if isinstance(one, Entry)]
     assert (job.name, y.name) == ("cron.hourly/x.slurm", "cron.hourly/y")
     (told,) = [one for one in without_duplicates(judged) if isinstance(one, Ignored)]
@@ -177,7 +179,7 @@ def test_names_are_accepted_as_by_run_parts(tmp_path: Path) -> None:
         [run_parts, "--test", str(tmp_path)], capture_output=True, text=True, check=True, timeout=60
     )
     theirs = {Path(line).name for line in listed.stdout.splitlines()}
-    judged = {name: judge(found(name), DEFAULT) for name in names}
+    judged = {name: judge(found(name), SETTINGS) for name in names}
     assert {name for name, one in judged.items() if isinstance(one, Entry) and one.kind is Kind.RUN} == theirs
 
 
@@ -278,6 +280,10 @@ FOLDER, FILE, PROGRAM = stat.S_IFDIR | 0o755, stat.S_IFREG | 0o644, stat.S_IFREG
         ("cron.quarter-hourly", "cron.quarter_hourly"),
         ("cron.quarterhourly", "cron.quarter_hourly"),
         ("Daily", "cron.daily"),
+        ("cron.Daily", "cron.daily"),
+        ("cron_daily", "cron.daily"),
+        ("hourly", "cron.hourly"),
+        ("quarter-hourly", "cron.quarter_hourly"),
         ("minutely", "cron.minutely"),
         ("dayly", "cron.daily"),
         ("cron.fortnightly", "cron."),
@@ -319,6 +325,7 @@ def test_a_file_outside_the_directories_is_a_fault(name: str, mode: int) -> None
     ("name", "mode"),
     [
         ("notes", FILE),
+        ("README.md", FILE),
         ("*.slurm", FILE),
         ("crontab~", FILE),
         ("lost", None),

@@ -24,7 +24,7 @@ OPTIONS = EntryOptions(timeout_s=5400.0, ok=(0, 1))
         (0, Cause.TIMEOUT, Outcome.TIMEOUT, 0, "ended after its timeout of 1 h 30 min"),
         (-15, Cause.TIMEOUT, Outcome.TIMEOUT, 143, "ended after its timeout of 1 h 30 min"),
         (None, Cause.TIMEOUT, Outcome.TIMEOUT, None, "ended after its timeout of 1 h 30 min"),
-        (-15, Cause.STOPPED, Outcome.CUT_SHORT, 143, "ended because its supervisor was stopped"),
+        (-15, Cause.STOPPED, Outcome.CUT_SHORT, 143, "ended because its scheduler was stopped"),
         (-15, Cause.REPLACED, Outcome.CUT_SHORT, 143, "ended because its next slot was due (overlap=replace)"),
         (None, Cause.NONE, Outcome.FAILED, None, "exit status unknown"),
     ],
@@ -39,7 +39,6 @@ def test_leftover_and_unkillable_processes_are_reported() -> None:
     assert judge_end(None, Cause.TIMEOUT, OPTIONS, stuck=2).summary == (
         "ended after its timeout of 1 h 30 min; 2 processes could not be killed"
     )
-    assert judge_end(-15, Cause.STOPPED, OPTIONS, why="of SIGTERM").summary == "ended because of SIGTERM"
 
 
 @pytest.mark.parametrize("number", sorted(errno.errorcode))

@@ -41,7 +41,7 @@ def test_a_failed_exec_is_reported_with_a_hint(runs: Runs, content: bytes, mode:
     assert record.outcome is Outcome.REFUSED
     assert reason in record.summary and hint in record.summary
     assert (record.started, record.exit_code, record.output) == (None, None, "")
-    assert runs.history() == (record,) and runs.marks() == []
+    assert runs.history() == (record,) and runs.active() == []
 
 
 def test_a_missing_program_is_refused(runs: Runs) -> None:
@@ -71,12 +71,12 @@ def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkey
     monkeypatch.setattr(launch, "BUSY_S", 30.0)
     with path.open("r+b"):
         runs.start(entry(str(path)))
-        until_true(lambda: bool(runs.marks()), "its mark")
+        until_true(lambda: bool(runs.active()), "its record")
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
 def test_a_missing_project_directory_is_reported(runs: Runs) -> None:
-    runs.supervised._project = runs.project / "moved"
+    runs.supervised._setup = runs.supervised._setup._replace(project=runs.project / "moved")
     record = runs.sh("true")
     assert record.outcome is Outcome.REFUSED and "cannot enter" in record.summary and "moved" in record.summary
 
@@ -94,9 +94,9 @@ def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.Monke
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(supervisor, "fork", no_room)
-    started = runs.supervised.start(entry("true"), SLOT)
-    assert started.record.outcome is Outcome.REFUSED and "no process could be started" in started.record.summary
-    assert "ulimit -u" in started.hint
+    started = runs.supervised.start(entry("true"), SLOT, None)
+    assert started.outcome is Outcome.REFUSED and "no process could be started" in started.summary
+    assert "ulimit -u" in started.summary
     monkeypatch.undo()
     monkeypatch.setattr("resilience.cron.table.launch.fork", no_room)
     record = runs.run("true")
@@ -108,5 +108,5 @@ def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs, monke
         raise UsageError("no home", hint="find one")
 
     monkeypatch.setattr(runs.supervised, "_environment", fail)
-    started = runs.supervised.start(entry("true"), SLOT)
-    assert (started.record.outcome, started.record.summary, started.hint) == (Outcome.REFUSED, "no home", "find one")
+    started = runs.supervised.start(entry("true"), SLOT, None)
+    assert (started.outcome, started.summary) == (Outcome.REFUSED, "no home (find one)")

@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resilience.cron.records import EntryOptions, Overlap
-from resilience.cron.table.options import OptionError, default_options, parse_options
+from resilience.cron.records import Entry, EntryOptions, Kind, Overlap
+from resilience.cron.table.expression import parse_schedule
+from resilience.cron.table.options import (
+    OptionError,
+    default_options,
+    entry_options,
+    parse_options,
+    usual_options,
+)
 from resilience.settings.cron_settings import CronSettings
 
 
@@ -40,6 +47,38 @@ def test_values_are_read(text: str, expected: EntryOptions) -> None:
     assert parse_options(text, EntryOptions()).options == expected
 
 
+@pytest.mark.parametrize(
+    ("schedule", "text", "timeout_s"),
+    [
+        ("* * * * *", "", 60),
+        ("*/15 * * * *", "rerun", 900),
+        ("0,5 * * * *", "", 300),
+        ("59,0 * * * *", "", 60),
+        ("59 23,0 * * *", "", 3600),
+        ("0,59 0,23 * * *", "", 60),
+        ("0,59 0,23 * * 1", "", 3540),
+        ("@hourly", "", 3600),
+        ("@daily", "", 3600),
+        ("@every 90s", "", 90),
+        ("@reboot", "", 3600),
+        ("* * * * *", "timeout=5m", 300),
+        ("* * * * *", "timeout=none", 0),
+        ("* * * * *", "overlap=allow", 3600),
+    ],
+)
+def test_the_default_time_limit_is_the_period_and_at_most_an_hour(schedule: str, text: str, timeout_s: float) -> None:
+    parsed = parse_schedule(schedule, "UTC")
+    options = entry_options(text, CronSettings(), parsed, is_drop_in=False).options
+    assert options.timeout_s == timeout_s
+    entry = Entry(
+        name="crontab/x", place="", schedule=schedule, zone="UTC", kind=Kind.RUN, argv=("x",), options=options
+    )
+    usual = usual_options(entry, CronSettings())
+    assert (usual.timeout_s == timeout_s) == ("timeout" not in text) and usual.overlap is Overlap.SKIP
+    said = entry_options("", CronSettings(timeout_s=7200), parsed, is_drop_in=True).options
+    assert said.timeout_s == 7200, "what [cron] timeout_s says counts for all"
+
+
 def test_unset_options_keep_their_defaults() -> None:
     settings = CronSettings(timeout_s=77, catch_up="all<=3", jitter_s=9)
     assert default_options(settings, is_drop_in=True) == EntryOptions(timeout_s=77, catch_up=3, jitter_s=9)
@@ -65,8 +104,8 @@ def test_unset_options_keep_their_defaults() -> None:
         ("ok=3-0", "ok=3-0 is not a list of exit codes", "ok=0-3"),
         ("ok=256", "ok=256", "ok=0-3"),
         ("ok=", "ok= is not a list", "ok=0-3"),
-        ("sbatch=yes", "sbatch=yes is unknown", "sbatch=cron"),
-        ("rerun=perhaps", "neither yes nor no", "rerun"),
+        ("sbatch=yes", "sbatch=yes is not one of cron", "sbatch=cron"),
+        ("rerun=perhaps", "rerun=perhaps is not one of yes, true, no, false", "rerun"),
         ("name=../x", "'../x' is not a valid name", "letters"),
         ("name=", "'' is not a valid name", "letters"),
         ("name=" + "x" * 65, "is not a valid name", "64"),

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from resilience.cron.table.expression import ScheduleError, parse_schedule
-from resilience.cron.table.schedule import Schedule
-from tests.cron.table.debian_cron import DebianCron, changes
+from resilience.cron.table.expression import Schedule, ScheduleError, parse_schedule
+from tests.cron.table.debian_cron import DebianCron, between, changes
 
 YEAR = (int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()), int(datetime(2027, 1, 1, tzinfo=UTC).timestamp()))
 ZONES = (
@@ -56,14 +55,14 @@ RARE = (
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_simulated_year_is_that_of_debians_cron(zone: str) -> None:
     for expression in RARE:
-        assert list(parse_schedule(expression, zone).between(*YEAR)) == list(DebianCron(expression, zone).year(*YEAR))
+        assert list(between(parse_schedule(expression, zone), *YEAR)) == list(DebianCron(expression, zone).year(*YEAR))
     for expression in OFTEN:
         schedule, cron = parse_schedule(expression, zone), DebianCron(expression, zone)
         if expression != "* * * * *":  # counted below, for one zone
             assert schedule.count(*YEAR) == sum(1 for _ in cron.year(*YEAR)), expression
         for change in (change for change in changes(zone) if YEAR[0] < change < YEAR[1]):
             around = change - 7200, change + 9000
-            assert list(schedule.between(*around)) == cron.runs(*around), expression
+            assert list(between(schedule, *around)) == cron.runs(*around), expression
 
 
 @pytest.mark.parametrize("zone", ZONES)
@@ -81,7 +80,7 @@ def test_a_simulated_year_is_that_of_cronsim_too(zone: str) -> None:
         if (zone, expression) in wrong_in_cronsim:
             continue
         theirs = CronSim(expression, datetime.fromtimestamp(YEAR[0], ZoneInfo(zone)))
-        ours = list(islice(parse_schedule(expression, zone).between(YEAR[0], YEAR[1]), 330))
+        ours = list(islice(between(parse_schedule(expression, zone), YEAR[0], YEAR[1]), 330))
         assert ours == [int(slot.timestamp()) for slot in islice(theirs, len(ours))], expression
 
 
@@ -142,7 +141,7 @@ def compare(expression: str, zone: str, which: int, before_h: int, after_h: int)
         return  # 30 February
     change = changes(zone)[which % len(changes(zone))]
     after, until = change - before_h * 3600 - 1, change + after_h * 3600 + 59
-    slots = list(schedule.between(after, until))
+    slots = list(between(schedule, after, until))
     assert slots == DebianCron(expression, zone).runs(after, until)
     assert schedule.count(after, until) == len(slots)
     assert list(backwards(schedule, after, until)) == slots[::-1]
@@ -182,14 +181,14 @@ def at(text: str) -> int:
 )
 def test_new_york(expression: str, after: str, slots: list[str]) -> None:
     schedule = parse_schedule(expression, "America/New_York")
-    assert list(islice(schedule.between(at(after), 10**11), len(slots))) == [at(slot) for slot in slots]
+    assert list(islice(between(schedule, at(after), 10**11), len(slots))) == [at(slot) for slot in slots]
 
 
 def test_hourly_entries_run_in_skipped_and_repeated_hours() -> None:
     """Adding to a datetime with a zone repeats the last hour of summer time for ever."""
     schedule = parse_schedule("0 * * * *", "America/New_York")
     for change in changes("America/New_York"):
-        slots = list(schedule.between(change - 43200, change + 43200))
+        slots = list(between(schedule, change - 43200, change + 43200))
         assert {later - slot for slot, later in pairwise(slots)} == {3600}
 
 
@@ -229,7 +228,7 @@ def test_without_a_zone_the_machines_own_counts(value: str) -> None:
     os.environ["TZ"] = value
     time.tzset()
     schedule, named = parse_schedule("30 2 * * *"), parse_schedule("30 2 * * *", "America/New_York")
-    assert list(schedule.between(*YEAR)) == list(named.between(*YEAR))
+    assert list(between(schedule, *YEAR)) == list(between(named, *YEAR))
 
 
 @pytest.mark.usefixtures("machine_zone")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.base.processes import is_alive
 from resilience.cron.records import Outcome, Overlap
-from resilience.cron.table import watched_program
-from resilience.cron.table.recovery import settle_dead_runs
-from resilience.cron.table.running import Mark, here, marks, write_mark
+from resilience.cron.table import watched_run
+from tests.cron.records import DEAD, FAR, put_run, running, settle
 from tests.cron.table.runs import SLOT, Runs, entry, kill, quick, runs, until_true, wait_for
 
 __all__ = ["quick", "runs"]
@@ -28,15 +27,14 @@ def test_a_run_under_way_is_marked_and_its_end_removes_the_mark(runs: Runs) -> N
     record = runs.start(entry("/bin/sh", "-c", "echo up > up; while [ ! -e go ]; do sleep 0.02; done"))
     wait_for(runs.project / "up")
     assert record.outcome is Outcome.RUNNING and list(runs.supervised.running) == [record]
-    (mark,) = marks(runs.directory)
-    assert (mark.name, mark.slot, mark.pid) == ("crontab/it", SLOT, record.pid)
-    assert (mark.host, mark.boot, mark.namespace) == here()
-    assert mark.until is not None and mark.until > before + 3600
-    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # it lives: nobody's books are closed
+    (run,) = running(runs.directory)
+    assert (run.entry_key, run.slot, run.pid, run.is_here) == ("crontab+it", SLOT, record.pid, True)
+    assert run.time >= before - 0.001 and runs.directory.book.about(run)["limit_s"] > 3600
+    assert settle(runs.directory) == []  # it lives: nobody's record is closed
     (runs.project / "go").write_text("")
     (end,) = runs.ends()
     assert (end.outcome, end.slot, end.pid) == (Outcome.DONE, SLOT, record.pid)
-    assert runs.marks() == [] and list(runs.supervised.running) == []
+    assert runs.active() == [] and list(runs.supervised.running) == []
     assert runs.history() == (end,)
 
 
@@ -49,8 +47,8 @@ def test_many_at_once_end_each_in_its_own_way(runs: Runs) -> None:
 
 def test_a_run_without_limit_has_no_timeout(runs: Runs) -> None:
     runs.start(entry("sleep", "0.5", timeout_s=0.0))
-    until_true(lambda: bool(runs.marks()), "its mark")
-    assert marks(runs.directory)[0].until is None
+    until_true(lambda: bool(runs.active()), "its record")
+    assert runs.directory.book.about(running(runs.directory)[0])["limit_s"] == 0
     assert runs.ends()[0].outcome is Outcome.DONE
 
 
@@ -68,17 +66,17 @@ def test_waiting_ends_on_request(runs: Runs) -> None:
 def test_a_scheduler_that_ends_cuts_its_runs_short_and_says_why(runs: Runs) -> None:
     runs.start(entry("/bin/sh", "-c", "trap 'echo tidy; exit 0' TERM; echo up > up; sleep 87612 & wait"))
     wait_for(runs.project / "up")
-    (record,) = runs.supervised.end_all(30, "the job's time limit is near")
+    (record,) = runs.supervised.end_all(30)
     assert (record.outcome, record.exit_code) == (Outcome.CUT_SHORT, 0)
-    assert record.summary == "ended because the job's time limit is near: tidy"
-    assert runs.history() == (record,) and runs.marks() == []
+    assert record.summary == "ended because its scheduler was stopped: tidy"
+    assert runs.history() == (record,) and runs.active() == []
     assert runs.left("87612") == []
 
 
 def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_program, "LINGER_S", 600.0)
+    monkeypatch.setattr(watched_run, "LINGER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "echo done; sleep 87622 & echo $$ > up"))
     program = int(wait_for(runs.project / "up"))
     until_true(lambda: not Path(f"/proc/{program}").exists(), "its program has ended")
@@ -90,7 +88,7 @@ def test_a_run_that_ended_by_itself_is_not_cut_short_for_its_leftovers(
 def test_a_run_that_ignores_the_schedulers_end_is_killed_after_the_grace_period(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_program, "KILL_AFTER_S", 600.0)
+    monkeypatch.setattr(watched_run, "KILL_AFTER_S", 600.0)
     runs.start(entry("/bin/sh", "-c", "trap '' TERM; echo up > up; while :; do sleep 0.05; done", "87613"))
     wait_for(runs.project / "up")
     (record,) = runs.supervised.end_all(0.3)
@@ -124,13 +122,13 @@ def test_a_run_outlives_its_scheduler_and_its_end_is_written_down(runs: Runs) ->
     wait_for(runs.project / "up")
     scheduler.kill()
     scheduler.communicate()
-    assert settle_dead_runs(runs.directory, now=time.time()) == ()  # its supervisor lives
+    assert settle(runs.directory) == []  # its supervisor lives
     (runs.project / "go").write_text("")
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
     assert (record.outcome, record.exit_code, record.summary) == (Outcome.FAILED, 3, "exit code 3: survived")
     assert runs.words(record) == b"survived\n"
-    until_true(lambda: runs.marks() == [], "the mark is gone")
+    until_true(lambda: runs.active() == [], "the mark is gone")
 
 
 def test_a_timeout_holds_though_the_scheduler_is_dead(runs: Runs) -> None:
@@ -142,7 +140,7 @@ def test_a_timeout_holds_though_the_scheduler_is_dead(runs: Runs) -> None:
     until_true(lambda: bool(runs.history()), "the end in the history")
     (record,) = runs.history()
     assert record.outcome is Outcome.CUT_SHORT
-    assert record.summary == "ended because its supervisor was stopped"
+    assert record.summary == "ended because its scheduler was stopped"
     assert runs.left("87614") == []
 
 
@@ -150,7 +148,7 @@ def test_a_program_that_kills_its_parent_is_cut_short_and_takes_its_children_alo
     record = runs.sh("sleep 87615 & echo $PPID > parent; kill -KILL $PPID; sleep 87615")
     assert record.pid == int((runs.project / "parent").read_text())
     assert (record.outcome, record.summary) == (Outcome.CUT_SHORT, "its supervisor was killed by signal 9")
-    assert runs.history() == (record,) and runs.marks() == []
+    assert runs.history() == (record,) and runs.active() == []
     until_true(lambda: runs.left("87615") == [], "none of it is left")
 
 
@@ -163,21 +161,32 @@ def test_runs_of_a_killed_scheduler_and_a_killed_supervisor_are_settled_once(run
     until_true(lambda: not is_alive(watcher), "the supervisor is dead")
     program = int((runs.project / "up").read_text())
     until_true(lambda: not is_alive(program), "nobody watches over it: so it does not go on")
-    (record,) = settle_dead_runs(runs.directory, now=time.time())
+    (record,) = settle(runs.directory)
     assert (record.outcome, record.slot, record.pid) == (Outcome.CUT_SHORT, SLOT, watcher)
     assert record.summary.startswith("its supervisor died: process")
-    assert settle_dead_runs(runs.directory, now=time.time()) == ()
+    assert settle(runs.directory) == []
     assert runs.history() == (record,)
     until_true(lambda: runs.left("87616") == [], "none of it is left")
 
 
-def test_an_end_that_was_written_right_before_a_death_is_not_taken_for_a_cut(runs: Runs) -> None:
-    record = runs.sh("echo fine")
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *here(), gone.pid, 1, record.time, None))
-    assert settle_dead_runs(runs.directory, now=time.time()) == (record,)
-    assert (runs.history(), runs.marks()) == ((record,), [])
+def test_a_supervisor_killed_right_after_it_filed_the_end_leaves_that_end(runs: Runs) -> None:
+    record = runs.start(entry("/bin/sh", "-c", "echo fine; echo up > up; while [ ! -e go ]; do sleep 0.02; done"))
+    wait_for(runs.project / "up")
+    kill(record.pid, signal.SIGSTOP)
+    (run,) = running(runs.directory)
+    assert runs.directory.book.end(run, replace(record, outcome=Outcome.DONE))
+    kill(record.pid)
+    assert [end.outcome for end in runs.ends()] == [Outcome.DONE] == [end.outcome for end in runs.history()]
+
+
+def test_a_run_that_another_host_reported_as_cut_short_does_not_begin(runs: Runs) -> None:
+    run = runs.directory.book.claim("crontab+it", SLOT, {}, time.time)
+    assert run is not None
+    assert runs.directory.book.settle(run, time.time(), "its scheduler seemed dead", "n2") is not None
+    runs.supervised.start(entry("/bin/sh", "-c", "echo ran > ran"), SLOT, run)
+    until_true(lambda: runs.supervised.poll() == () and not runs.supervised.running, "its supervisor has ended")
+    assert not (runs.project / "ran").exists()
+    assert [end.outcome for end in runs.history()] == [Outcome.CUT_SHORT]
 
 
 # ---- overlap ----------------------------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ def test_a_slot_is_skipped_while_an_earlier_run_is_under_way(runs: Runs) -> None
     runs.start(entry("sleep", "87617"))
     second = runs.start(entry("sleep", "87617"), SLOT + 60)  # at once: before its mark can be there
     assert second.outcome is Outcome.SKIPPED and "still active" in second.summary
-    until_true(lambda: bool(runs.marks()), "its mark")
+    until_true(lambda: bool(runs.active()), "its record")
     other = Runs(runs.project)  # another scheduler, which knows only the mark
     third = other.start(entry("sleep", "87617"), SLOT + 120)
     assert third.outcome is Outcome.SKIPPED and str(runs.supervised.running[0].pid) in third.summary
@@ -198,7 +207,7 @@ def test_a_slot_is_skipped_while_an_earlier_run_is_under_way(runs: Runs) -> None
 def test_a_slot_that_was_missed_before_the_run_under_way_began_waits_for_its_turn(runs: Runs) -> None:
     now = time.time()
     runs.start(entry("sleep", "87621"))
-    until_true(lambda: bool(runs.marks()), "its mark")
+    until_true(lambda: bool(runs.active()), "its record")
     for scheduler in (runs, Runs(runs.project)):  # another one sees it by the mark
         assert scheduler.supervised.must_wait(entry("sleep", "87621"), now - 60)
         assert not scheduler.supervised.must_wait(entry("sleep", "87621"), time.time() + 1)
@@ -212,7 +221,7 @@ def test_two_run_side_by_side_where_that_is_allowed(runs: Runs) -> None:
         runs.start(entry("/bin/sh", "-c", script, overlap=Overlap.ALLOW), slot)
     for slot in (SLOT, SLOT + 60):
         wait_for(runs.project / str(slot))
-    assert runs.marks() == [f"crontab+it@{SLOT}", f"crontab+it@{SLOT + 60}"]
+    assert runs.active() == [f"crontab+it@{SLOT}", f"crontab+it@{SLOT + 60}"]
     (runs.project / "go").write_text("")
     assert {runs.words(record) for record in runs.ends(2)} == {b"%d\n" % SLOT, b"%d\n" % (SLOT + 60)}
 
@@ -241,27 +250,23 @@ def test_the_newer_run_replaces_the_earlier_one(runs: Runs, whose: str) -> None:
 
 
 def test_a_run_on_another_host_is_not_replaced_but_reported(runs: Runs) -> None:
-    far = here()._replace(host="n2")
-    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT, *far, 77, 1, time.time(), time.time() + 100))
+    put_run(runs.directory, machine_id=FAR, host="n2", pid=77, ticks=1, limit_s=100.0)
     for overlap in (Overlap.SKIP, Overlap.REPLACE):
         record = runs.start(entry("true", overlap=overlap), SLOT + 60)
         assert record.outcome is Outcome.SKIPPED and "process 77 on n2" in record.summary
     assert runs.start(entry("true", overlap=Overlap.ALLOW), SLOT + 60).outcome is Outcome.RUNNING
     runs.ends()
-    assert settle_dead_runs(runs.directory, now=time.time()) == ()
-    (record,) = settle_dead_runs(runs.directory, now=time.time() + 1000)
+    assert settle(runs.directory) == []
+    (record,) = settle(runs.directory, time.time() + 1000)
     assert (record.outcome, record.host) == (Outcome.CUT_SHORT, "n2")
 
 
 def test_the_mark_of_a_dead_run_blocks_no_run(runs: Runs) -> None:
-    gone = subprocess.Popen(["true"])
-    gone.wait()
     now = time.time()
-    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 60, *here(), gone.pid, 1, now, now + 999))
-    rebooted = here()._replace(boot="an earlier one")
-    write_mark(runs.directory, Mark("crontab/it", "crontab+it", SLOT - 30, *rebooted, os.getpid(), 1, now, now + 999))
+    put_run(runs.directory, slot=SLOT - 60, pid=DEAD)
+    put_run(runs.directory, slot=SLOT - 30, machine_id=FAR, boot="an earlier one")
     assert runs.sh("echo ran").outcome is Outcome.DONE
-    assert [record.outcome for record in settle_dead_runs(runs.directory, now=now)] == [Outcome.CUT_SHORT] * 2
+    assert [record.outcome for record in settle(runs.directory, now)] == [Outcome.CUT_SHORT] * 2
 
 
 def test_a_silent_supervisor_is_reported_eventually(runs: Runs) -> None:

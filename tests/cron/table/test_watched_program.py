@@ -36,7 +36,7 @@ def test_the_end_of_a_program_is_described(
     assert (record.outcome, record.exit_code, record.summary) == (outcome, code, summary)
     assert runs.history() == (record,)
     assert record.started is not None and record.started <= record.time
-    assert runs.marks() == []
+    assert runs.active() == []
 
 
 def test_a_program_sees_nothing_of_the_scheduler(runs: Runs) -> None:
@@ -51,7 +51,9 @@ def test_a_program_sees_nothing_of_the_scheduler(runs: Runs) -> None:
         os.close(secret)
     said = runs.words(record).decode().splitlines()
     assert said[0] == "4"  # standard streams, and the one of ls itself
-    assert said[1] == "0077"  # cat came to the end of its input at once
+    mask = os.umask(0)
+    os.umask(mask)
+    assert said[1] == f"{mask:04o}"  # cat came to the end of its input at once
     assert said[2] == str(runs.project)
     names = {line.partition("=")[0] for line in said[3:-1]}
     assert names <= {"PATH", "HOME", "PWD", "SHLVL", "_", "OLDPWD"}
@@ -59,9 +61,18 @@ def test_a_program_sees_nothing_of_the_scheduler(runs: Runs) -> None:
     assert group == pid != session != str(os.getsid(0))
 
 
-def test_a_program_of_a_group_shares_what_it_makes(runs: Runs) -> None:
-    runs.directory.group = "team"
-    assert runs.words(runs.sh("umask")) == b"0007\n"
+@pytest.mark.parametrize(
+    ("group", "mask", "program"), [("", 0o027, b"0027"), ("", 0o077, b"0077"), ("team", 0o077, b"0007")]
+)
+def test_a_program_has_the_users_umask_and_that_of_a_group_shares_what_it_makes(
+    runs: Runs, group: str, mask: int, program: bytes
+) -> None:
+    runs.directory.group = group
+    before = os.umask(mask)
+    try:
+        assert runs.words(runs.sh("umask")) == program + b"\n"
+    finally:
+        os.umask(before)
 
 
 def test_signals_are_as_a_login_shell_has_them(runs: Runs) -> None:

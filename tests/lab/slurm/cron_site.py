@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from resilience.cron.drivers._slurm.keeper import trouble_of
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import JobState
@@ -127,9 +130,18 @@ class Site:
     def runs(self, key: str = "crontab+beat") -> list[RunRecord]:
         return [run for run in self.cron.history(key) if run.outcome is not Outcome.MISSED]
 
-    def chain(self) -> list[RunRecord]:
-        """The chain's own history."""
-        return list(self.cron.history("scheduler"))
+    def trouble(self) -> str:
+        """What is wrong with the chain, as its last job noted it."""
+        return trouble_of(self.state)[0]
+
+    def kinds(self) -> list[str]:
+        """The kinds of what waits, oldest first: s, h; p, p."""
+        return [row.comment.partition(f"{self.token}-")[2][:1] for row in self.waiting()]
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """(slot, slots that are missing before it) of the entry `beat` every two seconds."""
+        slots = sorted({run.slot for run in self.runs()})
+        return [(b, (b - a) // 2 - 1) for a, b in pairwise(slots) if b - a > 2]
 
     def log(self) -> str:
         parts = sorted((self.state / "driver").glob("*.out"), key=lambda path: int(path.stem))
@@ -144,12 +156,11 @@ class Site:
             raise TimeoutError(f"{error}\n{self.rows()}\n{self.log()}") from None
 
     def each_slot_ran_once(self, key: str = "crontab+beat") -> None:
-        """By the histories' own lines, of which there is one for each begin or end."""
-        path = self.state / "history" / f"{key}.jsonl"
-        ends: dict[int, int] = {}
-        for line in path.read_text().splitlines():
-            record: dict[str, Any] = json.loads(line)
-            if record["outcome"] in ("done", "failed"):
-                ends[record["slot"]] = ends.get(record["slot"], 0) + 1
+        """By the records themselves, of which there is one for each end."""
+        directory = self.state / "history" / key
+        lines = [line for path in directory.glob("*.jsonl") for line in path.read_text().splitlines()]
+        slots = [record["slot"] for record in map(json.loads, lines) if record["outcome"] in ("done", "failed")]
+        slots += [int(path.name.partition("@")[0]) for path in directory.glob("*@*@[DF][OA]*")]
+        ends = Counter(slots)
         assert ends
         assert set(ends.values()) == {1}, {slot: count for slot, count in ends.items() if count > 1}

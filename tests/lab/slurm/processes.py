@@ -57,7 +57,7 @@ class Process:
         until(lambda: not self.alive, f"process {self.pid} to end")
 
 
-def until(true: Callable[[], bool], what: str, *, every_s: float = 0.02) -> None:
+def until(true: Callable[[], object], what: str, *, every_s: float = 0.02) -> None:
     """Wait until something is true; raise TimeoutError, saying what was waited for, after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not true():

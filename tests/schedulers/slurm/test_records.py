@@ -109,6 +109,25 @@ def test_garbage_is_a_typed_error(text: str) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    ("select_type", "share", "is_whole"),
+    [
+        ("select/cons_tres", "NO", False),
+        ("select/cons_tres", "EXCLUSIVE", True),
+        ("select/cons_tres", "YES:4", False),
+        ("select/linear", "NO", True),
+        ("select/linear", "YES:4", True),
+        ("select/linear", "FORCE:2", False),
+        ("", "NO", False),
+    ],
+)
+def test_it_is_known_which_partitions_give_whole_nodes(select_type: str, share: str, is_whole: bool) -> None:
+    text = recorded("22.05", "scontrol_partitions.txt").replace("OverSubscribe=NO", "OverSubscribe=FORCE:1")
+    text = text.replace("OverSubscribe=FORCE:1", f"OverSubscribe={share}", 1)
+    assert records.parse_whole_nodes(text, select_type) == (("main",) if is_whole else ())
+    assert records.parse_whole_nodes("No partitions in the system\n", select_type) == ()
+
+
 def test_no_records_at_all_are_no_answer() -> None:
     with pytest.raises(SchedulerUnavailable):
         records.parse_jobs("")

@@ -6,5 +6,5 @@ from resilience.finding import Finding
 
 
 def outcome(finding: Finding) -> str:
-    """Return the verdict and the fault: `CRITICAL silent`, or `OK`."""
+    """Return the verdict and the fault: `CRITICAL no-progress`, or `OK`."""
     return f"{finding.verdict.value} {finding.fault}".rstrip()

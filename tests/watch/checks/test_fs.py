@@ -288,7 +288,7 @@ def test_home_variables_and_relative_paths_are_expanded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("", "is empty"), ("  ", "is empty"), ("a\0b", "NUL"), ("$NOWHERE/x", "$NOWHERE is not set"),
+    [("", "is empty"), ("  ", "is empty"), ("a\0b", "a control character"), ("$NOWHERE/x", "$NOWHERE is not set"),
      ("~nobody-of-that-name/x", "unknown user 'nobody-of-that-name'")],
 )  # fmt: skip
 def test_an_invalid_path_is_rejected(fs: Watching, path: str, words: str) -> None:
@@ -322,7 +322,7 @@ def test_an_invalid_path_does_not_hide_the_others(fs: Watching, disk: Path) -> N
         ({"du": True}, "set du_limit_bytes"),
         ({"du": True, "du_limit_bytes": "2TiB"}, "needs a directory in paths"),
         ({"du_limit_bytes": "2TiB"}, "is set without du = true"),
-        ({"purge_days": -3.0}, "purge_days = -3 is not a number of days"),
+        ({"purge_days": -3.0}, "purge_days = -3 in [watch.fs]"),
         ({"purge_days": float("nan")}, "must be a number"),
         (
             {"du": True, "du_limit_bytes": "2TiB", "command": ("q",), "percent_regex": "(x)"},

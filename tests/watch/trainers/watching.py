@@ -28,7 +28,7 @@ FAR_S = HOUR
 """How long after its bound a hang is watched, to tell late from never."""
 SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS = "silent", "talking", "evaluation", "save", "start", "errors"
 KINDS = (SILENT, TALKING, IN_EVAL, IN_SAVE, AT_START, ERRORS)
-HANG_FAULTS = frozenset({"silent", "no-progress", "failing", "empty", "not-ended"})
+HANG_FAULTS = frozenset({"no-progress", "failing", "empty", "not-ended"})
 """The faults that tell of a hang."""
 NOTICES = frozenset({"no-step"})
 """The faults that are no alarm: the form of the log is unknown."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from resilience.cron.drivers._slurm.chain import Mode
 from resilience.cron.records import RUN_NAME, Installation
 from resilience.errors import SettingsError
 from resilience.settings.cron_settings import CronSettings
 from resilience.submission import COMMENT_PREFIX
+from resilience.system.files import short_digest
 
 SCRIPT = "driver/job.bash"
 """In the state directory: the batch script. SLURM keeps a copy for every job."""
@@ -22,8 +23,8 @@ JOB_NAME = "resil-cron-"
 MINUTE_S = 60
 LEAD_S = 90
 """The signal comes this long before the time limit; SLURM checks every 30 s, so at most 30 s earlier."""
-SHORT_S = 60
-"""A failing job lasts at least this long, so that a broken chain costs one job per minute instead of one per second."""
+TIME_MIN_S = 3600
+"""SLURM may shorten a job to this, so that the job starts before a reservation (maintenance) instead of after it."""
 
 ON_ONE_MACHINE: Mapping[str, str | None] = {"oversubscribe": None}
 """Further options for the embedded scheduler: an idle job would reserve a CPU for days, and a training that requests
@@ -71,7 +72,9 @@ def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
     kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
     kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
     for name, value in environ.items():
-        ours = name.startswith("XDG_") or (name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS"))
+        ours = name.startswith(("XDG_", "RESIL_LOCAL_")) or (
+            name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS")
+        )
         if ours and name not in _NEVER:
             kept[name] = value
     return kept
@@ -82,9 +85,9 @@ def job_name(installation: Installation) -> str:
     return f"{JOB_NAME}{installation.token[:8]}"
 
 
-def time_limit_s(settings: CronSettings, mode: Mode) -> int:
+def time_limit_s(settings: CronSettings, mode: str) -> int:
     """Return the time limit of a job, rounded up to whole minutes, as in SLURM."""
-    wanted = settings.time_limit_s if mode is Mode.DAEMON else settings.pulse_limit_s
+    wanted = settings.pulse_limit_s if mode == "pulse" else settings.time_limit_s
     return max(1, -(-int(wanted) // MINUTE_S)) * MINUTE_S
 
 
@@ -93,16 +96,14 @@ def lead_s(limit_s: float) -> int:
     return int(min(LEAD_S, limit_s / 4))
 
 
-def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, str | None]:
-    """Return the sbatch options of a job of the chain, except comment and begin.
+def sbatch_options(name: str, settings: CronSettings, limit: int) -> dict[str, str | None]:
+    """Return the sbatch options of a job of the chain with a time limit in seconds, except comment, begin, dependency.
 
     One CPU and 2 GiB, no GPU. Raise SettingsError for an invalid [cron] sbatch. An empty value there removes a default
     (`mem = ""` at sites that account memory per CPU).
     """
-    limit = time_limit_s(settings, mode)
     options: dict[str, str | None] = {
         "job-name": name,
-        "dependency": "singleton",
         "no-requeue": None,
         "time": str(limit // MINUTE_S),
         "signal": f"B:USR1@{lead_s(limit)}",
@@ -112,6 +113,8 @@ def sbatch_options(name: str, settings: CronSettings, mode: Mode) -> dict[str, s
         "mem": "2G",
         "output": "/dev/null",
     }
+    if limit > TIME_MIN_S:
+        options["time-min"] = str(TIME_MIN_S // MINUTE_S)
     for key, value in settings.sbatch.items():
         option = key.lstrip("-").replace("_", "-")
         if option in _RESERVED:
@@ -131,6 +134,13 @@ def comment_mark(token: str = "") -> str:
     return f"{COMMENT_PREFIX}:{RUN_NAME}:{token}"
 
 
+def parse_mark(text: str) -> tuple[str, int, str]:
+    """Return (kind, earliest start, further words) of a job's comment behind its token; without kind if invalid.
+    Pure."""
+    found = re.match(r"-([a-z])(\d{1,12})\.\w*(.*)", text, re.ASCII | re.DOTALL)
+    return (found[1], int(found[2]), found[3].strip()) if found is not None else ("", 0, "")
+
+
 @cache
 def _body() -> str:
     return Path(__file__).with_name("scheduler.bash").read_text(encoding="utf-8")
@@ -144,32 +154,28 @@ def render_script(
     config: str,
     scheduler: str,
     environ: Mapping[str, str],
-    tool_directories: tuple[str, ...] = (),
+    limit: int,
+    tool_directories: Sequence[str] = (),
     shared: bool = False,
     spool: str = "",
 ) -> str:
-    """Return the batch script: its variables, and the body.
+    """Return the batch script: its variables, and the body. Its digest is one of them: a job with another is replaced.
 
     Args:
         state: absolute path of `<state_dir>/.cron`.
         config: absolute path of resil.toml; empty: none.
         scheduler: name of the scheduler: `slurm`, or `local` for the embedded one.
         environ: environment of the installing user.
+        limit: time limit of a job, seconds.
         tool_directories: directories of sbatch and squeue.
         shared: whether a group operates the project.
-        spool: directory of the embedded scheduler, with its sbatch and squeue.
+        spool: directory of the embedded scheduler.
     """
-    mode = Mode(installation.mode or settings.mode)
-    name = job_name(installation)
-    wanted = sbatch_options(name, settings, mode)
-    if scheduler == "local":
-        wanted |= ON_ONE_MACHINE
-    options = [f"--{key}" if value is None else f"--{key}={value}" for key, value in wanted.items()]
-    own = str(Path(installation.python).parent)
-    if spool:
-        tool_directories = (f"{spool}/bin", *tool_directories)
-    path = ":".join(dict.fromkeys((*tool_directories, own, "/usr/local/bin", "/usr/bin", "/bin")))
-    kept = kept_environment(environ) | installation.environment | {"PATH": path, "SHELL": "/bin/sh"}
+    mode, name = installation.mode or settings.mode, job_name(installation)
+    wanted = {**sbatch_options(name, settings, limit), **(ON_ONE_MACHINE if scheduler == "local" else {})}
+    path = (*tool_directories, str(Path(installation.python).parent), "/usr/local/bin", "/usr/bin", "/bin")
+    kept = kept_environment(environ) | installation.environment
+    kept |= {"PATH": ":".join(dict.fromkeys(path)), "SHELL": "/bin/sh"}
     kept.setdefault("LANG", "C.UTF-8")
     if config:
         kept.setdefault("RESIL_CONFIG", config)
@@ -177,7 +183,7 @@ def render_script(
         kept["RESIL_LOCAL_SPOOL"] = spool
     words = {
         "token": installation.token,
-        "mode": str(mode),
+        "mode": mode,
         "name": name,
         "by": installation.by,
         "state": state,
@@ -186,17 +192,17 @@ def render_script(
         "scheduler": scheduler,
         "file_mask": "007" if shared else "077",
         "pulse_s": str(max(1, round(settings.pulse_s))),
-        "time_limit_s": str(time_limit_s(settings, mode)),
-        "short_s": str(SHORT_S),
+        "time_limit_s": str(limit),
+        "lead_s": str(lead_s(limit)),
     }
     lines = [
-        "#!/bin/bash",
-        "# The scheduler of resil cron. Written by `resil cron install`, which overwrites changes.",
         *(f"{key}={shlex.quote(value)}" for key, value in words.items()),
         _array("clean", ["env", "-i", *(f"{key}={value}" for key, value in sorted(kept.items()))]),
-        _array("options", options),
+        _array("options", [f"--{key}" if value is None else f"--{key}={value}" for key, value in wanted.items()]),
     ]
-    return "\n".join(lines) + "\n" + _body()
+    text = "\n".join(lines) + "\n" + _body()
+    head = "#!/bin/bash\n# The scheduler of resil cron. Written by `resil cron install`, which overwrites changes.\n"
+    return f"{head}digest={short_digest(text.encode('utf-8', 'surrogateescape'))}\n{text}"
 
 
 def render_requeue_script(state: str) -> str:

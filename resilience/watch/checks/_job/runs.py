@@ -25,6 +25,7 @@ from resilience.runs.submissions import (
     Intervention,
     describe_intervention,
     newest_intent,
+    own_script_of,
     read_journal,
 )
 from resilience.runs.switches import policy_of_run, read_switch
@@ -91,8 +92,19 @@ class RunFacts:
 
     @property
     def newest_chain(self) -> tuple[int, ...]:
-        """Return its jobs and arrays since a person last cancelled or cleared it: a single new job is no chain."""
-        return tuple(intent.job_id.array for intent in self.intents[self.stopped :] if intent.job_id is not None)
+        """Return its jobs and arrays since a person last cancelled or cleared it: a single new job is no chain.
+
+        A user's own script that is queued behind no other job begins a chain as well: the earlier jobs have ended.
+        """
+        intents = self.intents[self.stopped :]
+        begin = max((n for n, one in enumerate(intents) if self._begins(one)), default=0)
+        return tuple(intent.job_id.array for intent in intents[begin:] if intent.job_id is not None)
+
+    def _begins(self, intent: Intent) -> bool:
+        if not own_script_of(self.directory, (intent,)):
+            return False
+        end = intent.argv.index(intent.script) if intent.script in intent.argv else len(intent.argv)
+        return not any(word.startswith(("--dependency", "-d")) for word in intent.argv[:end])
 
 
 def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, within_s: float) -> Iterator[RunFacts]:

@@ -250,11 +250,6 @@ def _hung(view: View) -> Finding:
         parts.append("or its output is buffered (it grows in blocks): set PYTHONUNBUFFERED=1")
     if view.reading.lines:
         parts.append(f"last line: {view.reading.lines[-1]}")
-    fault = (
-        "no-progress"
-        if has_output or (view.beats and log is not None and log.last_progress_at > view.since + 60)
-        else "silent"
-    )
     is_idle_job = is_idle(view.reading.cpu)
     is_sure = view.beats or view.settings.timeout_s is not None or is_idle_job
     if is_idle_job:
@@ -273,7 +268,8 @@ def _hung(view: View) -> Finding:
     advice = _debug_advice(view)
     if is_banner:
         advice = f"if the training writes to another file, watch that: resil watch log PATH; otherwise {advice}"
-    return _finding(view, verdict, fault, "; ".join(parts), advice=advice)
+    # One fault, whatever else is written meanwhile: a hang is one incident.
+    return _finding(view, verdict, "no-progress", "; ".join(parts), advice=advice)
 
 
 def _sure_s(allowed: Allowance) -> float:

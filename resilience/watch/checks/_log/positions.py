@@ -62,6 +62,7 @@ _EVALUATES = re.compile(
     rb"|scoring|saving)",
     re.IGNORECASE,
 )
+_SAVED = re.compile(rb"(?<![a-z])(?:sav(?:ed|es)|checkpoint(?:ed|ing|s)?|wrote|written)(?![a-z_])", re.IGNORECASE)
 _TALKS = re.compile(
     rb"prefetch|loader|worker|queue|cache|monitor|(?<![a-z])(?:mem|gpu|cpu|ram|io|disk|net|temp)|util|alive|ping"
     rb"|[0-9] ?[KMGT]iB|[0-9]W(?![a-z])|up.?time|loaded|buffer|shuffl|telemetry|service|daemon"
@@ -162,8 +163,10 @@ def rank_of(found: Position, line: bytes) -> int:
         return EVALUATION
     if _WARM_UP.search(line, 0, found.at):
         return TALK + rank
+    # The step in a line about a save is the heartbeat only of a log without figures: others come more often.
+    is_save = found.kind in (STEP, BAR) and _SAVED.search(line, 0, found.at) is not None
     if found.kind in (STEP, BAR) and _FIGURES.search(line):
-        return rank - WITH_FIGURES
+        return RANKS[FIGURES] if is_save else rank - WITH_FIGURES
     if found.kind == FIGURES:
         return rank
     # Behind a bar without a line end may be a line of something else.
@@ -174,7 +177,7 @@ def rank_of(found: Position, line: bytes) -> int:
         return COMPLAINT
     talks = _TALKS.search(line, 0, end) is not None
     if found.kind != NUMBERS:
-        return TALK + rank if talks else rank
+        return TALK + rank if talks else RANKS[FIGURES] if is_save else rank
     # Of lines without known words, those with decimals are more likely to be of the training.
     return rank + talks if _DECIMAL.search(CLOCKS.sub(b"", line)) else TALK + rank if talks else rank + 1
 

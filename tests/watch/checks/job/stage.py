@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,13 +90,15 @@ class Stage:
     def wait(self, seconds: float) -> None:
         self.clock.time += seconds
 
-    def run(self, name: str = "gpt", *ids: int, by: str = ME, scheduler: str = "fake") -> RunDirectory:
-        """Add a submitted run with these jobs."""
+    def run(
+        self, name: str = "gpt", *ids: int, by: str = ME, scheduler: str = "fake", argv: Sequence[str] = ()
+    ) -> RunDirectory:
+        """Add a submitted run with these jobs; `argv` is the command if a script of the user's own was submitted."""
         directory = self.project.directory(name)
         directory.create("")
         for number in ids:
             token = f"{name}-{number}"
-            record_intent(directory, Intent(token, scheduler, "", (), NOW - HOUR, by=by))
+            record_intent(directory, Intent(token, scheduler, argv[-1] if argv else "", tuple(argv), NOW - HOUR, by=by))
             record_result(directory, token, Outcome.SUBMITTED, NOW - HOUR, job_id=JobId(number))
         return directory
 

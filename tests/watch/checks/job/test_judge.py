@@ -208,6 +208,15 @@ def test_a_run_of_several_jobs_is_a_chain(stage: Stage) -> None:
     assert "resil submit --run gpt --after auto" in stage.expect("WARNING chain-short").advice
 
 
+@pytest.mark.parametrize(("option", "fault"), [("--comment=x", ""), ("--dependency=afterany:1", "chain-short")])
+def test_an_own_script_submitted_again_after_its_end_is_no_chain(stage: Stage, option: str, fault: str) -> None:
+    stage.run("gpt", 1, argv=("sbatch", "/home/ada/my.sh"))
+    stage.run("gpt", 2, argv=("sbatch", option, "/home/ada/my.sh"))
+    stage.job(1, JobState.COMPLETED)
+    stage.job(2, **running())
+    assert stage.finding().fault == fault
+
+
 def test_a_finished_run_needs_no_successor(stage: Stage) -> None:
     stage.finish(stage.run("gpt", 1, 2))
     stage.job(2, **running(end_time=NOW + 5))

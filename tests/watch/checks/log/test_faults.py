@@ -59,7 +59,7 @@ def test_each_fault_is_reported_beside_others(watchdog: LogWatcher, run: Run) ->
     run.journal(101, start() + failed(80) + nan(90))
     watchdog.findings()
     watchdog.clock.sleep(5 * HOUR)
-    assert {outcome(finding) for finding in watchdog.findings()} == {SAVE_FAILED, NONFINITE, "CRITICAL silent"}
+    assert {outcome(finding) for finding in watchdog.findings()} == {SAVE_FAILED, NONFINITE, "CRITICAL no-progress"}
 
 
 @of_the_loss_or_of_a_save

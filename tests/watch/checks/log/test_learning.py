@@ -14,7 +14,7 @@ from tests.watch.checks.log.training_run import Run
 from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
 from tests.watch.checks.outcome import outcome
 
-QUIET, SILENT, TALKS = "WARNING silent", "CRITICAL silent", "WARNING no-progress"
+QUIET, SILENT = "WARNING no-progress", "CRITICAL no-progress"
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_hang_is_found_while_other_lines_count_on(watchdog: LogWatcher, traini
         watchdog.write(TALKERS[talker](n))
         found.append(watchdog.outcome())
         watchdog.clock.sleep(MINUTE)
-    assert found.index(TALKS) <= 29 and TALKS not in found[:28]
+    assert found.index(QUIET) <= 29 and QUIET not in found[:28]
 
 
 def test_a_phase_that_counts_only_while_the_training_pauses_is_progress(watchdog: LogWatcher) -> None:
@@ -72,7 +72,22 @@ def test_a_phase_that_counts_only_while_the_training_pauses_is_progress(watchdog
         assert watchdog.outcome() == "OK"
         watchdog.clock.sleep(MINUTE)
     watchdog.clock.sleep(29 * MINUTE)
-    assert watchdog.finding().fault == "silent"
+    assert watchdog.finding().fault == "no-progress"
+
+
+def test_a_hang_keeps_its_fault_however_often_a_monitor_writes(watchdog: LogWatcher) -> None:
+    for n in range(1, 30):
+        watchdog.write(f"step {n} loss 2.1\n")
+        watchdog.outcome()
+        watchdog.clock.sleep(MINUTE)
+    watchdog.clock.sleep(30 * MINUTE)
+    faults = set()
+    for n in range(300):
+        if n % 60 == 0:
+            watchdog.write(f"[disk] {n % 7} files of 812 GB are old\n")
+        faults.add(watchdog.finding().fault)
+        watchdog.clock.sleep(MINUTE)
+    assert len(faults) == 1
 
 
 def test_a_log_of_an_unknown_form_is_reported_for_twelve_hours(watchdog: LogWatcher) -> None:
@@ -117,7 +132,7 @@ def test_a_pause_is_learned_by_probes_each_quarter_of_an_hour(watchdog: LogWatch
             first = 90 * tick
             if tick != 3 and tick != 4 and tick != 5:  # an evaluation of 45 minutes
                 watchdog.write("".join(f"step {n} loss 2.1\n" for n in range(first, first + 90)).replace("step 0 ", ""))
-            alarms.append(watchdog.finding().fault in ("silent", "no-progress"))
+            alarms.append(watchdog.finding().fault == "no-progress")
             watchdog.clock.sleep(15 * MINUTE)
     assert sum(alarms[:8]) <= 2 and not any(alarms[8:])
 
@@ -375,7 +390,7 @@ def test_a_job_that_hangs_at_its_start_is_found_beside_a_monitor_because_earlier
     assert {*monitored(watchdog, 60, "logs/train-4801.out", trains)} == {"OK"}
     assert {*monitored(watchdog, 60, "logs/train-4802.out", trains)} == {"OK"}
     found = monitored(watchdog, 60, "logs/train-4803.out", lambda n: f"loading {n}\n" if n < 4 else "")
-    assert found.index(TALKS) in (27, 28, 29) and found[-1] == "CRITICAL no-progress", found
+    assert found.index(QUIET) in (27, 28, 29) and found[-1] == "CRITICAL no-progress", found
     # The next job is of another program: its counter is new, so it is taken for the heartbeat.
     found = monitored(
         watchdog, 60, "logs/train-4804.out", lambda n: f"went over {64 * n} texts, {9 / (n + 1):.3f} nats\n"
@@ -410,7 +425,7 @@ def test_a_log_with_monitors_only_is_a_warning_and_no_page(watchdog: LogWatcher)
         watchdog.clock.sleep(MINUTE)
         finding = watchdog.finding()
         found.append(outcome(finding))
-    assert found == ["OK"] * 28 + [TALKS] * 92
+    assert found == ["OK"] * 28 + [QUIET] * 92
     assert "never named a step" in finding.summary and "writes to another file" in finding.summary
 
 
@@ -421,7 +436,7 @@ def test_the_template_that_paused_while_the_heartbeat_went_on_is_the_training(wa
     assert {*monitored(watchdog, 200, text=trains)} <= {"OK", "WARNING no-step"}
     assert "went over" in watchdog.finding().looked[0]
     found = monitored(watchdog, 40)
-    assert found.index(TALKS) in (27, 28), found
+    assert found.index(QUIET) in (27, 28), found
 
 
 def test_the_next_job_in_the_same_log_is_not_over_because_slurm_killed_the_one_before(watchdog: LogWatcher) -> None:
@@ -432,7 +447,7 @@ def test_the_next_job_in_the_same_log_is_not_over_because_slurm_killed_the_one_b
         assert watchdog.outcome() == "OK"
         watchdog.clock.sleep(MINUTE)
     found = monitored(watchdog, 60, text=lambda n: f"loading {n}\n" if n < 4 else "")
-    assert found.index(TALKS) in (27, 28, 29), found
+    assert found.index(QUIET) in (27, 28, 29), found
 
 
 @pytest.mark.parametrize(("evaluation_min", "found_min"), [(0, 10), (2, 10), (5, 18), (12, 28)])

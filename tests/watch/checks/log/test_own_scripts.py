@@ -64,7 +64,7 @@ def test_the_log_is_watched_from_the_start_to_the_hang_and_the_end(own: Own) -> 
         own.log("slurm-7.out", f"step {step} loss 1\n")
         own.expect("OK", wait_s=20)
     own.expect("OK", "step 29")
-    own.expect("CRITICAL silent", "no new step", wait_s=HOUR)
+    own.expect("CRITICAL no-progress", "no new step", wait_s=HOUR)
     own.job(7, JobState.COMPLETED, end_time=own.clock.now(), exit_code=ExitCode(0))
     own.expect("OK", "job 7 is over: COMPLETED", wait_s=20)
 
@@ -122,7 +122,7 @@ def test_a_task_that_hangs_beside_others_that_go_on_is_found(own: Own) -> None:
         own.log("slurm-7_2.out", f"step {step} loss\n")
         own.clock.sleep(MINUTE)
         found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
-    assert found == {"gpt": "OK", "gpt 7_1": "CRITICAL silent"}
+    assert found == {"gpt": "OK", "gpt 7_1": "CRITICAL no-progress"}
     own.job(7, JobState.COMPLETED, task=1, raw_id=8, end_time=own.clock.now(), exit_code=ExitCode(0))
     own.clock.sleep(MINUTE)
     found = {finding.subject: outcome(finding) for finding in own.watchdog.findings()}
@@ -148,8 +148,8 @@ def test_a_log_with_the_words_of_the_batch_shell_alone_is_no_proof_of_a_hang(own
     own.job(7)
     own.log("slurm-7.out", "loading modules\nlogging to /scratch/train.log\n")
     own.expect("OK", wait_s=MINUTE)
-    own.expect("WARNING silent", "never named a step", "writes to another file", wait_s=HOUR)
-    own.expect("WARNING silent", wait_s=9 * HOUR)
+    own.expect("WARNING no-progress", "never named a step", "writes to another file", wait_s=HOUR)
+    own.expect("WARNING no-progress", wait_s=9 * HOUR)
     assert "resil watch log PATH" in own.watchdog.finding().advice
 
 
@@ -175,9 +175,9 @@ def test_without_an_answer_of_the_scheduler_a_silent_log_is_unknown_not_hung(own
     own.queue.trouble = DOWN
     own.log("slurm-7.out", "step 6 loss\n")
     own.expect("OK", "step 6", wait_s=MINUTE)
-    own.expect("UNKNOWN silent", "whether its job still runs is unknown", wait_s=HOUR)
+    own.expect("UNKNOWN no-progress", "whether its job still runs is unknown", wait_s=HOUR)
     own.queue.trouble = None
-    own.expect("CRITICAL silent", wait_s=MINUTE)
+    own.expect("CRITICAL no-progress", wait_s=MINUTE)
 
 
 def test_without_an_answer_and_without_a_log_nothing_is_known(own: Own) -> None:

@@ -56,7 +56,7 @@ def test_a_stopped_process_is_a_hang_until_it_is_continued(tmp_path: Path) -> No
         watchdog.until(is_ok)
         process.send_signal(signal.SIGSTOP)
         finding = watchdog.until(is_critical)
-        assert finding.fault == "silent" and "last line: step" in finding.summary
+        assert finding.fault == "no-progress" and "last line: step" in finding.summary
         process.send_signal(signal.SIGCONT)
         watchdog.until(is_ok)
 

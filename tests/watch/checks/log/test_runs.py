@@ -22,7 +22,7 @@ from tests.watch.checks.log.training_run import (
 from tests.watch.checks.log.watcher import HOUR, MINUTE, LogWatcher
 from tests.watch.checks.outcome import outcome
 
-SILENT = "CRITICAL silent"
+SILENT = "CRITICAL no-progress"
 BUILDS = "building the data set\n"
 ONE_SECOND = "iteration 7/ 9 | elapsed time per iteration (s): 1.0 |\n"
 LONG_S = 20 * MINUTE + 10
@@ -43,7 +43,7 @@ STORIES: dict[str, Story] = {
         (0, (logs(BUILDS, age_s=2 * HOUR), begins(2, 101)), "OK")],
     "what the job before left in the log does not hurry the next": [
         (0, (logs(ONE_SECOND, age_s=HOUR), begins(2, 101)), "OK"),  # requeued, and the log appended to
-        (10 * MINUTE, None, "OK"), (25 * MINUTE, None, "WARNING silent")],
+        (10 * MINUTE, None, "OK"), (25 * MINUTE, None, "WARNING no-progress")],
     **{f"the log of a job that is over ({word}) does not hang": [
         (0, (logs("step 901 loss\nCUDA out of memory\n"), ends(1, word)), "OK"),
         (5 * HOUR, None, "OK", f"job 101 is over: {word}, exit code 1 (step 901 at ")]

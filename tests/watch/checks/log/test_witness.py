@@ -54,13 +54,13 @@ def test_a_silent_job_that_computes_is_no_page_and_an_idle_one_is_critical(place
     place.until((place.directory / "hung").exists, "the job to sleep")
     assert [look(1)[0], look(400)[0]] == ["OK", "OK"]
     found, summary = look(400)
-    assert found == "CRITICAL silent" and "the job is idle" in summary, summary
+    assert found == "CRITICAL no-progress" and "the job is idle" in summary, summary
 
     (place.directory / "goes-on").touch()
     place.until((place.directory / "went-on").exists, "the job to compute again")
     assert [look(1)[0], look(400)[0]] == ["OK", "OK"]
     used = seconds()
     place.until(lambda: seconds() >= used + 1, "the job to go on computing")
-    assert [look(600)[0], look(800)[0]] == ["OK", "WARNING silent"], "a busy job proves nothing"
+    assert [look(600)[0], look(800)[0]] == ["OK", "WARNING no-progress"], "a busy job proves nothing"
     place.scheduler.cancel([job])
     place.ended(job)

@@ -1,1 +1,0 @@
-"""Parts of the drivers that write to tables shared with others: crontab, scrontab, systemd's units."""

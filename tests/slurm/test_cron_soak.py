@@ -1,0 +1,138 @@
+"""Long stories of the scheduler's chain, with RESIL_SOAK=1: minutes each; they print what they measured (`pytest -s`).
+
+RESIL_SOAK_HANDOVERS (20) and RESIL_SOAK_SLOTS (1000) say how long.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from resilience.cron.records import Outcome
+from tests.lab.slurm.cluster import Cluster
+from tests.lab.slurm.cron_site import Site
+from tests.lab.slurm.processes import until
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(os.environ.get("RESIL_SOAK") != "1", reason="takes half an hour: set RESIL_SOAK=1"),
+    pytest.mark.timeout(7200),
+]
+HANDOVERS = int(os.environ.get("RESIL_SOAK_HANDOVERS", "20"))
+SLOTS = int(os.environ.get("RESIL_SOAK_SLOTS", "1000"))
+BEAT = "@every 2s /bin/true # resil: name=beat catch_up=all<=1000 timeout=10s\n"
+
+
+@contextmanager
+def full(cluster: Cluster, user: str) -> Iterator[None]:
+    """Keep every CPU busy with jobs of half a minute, and some of them waiting."""
+    over = threading.Event()
+
+    def fill() -> None:
+        dice = random.Random(1)
+        while not over.wait(0.5):
+            with suppress(subprocess.SubprocessError, OSError, RuntimeError):
+                there = cluster.run(["squeue", "-h", "-u", user, "-t", "PD,R", "-o", "%A"]).stdout.split()
+                for _ in range(11 - len(there)):
+                    seconds = dice.randint(10, 40)
+                    cluster.run(["sbatch", "-o", "/dev/null", "--wrap", f"sleep {seconds}"], user)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def lateness(site: Site) -> str:
+    late = sorted(run.started - run.slot for run in site.runs() if run.started)
+    ranks = {f"p{p}": late[min(len(late) - 1, len(late) * p // 100)] for p in (50, 95, 99)}
+    figures = {"mean": statistics.fmean(late), **ranks, "max": late[-1]}
+    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures.items())
+
+
+def test_no_slot_is_lost_at_the_hand_overs_of_a_full_cluster() -> None:
+    with Cluster(nodes=1) as cluster:
+        site = Site(cluster, "busy", cluster.users[0], limit_s=120, more="keep_runs = 5\n", crontab=BEAT).make()
+        site.install()
+        with full(cluster, cluster.users[1]):
+            done: set[str] = set()
+
+            def handed_over() -> bool:
+                done.update(row.id for row in site.rows() if row.state == "COMPLETED")
+                return len(done) >= HANDOVERS
+
+            deadline = time.monotonic() + HANDOVERS * 180
+            while not handed_over():
+                assert time.monotonic() < deadline, site.log()
+                time.sleep(2)
+        missed = [run for run in site.cron.history("crontab+beat") if run.outcome is Outcome.MISSED]
+        slots = {run.slot for run in site.runs()}
+        lost = len(range(min(slots), max(slots), 2)) - len(slots) + 1
+        print(
+            f"\n{len(done)} hand-overs, {len(slots)} slots, {lost} lost, {len(missed)} missed; late: {lateness(site)}"
+        )
+        site.each_slot_ran_once()
+        assert (lost, missed) == (0, [])
+
+
+def test_a_thousand_slots_under_random_faults() -> None:
+    """A node crashes, slurmctld hangs, jobs are cancelled, and hand-overs come each two minutes."""
+    dice = random.Random(7)
+    with Cluster(nodes=3) as cluster:
+        site = Site(cluster, "faults", cluster.users[0], limit_s=180, more="keep_runs = 5\n", crontab=BEAT).make()
+        site.install()
+        began = time.time()
+        told: dict[str, int] = {}
+
+        def crash() -> None:
+            for row in site.running()[:1]:
+                cluster.fail_node(row.node)
+                time.sleep(20)
+                cluster.start_slurmd(row.node)
+
+        def hang() -> None:
+            cluster.stop_controller()
+            time.sleep(dice.randint(3, 15))
+            cluster.continue_controller()
+
+        def cancel_one() -> None:
+            if rows := [*site.running(), *site.waiting()]:
+                cluster.run(["scancel", dice.choice(rows).id], site.user)
+
+        faults = [crash, hang, cancel_one, cancel_one]
+        while time.time() - began < SLOTS * 2:
+            time.sleep(dice.randint(10, 30))
+            fault = dice.choice(faults)
+            told[fault.__name__] = told.get(fault.__name__, 0) + 1
+            fault()
+            with suppress(RuntimeError):
+                cluster._nodes_restored()
+        until(lambda: max(run.slot for run in site.runs()) > time.time() - 10, "it to be on time again", every_s=1)
+
+        def untold() -> int:
+            """Number of slots that no record tells of: neither run, nor skipped or missed with others, nor cut."""
+            runs = site.cron.history("crontab+beat")
+            slots = [run.slot for run in runs]
+            return (max(slots) - min(slots)) // 2 + 1 - sum(max(1, run.count) for run in runs)
+
+        # A run on a node that died counts as running until its time-out, because no other node can look.
+        with suppress(TimeoutError):
+            until(lambda: untold() <= 0, "each slot to be told", every_s=2)
+        runs = site.cron.history("crontab+beat")
+        outcomes = Counter(str(run.outcome) for run in runs)
+        others = [(run.slot, str(run.outcome), run.count, run.summary) for run in runs if run.outcome != Outcome.DONE]
+        print(f"\n{told}: {dict(outcomes)}, {untold()} without a word; late: {lateness(site)}; {others}")
+        site.each_slot_ran_once()
+        assert untold() <= 0
