@@ -38,6 +38,8 @@ resil_over=              # the end is recorded
 resil_guard_why=         # the guards' reason for the end
 resil_unfollowed=        # the training did not follow a stop
 resil_gone=true          # at the end: whether no task on another node can be left
+resil_unsure=            # SLURM did not say whether it ended the job
+resil_launched_at=0      # in seconds of this shell
 
 export RESIL_JOB_ID=${SLURM_JOB_ID:-0}
 export RESIL_RESTART_COUNT=${SLURM_RESTART_COUNT:-0}
@@ -223,26 +225,42 @@ resil_is_ours() { # a job's comment: whether this run directory submitted it; an
   [ -n "$token" ] && grep -qF -- "\"$token\"" "$RESIL_RUN_DIR/submissions.jsonl" 2>/dev/null
 }
 
-resil_cancel_siblings() { # cancel the queued jobs of this run, which the user who set the switch may not be allowed to do
-  local ids=() count=0 id array comment own=
+# The queued jobs of this run that a user did not hold: of this array, or with a token of this run.
+resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an array; fails if SLURM does not answer
+  local rows id array state reason comment own=
+  resil_siblings=()
   if [ "${RESIL_SCHEDULER:-}" = local ]; then
     for id in "$RESIL_LOCAL_SPOOL"/jobs/*/; do
       id=${id%/} comment='' array=''
       { read -r comment <"$id/comment"; } 2>/dev/null || [ -n "$comment" ] || continue
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
-      [ "$array" = PENDING ] && resil_is_ours "$comment" && : >"$id/cancel" && ids+=("${id##*/}") count=$((count + 1))
+      [ "$array" = PENDING ] && resil_is_ours "$comment" && resil_siblings+=("${id##*/}")
     done
-  else
-    while IFS=$'\x1f' read -r id array comment; do
-      [ "$id" = "$RESIL_JOB_ID" ] && own=$array
-    done < <(resil_squeue -t all -u "$resil_user" -o $'%A\x1f%F\x1f%k')
-    while IFS=$'\x1f' read -r id array comment; do
-      if [ "$array" = "${own:-none}" ] || resil_is_ours "$comment"; then ids+=("$id") count=$((count + 1)); fi
-    done < <(resil_squeue -t PENDING -u "$resil_user" -o $'%A\x1f%F\x1f%k')
-    ((count == 0)) || resil_scancel --state=PENDING "${ids[@]}"
+    return 0
   fi
-  resil_say "cancelled the queued jobs of this run: ${ids[*]-none}"
-  resil_journal siblings_cancelled count "$count"
+  rows=$(resil_squeue -t all -u "$resil_user" -o $'%A\x1f%F\x1f%T\x1f%r\x1f%k') || return
+  while IFS=$'\x1f' read -r id array _; do
+    [ "$id" = "$RESIL_JOB_ID" ] && own=$array
+  done < <(printf '%s\n' "$rows")
+  while IFS=$'\x1f' read -r id array state reason comment; do
+    [ "$state" = PENDING ] || continue
+    case $reason in *JobHeld* | *held*) [ "${1:-}" = all ] || continue ;; esac
+    if [ "$array" = "${own:-none}" ] || resil_is_ours "$comment"; then resil_siblings+=("$id"); fi
+  done < <(printf '%s\n' "$rows")
+}
+
+resil_cancel_siblings() { # cancel the queued jobs of this run, which the user who set the switch may not be allowed to do
+  local id
+  resil_find_siblings all
+  if ((${#resil_siblings[@]} == 0)); then
+    :
+  elif [ "${RESIL_SCHEDULER:-}" = local ]; then
+    for id in "${resil_siblings[@]}"; do : >"$RESIL_LOCAL_SPOOL/jobs/$id/cancel"; done
+  else
+    resil_scancel --state=PENDING "${resil_siblings[@]}"
+  fi
+  resil_say "cancelled the queued jobs of this run: ${resil_siblings[*]-none}"
+  resil_journal siblings_cancelled count "${#resil_siblings[@]}"
 }
 
 # ---- one attempt at a time ------------------------------------------------------------------------------------
@@ -381,6 +399,180 @@ resil_mark_lost() { # attempt file: record its end, so that later attempts need 
       ln -- "$temporary" "$1.end"
   ) 2>/dev/null || :
   rm -f -- "$temporary"
+}
+
+# ---- the breaker ----------------------------------------------------------------------------------------------
+
+# Ends a crash loop. Attempts that fail one after another without a new durable checkpoint open the breaker: the queued
+# jobs are held, and a job that starts ends at once, until `resil breaker close`, or until one of them makes progress.
+# `resil watch job` decides the same with more evidence (resilience/attempts/breaker.py), and may set retry_at, when one
+# more may try. Files: attempts/breaker, breaker.held and breaker.closed; docs/reference/run-directory.md.
+
+# Each end carries the counts of all attempts so far, so that only the previous one is read. Attempts without counts
+# were lost. resil_burnt: attempts in a row that failed without progress; resil_outside: that were ended from outside;
+# resil_best: the newest durable step.
+resil_tally() { # number of the next attempt
+  local number file key value closed=0 lost='' known=
+  resil_burnt=0 resil_outside=0 resil_best=
+  { resil_field attempt <"$RESIL_RUN_DIR/attempts/breaker.closed" && closed=$REPLY; } 2>/dev/null
+  [[ $closed =~ ^[0-9]{1,9}$ ]] || closed=0
+  for ((number = $1 - 1; number > 0 && number > $1 - 50; number--)); do
+    printf -v file '%s/attempts/%04d' "$RESIL_RUN_DIR" "$number"
+    while IFS=' =' read -r key value || [ -n "$key" ]; do
+      [[ $value =~ ^[0-9]{1,18}$ ]] || continue
+      case $key in
+        burnt) resil_burnt=$value known=yes ;;
+        outside) resil_outside=$value ;;
+        durable) resil_best=$value ;;
+      esac
+    done 2>/dev/null <"$file.end"
+    if ((number <= closed)); then resil_burnt=0 resil_outside=0; fi
+    [ -z "$known" ] || break
+    lost="$number $lost"
+  done
+  for number in $lost; do
+    printf -v file '%s/attempts/%04d' "$RESIL_RUN_DIR" "$number"
+    { resil_field job_id <"$file"; } 2>/dev/null || continue
+    if resil_advanced "$REPLY" "$number"; then
+      resil_burnt=0 resil_outside=0
+    elif ((number > closed)); then
+      ((++resil_outside))
+    fi
+  done
+}
+
+resil_advanced() { # job attempt: whether a save of it was durable, and newer than resil_best, which becomes its step
+  local line before=$resil_best file=$RESIL_RUN_DIR/journal/$1.0.jsonl
+  [ -f "$file" ] && [ ! -L "$file" ] || return
+  while IFS= read -r line; do
+    [[ $line =~ \"step\":([0-9]{1,18})[,}] ]] && ((BASH_REMATCH[1] > ${resil_best:--1})) && resil_best=${BASH_REMATCH[1]}
+  done < <(timeout 20 grep -hE "^\{\"event\":\"save\",.*\"attempt\":$2," -- "$file" 2>/dev/null | tail -n 20)
+  [ "$resil_best" != "$before" ]
+}
+
+# Without a guard no step is known: then an attempt that trained for five minutes counts as progress.
+resil_count() { # end code: add this attempt to the counts. Fails unless it made progress
+  resil_tally "$RESIL_ATTEMPT"
+  if resil_advanced "$RESIL_JOB_ID" "$RESIL_ATTEMPT" || [ "$1:$2" = exited:0 ] || [ "$1" = finished ] ||
+    { [ ! -e "$RESIL_RUN_DIR/journal/$RESIL_JOB_ID.0.jsonl" ] && [ "$resil_launched" = true ] &&
+      ((SECONDS - resil_launched_at >= 300)); }; then
+    resil_burnt=0 resil_outside=0
+    return 0
+  fi
+  case $1 in
+    exited) [ -n "$resil_unsure" ] || ((++resil_burnt)) ;; # SLURM may have ended it
+    terminated | superseded | lost) ((++resil_outside)) ;;
+  esac
+  return 1
+}
+
+resil_plain() { # text -> REPLY: fit for a string of TOML
+  resil_clean "$1"
+  REPLY=$(printf '%s' "$REPLY" | tr '\042\134' '\047\047')
+}
+
+resil_open_breaker() { # why: once for all who see the same failures
+  local file=$RESIL_RUN_DIR/attempts/breaker temporary text acting=false
+  [ -z "$resil_act_enabled" ] || acting=true
+  temporary=$RESIL_RUN_DIR/attempts/.breaker.$resil_host.$BASHPID.tmp
+  resil_plain "${1:0:600}"
+  printf -v text 'opened = %(%s)T\nattempt = %d\nburnt = %d\nacting = %s\nby = "job %s"\nretry_at = 0\nwhy = "%s"' \
+    -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
+  if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
+    resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
+  elif resil_is_open && [ "$resil_open_burnt" != "$resil_burnt" ]; then # the one more has failed as well
+    [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
+    resil_write "$file" "$text"
+  fi
+  rm -f -- "$temporary"
+}
+
+resil_is_open() { # what attempts/breaker says
+  local key value file=$RESIL_RUN_DIR/attempts/breaker
+  resil_open_acting='' resil_open_burnt=0 resil_open_retry_at=0 resil_open_why=
+  [ -f "$file" ] && [ ! -L "$file" ] || return
+  while IFS=' =' read -r key value || [ -n "$key" ]; do
+    case $key in
+      acting) resil_open_acting=$value ;;
+      burnt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
+      why) value=${value#\"} resil_open_why=${value%\"} ;;
+    esac
+  done 2>/dev/null <"$file"
+  resil_clean "$resil_open_why" && resil_open_why=$REPLY
+}
+
+resil_hold_siblings() { # a user's own holds are left alone, also when these are released
+  local said held code
+  if ! resil_find_siblings; then
+    resil_say 'SLURM does not answer: the queued jobs are not held, each ends at its start instead'
+    return
+  fi
+  ((${#resil_siblings[@]})) || return 0
+  held=${resil_siblings[*]}
+  (umask "$resil_umask" && printf '%s\n' "${resil_siblings[@]}" >>"$RESIL_RUN_DIR/attempts/breaker.held") 2>/dev/null || :
+  said=$(unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol hold "${resil_siblings[@]}" 2>&1)
+  code=$?
+  # 1 as well for an array of which a task has ended: "5_1-2: Job has already finished", "5_3-10: No error".
+  if [ "$code" = 0 ] || { [ "${RESIL_SCHEDULER:-}" != local ] && resil_find_siblings && ((${#resil_siblings[@]} == 0)); }; then
+    resil_say "held the queued jobs of this run: $held; nothing was cancelled"
+    resil_journal siblings_held jobs "\"$held\""
+  else
+    resil_record siblings_not_held "$said" \
+      "the queued jobs ($held) cannot be held here: ${said:-scontrol did not answer}; each ends at its start instead"
+  fi
+}
+
+resil_trip() { # the counts have changed: open the breaker if they say so, and hold the queued jobs
+  local why=$1
+  if ((resil_breaker_failures > 0 && resil_burnt >= resil_breaker_failures)); then
+    why="$resil_burnt attempts in a row failed without a new checkpoint, the last: $why"
+  elif ((resil_breaker_neutral > 0 && resil_outside >= resil_breaker_neutral)); then
+    why="$resil_outside attempts in a row were ended from outside without a new checkpoint, the last: $why"
+  else
+    return 1
+  fi
+  resil_open_breaker "$why"
+  resil_is_open || return
+  if [ "$resil_open_acting" = true ]; then
+    resil_say "see why: resil why $RESIL_RUN; continue: resil breaker close $RESIL_RUN"
+    resil_hold_siblings
+  else
+    resil_say "it would hold the queued jobs and end later ones at their start; to let it: enabled = true under [act]"
+  fi
+}
+
+resil_reset_breaker() { # progress: the held jobs may run
+  local ids file=$RESIL_RUN_DIR/attempts/breaker
+  [ -e "$file" ] || [ -e "$file.held" ] || return 0
+  rm -f -- "$file"
+  ids=$(grep -hsE '^[0-9]{1,12}$' -- "$file.held" | sort -u)
+  resil_record breaker_closed progress "the breaker is closed: this attempt made progress; released: ${ids:-no job}"
+  # shellcheck disable=SC2086 # words
+  [ -z "$ids" ] || (unset SLURM_CLUSTERS && LC_ALL=C timeout -k 5 60 scontrol release $ids >/dev/null 2>&1) || :
+  rm -f -- "$file.held"
+}
+
+resil_check_breaker() { # [counted]: end this job if the breaker is open. Without an attempt yet, only the file is read
+  local now
+  if [ -n "${1:-}" ]; then
+    resil_tally "$RESIL_ATTEMPT"
+    [ -e "$RESIL_RUN_DIR/attempts/breaker" ] || resil_trip "attempt $((RESIL_ATTEMPT - 1))" || return 0
+  fi
+  resil_is_open || return 0
+  printf -v now '%(%s)T' -1
+  if ((resil_open_retry_at > 0 && now >= resil_open_retry_at)) &&
+    { [ -z "${1:-}" ] || ((resil_burnt <= resil_open_burnt)); }; then
+    [ -z "${1:-}" ] || resil_say "the breaker is half open: this job may try once more ($resil_open_why)"
+    return 0
+  fi
+  if [ "$resil_open_acting" != true ]; then
+    resil_say "the breaker would end this job: $resil_open_why; to let it: enabled = true under [act]"
+    return 0
+  fi
+  resil_say "the breaker of run $RESIL_RUN is open: $resil_open_why"
+  resil_say "nothing was launched; see why: resil why $RESIL_RUN; continue: resil breaker close $RESIL_RUN"
+  resil_hold_siblings
+  resil_finish 75 stopped "the breaker is open: $resil_open_why"
 }
 
 # ---- the heartbeat --------------------------------------------------------------------------------------------
@@ -813,6 +1005,7 @@ resil_begin() {
   exec {resil_news}<> <(:) # a pipe for messages of the heartbeat and the waiter
   resil_traps
   resil_check_start
+  resil_check_breaker
   if ! resil_take_number; then
     resil_say "cannot write to $RESIL_RUN_DIR/attempts on $resil_host: is the disk or the quota full?"
     resil_finish 75 stopped "no attempt number could be taken"
@@ -821,6 +1014,7 @@ resil_begin() {
   resil_beat_pid=$!
   resil_wait_for_previous
   resil_check_start
+  resil_check_breaker counted
   resil_time
   resil_say "START attempt $RESIL_ATTEMPT of $RESIL_RUN: job $resil_label on $resil_host at $REPLY, restart $RESIL_RESTART_COUNT"
   resil_journal attempt_start nodes "\"${SLURM_JOB_NODELIST:-$resil_host}\""
@@ -876,7 +1070,7 @@ resil_launch() { # program argument...
     printf 'code %s\n' $? >&"$resil_news"
   ) </dev/null &
   resil_waiter=$!
-  resil_launched=true
+  resil_launched=true resil_launched_at=$SECONDS
   resil_code=
   while [ -z "$resil_code" ]; do
     if resil_hear 0.5; then
@@ -1030,7 +1224,8 @@ resil_end() { # the launch has ended: decide the reason and the exit code
   # The heartbeat may not have seen the switch yet; and only a switch that is still set affects other jobs.
   if resil_killed; then resil_stop_asked=${resil_stop_asked:-$REPLY}; else resil_scope=; fi
   resil_check_job
-  case $REPLY in GONE | COMPLETING) taken=yes ;; esac
+  case $REPLY in GONE | COMPLETING) taken=yes ;; UNKNOWN) resil_unsure=yes ;; esac
+  [ -z "${resil_guard_failed:-}" ] || resil_unsure=
   # A lost node, which sends no SIGTERM: the training has neither succeeded nor failed.
   if [ "$taken$resil_term$resil_forced${resil_guard_failed:-}" = yes ] && ((resil_code < 2)); then
     resil_say "the launch ended with $resil_code, but SLURM has revoked the job: this is not a success, nor a failure of the training"
@@ -1067,7 +1262,7 @@ resil_end() { # the launch has ended: decide the reason and the exit code
 }
 
 resil_finish() { # code end why: record the end of this attempt, and exit
-  local code=$1 end=$2 why=$3 text json
+  local code=$1 end=$2 why=$3 text json progress=
   resil_deaf
   resil_over=yes
   if [ -n "$resil_beat_pid" ]; then
@@ -1084,9 +1279,11 @@ resil_finish() { # code end why: record the end of this attempt, and exit
       resil_say "processes of this attempt cannot be killed:$REPLY"
       resil_gone=false
     fi
-    why=$(printf '%s' "$why" | tr '\042\134' '\047\047') # quotes and backslashes
-    printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nwhy = "%s"' \
-      "$end" "$code" -1 "$resil_launched" "$resil_gone" "$why"
+    resil_plain "$why" && why=$REPLY
+    resil_count "$end" "$code" && progress=yes
+    printf -v text 'end = "%s"\nexit_code = %d\ntime = %(%s)T\nlaunched = %s\ngone = %s\nburnt = %d\noutside = %d\n' \
+      "$end" "$code" -1 "$resil_launched" "$resil_gone" "$resil_burnt" "$resil_outside"
+    text+="${resil_best:+durable = $resil_best$'\n'}why = \"$why\""
     if resil_write "$RESIL_RUN_DIR/attempts/$resil_number.end" "$text"; then
       rm -f -- "$RESIL_RUN_DIR/attempts/$resil_number.beat" "$RESIL_RUN_DIR/attempts/.$resil_number.beat."*
     else
@@ -1094,6 +1291,11 @@ resil_finish() { # code end why: record the end of this attempt, and exit
     fi
   fi
   if [ "$resil_scope" = all ] && [ "$end" != superseded ]; then resil_cancel_siblings; fi
+  if [ -n "$progress" ]; then
+    resil_reset_breaker
+  elif [ -n "$resil_number" ] && { [ "$end" = exited ] || [ "$end" = terminated ]; }; then
+    resil_trip "attempt $RESIL_ATTEMPT (job $resil_label on $resil_host) ended with exit code $code${why:+: $why}" || :
+  fi
   resil_journal "attempt_end" end "\"$end\"" exit_code "$code" launched "$resil_launched" reason "$json"
   resil_time
   resil_say "END attempt ${RESIL_ATTEMPT:--} of $RESIL_RUN: job $resil_label on $resil_host at $REPLY: $end, exit code $code"

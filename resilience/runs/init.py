@@ -204,6 +204,12 @@ array = {array}
 # This long before the time limit, the batch shell requests the run to save and stop.
 signal_lead_s = {lead}
 
+[act]
+# After three attempts in a row that failed without a new checkpoint, hold the queued jobs and tell, instead of burning
+# them: `resil breaker`. Without this, it is only told.
+enabled = true
+# failures = 3
+
 [guard]
 # When the training saves and stops by itself.
 # host_memory_percent = 95

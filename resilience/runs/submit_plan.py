@@ -251,6 +251,7 @@ def render_script(project: Project, request: SubmitRequest, plan: SubmitPlan, di
         group=settings.run.group,
         user=project.system.host.user,
         finish_on_success=settings.run.finish_on_success,
+        act=settings.act,
         cron=str(project.loaded.state_dir / ".cron") if settings.cron is not None and settings.cron.revive else "",
         launcher=dict(settings.launcher),
         variables=dict(request.variables),

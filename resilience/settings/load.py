@@ -16,6 +16,7 @@ from resilience.messages import cut
 from resilience.settings.alert_policy import AlertPolicy
 from resilience.settings.convert import convert_table, read_table, refuse_control_characters, unknown_key
 from resilience.settings.sections import (
+    ActSettings,
     AttemptSettings,
     RunSettings,
     SchedulerSettings,
@@ -42,6 +43,7 @@ _OWNERS: dict[str, type] = {
     "run": RunSettings,
     "submit": SubmitSettings,
     "attempt": AttemptSettings,
+    "act": ActSettings,
     "scheduler": SchedulerSettings,
     "watch": WatchSettings,
     "alert": AlertPolicy,

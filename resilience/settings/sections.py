@@ -75,6 +75,26 @@ class AttemptSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActSettings:
+    """[act]: whether resil acts when attempts of a run fail one after another, and when.
+
+    Attributes:
+        enabled: whether the breaker may hold the queued jobs of a run, and end its jobs at their start. If not, each
+            action is only named.
+        failures: attempts in a row without a new durable checkpoint, whatever their causes, that open the breaker.
+            0: never.
+        half_open: further attempts, one at a time and ever later, where the cause may heal by itself.
+        neutral: attempts in a row that preemptions, time limits or lost nodes ended without a new durable checkpoint,
+            and that open it as well. 0: never.
+    """
+
+    enabled: bool = False
+    failures: int = 3
+    half_open: int = 3
+    neutral: int = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """[scheduler]: the scheduler that runs the jobs.
 
@@ -138,6 +158,7 @@ class Settings:
     run: RunSettings = field(default_factory=RunSettings)
     submit: SubmitSettings = field(default_factory=SubmitSettings)
     attempt: AttemptSettings = field(default_factory=AttemptSettings)
+    act: ActSettings = field(default_factory=ActSettings)
     guard: GuardSettings | None = None
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     watch: WatchSettings = field(default_factory=WatchSettings)

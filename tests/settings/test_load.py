@@ -214,7 +214,7 @@ def test_an_unreadable_parent_directory_is_skipped(tmp_path: Path) -> None:
 ODD = {
     "unknown key": ('[run]\nnmae = "x"\n', "unknown key 'nmae' in [run]", "did you mean name?"),
     "unknown table": ("[rnu]\n", "unknown key 'rnu' in the tables", "did you mean run?"),
-    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "known keys: alert, attempt, channel, cron, environment"),
+    "far from any": ("[zzzzzz]\n", "unknown key 'zzzzzz'", "known keys: act, alert, attempt, channel, cron"),
     "outside any table": ('name = "x"\n', "'name' in", "move it below [run]"),
     "sbatch's outside any table": ('partition = "gpu"\n', "'partition' in", "move it below [sbatch]"),
     "a table that is a text": ('run = "gpt"\n', "'run' in", "write [run] on a line of its own"),

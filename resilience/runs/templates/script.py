@@ -16,6 +16,7 @@ from resilience.errors import TemplateError
 from resilience.messages import nearest, quoted
 from resilience.runs.templates.directives import parse_directives, quote_bash, without_python, write_directive
 from resilience.runs.templates.launches import launches_of
+from resilience.settings.sections import ActSettings
 from resilience.submission import check_run_name
 from resilience.switch import OwnerPolicy
 from resilience.system.files import own_directory, shipped_directory
@@ -184,6 +185,7 @@ class ScriptSpec:
         group: Unix group that may control the run; empty keeps the files private.
         user: login name of the submitter, for templates that show it.
         finish_on_success: whether exit code 0 of the training finishes the run.
+        act: when the batch shell opens the breaker, and whether it may act then.
         cron: directory of the cron scheduler that the batch shell restarts when dead; empty: none.
         cron_look_s: interval at which the batch shell checks that scheduler.
         array: whether the script is queued as an array; decides the default name of the output file.
@@ -206,6 +208,7 @@ class ScriptSpec:
     group: str = ""
     user: str = ""
     finish_on_success: bool = True
+    act: ActSettings = field(default_factory=ActSettings)
     cron: str = ""
     cron_look_s: float = 180
     array: bool = False
@@ -241,6 +244,9 @@ def template_context(spec: ScriptSpec, template: str) -> dict[str, Any]:
         "user": spec.user,
         "umask": "007" if spec.group else "077",
         "finish_on_success": spec.finish_on_success,
+        "act": spec.act.enabled,
+        "breaker_failures": spec.act.failures,
+        "breaker_neutral": spec.act.neutral,
         "cron": _check_path(spec.cron) if spec.cron else "",
         "cron_look_s": math.ceil(spec.cron_look_s),
         "directives": _directives_function(spec),
