@@ -30,6 +30,9 @@ STACKS_PREFIX = "stacks."
 GUARD_PREFIX = "RESIL_GUARD__"
 """The batch script exports each setting of [guard] as `RESIL_GUARD__KEY`."""
 
+BREAKER, BREAKER_HELD, BREAKER_CLOSED = "breaker", "breaker.held", "breaker.closed"
+"""In `attempts/`: exists while the breaker is open; the jobs that it holds; the attempts that no longer count."""
+
 FOLDERS = (SCRIPTS, LOGS, SWITCHES, BEATS, JOURNAL, ATTEMPTS)
 
 

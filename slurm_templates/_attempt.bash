@@ -480,7 +480,7 @@ resil_open_breaker() { # why: once for all who see the same failures
     -1 "$RESIL_ATTEMPT" "$resil_burnt" "$acting" "$resil_label" "$REPLY"
   if (umask "$resil_umask" && printf '%s\n' "$text" >"$temporary" && ln -- "$temporary" "$file") 2>/dev/null; then
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
-  elif resil_is_open && [ "$resil_open_burnt" != "$resil_burnt" ]; then # the one more has failed as well
+  elif resil_is_open && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
     resil_write "$file" "$text"
   fi
@@ -489,12 +489,12 @@ resil_open_breaker() { # why: once for all who see the same failures
 
 resil_is_open() { # what attempts/breaker says
   local key value file=$RESIL_RUN_DIR/attempts/breaker
-  resil_open_acting='' resil_open_burnt=0 resil_open_retry_at=0 resil_open_why=
+  resil_open_acting='' resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS=' =' read -r key value || [ -n "$key" ]; do
     case $key in
       acting) resil_open_acting=$value ;;
-      burnt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
+      attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
       why) value=${value#\"} resil_open_why=${value%\"} ;;
     esac
   done 2>/dev/null <"$file"
@@ -552,6 +552,15 @@ resil_reset_breaker() { # progress: the held jobs may run
   rm -f -- "$file.held"
 }
 
+resil_failed_since() { # whether an attempt has failed since the breaker was last written
+  local number file
+  for ((number = resil_open_attempt + 1; number < RESIL_ATTEMPT; number++)); do
+    printf -v file '%s/attempts/%04d.end' "$RESIL_RUN_DIR" "$number"
+    { resil_field end <"$file"; } 2>/dev/null && [ "$REPLY" = exited ] && return
+  done
+  return 1
+}
+
 resil_check_breaker() { # [counted]: end this job if the breaker is open. Without an attempt yet, only the file is read
   local now
   if [ -n "${1:-}" ]; then
@@ -560,8 +569,7 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
   fi
   resil_is_open || return 0
   printf -v now '%(%s)T' -1
-  if ((resil_open_retry_at > 0 && now >= resil_open_retry_at)) &&
-    { [ -z "${1:-}" ] || ((resil_burnt <= resil_open_burnt)); }; then
+  if ((resil_open_retry_at > 0 && now >= resil_open_retry_at)) && { [ -z "${1:-}" ] || ! resil_failed_since; }; then
     [ -z "${1:-}" ] || resil_say "the breaker is half open: this job may try once more ($resil_open_why)"
     return 0
   fi

@@ -17,8 +17,9 @@ from enum import StrEnum
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow
-from resilience.messages import plural
-from resilience.quantities import format_duration
+from resilience.messages import cut, plural
+from resilience.runs.attempts import AttemptEnd
+from resilience.settings.sections import ActSettings
 
 
 class Treatment(StrEnum):
@@ -79,22 +80,6 @@ BACKOFF_S, LONGEST_BACKOFF_S = 10.0, 300.0
 """Kubernetes, pod lifecycle, CrashLoopBackOff."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakerPolicy:
-    """[breaker]: when attempts stop.
-
-    Attributes:
-        failures: attempts in a row without progress, whatever their causes, that open the breaker.
-        half_open: further attempts, one at a time and ever later, where the cause may heal.
-        neutral: attempts in a row that ended by preemption, time limit or node failure without progress: a run that
-            never gets further burns its allocation too.
-    """
-
-    failures: int = 3
-    half_open: int = 3
-    neutral: int = 20
-
-
 class State(StrEnum):
     """State of a breaker."""
 
@@ -122,16 +107,16 @@ class Verdict:
     retry_at: float | None = None
 
 
-def decide(attempts: Sequence[LedgerRow], policy: BreakerPolicy, now: float, *, closed_at: float = 0.0) -> Verdict:
+def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Verdict:
     """Return whether a further attempt may train.
 
     An attempt whose end is unknown never opens the breaker.
 
     Args:
         attempts: of the run, oldest first.
-        closed_at: when a person last closed the breaker, seconds since the epoch; earlier attempts do not count.
+        closed_after: a person closed the breaker after this attempt, which counts no more, nor do earlier ones.
     """
-    ended = [one for one in attempts if one.failure is not None and one.start_time >= closed_at]
+    ended = [one for one in attempts if one.failure is not None and one.attempt > closed_after]
     if not ended:
         return Verdict(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
     last = ended[-1]
@@ -141,7 +126,7 @@ def decide(attempts: Sequence[LedgerRow], policy: BreakerPolicy, now: float, *, 
     failures = [one for one in since if treatment_of(one) is not Treatment.NEUTRAL]
     if not failures:
         ended_early = [one for one in since if one.failure is not None and one.failure.failure not in _DELIBERATE]
-        if len(ended_early) < policy.neutral:
+        if not policy.neutral or len(ended_early) < policy.neutral:
             return Verdict(state=State.CLOSED, reason="the last attempts made progress, or were ended from outside")
         text = f"{plural(len(ended_early), 'attempt')} in a row ended from outside before a new checkpoint"
         return Verdict(state=State.OPEN, reason=text, burnt=len(ended_early))
@@ -155,6 +140,10 @@ def decide(attempts: Sequence[LedgerRow], policy: BreakerPolicy, now: float, *, 
 def treatment_of(row: LedgerRow) -> Treatment:
     """Return what a restart does for this failure; a mere guess never counts as hopeless."""
     assert row.failure is not None
+    if row.end in (AttemptEnd.TERMINATED, AttemptEnd.SUPERSEDED):
+        return Treatment.NEUTRAL  # the batch shell knows that it was ended from outside; the log shows echoes
+    if row.end is AttemptEnd.LOST and row.failure.failure in (FailureClass.UNKNOWN, FailureClass.KILLED):
+        return Treatment.NEUTRAL
     found = TREATMENTS[row.failure.failure]
     if found in (Treatment.NEVER, Treatment.TWICE) and row.failure.confidence is Confidence.GUESS:
         return Treatment.RETRY
@@ -177,6 +166,8 @@ def _since_progress(attempts: Sequence[LedgerRow], ended: Sequence[LedgerRow]) -
 
 
 def _makes_progress(one: LedgerRow, best: int | None) -> bool:
+    if one.end is AttemptEnd.EXITED and one.exit_code == 0:
+        return True
     if one.durable_step is not None:
         return best is None or one.durable_step > best
     if one.first_step is None and one.last_step is None:  # no guard: only the time tells
@@ -184,9 +175,11 @@ def _makes_progress(one: LedgerRow, best: int | None) -> bool:
     return False
 
 
-def _why_open(failures: Sequence[LedgerRow], policy: BreakerPolicy) -> str:
+def _why_open(failures: Sequence[LedgerRow], policy: ActSettings) -> str:
     last = failures[-1]
     assert last.failure is not None
+    if not policy.failures:
+        return ""
     if treatment_of(last) is Treatment.NEVER:
         return f"no restart heals it: {_named(last)}"
     same = [one for one in failures[:-1] if _is_same(one, last)]
@@ -203,7 +196,7 @@ def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
     return first.fingerprint == second.fingerprint and one.last_step == other.last_step
 
 
-def _open(burnt: Sequence[LedgerRow], reason: str, policy: BreakerPolicy, now: float) -> Verdict:
+def _open(burnt: Sequence[LedgerRow], reason: str, policy: ActSettings, now: float) -> Verdict:
     """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over."""
     last, culprit = burnt[-1], _culprit(burnt)
     tried = len(burnt) - policy.failures
@@ -211,9 +204,7 @@ def _open(burnt: Sequence[LedgerRow], reason: str, policy: BreakerPolicy, now: f
         return Verdict(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
     retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
     state = State.HALF_OPEN if now >= retry_at else State.OPEN
-    where = f" on other nodes than {culprit}" if culprit else ""
-    when = f"in {format_duration(retry_at - now)}" if now < retry_at else "now"
-    text = f"{reason}; one more may run {when}{where}"
+    text = f"{reason}; it may heal on other nodes than {culprit}" if culprit else reason
     return Verdict(state=state, reason=text, burnt=len(burnt), culprit=culprit, retry_at=retry_at)
 
 
@@ -226,4 +217,4 @@ def _culprit(failures: Sequence[LedgerRow]) -> str:
 def _named(row: LedgerRow) -> str:
     failure: Failure | None = row.failure
     assert failure is not None
-    return f"{str(failure.failure).replace('_', ' ')} (attempt {row.attempt})"
+    return f"{str(failure.failure).replace('_', ' ')} (attempt {row.attempt}): {cut(failure.reason, 200)}"

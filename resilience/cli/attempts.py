@@ -75,14 +75,15 @@ def attempts(
     config: ConfigOption = None,
 ) -> None:
     """Show each attempt of a run: job, nodes, duration, steps, how it ended and why."""
-    from resilience.attempts.breaker import BreakerPolicy, decide
+    from resilience.attempts.acting import last_closed
+    from resilience.attempts.breaker import decide
     from resilience.attempts.ledger import read_ledger
 
     project = open_project(config)
     directory = project.existing(run)
     now = project.system.clock.now()
     rows = read_ledger(directory, newest=None if everything or as_json else SHOWN)
-    verdict = decide(rows, BreakerPolicy(), now)
+    verdict = decide(rows, project.loaded.settings.act, now, closed_after=last_closed(directory))
     if as_json:
         print_json("attempts", {"run": directory.run, "attempts": rows, "breaker": verdict})
         return

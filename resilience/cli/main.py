@@ -34,6 +34,7 @@ COMMANDS: dict[str, CommandEntry] = {
         ("why", "attempts:why", "Run", "Show why the last attempt ended, or what a log says."),
         ("kill", "runs:kill", "Steer", "Stop a run after a save, by its kill switch."),
         ("save", "runs:save", "Steer", "Make a run save now and continue."),
+        ("breaker", "breaker:app", "Steer", "Show or close the breaker that holds a failing run."),
         ("clear", "runs:clear", "Steer", "Clear the switches of a run."),
         ("cancel", "runs:cancel", "Steer", "End the jobs of a run through the scheduler."),
         ("watch", "watch:app", "Watch", "Check for problems: full disks, dead queues, hung logs."),

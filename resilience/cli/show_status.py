@@ -13,6 +13,7 @@ from resilience.errors import EX_TEMPFAIL
 from resilience.layout import KILL_SWITCH
 from resilience.quantities import format_duration, format_slurm_time
 from resilience.runs.attempts import Attempt, AttemptEnd, describe, describe_save
+from resilience.runs.breaker_file import describe_breaker
 from resilience.runs.status import JobRow, RunStatus, run_statuses
 from resilience.runs.submissions import describe_intervention
 from resilience.switch import describe_age
@@ -109,6 +110,10 @@ def _show_run(status: RunStatus, *, everything: bool, now: float) -> None:
         print(f"  {clean(describe_intervention(status.intervention, now))}")
     for sentence in status.lost:
         print(f"  lost: {clean(sentence)}")
+    if status.breaker is not None:
+        print(
+            f"  breaker {clean(describe_breaker(status.breaker, now))}; to continue: resil breaker close {status.run}"
+        )
     for switch in status.switches:
         why = f": {clean(switch.why)}" if switch.why else ""
         state = "" if switch.honoured else f" (rejected: {clean(switch.refusal)})"
@@ -163,5 +168,5 @@ def _colour(state: JobState) -> str:
 def _to_json(status: RunStatus, now: float) -> dict[str, Any]:
     keys = ("run", "path", "scheduler", "headline", "finished", "step", "next_in_line", "attempts", "switches", "save")
     kill = None if status.kill is None else plain(status.kill) | {"text": describe(status.kill, now)}
-    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention", "relocation")
+    more = chosen(status, "lost", "trouble", "age_s", "unreadable", "waits", "intervention", "relocation", "breaker")
     return chosen(status, *keys) | {"jobs": status.rows, "kill": kill} | more

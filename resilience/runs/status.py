@@ -14,6 +14,7 @@ from resilience.job import Job, JobState
 from resilience.messages import plural
 from resilience.pending_reason import explain_reason
 from resilience.runs.attempts import Attempt, AttemptEnd, KillStage, LastSave, kill_stage, waits_for
+from resilience.runs.breaker_file import OpenBreaker, read_breaker
 from resilience.runs.project import Project
 from resilience.runs.queue_cache import QueueAnswer
 from resilience.runs.run_directory import RunDirectory
@@ -144,6 +145,7 @@ class RunStatus:
         waits: a sentence while the newest attempt waits for the end of an earlier one, or empty.
         intervention: what a person did to the run since the last submission, or None.
         relocation: a sentence about a run directory that was copied or moved, or empty.
+        breaker: the run's breaker if it is open, or None.
         headline: `running`, `queued`, `finished`, `not queued`, `unknown`, `unreadable`.
         trouble: why the scheduler did not answer; the rows are then its answer of `age_s` seconds ago.
         unreadable: why the run's own files could not be read, or empty.
@@ -168,6 +170,7 @@ class RunStatus:
     waits: str = ""
     intervention: Intervention | None = None
     relocation: str = ""
+    breaker: OpenBreaker | None = None
 
 
 def run_statuses(
@@ -238,6 +241,7 @@ def _status(
         headline=_headline(rows, finished, answer),
         save=save,
         kill=kill_under_way(directory, attempts),
+        breaker=None if finished else read_breaker(directory),
         trouble=answer.trouble,
         age_s=answer.age_s,
     )

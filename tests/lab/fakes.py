@@ -201,9 +201,22 @@ class FakeScheduler:
 
     def hold(self, job_id: JobId) -> None:
         self._called("hold")
+        self._explain(job_id, "JobHeldUser")
 
     def release(self, job_id: JobId) -> None:
         self._called("release")
+        self._explain(job_id, "Priority")
+
+    def _explain(self, job_id: JobId, reason: str) -> None:
+        for number, job in enumerate(self.records):
+            if job.state.is_waiting and job_id in (job.id, job.id.whole):
+                self.records[number] = replace(job, reason=reason)
+            elif job.is_array_record and job_id.whole == job.id:  # SLURM makes a record of its own for the task
+                task = replace(job, id=job_id, tasks="", task_count=1, reason=reason)
+                indices = [one for one in ArrayExpression.parse(job.tasks).indices() if one != job_id.task]
+                rest = replace(job, tasks=",".join(map(str, indices)), task_count=len(indices))
+                self.records[number : number + 1] = [task, rest]
+                return
 
     def requeue(self, job_id: JobId, *, hold: bool = False) -> None:
         self._called("requeue")

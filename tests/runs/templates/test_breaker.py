@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ class Loop:
     def is_open(self) -> bool:
         return self.file().exists()
 
-    def file(self, suffix: str = "") -> Any:
+    def file(self, suffix: str = "") -> Path:
         return self.batch.run_dir / "attempts" / f"breaker{suffix}"
 
     @property

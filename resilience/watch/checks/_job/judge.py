@@ -9,6 +9,7 @@ from resilience.finding import Figure, Finding, Verdict
 from resilience.job import JobState
 from resilience.messages import plural
 from resilience.quantities import format_duration
+from resilience.runs.breaker_file import OpenBreaker, describe_breaker
 from resilience.switch import printable
 from resilience.watch.checks._job.reading import JobReading, SeenJob, recent
 from resilience.watch.checks._job.settings import JobSettings
@@ -22,6 +23,7 @@ CONFIGURING = "configuring"
 COMPLETING = "completing"
 SUSPENDED = "suspended"
 REQUEUE_CHURN = "requeue-churn"
+BREAKER = "breaker-open"
 UNREACHABLE = "unreachable"
 UNREADABLE = "unreadable"
 STATE = "unknown-state"
@@ -87,6 +89,8 @@ class _Case:
         if self.reading.trouble:
             advice = "" if self.reading.kind == "name" else "can you read its directory from here?"
             found.append(self._finding(Verdict.UNKNOWN, UNREADABLE, self.reading.trouble, advice))
+        elif self.reading.breaker is not None and not self.reading.over:
+            found += [self._breaker(self.reading.breaker), *self._running()]
         elif not self.reading.jobs:
             found.append(self._missing())
         elif self.reading.over:
@@ -125,6 +129,14 @@ class _Case:
     def _for(self, what: str) -> float:
         """Return how long a condition has lasted, in seconds."""
         return max(0.0, self.now - self.reading.since.get(what, self.now))
+
+    def _breaker(self, breaker: OpenBreaker) -> Finding:
+        """Return the one finding about a crash loop: held or missing jobs, and frequent attempts, are its effects."""
+        held = sum(job.count for job in self.by_state.held)
+        jobs = f"; {plural(held, 'queued job')} held, none cancelled" if held else ""
+        summary = f"the breaker is {describe_breaker(breaker, self.now)}{jobs}"
+        advice = f"see why: resil why {self.subject}; then continue: resil breaker close {self.subject}"
+        return self._finding(Verdict.CRITICAL, BREAKER, summary, advice, "CRITICAL: nothing trains until it is closed")
 
     # ---- no live job ------------------------------------------------------------------------------------------
 

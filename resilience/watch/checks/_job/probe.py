@@ -262,6 +262,7 @@ class _QueueProbe:
             restarts=restarts,
             is_chain=_is_chain(subject, jobs, past),
             is_last=facts is not None and facts.done is not None and facts.done.deed is Deed.CANCELLED_PENDING,
+            breaker=facts.breaker if facts is not None else None,
             own=self.watched.own_name(subject) if facts is None else "",  # tokens tell a run's jobs apart
             looked=self._explanation(subject, answer, len(jobs), gone or unsure),
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from resilience.job import Job, JobState
 from resilience.pending_reason import PendingReason, explain_reason
+from resilience.runs.breaker_file import OpenBreaker
 from resilience.watch.reading import Timed
 
 SHOWN = 50
@@ -104,6 +105,7 @@ class JobReading:
         pulse: why no line could be written to pulse_file.
         attempts: one line on each of the newest attempts.
         looked: the explanation for `--explain`.
+        breaker: the run's breaker if it is open, or None.
     """
 
     kind: str
@@ -130,6 +132,7 @@ class JobReading:
     pulse: str = ""
     attempts: tuple[str, ...] = ()
     looked: tuple[str, ...] = ()
+    breaker: OpenBreaker | None = None
 
 
 def fold(jobs: Iterable[Job]) -> tuple[SeenJob, ...]:

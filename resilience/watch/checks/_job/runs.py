@@ -13,6 +13,7 @@ from resilience import layout
 from resilience.errors import EX_TEMPFAIL, StateDirectoryError
 from resilience.job import Fault, Job
 from resilience.runs.attempts import AttemptEnd
+from resilience.runs.breaker_file import OpenBreaker, read_breaker
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import attempt_numbers, read_attempts
 from resilience.runs.run_jobs import scheduler_of, submitters
@@ -57,6 +58,7 @@ class RunFacts:
         cancelled: the jobs and arrays that people ever cancelled.
         stopped: how many intents are older than the newest deed of a person.
         within_s: the requested time of `starts`.
+        breaker: its breaker if that is open, or None.
     """
 
     directory: RunDirectory
@@ -74,6 +76,7 @@ class RunFacts:
     cancelled: frozenset[int] = frozenset()
     stopped: int = 0
     within_s: float = 0.0
+    breaker: OpenBreaker | None = None
 
     @property
     def run(self) -> str:
@@ -133,6 +136,7 @@ def read_runs(directories: Sequence[RunDirectory], *, me: str, now: float, withi
                 cancelled=journal.cancelled,
                 stopped=journal.stopped,
                 within_s=within_s,
+                breaker=None if over else read_breaker(directory),
             )
         except StateDirectoryError as error:
             yield RunFacts(directory, error=error.message)

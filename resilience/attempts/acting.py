@@ -1,0 +1,286 @@
+"""Acts on the decision of the breaker: holds the queued jobs of a run, and releases them.
+
+The batch shell does the same without Python when an attempt ends (slurm_templates/_attempt.bash). Of all that decide at
+once, the first to create `attempts/breaker` opens it; everything else may be repeated without harm. Each hold is
+journalled before, so that a release does not release what a user held.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from resilience import layout
+from resilience.attempts.breaker import State, decide
+from resilience.attempts.ledger import read_ledger
+from resilience.errors import SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
+from resilience.job import Job, JobId
+from resilience.quantities import quote_toml
+from resilience.runs import queue_cache
+from resilience.runs.attempts import AttemptEnd
+from resilience.runs.breaker_file import BY_USER, OpenBreaker, breaker_path, read_breaker
+from resilience.runs.run_files import attempt_numbers, read_attempts
+from resilience.runs.run_jobs import handle_of, jobs_of_run, scheduler_of
+from resilience.runs.submissions import read_intents
+from resilience.submission import ArrayExpression
+from resilience.system.files import explain_os_error, read_regular, write_atomic
+
+if TYPE_CHECKING:
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+    from resilience.schedulers import Scheduler
+
+LOOKED_AT = 40
+"""The newest attempts that are read: more than the budgets of failures and of ends from outside together."""
+_HOLDS = ("JobHeld", "held")
+"""In SLURM's reason of a held job: `JobHeldUser`, `JobHeldAdmin`, `job requeued in held state`."""
+
+
+_PLAIN = str.maketrans('"\\', "''")
+"""The batch shell reads the text without knowing TOML's escapes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done.
+
+    Attributes:
+        jobs: jobs and arrays that were held or released.
+        error: why others were not; empty if all were.
+    """
+
+    jobs: tuple[JobId, ...] = ()
+    error: str = ""
+
+
+# ---- the tick ------------------------------------------------------------------------------------------------------
+
+
+def act(project: Project, directory: RunDirectory) -> str:
+    """Decide about a run as its ledger shows it, and do it. Return a sentence if anything changed, else an empty text.
+
+    Raise StateDirectoryError if the run cannot be read, SchedulerUnavailable if the scheduler does not answer; then
+    the next tick completes the work.
+    """
+    state = read_breaker(directory)
+    if state is None and not _may_open(directory):
+        return ""
+    if directory.is_finished() or (state is not None and state.is_of_a_person):
+        return ""
+    rows = read_ledger(directory, newest=LOOKED_AT)
+    now, settings = project.system.clock.now(), project.loaded.settings.act
+    verdict = decide(rows, settings, now, closed_after=last_closed(directory))
+    if verdict.state is State.CLOSED:
+        if state is None or rows[-1].attempt < state.attempt:  # an older view than that of its opener
+            return ""
+        did = _named(close(project, directory), "released")
+        return f"the breaker of {directory.run} is closed: {verdict.reason}{did}"
+    found = OpenBreaker(
+        opened=state.opened if state is not None else round(now),
+        attempt=rows[-1].attempt if rows[-1].failure is not None else rows[-1].attempt - 1,
+        burnt=verdict.burnt,
+        acting=settings.enabled or (state is not None and state.acting),
+        by=state.by if state is not None else f"watchdog on {project.system.host.name}",
+        retry_at=round(verdict.retry_at or 0.0),
+        why=verdict.reason.translate(_PLAIN),
+    )
+    is_new = state is None and _create(directory, found)
+    if state is not None and found != state:
+        write_atomic(breaker_path(directory), _text(found), mode=directory.file_mode)
+    said = f"the breaker of {directory.run} opens: {verdict.reason}" if is_new else ""
+    if not found.acting:
+        return f"{said}; it would hold the queued jobs if [act] were enabled" if said else ""
+    done = _let_one_try(project, directory) if verdict.state is State.HALF_OPEN else hold(project, directory)
+    did = _named(done, "released" if verdict.state is State.HALF_OPEN else "held")
+    return said + did if said else (f"the breaker of {directory.run} is {verdict.state}{did}" if did else "")
+
+
+def _may_open(directory: RunDirectory) -> bool:
+    """Return whether one of the two newest attempts failed; a look at few files, for ticks of many runs."""
+    quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
+    return any(attempt.end not in quiet for attempt in read_attempts(directory, newest=2))
+
+
+def _named(done: Done, verb: str) -> str:
+    jobs = f"; {verb} job {', '.join(map(str, done.jobs))}" if done.jobs else ""
+    return f"{jobs}; not {verb}: {done.error}" if done.error else jobs
+
+
+def _let_one_try(project: Project, directory: RunDirectory) -> Done:
+    """Release one job of those that are held, unless one can start by itself."""
+    live, held = _live(project, directory), _held_by_us(directory)
+    ours = [job for job in live if _is_held(job) and {job.id, job.id.whole} & set(held)]
+    if not ours or any(not _is_held(job) for job in live):
+        return Done()
+    first = min(ours, key=lambda job: (job.id.array, job.id.task or 0))
+    job_id = first.id
+    if first.is_array_record:
+        with suppress(UsageError):  # a list of tasks that SLURM has cut off
+            job_id = JobId(first.id.array, min(ArrayExpression.parse(first.tasks).indices()))
+    return _release(project, directory, [job_id])
+
+
+# ---- by hand -------------------------------------------------------------------------------------------------------
+
+
+def open_by_hand(project: Project, directory: RunDirectory, why: str) -> Done:
+    """Open the breaker of a run, or take over an open one, and hold the queued jobs.
+
+    Raise as `hold`; the breaker is open then nevertheless.
+    """
+    by, now = f"{BY_USER}{project.system.host.user}", project.system.clock.now()
+    newest = max(_numbers(directory), default=0)
+    state = OpenBreaker(opened=now, attempt=newest, acting=True, by=by, why=why.translate(_PLAIN) or f"opened by {by}")
+    write_atomic(breaker_path(directory), _text(state), mode=directory.file_mode)
+    return hold(project, directory)
+
+
+def close_by_hand(project: Project, directory: RunDirectory) -> Done:
+    """Close the breaker of a run: attempts up to now count no more, and the jobs that it holds are released.
+
+    Raise SchedulerUnavailable if they could not be; then it is closed, and another call releases them.
+    """
+    user, now = project.system.host.user, project.system.clock.now()
+    text = f"attempt = {max(_numbers(directory), default=0)}\ntime = {now:.0f}\nby = {quote_toml(user)}\n"
+    write_atomic(breaker_path(directory, layout.BREAKER_CLOSED), text, mode=directory.file_mode)
+    return close(project, directory)
+
+
+def last_closed(directory: RunDirectory) -> int:
+    """Return the newest attempt that no longer counts, because a person closed the breaker after it; 0: none."""
+    import tomllib
+
+    with suppress(StateDirectoryError, ValueError, RecursionError):
+        found = read_regular(breaker_path(directory, layout.BREAKER_CLOSED))
+        number = tomllib.loads(found[0].decode()).get("attempt") if found is not None else 0
+        return number if isinstance(number, int) else 0
+    return 0
+
+
+def close(project: Project, directory: RunDirectory) -> Done:
+    """Remove the breaker, and release the jobs that it holds. Raise as `close_by_hand`."""
+    _remove(directory, layout.BREAKER)
+    held = _held_by_us(directory)
+    done = _release(project, directory, held) if held else Done()
+    if not done.error:
+        _remove(directory, layout.BREAKER_HELD)
+    return done
+
+
+# ---- jobs ----------------------------------------------------------------------------------------------------------
+
+
+def hold(project: Project, directory: RunDirectory) -> Done:
+    """Hold the queued jobs of a run, except those that are held already.
+
+    Raise SchedulerUnavailable if the scheduler does not answer, StateDirectoryError if that cannot be journalled.
+    """
+    intents = read_intents(directory)
+    waiting = [job for job in _live(project, directory) if job.state.is_waiting and not _is_held(job)]
+    queued = {handle_of(job, intents) for job in waiting}
+    if not queued:
+        return Done()
+    path = breaker_path(directory, layout.BREAKER_HELD)
+    known = sorted({*_held_by_us(directory), *queued})
+    write_atomic(path, "".join(f"{job_id}\n" for job_id in known), mode=directory.file_mode)
+    return _each(project, directory, queued, is_hold=True)
+
+
+def _release(project: Project, directory: RunDirectory, jobs: Collection[JobId]) -> Done:
+    live = {one for job in _live(project, directory) if _is_held(job) for one in (job.id, job.id.whole)}
+    return _each(project, directory, [one for one in jobs if {one, one.whole} & live], is_hold=False)
+
+
+def _each(project: Project, directory: RunDirectory, jobs: Collection[JobId], *, is_hold: bool) -> Done:
+    """Hold or release jobs. SLURM reports an error for an array of which a task has ended, so the queue is asked."""
+    scheduler, errors = _scheduler(project, directory), []
+    for job_id in sorted(jobs):
+        try:
+            (scheduler.hold if is_hold else scheduler.release)(job_id)
+        except SchedulerUnavailable:
+            raise
+        except SchedulerError as error:
+            errors.append(error.message)
+    queue_cache.invalidate(project.system, scheduler.name)
+    if not errors:
+        return Done(tuple(sorted(jobs)))
+    wrong = {
+        one
+        for job in _live(project, directory)
+        if job.state.is_waiting and _is_held(job) is not is_hold
+        for one in (job.id, job.id.whole)
+    }
+    return Done(tuple(one for one in sorted(jobs) if one not in wrong), errors[0] if wrong & set(jobs) else "")
+
+
+def _live(project: Project, directory: RunDirectory) -> list[Job]:
+    """Return the live jobs of a run that belong to the current user: nobody may hold those of others."""
+    jobs = _scheduler(project, directory).jobs()
+    return [job for job in jobs_of_run(jobs, directory.run, read_intents(directory)) if job.state.is_alive]
+
+
+def _scheduler(project: Project, directory: RunDirectory) -> Scheduler:
+    return project.scheduler(scheduler_of(read_intents(directory)))
+
+
+def _is_held(job: Job) -> bool:
+    return any(word in job.reason for word in _HOLDS)
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def _held_by_us(directory: RunDirectory) -> tuple[JobId, ...]:
+    found = read_regular(breaker_path(directory, layout.BREAKER_HELD))
+    ids = []
+    for line in found[0].decode("ascii", "replace").split() if found is not None else ():
+        with suppress(UsageError):
+            ids.append(JobId.parse(line))
+    return tuple(sorted(set(ids)))
+
+
+def _create(directory: RunDirectory, breaker: OpenBreaker) -> bool:
+    """Create the file of the breaker. Return False if another process was first."""
+    path = breaker_path(directory)
+    temporary = path.with_name(f".breaker.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    write_atomic(temporary, _text(breaker), mode=directory.file_mode)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:  # no hard links on this file system
+        if path.exists():
+            return False
+        try:
+            temporary.replace(path)
+        except OSError:
+            raise explain_os_error(error, "write", path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return True
+
+
+def _text(breaker: OpenBreaker) -> str:
+    return (
+        f"opened = {breaker.opened:.0f}\nattempt = {breaker.attempt}\nburnt = {breaker.burnt}\n"
+        f"acting = {str(breaker.acting).lower()}\nby = {quote_toml(breaker.by)}\n"
+        f"retry_at = {breaker.retry_at:.0f}\nwhy = {quote_toml(breaker.why)}\n"
+    )
+
+
+def _remove(directory: RunDirectory, name: str) -> None:
+    path = breaker_path(directory, name)
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, "remove", path) from error
+
+
+def _numbers(directory: RunDirectory) -> list[int]:
+    try:
+        return attempt_numbers(directory)
+    except OSError as error:
+        raise explain_os_error(error, "read", directory.path / layout.ATTEMPTS) from error

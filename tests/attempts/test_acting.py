@@ -1,0 +1,188 @@
+"""What the breaker does: holds what is queued, once, and releases no job that a user holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resilience.attempts.acting import act, close_by_hand, open_by_hand
+from resilience.errors import SchedulerError, SchedulerUnavailable
+from resilience.job import Job, JobId, JobState
+from resilience.runs.breaker_file import breaker_path, read_breaker
+from resilience.runs.run_directory import RunDirectory
+from resilience.runs.submissions import Intent, Outcome, record_intent, record_result
+from resilience.submission import make_comment
+from tests.lab.fakes import DOWN, ME, NOW, FakeClock, FakeScheduler, a_job, make_project
+
+ENABLED = '[run]\nname = "gpt"\ncommand = "python train.py"\n[act]\nenabled = true\n'
+DISK = "OSError: [Errno 28] No space left on device\n"
+NETWORK = (
+    "n7:4711:4800 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<4> with status=12\n"
+)
+
+
+class Run:
+    """A run with a fake queue."""
+
+    def __init__(self, root: Path, settings: str = ENABLED) -> None:
+        self.queue, self.clock = FakeScheduler(), FakeClock()
+        self.project = make_project(root, self.queue, settings=settings, clock=self.clock)
+        self.directory: RunDirectory = self.project.directory("gpt")
+        self.directory.create("")
+        record_intent(self.directory, Intent("token", "fake", "train.sh", ("sbatch",), NOW, by=ME))
+        record_result(self.directory, "token", Outcome.SUBMITTED, NOW, job_id=JobId(50))
+
+    def fails(self, *logs: str, end: str = "exited", ago_s: float = 1.0, save: int | None = None) -> None:
+        """The next attempts, each with the end of its log."""
+        for log in logs:
+            number = len([*(self.directory.path / "attempts").glob("????")]) + 1
+            path, job = self.directory.path / "attempts" / f"{number:04d}", 100 + number
+            start = NOW - ago_s - 10
+            path.write_text(f'job_id = {job}\nlabel = "{job}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {start}\n')
+            path.with_suffix(".end").write_text(f'end = "{end}"\nexit_code = 1\ntime = {NOW - ago_s}\n')
+            (self.directory.path / "logs" / f"gpt-{job}.out").write_text(log)
+            if save is not None:
+                event = {"event": "save", "attempt": number, "step": save}
+                (self.directory.path / "journal" / f"{job}.0.jsonl").write_text(json.dumps(event) + "\n")
+
+    def has(self, number: int, state: JobState = JobState.PENDING, **fields: object) -> None:
+        self.queue.records.append(a_job(number, state, comment=make_comment("gpt", "token"), **fields))
+
+    def reasons(self) -> dict[str, str]:
+        return {str(job.id): job.reason for job in self.queue.records}
+
+    def act(self) -> str:
+        return act(self.project, self.directory)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run(tmp_path)
+    made.has(50, tasks="4-10%1", task_count=7, reason="Priority")
+    return made
+
+
+def test_a_cause_that_no_restart_heals_holds_the_queue_at_its_first_attempt(run: Run) -> None:
+    run.fails(DISK)
+    said = run.act()
+    assert "opens: no restart heals it: disk full (attempt 1)" in said and "held job 50" in said
+    breaker = read_breaker(run.directory)
+    assert breaker is not None and breaker.acting and breaker.retry_at == 0 and "disk full" in breaker.why
+    assert run.reasons() == {"50": "JobHeldUser"}
+    assert run.act() == "" and run.queue.calls.count("hold") == 1, "done once"
+
+
+def test_what_a_user_holds_stays_held(run: Run) -> None:
+    run.has(60, reason="JobHeldUser")
+    run.has(61, reason="Dependency")
+    run.queue.records.append(a_job(70, JobState.PENDING, reason="Priority", comment=make_comment("gpt", "of another")))
+    run.fails(DISK)
+    run.act()
+    assert run.reasons() == {"50": "JobHeldUser", "60": "JobHeldUser", "61": "JobHeldUser", "70": "Priority"}
+    done = close_by_hand(run.project, run.directory)
+    assert done.jobs == (JobId(50), JobId(61)) and not done.error
+    assert run.reasons() == {"50": "Priority", "60": "JobHeldUser", "61": "Priority", "70": "Priority"}
+    assert read_breaker(run.directory) is None and run.act() == "", "earlier attempts count no more"
+
+
+def test_without_leave_it_is_only_told(tmp_path: Path) -> None:
+    run = Run(tmp_path, ENABLED.replace("true", "false"))
+    run.has(50, reason="Priority")
+    run.fails(DISK)
+    assert "it would hold the queued jobs" in run.act()
+    assert "hold" not in run.queue.calls and run.act() == ""
+
+
+@pytest.mark.parametrize("end", ["lost", "terminated", "superseded"])
+def test_ends_from_outside_open_nothing(run: Run, end: str) -> None:
+    run.fails("", "", "", "", "", end=end)
+    assert run.act() == "" and read_breaker(run.directory) is None
+
+
+def test_one_more_may_try_after_the_back_off_where_it_may_heal(run: Run) -> None:
+    run.fails(NETWORK, NETWORK, NETWORK)
+    run.act()
+    breaker = read_breaker(run.directory)
+    assert breaker is not None and breaker.retry_at == NOW - 1 + 10
+    run.clock.time = breaker.retry_at
+    assert "released job 50_4" in run.act()
+    assert run.reasons() == {"50_4": "Priority", "50": "JobHeldUser"}
+    assert run.act() == "", "one at a time"
+    run.queue.records[0] = replace(run.queue.records[0], state=JobState.FAILED)
+    run.fails(NETWORK, ago_s=-9)
+    run.act()
+    breaker = read_breaker(run.directory)
+    assert breaker is not None and breaker.retry_at == NOW + 9 + 20 and breaker.burnt == 4
+    assert run.reasons()["50"] == "JobHeldUser"
+
+
+def test_progress_of_the_one_that_tried_releases_all(run: Run) -> None:
+    run.fails(NETWORK, NETWORK, NETWORK)
+    run.act()
+    run.fails("", end="terminated", save=40)
+    assert "is closed" in run.act() and run.reasons() == {"50": "Priority"}
+    assert not breaker_path(run.directory, "breaker.held").exists()
+
+
+def test_an_older_view_than_that_of_the_batch_shell_closes_nothing(run: Run) -> None:
+    run.fails("", "")
+    breaker_path(run.directory).write_text('attempt = 3\nburnt = 3\nacting = true\nby = "job 103"\nwhy = "x"\n')
+    assert run.act() == "" and read_breaker(run.directory) is not None
+
+
+def test_no_program_closes_what_a_person_opened(run: Run) -> None:
+    run.fails("", save=10)
+    done = open_by_hand(run.project, run.directory, 'until the "new" data is there')
+    assert done.jobs == (JobId(50),) and run.act() == ""
+    breaker = read_breaker(run.directory)
+    assert breaker is not None and breaker.why == "until the 'new' data is there" and breaker.acting
+
+
+def test_ten_ticks_at_once_open_it_once(run: Run) -> None:
+    run.fails(DISK)
+    with ThreadPoolExecutor(10) as pool:
+        said = [*pool.map(lambda _: run.act(), range(10))]
+    assert sum("opens" in text for text in said) == 1
+    assert not [*(run.directory.path / "attempts").glob(".breaker*")]
+
+
+def test_without_an_answer_of_the_scheduler_the_next_tick_completes_it(run: Run) -> None:
+    run.fails(DISK)
+    run.queue.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable):
+        run.act()
+    run.queue.trouble = None
+    assert "held job 50" in run.act()
+    run.queue.trouble = DOWN
+    with pytest.raises(SchedulerUnavailable):
+        close_by_hand(run.project, run.directory)
+    run.queue.trouble = None
+    assert close_by_hand(run.project, run.directory).jobs == (JobId(50),)
+
+
+class Grumbling(FakeScheduler):
+    """As SLURM: holds an array, and reports an error because one of its tasks has ended."""
+
+    def hold(self, job_id: JobId) -> None:
+        super().hold(job_id)
+        raise SchedulerError("50_1-3: Job has already finished")
+
+
+class Strict(FakeScheduler):
+    """A site where jobs may not be held."""
+
+    def hold(self, job_id: JobId) -> None:
+        raise SchedulerError("Access/permission denied")
+
+
+@pytest.mark.parametrize(("kind", "error"), [(Grumbling, ""), (Strict, "Access/permission denied")])
+def test_the_queue_tells_whether_a_job_is_held(run: Run, kind: type[FakeScheduler], error: str) -> None:
+    records: Sequence[Job] = run.queue.records
+    run.project = make_project(run.project.system.cwd.parent, kind(records=[*records]), ENABLED, clock=run.clock)
+    done = open_by_hand(run.project, run.directory, "")
+    assert done.error == error and bool(done.jobs) is not bool(error)

@@ -1,0 +1,72 @@
+"""`resil breaker`, and a breaker as `resil status` and `resil watch job` show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from resilience.job import JobState
+from tests.lab.fakes import DOWN
+from tests.lab.shell import SETTINGS, Shell, make_shell
+
+OPEN = 'opened = 1800000000\nattempt = 3\nburnt = 3\nacting = true\nby = "job 1_3"\nretry_at = 0\nwhy = "3 failed"\n'
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    made = make_shell(tmp_path, monkeypatch, capsys)
+    made.settings(SETTINGS + "[act]\nenabled = true\n")
+    assert made.resil("submit", "--array", "10").code == 0
+    return made
+
+
+def opened(shell: Shell) -> Path:
+    path = shell.run_dir / "attempts" / "breaker"
+    path.write_text(OPEN)
+    return path
+
+
+def test_open_holds_and_close_releases(shell: Shell) -> None:
+    said = shell.resil("breaker", "open", "--why", "wait for the data")
+    assert said.code == 0 and "held: 101" in said.out
+    assert shell.fake.records[0].reason == "JobHeldUser"
+    assert "wait for the data" in shell.resil("breaker").out
+    said = shell.resil("breaker", "close")
+    assert said.code == 0 and "released: 101" in said.out and shell.fake.records[0].reason == "Priority"
+    assert "closed" in shell.resil("breaker", "status").out
+    assert shell.resil("breaker", "close", "gpt").code == 0, "again"
+
+
+def test_status_shows_an_open_breaker_and_how_to_continue(shell: Shell) -> None:
+    opened(shell)
+    out = shell.resil("status").out
+    assert "breaker open" in out and "3 failed" in out and "resil breaker close gpt" in out
+    (run,) = shell.resil("status", "--json").json["runs"]
+    assert run["breaker"]["burnt"] == 3
+    (one,) = shell.resil("breaker", "status", "--json").json["runs"]
+    assert one["open"]["why"] == "3 failed" and one["decision"]["state"] == "closed"
+
+
+def test_watch_job_reports_one_fault_for_a_crash_loop_and_its_effects(shell: Shell) -> None:
+    opened(shell)
+    held = shell.resil("watch", "job")
+    assert held.code == 2 and "the breaker is open" in held.out and "resil breaker close gpt" in held.out
+    shell.fake.records[0] = replace(shell.fake.records[0], state=JobState.FAILED)
+    reports = shell.resil("watch", "job", "--json").json["reports"]
+    faults = [finding["fault"] for report in reports for finding in report["findings"] if finding["subject"] == "gpt"]
+    assert faults == ["breaker-open"], "not that no job is queued as well"
+
+
+def test_without_an_answer_of_the_scheduler_it_is_closed_and_says_so(shell: Shell) -> None:
+    shell.resil("breaker", "open")
+    shell.fake.trouble = DOWN
+    said = shell.resil("breaker", "close")
+    assert said.code == 75 and "squeue" in said.err
+    shell.fake.trouble = None
+    assert "released: 101" in shell.resil("breaker", "close").out
+
+
+def test_an_unknown_run_is_refused(shell: Shell) -> None:
+    assert shell.resil("breaker", "close", "nope").code == 2
