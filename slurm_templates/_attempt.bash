@@ -482,19 +482,19 @@ resil_open_breaker() { # why: once for all who see the same failures
     resil_record breaker_opened "$1" "the breaker of run $RESIL_RUN opens: $1" burnt "$resil_burnt" acting "$acting"
   elif resil_is_open && ((resil_open_attempt < RESIL_ATTEMPT)); then # the one more has failed as well
     [ "$resil_open_acting" = true ] && text=${text/acting = false/acting = true}
-    resil_write "$file" "$text"
+    resil_write "$file" "opened = $resil_open_opened"$'\n'"${text#*$'\n'}"
   fi
   rm -f -- "$temporary"
 }
 
 resil_is_open() { # what attempts/breaker says
   local key value file=$RESIL_RUN_DIR/attempts/breaker
-  resil_open_acting='' resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
+  resil_open_acting='' resil_open_opened=0 resil_open_attempt=0 resil_open_retry_at=0 resil_open_why=
   [ -f "$file" ] && [ ! -L "$file" ] || return
   while IFS=' =' read -r key value || [ -n "$key" ]; do
     case $key in
       acting) resil_open_acting=$value ;;
-      attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
+      opened | attempt | retry_at) [[ $value =~ ^[0-9]{1,12}$ ]] && printf -v "resil_open_$key" '%s' "$value" ;;
       why) value=${value#\"} resil_open_why=${value%\"} ;;
     esac
   done 2>/dev/null <"$file"
@@ -570,7 +570,7 @@ resil_check_breaker() { # [counted]: end this job if the breaker is open. Withou
   resil_is_open || return 0
   printf -v now '%(%s)T' -1
   if ((resil_open_retry_at > 0 && now >= resil_open_retry_at)) && { [ -z "${1:-}" ] || ! resil_failed_since; }; then
-    [ -z "${1:-}" ] || resil_say "the breaker is half open: this job may try once more ($resil_open_why)"
+    [ -z "${1:-}" ] || resil_say "the breaker is half open: this job may try once more"
     return 0
   fi
   if [ "$resil_open_acting" != true ]; then

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from resilience import layout
 from resilience.attempts.breaker import State, decide
 from resilience.attempts.ledger import read_ledger
-from resilience.errors import SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
+from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
 from resilience.job import Job, JobId
 from resilience.quantities import quote_toml
 from resilience.runs import queue_cache
@@ -57,6 +57,17 @@ class Done:
 
 
 # ---- the tick ------------------------------------------------------------------------------------------------------
+
+
+def act_on_runs(project: Project) -> list[str]:
+    """Decide about each run, and do it. Return a sentence for each that changed or could not be read."""
+    said = []
+    for directory in project.runs():
+        try:
+            said.append(act(project, directory))
+        except ResilError as error:
+            said.append(f"the breaker of {directory.run}: {error.message}; the next tick tries again")
+    return [text for text in said if text]
 
 
 def act(project: Project, directory: RunDirectory) -> str:

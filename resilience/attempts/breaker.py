@@ -193,7 +193,8 @@ def _why_open(failures: Sequence[LedgerRow], policy: ActSettings) -> str:
 def _is_same(one: LedgerRow, other: LedgerRow) -> bool:
     first, second = one.failure, other.failure
     assert first is not None and second is not None
-    return first.fingerprint == second.fingerprint and one.last_step == other.last_step
+    is_same_step = one.last_step is not None and one.last_step == other.last_step
+    return is_same_step and first.fingerprint == second.fingerprint
 
 
 def _open(burnt: Sequence[LedgerRow], reason: str, policy: ActSettings, now: float) -> Verdict:

@@ -23,6 +23,8 @@ MOST_QUOTES = 6
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 _MOST_IN_GROUP = 500
+_QUOTES = "resil: the breaker "
+"""Lines of the batch shell that quote the cause of an earlier attempt."""
 _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
 _MASK = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
@@ -144,7 +146,7 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
 def _read(log: str, rules: Sequence[Rule]) -> _Reading:
     if "\x1b" in log:
         log = _ESCAPES.sub("", log)
-    lines = [line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
+    lines = ["" if line.startswith(_QUOTES) else line[:_MOST_LINE] for line in log.replace("\r", "\n").split("\n")]
     groups: dict[str, list[int]] = {}
     for index, line in enumerate(_masked("\n".join(lines)).split("\n")):
         groups.setdefault(line, []).append(index)

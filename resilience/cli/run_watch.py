@@ -36,7 +36,7 @@ from resilience.errors import ProbeError, ResilError
 from resilience.finding import Figure, Finding, Report, Verdict
 from resilience.messages import plural
 from resilience.quantities import format_duration
-from resilience.runs.open_project import open_in_child, read_source
+from resilience.runs.open_project import in_child, open_in_child, read_source
 from resilience.settings.load import Source
 from resilience.system.child import GRACE_S, reap
 from resilience.system.ports import System
@@ -205,6 +205,9 @@ EXIT_UNKNOWN = 3
 ENDING_S = 10.0
 """The deadline for notifications after a signal: SIGKILL usually follows after 30 s or more."""
 
+ACT_S = 30.0
+"""The deadline for the breakers of all runs: they query the scheduler only if one opens or is open."""
+
 PROMPT_S = 1.0
 """On a terminal, findings are printed this long after the start, although others are awaited."""
 
@@ -286,6 +289,8 @@ def _once(
     watchdogs, reports = _watchdogs(request, project)
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
+    if any(watchdog.name == "job" for watchdog in watchdogs) and request.notifies(project.system.environ):
+        _act(project)
     tick, deadline_s, ending = Tick(project, watchdogs, on_readings), ALERTING_S, None
     with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
@@ -318,6 +323,24 @@ def _once(
     if ending is not None:
         raise ending
     return code
+
+
+def _act(project: Project) -> None:
+    """Open or close the breakers of runs before the watchdog reports them; in a child, because a disk may hang."""
+    settings = project.loaded.settings
+    if not settings.act.failures and not settings.act.neutral:
+        return
+
+    def act() -> list[str]:
+        from resilience.attempts.acting import act_on_runs
+
+        return act_on_runs(project)
+
+    answer = in_child(project.system, f"breakers of {project.loaded.state_dir}", act, ACT_S)
+    for text in answer.value or ():
+        say(text)
+    if answer.error is not None:
+        say(f"the breakers were not checked: {answer.error.message}")
 
 
 @contextmanager

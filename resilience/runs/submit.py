@@ -21,6 +21,7 @@ from resilience.errors import (
 from resilience.job import JobId
 from resilience.quantities import format_duration
 from resilience.runs import queue_cache, settle
+from resilience.runs.breaker_file import read_breaker
 from resilience.runs.project import Project
 from resilience.runs.run_directory import RunDirectory
 from resilience.runs.run_files import read_attempts
@@ -322,6 +323,12 @@ def _check_run(project: Project, prepared: Prepared, scheduler: Scheduler, progr
         raise UsageError(
             f"run {request.run} is finished: its jobs would end at once",
             hint=f"use another name: --run NAME; or continue training: resil clear {request.run} --finished",
+        )
+    breaker = read_breaker(directory)
+    if breaker is not None and breaker.acting:
+        raise UsageError(
+            f"the breaker of run {request.run} is open, its jobs would end at once: {breaker.why}",
+            hint=f"see why: resil why {request.run}; then: resil breaker close {request.run}; or queue anyway: --force",
         )
     if request.after is None:
         me = project.system.host.user

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from resilience.attempts.breaker import TREATMENTS, State, Treatment, Verdict, decide
 from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow
+from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
 
 C = FailureClass
 POLICY = ActSettings()
-HISTORIES = 5_000
+HISTORIES = 100_000 if "RESIL_SOAK" in os.environ else 1_000
 
 
 def row(
@@ -90,6 +93,30 @@ def test_the_same_exception_at_another_step_is_another_cause() -> None:
     first, other, same = row(1, C.EXCEPTION, last=7), row(2, C.EXCEPTION, last=9), row(2, C.EXCEPTION, last=7)
     assert at_end([first, other]).state is State.CLOSED
     assert at_end([first, same]).state is State.OPEN
+
+
+def test_the_same_exception_at_an_unknown_step_is_no_proof() -> None:
+    rows = [row(n, C.EXCEPTION, has_guard=False) for n in (1, 2)]
+    assert at_end(rows).state is State.CLOSED
+
+
+@pytest.mark.parametrize("end", [AttemptEnd.TERMINATED, AttemptEnd.LOST, AttemptEnd.SUPERSEDED])
+def test_echoes_of_an_end_from_outside_are_no_failures(end: AttemptEnd) -> None:
+    rows = [replace(row(n, C.UNKNOWN), end=end) for n in range(1, 19)]
+    assert at_end(rows).state is State.CLOSED
+    rows = [replace(row(n, C.UNKNOWN), end=end) for n in range(1, 21)]
+    assert at_end(rows).state is State.OPEN
+
+
+def test_success_starts_the_count_again() -> None:
+    good = replace(row(3, C.UNKNOWN), end=AttemptEnd.EXITED, exit_code=0)
+    assert at_end([row(1, C.UNKNOWN), row(2, C.UNKNOWN), good, row(4, C.UNKNOWN)]).burnt == 1
+
+
+@pytest.mark.parametrize("policy", [ActSettings(failures=0), ActSettings(failures=0, neutral=0)])
+def test_a_limit_of_zero_is_never_reached(policy: ActSettings) -> None:
+    rows = [row(n, C.DISK_FULL) for n in range(1, 50)]
+    assert decide(rows, policy, 1e6).state is State.CLOSED
 
 
 def test_alternating_causes_cannot_loop_for_ever() -> None:

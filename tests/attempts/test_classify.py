@@ -134,3 +134,8 @@ def test_the_same_fault_has_the_same_fingerprint_in_another_attempt() -> None:
     again = "2026-11-21 11:00:01 [rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.25 GiB"
     one, two = (classify(Evidence(exit_code=1, log=STEPS + line)) for line in (first, again))
     assert one.fingerprint == two.fingerprint
+
+
+def test_what_the_batch_shell_quotes_of_an_earlier_attempt_is_no_evidence() -> None:
+    log = "resil: the breaker of run gpt is open: the last: disk full: OSError: [Errno 28] No space left on device\n"
+    assert classify(Evidence(exit_code=1, log=log)).failure is FailureClass.UNKNOWN

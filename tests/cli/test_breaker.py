@@ -68,5 +68,26 @@ def test_without_an_answer_of_the_scheduler_it_is_closed_and_says_so(shell: Shel
     assert "released: 101" in shell.resil("breaker", "close").out
 
 
+def test_a_submit_is_refused_while_it_is_open(shell: Shell) -> None:
+    opened(shell)
+    shell.fake.records.clear()
+    said = shell.resil("submit")
+    assert said.code == 2 and "its jobs would end at once: 3 failed" in said.err and not shell.fake.records
+    assert shell.resil("submit", "--force").code == 0
+
+
 def test_an_unknown_run_is_refused(shell: Shell) -> None:
     assert shell.resil("breaker", "close", "nope").code == 2
+
+
+def test_the_tick_opens_the_breaker_that_it_reports(shell: Shell) -> None:
+    for number in (1, 2, 3):
+        path = shell.run_dir / "attempts" / f"000{number}"
+        path.write_text(f'job_id = {number}\nlabel = "{number}"\nrestart = 0\nhost = "n1"\npid = 7\nstart = {number}\n')
+        path.with_suffix(".end").write_text(f'end = "exited"\nexit_code = 1\ntime = {number + 1}\n')
+    look = shell.resil("watch", "job", "gpt")
+    assert "breaker" not in look.out + look.err, "a typed target is a look"
+    said = shell.resil("watch", "job")
+    assert "the breaker of gpt opens: 3 attempts in a row" in said.err and "held job 101" in said.err
+    assert "the breaker is open" in said.out and said.code == 2
+    assert "opens" not in shell.resil("watch", "job").err

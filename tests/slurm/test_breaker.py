@@ -2,65 +2,114 @@
 
 from __future__ import annotations
 
+import json
 import os
-import pwd
-import shutil
-from pathlib import Path
 
 import pytest
 
-from resilience.layout import FOLDERS
-from resilience.runs.templates.script import ScriptSpec, render
-from resilience.settings.sections import ActSettings
 from tests.lab.slurm.cluster import Cluster
 from tests.lab.slurm.cluster_run import ClusterRun
-from tests.runs.templates.batch import SHIPPED
 
-soak = pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="takes minutes; RESIL_SOAK=1 runs it")
+soak = pytest.mark.skipif("RESIL_SOAK" not in os.environ, reason="one of several stories; RESIL_SOAK=1 runs all")
+SETTINGS = """\
+[run]
+name = "{name}"
+command = "sh train.sh"
+template = "{template}"
+[act]
+enabled = {enabled}
+[attempt]
+beat_s = 1
+[submit]
+array = "10"
+signal_lead_s = 20
+[sbatch]
+time = "10"
+"""
+NETWORK = (
+    "n7:4711:4800 [3] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.1.2.3<4> with status=12"
+)
+ALL_HELD = {"PENDING JobHeldUser"}
 
 
 class Loop(ClusterRun):
-    """A run directory of its own, and an array of it."""
+    """A run whose training is a shell script that can be mended."""
 
-    @property
-    def directory(self) -> Path:
-        return self.cluster.shared / self.name
-
-    def queue(self, command: str, *options: str, template: str = "python", enabled: bool = True) -> str:
-        entry = pwd.getpwnam(self.user)
-        if not self.directory.exists():
-            for path in (self.directory, *(self.directory / name for name in FOLDERS)):
-                path.mkdir(mode=0o700)
-                shutil.chown(path, entry.pw_uid, entry.pw_gid)
-            (self.directory / "submissions.jsonl").write_text('{"event":"intent","token":"token"}\n')
-        spec = ScriptSpec(
-            run=self.name, run_dir=str(self.directory), command=command, beat_s=1, signal_lead_s=20,
-            act=ActSettings(enabled=enabled),
-        )  # fmt: skip
-        script = render(SHIPPED, template, spec)
-        self.job = self.cluster.sbatch(script, "-t10", f"--comment=resil:{self.name}:token", *options)
-        return self.job
+    def begin(self, training: str, *, template: str = "python", enabled: bool = True) -> None:
+        text = SETTINGS.format(name=self.name, template=template, enabled=str(enabled).lower())
+        self.write("resil.toml", text)
+        self.write("train.sh", training)
+        self.submit()
 
     @property
     def burnt(self) -> int:
         """The attempts that launched the training."""
-        ends = [self.end(number) for number in range(1, 30)]
-        return sum(bool(end.get("launched")) for end in ends)
+        return sum(bool(self.end(number).get("launched")) for number in range(1, 30))
 
     @property
     def queued(self) -> set[str]:
         """State and reason of the tasks that have not ended."""
-        return {row for row in self.cluster.squeue("%T %r", "-j", self.job) if row.split()[0] in ("PENDING", "RUNNING")}
+        rows = self.cluster.squeue("%T %r", "-j", self.job)
+        return {row for row in rows if row.split()[0] in ("PENDING", "RUNNING", "COMPLETING")}
 
 
 @pytest.mark.parametrize("template", ["python", pytest.param("srun", marks=soak)])
-def test_a_crash_loop_burns_three_of_ten_tasks_and_the_others_are_held(cluster: Cluster, template: str) -> None:
+def test_a_crash_loop_burns_three_of_ten_tasks_and_continues_when_it_is_mended(cluster: Cluster, template: str) -> None:
     loop = Loop(cluster, f"loop-{template}")
-    job = loop.queue("exit 1", "--array=1-10%1", template=template)
-    loop.until(lambda: loop.queued == {"PENDING JobHeldUser"}, "the rest of the array to be held")
+    loop.begin("exit 1", template=template)
+    loop.until(lambda: loop.queued == ALL_HELD, "the rest of the array to be held")
+    assert loop.burnt == 3 and "nothing was cancelled" in loop.log
+    first = loop.job
+    loop.submit("--force")  # another job id
+    loop.until(lambda: loop.queued == ALL_HELD, "the new array to be held by its first job, which ends at its start")
     assert loop.burnt == 3
-    assert loop.log.count("the breaker of run") == 1 and "nothing was cancelled" in loop.log
-    assert (loop.directory / "attempts" / "breaker.held").read_text().split() == [job]
-    later = loop.queue("touch launched", template=template)  # another job id
-    loop.until(lambda: cluster.job_state(later) == "FAILED", "a later job to end at its start")
-    assert loop.burnt == 3
+
+    report = json.loads(loop.resil("watch", "job", "--json").stdout)
+    findings = [finding for one in report["reports"] for finding in one["findings"] if finding["subject"] == loop.name]
+    assert [(finding["verdict"], finding["fault"]) for finding in findings] == [("CRITICAL", "breaker-open")]
+    assert "breaker open" in loop.resil("status").stdout
+
+    loop.write("train.sh", "exit 0")
+    assert f"released: {first}, {loop.job}" in loop.ask("breaker", "close")
+    loop.until(lambda: (loop.directory / "finished").exists(), "the mended training to finish")
+    loop.until(lambda: not loop.queued, "the rest of the array to end")
+    assert loop.burnt == 4
+
+
+@soak
+def test_where_the_cause_may_heal_one_task_at_a_time_may_try_and_progress_releases_all(cluster: Cluster) -> None:
+    loop = Loop(cluster, "healing")
+    loop.begin(f"echo '{NETWORK}'; exit 1")
+    loop.until(lambda: loop.queued == ALL_HELD, "the rest of the array to be held")
+    loop.resil("watch", "job")
+    assert "one more may try in" in loop.ask("breaker")
+    for burnt in (4, 5):
+        loop.until(lambda: "half open" in loop.ask("breaker"), "the back-off to be over")
+        loop.resil("watch", "job")
+        loop.until(lambda burnt=burnt: loop.burnt == burnt and loop.queued == ALL_HELD, "one to try, and fail")  # type: ignore[misc]
+        loop.resil("watch", "job")
+    loop.write("train.sh", "exit 0")
+    loop.until(lambda: "half open" in loop.ask("breaker"), "the back-off to be over")
+    loop.resil("watch", "job")
+    loop.until(lambda: not loop.queued, "all to end, because the run is finished")
+    assert loop.burnt == 6 and not (loop.directory / "attempts" / "breaker").exists()
+
+
+@soak
+def test_without_leave_all_ten_burn_and_the_log_says_what_would_have_been_done(cluster: Cluster) -> None:
+    loop = Loop(cluster, "told")
+    loop.begin("exit 1", enabled=False)
+    loop.until(lambda: not loop.queued, "the array to burn")
+    assert loop.burnt == 10 and "it would hold the queued jobs" in loop.log
+
+
+@soak
+def test_preemption_and_requeue_open_nothing(cluster: Cluster) -> None:
+    loop = Loop(cluster, "requeued")
+    loop.begin("echo training $RESIL_ATTEMPT; sleep 600")
+    for number in range(1, 6):
+        loop.until(lambda number=number: f"training {number}\n" in loop.log, "it to train")  # type: ignore[misc]
+        running = next(row.split()[0] for row in cluster.squeue("%A %T", "-j", loop.job) if row.endswith("RUNNING"))
+        cluster.run(["scontrol", "requeue", running], loop.user, check=True)
+    loop.until(lambda: loop.end(5), "the fifth to end")
+    assert loop.end(5)["burnt"] == 0 and not (loop.directory / "attempts" / "breaker").exists()

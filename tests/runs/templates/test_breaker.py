@@ -7,12 +7,17 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from resilience.attempts.acting import act
+from resilience.runs.run_directory import RunDirectory
 from resilience.settings.sections import ActSettings
+from tests.lab.fakes import make_project
 from tests.runs.templates.batch import Batch, Script
 
 ACTS = ActSettings(enabled=True)
@@ -283,3 +288,24 @@ def test_a_silent_scheduler_opens_nothing_where_it_may_have_ended_the_job(loop: 
     environment = {**loop.batch.program("scontrol", MAY_NOT), "RESIL_SCHEDULER": "", "SLURM_NNODES": "1"}
     assert loop.batch.run("true", 7, environment=environment, act=ACTS, template="srun").wait() == 1
     assert not loop.is_open and loop.batch.end(3)["burnt"] == 2
+
+
+def test_two_ticks_and_a_batch_shell_at_once_open_it_once(loop: Loop) -> None:
+    loop.failed(2)
+    project = make_project(loop.batch.root, settings='[run]\nname = "demo"\n[act]\nenabled = true\n')
+    directory, is_over = RunDirectory(loop.batch.run_dir), Event()
+
+    def ticks() -> list[str]:
+        said = []
+        while not is_over.is_set():
+            said.append(act(project, directory))
+        return [*said, act(project, directory)]
+
+    with ThreadPoolExecutor(2) as pool:
+        two = [pool.submit(ticks) for _ in range(2)]
+        loop.one()
+        is_over.set()
+    opened = sum("opens" in text for one in two for text in one.result()) + loop.batch.events(101).count(
+        "breaker_opened"
+    )
+    assert opened == 1 and loop.asked == ["hold 900"]
