@@ -425,10 +425,14 @@ class Ticker:
 
         assert self.table is not None
         now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        waiting: set[str] = set()  # in order: once a slot is claimed, the older ones are never due again
         for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
             entry, is_run = one.entry, one.entry.kind is Kind.RUN
+            if entry.key in waiting:
+                continue
             if not self._fits(entry, now) or (is_run and self._supervised().must_wait(entry, one.start)):
                 self.waits = True  # missed slots run one after the other
+                waiting.add(entry.key)
                 continue
             try:
                 run = self._claim(entry, entry.key, one.slot)
@@ -437,6 +441,7 @@ class Ticker:
             except StateDirectoryError as error:
                 self.failure, run = self.failure or error, None
                 if not (entry.options.rerun and is_run and now - one.start < self.period_s):
+                    waiting.add(entry.key)
                     continue
                 self._unclaimed[entry.key] = one.slot
             if one.passed_over:
