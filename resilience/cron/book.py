@@ -53,6 +53,9 @@ LAPSE_S = 3600.0
 SKEW_S = 120.0
 """Tolerance for clocks of two hosts, and for a slow file server."""
 
+DOUBT_S = 60.0
+"""After this time on another host, the scheduler's job of a run is looked up: it may have ended with its node."""
+
 AGAIN = "#"
 """Separates an entry's key from the attempt number in the claim for a rerun."""
 
@@ -116,6 +119,10 @@ class Run(NamedTuple):
     def is_mine(self) -> bool:
         """Return whether this process is the holder."""
         return self.holder.rpartition("-")[0] == _holder(0).rpartition("-")[0]
+
+    def is_doubtful(self, now: float) -> bool:
+        """Return whether it runs on another host, and for so long that its scheduler's job should be looked up."""
+        return self.state is State.RUNNING and not self.is_here and now - self.time > DOUBT_S
 
     @property
     def job(self) -> tuple[str, str]:

@@ -214,7 +214,8 @@ class Ticker:
             with self._guarded():
                 self._settle(active, now, submits)
             with self._guarded():
-                self._begin(last, tick_state, submits, has_jobs=any(run.state is State.QUEUED for run in active))
+                asked = any(run.state is State.QUEUED or run.is_doubtful(now) for run in active)
+                self._begin(last, tick_state, submits, has_jobs=asked)
             with self._guarded():
                 self._rerun(now)
             if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
@@ -511,6 +512,7 @@ class Ticker:
         about: dict[str, Any] = {
             "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
             "time": self._clock.now(),
+            "job": self._cron.project.system.environ.get("SLURM_JOB_ID", "") if self._driver in PULSING else "",
         }  # fmt: skip
         limit_s = longest_s(entry.options.timeout_s)
         return self._cron.state.book.claim(key, slot, about, self._clock.now, limit_s=limit_s)
