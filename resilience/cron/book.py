@@ -309,7 +309,7 @@ class Book:
             self.drop(mine)
             return None
         about = self.about(mine)
-        record = _record(about.get("end"))
+        record = record_from(about.get("end"))
         if record is None:
             started = run.time if run.state is State.RUNNING else None
             record = RunRecord(
@@ -351,13 +351,13 @@ class Book:
         that order, it is found.
         """
         queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
-        records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
+        records = [record_from(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
         filed = [self._filed(key, *names) for names in self._listed(key)[1]]
         found: dict[int, RunRecord] = {}
         for path in self._listed(key)[0]:
             with suppress(NotRegularFile):
                 content = read_regular(path, 2**22)
-                lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
+                lines = map(record_from, parse_lines(content[0].splitlines() if content is not None else ()))
                 found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
         found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
@@ -418,7 +418,7 @@ class Book:
         about = _read(self._history / key / f"{slot}@{id}@{outcome}")
         if about is None:
             return None
-        return _record(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
+        return record_from(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key
@@ -483,7 +483,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-def _record(content: object) -> RunRecord | None:
+def record_from(content: object) -> RunRecord | None:
+    """Return a record from its JSON; None if there is none, or it is invalid."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RunRecord.from_json(content)  # type: ignore[arg-type]
     return None
