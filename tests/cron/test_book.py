@@ -257,7 +257,7 @@ def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDire
                 with suppress(FileNotFoundError):
                     os.unlink(path)  # noqa: PTH108 - that of Path is this one
 
-            cron_book.Path.unlink = unlink  # type: ignore[method-assign,assignment]
+            Path.unlink = unlink  # type: ignore[method-assign,assignment]
             try:
                 directory.record(KEY, a_record(200 + number))
             finally:
