@@ -171,7 +171,9 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
     if running and is_daemon:
         next_tick = now
     elif waiting:
-        head = min(waiting, key=lambda job: (max(job.start or 0, job.begin, now), job.id))
+        first = min(job.id for job in waiting)  # the others may have to wait for its end
+        able = [job for job in waiting if job.reason != "Dependency" or job.id == first]
+        head = min(able, key=lambda job: (max(job.start or 0, job.begin, now), job.id))
         next_tick = max(head.start or 0, head.begin, now)
         if not running and (head.start or head.begin > now):
             said = " (SLURM's estimate)" if head.start else ""

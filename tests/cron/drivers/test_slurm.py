@@ -165,6 +165,10 @@ CASES: dict[str, tuple[tuple[ChainJob, ...], str, str, float | None]] = {
     "ending": ((job(88, "s", "COMPLETING"),), "GONE", "broken", None),
     "ended in trouble": ((job(88, "d", "FAILED", trouble="/state is missing"),), "GONE", "job 88 failed: /state", None),
     "in an hour": ((HEAD._replace(start=None, begin=int(NOW) + 3600), LATER), "ALIVE", "the next one begins at", 3600),
+    "the spare waits for the first job": (
+        (HEAD._replace(kind="s", begin=0, reason="Priority"), SPARE._replace(id=91)), "ALIVE", "(SLURM's estimate)", 900
+    ),
+    "the spare is about to begin": ((SPARE, HEAD), "ALIVE", "jobs 89, 90 are queued", 0),
     "SLURM says when": ((HEAD, LATER), "ALIVE", "(SLURM's estimate)", 900),
     "after a failure": (
         (job(88, "d", "FAILED", trouble="it ended with code 1"), HEAD, LATER), "ALIVE", "job 88 failed: it ended", 900

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import time
@@ -107,6 +108,18 @@ def test_no_job_of_the_chain_is_requeued_or_has_an_output_of_slurms(chain: Chain
     for option in ("--no-requeue", "--output=/dev/null", "--time=1440", "--time-min=60", "--signal=B:USR1@90"):
         assert option in line
     assert "--begin" not in line
+
+
+def test_a_job_is_submitted_with_the_users_umask_which_slurm_passes_on(chain: Chain) -> None:
+    chain.slurm.fault("sbatch", "umask >>masks")
+    before = os.umask(0o022)
+    try:
+        chain.ask("keep")
+        chain.slurm.queue(chain.row(101, chain.own("s"), "RUNNING"))
+        chain.inside(101)
+    finally:
+        os.umask(before)
+    assert (chain.slurm.directory / "masks").read_text().split() == ["0022"] * 4
 
 
 def test_a_plan_shows_the_commands_and_does_nothing(chain: Chain) -> None:

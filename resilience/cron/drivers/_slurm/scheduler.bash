@@ -180,7 +180,8 @@ command_line() {
 }
 submit() {
   command_line "$@"
-  if REPLY=$(cd / && client "${line[@]}" 2>&1) && [[ $REPLY =~ (^|$'\n')([0-9]+)(\;[^$'\n']*)?$ ]]; then
+  # SLURM passes the umask of sbatch on to the job.
+  if REPLY=$(cd / && umask "$mask" && client "${line[@]}" 2>&1) && [[ $REPLY =~ (^|$'\n')([0-9]+)(\;[^$'\n']*)?$ ]]; then
     REPLY=${BASH_REMATCH[2]}
     return 0
   fi
