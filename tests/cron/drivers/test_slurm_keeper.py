@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -36,11 +36,12 @@ class Chain:
     slurm: Programs
     cron: CronDirectory
     mode: str = "daemon"
+    settings: CronSettings = field(default_factory=lambda: CronSettings(pulse_s=P))
 
     @property
     def script(self) -> str:
         return render_script(
-            replace(INSTALLED, mode=self.mode), CronSettings(pulse_s=P), state=str(self.cron.path), config="",
+            replace(INSTALLED, mode=self.mode), self.settings, state=str(self.cron.path), config="",
             scheduler="slurm", environ={"HOME": "/"}, limit=86400, tool_directories=(str(self.slurm.directory),),
         )  # fmt: skip
 
@@ -184,6 +185,21 @@ def test_changed_options_reach_what_waits_and_a_new_daemon_takes_over_at_once(ch
     assert all("--begin" not in line for line in chain.slurm.submitted)
 
 
+def test_a_daemon_with_the_options_of_before_leaves_the_new_jobs_in_the_queue(chain: Chain) -> None:
+    """The queue is full, and the jobs of `install` wait: the running one has looked after the chain for hours."""
+    old = chain.own("s")
+    chain.slurm.queue(chain.row(7, old, "RUNNING"))
+    newer = replace(chain, settings=CronSettings(pulse_s=P, sbatch={"partition": "other"}))
+    (chain.cron.path / "driver" / "job.bash").write_text(newer.script)
+    assert newer.ask("keep")[1] == ["submitted 101", "submitted 102"]
+    assert chain.inside(7) == []
+    chain.slurm.change(101, state="CANCELLED", end=str(int(time.time())))
+    assert chain.inside(7) == ["submitted 103", "submitted 104", "cancelled 102"], "a spare is older than the head"
+    assert all("--partition=other" in line and f".{newer.digest} " in line for line in chain.slurm.submitted)
+    chain.slurm.change(104, state="RUNNING", start=str(int(time.time())))
+    assert chain.inside(7) == [], "the daemon with the new options runs"
+
+
 def test_jobs_of_an_earlier_release_are_replaced(chain: Chain) -> None:
     chain.slurm.queue(
         chain.row(7, "d0.1", "RUNNING"), chain.row(8, "d0.2", reason="Dependency"), chain.row(9, "d7.bash1")
@@ -243,6 +259,7 @@ def test_twins_of_a_hung_controller_are_cancelled_down_to_two(chain: Chain) -> N
 @pytest.fixture
 def pulses(chain: Chain) -> Chain:
     chain.mode = "pulse"
+    (chain.cron.path / "driver" / "job.bash").write_text(chain.script)
     return chain
 
 
