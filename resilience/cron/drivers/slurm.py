@@ -181,7 +181,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
         if not running and head.reason not in ("", "None", "BeginTime", "Dependency"):
             why = explain_reason(head.reason, str(head.id))
             words.append(f"{head.reason}: {why.words}")
-            hint = why.advice
+            hint = why.advice or "a shorter time_limit_s, or another partition in [cron] sbatch, may begin earlier"
     if trouble and not running:
         words.append(trouble)
         hint = hint or "try again now: resil cron install"

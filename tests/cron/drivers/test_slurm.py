@@ -186,6 +186,11 @@ def test_the_state_of_the_chain_is_described(case: str) -> None:
     assert state.next_tick == (None if next_in is None else NOW + next_in)
 
 
+def test_a_chain_that_waits_for_its_turn_says_what_may_begin_earlier() -> None:
+    state = judge_chain((HEAD._replace(reason="Priority"),), is_daemon=True, now=NOW)
+    assert "time_limit_s" in state.hint
+
+
 def test_an_end_on_another_day_is_shown_with_its_date() -> None:
     tomorrow = RUNS._replace(end=NOW + 86_400)
     summary = judge_chain((tomorrow,), is_daemon=True, now=NOW).summary

@@ -126,6 +126,7 @@ def test_a_job_is_submitted_with_the_users_umask_which_slurm_passes_on(chain: Ch
 def test_a_plan_shows_the_commands_and_does_nothing(chain: Chain) -> None:
     code, lines = chain.ask("plan")
     assert code == 0 and len(lines) == 2 and all(line.startswith("submit sbatch --parsable") for line in lines)
+    assert all(line.endswith(f" {chain.cron.path}/driver/job.bash") for line in lines), "as `install` runs them"
     assert not chain.slurm.calls("sbatch")
 
 

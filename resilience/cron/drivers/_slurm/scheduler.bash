@@ -450,7 +450,7 @@ cancel_jobs() {
 }
 
 case ${1-} in
-  revive | keep | rows | plan | end | kill) job=0 ;;
+  revive | keep | rows | plan | end | kill) job=0 script=$directory/job.bash ;;
 esac
 case ${1-} in
   revive) revive ;;
