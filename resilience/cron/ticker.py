@@ -193,6 +193,8 @@ class Ticker:
         self._reset()
         tick_state.check()
         if (stopped := state.stopped()) is not None:
+            if "leaves" in stopped:  # one job of a chain, in which another one ticks
+                return TickResult(stopped=str(stopped["leaves"]))
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
