@@ -112,6 +112,8 @@ class SlurmDriver:
         done += [first] if first else []
         if problem:
             done.append(f"not all jobs of the chain are queued; the running job will try again: {problem}")
+        else:
+            (_directory(context).path / "driver" / "trouble").unlink(missing_ok=True)
         if surplus := [number for number in answer.ids("cancelled") if number not in submitted]:
             done.append(f"cancelled surplus {_jobs(surplus)}")
         return done

@@ -313,6 +313,18 @@ def test_changed_options_replace_what_waits(machine: Machine) -> None:
     assert machine.slurm.alive() == [103, 104]
 
 
+def test_a_chain_that_install_made_whole_is_in_no_trouble_any_more(machine: Machine) -> None:
+    installed(machine)
+    noted = machine.directory_of().path / "driver" / "trouble"
+    noted.write_text("the scheduler ended with code 127\n")
+    machine.slurm.change(101, state="FAILED")
+    machine.slurm.fault("sbatch", REFUSED)
+    assert installed(machine) and noted.exists()
+    machine.slurm.mend("sbatch")
+    installed(machine)
+    assert not noted.exists()
+
+
 def test_a_dry_run_shows_the_script_and_the_commands_and_changes_nothing(machine: Machine) -> None:
     before = machine.snapshot()
     steps = DRIVER.plan(an_installation(machine.context(), "slurm", mode="daemon"), CronSettings(), machine.context())
