@@ -122,8 +122,8 @@ def _named(done: Done, verb: str) -> str:
 
 def _let_one_try(project: Project, directory: RunDirectory) -> Done:
     """Release one job of those that are held, unless one can start by itself."""
-    live, held = _live(project, directory), _held_by_us(directory)
-    ours = [job for job in live if _is_held(job) and {job.id, job.id.whole} & set(held)]
+    live = _live(project, directory)
+    ours = _ours(live, directory)
     if not ours or any(not _is_held(job) for job in live):
         return Done()
     first = min(ours, key=lambda job: (job.id.array, job.id.task or 0))
@@ -131,7 +131,7 @@ def _let_one_try(project: Project, directory: RunDirectory) -> Done:
     if first.is_array_record:
         with suppress(UsageError):  # a list of tasks that SLURM has cut off
             job_id = JobId(first.id.array, min(ArrayExpression.parse(first.tasks).indices()))
-    return _release(project, directory, [job_id])
+    return _each(project, directory, [job_id], is_hold=False)
 
 
 # ---- by hand -------------------------------------------------------------------------------------------------------
@@ -174,8 +174,10 @@ def last_closed(directory: RunDirectory) -> int:
 def close(project: Project, directory: RunDirectory) -> Done:
     """Remove the breaker, and release the jobs that it holds. Raise as `close_by_hand`."""
     _remove(directory, layout.BREAKER)
-    held = _held_by_us(directory)
-    done = _release(project, directory, held) if held else Done()
+    done = Done()
+    if _held_by_us(directory):
+        ours = {job.id for job in _ours(_live(project, directory), directory)}
+        done = _each(project, directory, ours, is_hold=False)
     if not done.error:
         _remove(directory, layout.BREAKER_HELD)
     return done
@@ -200,9 +202,10 @@ def hold(project: Project, directory: RunDirectory) -> Done:
     return _each(project, directory, queued, is_hold=True)
 
 
-def _release(project: Project, directory: RunDirectory, jobs: Collection[JobId]) -> Done:
-    live = {one for job in _live(project, directory) if _is_held(job) for one in (job.id, job.id.whole)}
-    return _each(project, directory, [one for one in jobs if {one, one.whole} & live], is_hold=False)
+def _ours(live: Collection[Job], directory: RunDirectory) -> list[Job]:
+    """Return the jobs that are held because of the breaker. The batch shell knows them by their raw ids."""
+    held = set(_held_by_us(directory))
+    return [job for job in live if _is_held(job) and {job.id, job.id.whole, JobId(job.raw_id)} & held]
 
 
 def _each(project: Project, directory: RunDirectory, jobs: Collection[JobId], *, is_hold: bool) -> Done:

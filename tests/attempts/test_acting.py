@@ -90,6 +90,15 @@ def test_what_a_user_holds_stays_held(run: Run) -> None:
     assert read_breaker(run.directory) is None and run.act() == "", "earlier attempts count no more"
 
 
+def test_jobs_that_the_batch_shell_held_by_their_raw_ids_are_released(run: Run) -> None:
+    run.queue.records.clear()
+    for task, raw in ((4, 64), (5, 65)):
+        run.has(50, task=task, raw_id=raw, reason="JobHeldUser")
+    breaker_path(run.directory, "breaker.held").write_text("64\n")
+    assert close_by_hand(run.project, run.directory).jobs == (JobId(50, 4),)
+    assert run.reasons() == {"50_4": "Priority", "50_5": "JobHeldUser"}
+
+
 def test_without_leave_it_is_only_told(tmp_path: Path) -> None:
     run = Run(tmp_path, ENABLED.replace("true", "false"))
     run.has(50, reason="Priority")
