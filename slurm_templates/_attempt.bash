@@ -234,7 +234,11 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
       id=${id%/} comment='' array=''
       { read -r comment <"$id/comment"; } 2>/dev/null || [ -n "$comment" ] || continue
       { read -r array <"$id/state"; } 2>/dev/null || [ -n "$array" ] || continue
-      [ "$array" = PENDING ] && resil_is_ours "$comment" && resil_siblings+=("${id##*/}")
+      if [ "$array" != PENDING ] || ! resil_is_ours "$comment"; then continue; fi
+      array=''
+      if [ "${1:-}" != all ]; then { read -r array <"$id/array"; } 2>/dev/null; fi
+      id=${array:-$id}
+      [[ " ${resil_siblings[*]-} " == *" ${id##*/} "* ]] || resil_siblings+=("${id##*/}")
     done
     return 0
   fi

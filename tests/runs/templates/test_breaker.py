@@ -106,6 +106,14 @@ def test_where_jobs_may_not_hold_others_the_start_ends_each_of_them_at_once(loop
     assert [event for job in range(101, 107) for event in loop.batch.events(job)].count("breaker_opened") == 1
 
 
+def test_of_an_array_of_the_embedded_scheduler_it_holds_the_array(loop: Loop) -> None:
+    loop.failed(2)
+    for task in (901, 902):
+        (loop.batch.state(task, "PENDING") / "array").write_text("90")
+    loop.one(waiting=901)
+    assert loop.asked == ["hold 90"]
+
+
 def test_without_leave_it_says_what_it_would_do(loop: Loop) -> None:
     loop.act = ActSettings()
     first, second = loop.opens().text, loop.one().text
