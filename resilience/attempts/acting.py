@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from resilience import layout
 from resilience.attempts.breaker import State, decide
 from resilience.attempts.ledger import read_ledger
+from resilience.attempts.never_dry import keep_queued
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, StateDirectoryError, UsageError
 from resilience.job import Job, JobId
 from resilience.quantities import quote_toml
@@ -64,9 +65,9 @@ def act_on_runs(project: Project) -> list[str]:
     said = []
     for directory in project.runs():
         try:
-            said.append(act(project, directory))
+            said += [act(project, directory), keep_queued(project, directory)]
         except ResilError as error:
-            said.append(f"the breaker of {directory.run}: {error.message}; the next tick tries again")
+            said.append(f"run {directory.run}: {error.message}; the next tick tries again")
     return [text for text in said if text]
 
 

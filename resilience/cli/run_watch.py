@@ -206,7 +206,7 @@ ENDING_S = 10.0
 """The deadline for notifications after a signal: SIGKILL usually follows after 30 s or more."""
 
 ACT_S = 30.0
-"""The deadline for the breakers of all runs: they query the scheduler only if one opens or is open."""
+"""The deadline for acting on all runs. A submission that it interrupts is looked up by the next one."""
 
 PROMPT_S = 1.0
 """On a terminal, findings are printed this long after the start, although others are awaited."""
@@ -326,9 +326,9 @@ def _once(
 
 
 def _act(project: Project) -> None:
-    """Open or close the breakers of runs before the watchdog reports them; in a child, because a disk may hang."""
-    settings = project.loaded.settings
-    if not settings.act.failures and not settings.act.neutral:
+    """Open or close breakers, and queue missing jobs, before the watchdog reports; in a child: a disk may hang."""
+    settings = project.loaded.settings.act
+    if not settings.failures and not settings.neutral and not settings.keep_queued:
         return
 
     def act() -> list[str]:
@@ -336,11 +336,11 @@ def _act(project: Project) -> None:
 
         return act_on_runs(project)
 
-    answer = in_child(project.system, f"breakers of {project.loaded.state_dir}", act, ACT_S)
+    answer = in_child(project.system, f"runs of {project.loaded.state_dir}", act, ACT_S)
     for text in answer.value or ():
         say(text)
     if answer.error is not None:
-        say(f"the breakers were not checked: {answer.error.message}")
+        say(f"the runs were not acted upon: {answer.error.message}")
 
 
 @contextmanager

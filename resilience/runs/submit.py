@@ -214,10 +214,12 @@ def prepare(project: Project, request: SubmitRequest) -> Prepared:
         script = render_script(project, request, plan, directory)
         paths = [str(directory.path / layout.SCRIPTS / f"{token}.sbatch") for token in tokens]
     else:
-        own = (project.system.cwd / request.script).resolve()
+        is_rendered = request.script.parent == directory.path / layout.SCRIPTS  # of an earlier submit
+        own = request.script if is_rendered else (project.system.cwd / request.script).resolve()
         script = read_own_script(own)
         paths = [str(own)] * plan.jobs
-        environment |= guard_variables(project.loaded)  # a rendered script exports these itself
+        if not is_rendered:  # a rendered script exports these itself
+            environment |= guard_variables(project.loaded)
     submissions = tuple(
         Submission(
             token=token,
@@ -266,8 +268,17 @@ def test_only(project: Project, prepared: Prepared) -> str:
         return scheduler.test(replace(submission, script=str(path)))
 
 
-def perform(project: Project, prepared: Prepared, progress: Callable[[str], None] = lambda _: None) -> SubmitResult:
+def perform(
+    project: Project,
+    prepared: Prepared,
+    progress: Callable[[str], None] = lambda _: None,
+    *,
+    seen: Collection[str] | None = None,
+) -> SubmitResult:
     """Queue a prepared submit: one job per intent, even if the controller fails meanwhile.
+
+    `seen`: the tokens of the run's intents when the caller found that a job is needed; None: all until now. A submit
+    that came since has met the need, and this one yields to it with SchedulerUnavailable.
 
     Raise RunAlive if the run is live and neither `--after` nor `--force` was given, SchedulerUnavailable if that is
     unknown, SchedulerError if the scheduler refused (then nothing is left behind), SubmissionUncertain if it is unknown
@@ -275,7 +286,8 @@ def perform(project: Project, prepared: Prepared, progress: Callable[[str], None
     """
     request, directory, scheduler = prepared.request, prepared.directory, project.scheduler()
     # Keep this order: this submit yields to one that comes between the two lines, because its token is unknown.
-    known = {intent.token for intent in read_intents(directory)} | {s.token for s in prepared.submissions}
+    known = {intent.token for intent in read_intents(directory)} if seen is None else set(seen)
+    known |= {submission.token for submission in prepared.submissions}
     snapshot = take_snapshot(directory)
     if snapshot.run_file is not None:
         _check_run(project, prepared, scheduler, progress)

@@ -86,12 +86,16 @@ class ActSettings:
         half_open: further attempts, one at a time and ever later, where the cause may heal by itself.
         neutral: attempts in a row that preemptions, time limits or lost nodes ended without a new durable checkpoint,
             and that open it as well. 0: never.
+        keep_queued: how many jobs or array tasks `resil watch job` keeps queued behind the running one, by queueing the
+            run's last script again. 0: none; never for a run that is finished, killed, cancelled, or whose breaker is
+            open.
     """
 
     enabled: bool = False
     failures: int = 3
     half_open: int = 3
     neutral: int = 20
+    keep_queued: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,11 +18,11 @@ name = "{name}"
 command = "sh train.sh"
 template = "{template}"
 [act]
-enabled = {enabled}
+{act}
 [attempt]
 beat_s = 1
 [submit]
-array = "10"
+array = "{array}"
 signal_lead_s = 20
 [sbatch]
 time = "10"
@@ -35,8 +36,11 @@ ALL_HELD = {"PENDING JobHeldUser"}
 class Loop(ClusterRun):
     """A run whose training is a shell script that can be mended."""
 
-    def begin(self, training: str, *, template: str = "python", enabled: bool = True) -> None:
-        text = SETTINGS.format(name=self.name, template=template, enabled=str(enabled).lower())
+    def begin(
+        self, training: str, *, template: str = "python", enabled: bool = True, keep_queued: int = 0, array: str = "10"
+    ) -> None:
+        act = f"enabled = {str(enabled).lower()}\nkeep_queued = {keep_queued}"
+        text = SETTINGS.format(name=self.name, template=template, act=act, array=array)
         self.write("resil.toml", text)
         self.write("train.sh", training)
         self.submit()
@@ -113,3 +117,18 @@ def test_preemption_and_requeue_open_nothing(cluster: Cluster) -> None:
         cluster.run(["scontrol", "requeue", running], loop.user, check=True)
     loop.until(lambda: loop.end(5), "the fifth to end")
     assert loop.end(5)["burnt"] == 0 and not (loop.directory / "attempts" / "breaker").exists()
+
+
+@soak
+def test_a_run_does_not_run_dry_although_two_watchdogs_look_at_once(cluster: Cluster) -> None:
+    loop = Loop(cluster, "dry")
+    loop.begin("test -e enough && exit 0; sleep 600", keep_queued=2, array="1")
+    loop.until(lambda: loop.queued == {"RUNNING None"}, "the only job to run")
+    with ThreadPoolExecutor(4) as pool:
+        said = [done.stderr for done in pool.map(lambda _: loop.resil("watch", "job"), range(4))]
+    assert sum(f"queued 2 jobs behind {loop.job}" in text for text in said) == 1, said
+    waiting = [row for row in cluster.squeue("%A %T %r", "--name=dry", "-r") if "PENDING" in row]
+    assert len(waiting) == 2, "two tasks, once"
+    loop.write("enough", "")
+    cluster.run(["scancel", "--full", "--signal=KILL", loop.job], loop.user, check=True)
+    loop.until(lambda: (loop.directory / "finished").exists(), "a job that was queued to finish the run")

@@ -1,0 +1,93 @@
+"""Keeps a run from running dry: queues its last script again while too few jobs wait behind the running one.
+
+Exactly once per need: the submissions of the run are read before the queue, so that a submit which was journalled
+meanwhile, by another watchdog or by a person, is one that has met the need (runs/submit.py yields to it).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from resilience import layout
+from resilience.errors import SchedulerError, SchedulerUnavailable, SubmissionUncertain
+from resilience.messages import plural
+from resilience.runs.breaker_file import read_breaker
+from resilience.runs.run_jobs import handle_of, jobs_of_run, newest, scheduler_of
+from resilience.runs.submissions import Deed, Intent, Outcome, newest_intent, read_journal
+from resilience.runs.submit import perform, prepare
+from resilience.runs.submit_plan import SubmitRequest
+from resilience.runs.switches import policy_of_run, read_switch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from resilience.job import Job
+    from resilience.runs.project import Project
+    from resilience.runs.run_directory import RunDirectory
+
+PAUSE_S = 1800.0
+"""After a refused submission: a limit of the site, which the next minute does not change."""
+
+
+def keep_queued(project: Project, directory: RunDirectory) -> str:
+    """Queue what is missing. Return a sentence about that, or an empty text.
+
+    Raise SchedulerUnavailable if the scheduler does not answer, StateDirectoryError if the run cannot be read.
+    """
+    settings, now = project.loaded.settings.act, project.system.clock.now()
+    journal = read_journal(directory)  # before the queue
+    last = newest_intent(journal.intents)
+    if not settings.keep_queued or last is None or not last.script or last.adopted or _is_paused(journal.intents, now):
+        return ""
+    if journal.done is not None and journal.done.deed in (Deed.CANCELLED, Deed.CANCELLED_PENDING):
+        return ""
+    if directory.is_finished() or _is_killed(directory) or read_breaker(directory) is not None:
+        return ""
+    jobs = project.scheduler(scheduler_of(journal.intents)).jobs()
+    live = [job for job in jobs_of_run(jobs, directory.run, journal.intents) if job.state.is_alive]
+    missing = settings.keep_queued - sum(job.task_count for job in live if job.state.is_waiting)
+    behind = newest(live)
+    if behind is None or missing <= 0:
+        return ""  # without a live job, somebody or something has ended the run
+    what = f"{plural(missing, 'job')} behind {handle_of(behind, journal.intents)} of run {directory.run}"
+    if not settings.enabled:
+        return f"it would queue {what} if [act] were enabled"
+    return _queue(project, directory, journal.intents, last, missing, behind) or f"queued {what}"
+
+
+def _queue(
+    project: Project, directory: RunDirectory, intents: Sequence[Intent], last: Intent, missing: int, behind: Job
+) -> str:
+    """Queue an array of the last script. Return an empty text, or why nothing was queued."""
+    words = last.argv[: last.argv.index(last.script)] if last.script in last.argv else ()
+    args = last.argv[last.argv.index(last.script) + 1 :] if last.script in last.argv else ()
+    request = SubmitRequest(
+        run=directory.run,
+        script=Path(last.script),
+        script_args=tuple(args),
+        array=str(missing),
+        after=handle_of(behind, intents),
+        exclude=_option(words, "exclude"),
+        time=_option(words, "time"),
+    )
+    try:
+        perform(project, prepare(project, request), seen={intent.token for intent in intents})
+    except (SubmissionUncertain, SchedulerUnavailable):  # or another submit was first
+        raise
+    except SchedulerError as error:
+        return f"run {directory.run} may run dry, no job could be queued: {error.message}"
+    return ""
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), "")
+
+
+def _is_paused(intents: Sequence[Intent], now: float) -> bool:
+    return bool(intents) and intents[-1].outcome is Outcome.REFUSED and now - intents[-1].time < PAUSE_S
+
+
+def _is_killed(directory: RunDirectory) -> bool:
+    switch = read_switch(directory, layout.KILL_SWITCH, policy_of_run(directory))
+    return switch is not None and switch.honoured
