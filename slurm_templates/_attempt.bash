@@ -255,8 +255,9 @@ resil_find_siblings() { # resil_siblings: ids, one for all queued tasks of an ar
 
 resil_cancel_siblings() { # cancel the queued jobs of this run, which the user who set the switch may not be allowed to do
   local id
-  resil_find_siblings all
-  if ((${#resil_siblings[@]} == 0)); then
+  if ! resil_find_siblings all; then
+    resil_say 'SLURM does not answer: the queued jobs are not cancelled, each ends at its start instead'
+  elif ((${#resil_siblings[@]} == 0)); then
     :
   elif [ "${RESIL_SCHEDULER:-}" = local ]; then
     for id in "${resil_siblings[@]}"; do : >"$RESIL_LOCAL_SPOOL/jobs/$id/cancel"; done

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow
+from resilience.errors import SettingsError
 from resilience.messages import cut, plural
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
@@ -110,20 +111,21 @@ class Verdict:
 def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, closed_after: int = 0) -> Verdict:
     """Return whether a further attempt may train.
 
-    An attempt whose end is unknown never opens the breaker.
+    An attempt whose end is unknown never opens the breaker. Raise SettingsError for treatments that do not exist.
 
     Args:
         attempts: of the run, oldest first.
         closed_after: a person closed the breaker after this attempt, which counts no more, nor do earlier ones.
     """
+    check_treatments(policy.treatments)
     ended = [one for one in attempts if one.failure is not None and one.attempt > closed_after]
     if not ended:
         return Verdict(state=State.CLOSED, reason="no attempt has ended since the breaker was closed")
     last = ended[-1]
-    if treatment_of(last) is Treatment.END:
+    if treatment_of(last, policy) is Treatment.END:
         return Verdict(state=State.CLOSED, reason="the run is finished")
     since = _since_progress(attempts, ended)
-    failures = [one for one in since if treatment_of(one) is not Treatment.NEUTRAL]
+    failures = [one for one in since if treatment_of(one, policy) is not Treatment.NEUTRAL]
     if not failures:
         ended_early = [one for one in since if one.failure is not None and one.failure.failure not in _DELIBERATE]
         if not policy.neutral or len(ended_early) < policy.neutral:
@@ -137,14 +139,25 @@ def decide(attempts: Sequence[LedgerRow], policy: ActSettings, now: float, *, cl
     return Verdict(state=State.CLOSED, reason=text, burnt=len(failures), culprit=_culprit(failures))
 
 
-def treatment_of(row: LedgerRow) -> Treatment:
+def check_treatments(given: Mapping[str, str]) -> None:
+    """Raise SettingsError for a class or a treatment that does not exist."""
+    settable = sorted(set(Treatment) - {Treatment.END})
+    for name, value in given.items():
+        for word, known in ((name, sorted(set(FailureClass) - {FailureClass.FINISHED})), (value, settable)):
+            if word not in known:
+                hint = f"there are: {', '.join(known)}"
+                raise SettingsError(f"{name} = {value!r} under treatments of [act]: there is no {word!r}", hint=hint)
+
+
+def treatment_of(row: LedgerRow, policy: ActSettings) -> Treatment:
     """Return what a restart does for this failure; a mere guess never counts as hopeless."""
     assert row.failure is not None
     if row.end in (AttemptEnd.TERMINATED, AttemptEnd.SUPERSEDED):
         return Treatment.NEUTRAL  # the batch shell knows that it was ended from outside; the log shows echoes
     if row.end is AttemptEnd.LOST and row.failure.failure in (FailureClass.UNKNOWN, FailureClass.KILLED):
         return Treatment.NEUTRAL
-    found = TREATMENTS[row.failure.failure]
+    name = str(row.failure.failure)
+    found = Treatment(policy.treatments[name]) if name in policy.treatments else TREATMENTS[row.failure.failure]
     if found in (Treatment.NEVER, Treatment.TWICE) and row.failure.confidence is Confidence.GUESS:
         return Treatment.RETRY
     return found
@@ -180,10 +193,10 @@ def _why_open(failures: Sequence[LedgerRow], policy: ActSettings) -> str:
     assert last.failure is not None
     if not policy.failures:
         return ""
-    if treatment_of(last) is Treatment.NEVER:
+    if treatment_of(last, policy) is Treatment.NEVER:
         return f"no restart heals it: {_named(last)}"
     same = [one for one in failures[:-1] if _is_same(one, last)]
-    if treatment_of(last) is Treatment.TWICE and same:
+    if treatment_of(last, policy) is Treatment.TWICE and same:
         return f"the same cause twice at the same step: {_named(last)}"
     if len(failures) >= policy.failures:
         return f"{plural(len(failures), 'attempt')} in a row without a new checkpoint, the last: {_named(last)}"
@@ -201,7 +214,7 @@ def _open(burnt: Sequence[LedgerRow], reason: str, policy: ActSettings, now: flo
     """Return an open breaker, or a half-open one once the back-off of a failure that may heal is over."""
     last, culprit = burnt[-1], _culprit(burnt)
     tried = len(burnt) - policy.failures
-    if treatment_of(last) is not Treatment.HEALS or last.end_time is None or tried >= policy.half_open:
+    if treatment_of(last, policy) is not Treatment.HEALS or last.end_time is None or tried >= policy.half_open:
         return Verdict(state=State.OPEN, reason=reason, burnt=len(burnt), culprit=culprit)
     retry_at = last.end_time + min(LONGEST_BACKOFF_S, BACKOFF_S * 2 ** max(0, tried))
     state = State.HALF_OPEN if now >= retry_at else State.OPEN

@@ -89,6 +89,8 @@ class ActSettings:
         keep_queued: how many jobs or array tasks `resil watch job` keeps queued behind the running one, by queueing the
             run's last script again. 0: none; never for a run that is finished, killed, cancelled, or whose breaker is
             open.
+        treatments: what a restart does for a class of causes, where that differs from the default: `network = "retry"`.
+            A class as `resil why` names it; neutral, heals, retry, twice or never.
     """
 
     enabled: bool = False
@@ -96,6 +98,7 @@ class ActSettings:
     half_open: int = 3
     neutral: int = 20
     keep_queued: int = 0
+    treatments: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,8 @@ def _toml(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return "[" + ", ".join(quote_toml(str(item)) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{quote_toml(str(key))} = {quote_toml(str(item))}" for key, item in value.items()) + "}"
     return quote_toml(str(value))
 
 

@@ -12,6 +12,7 @@ import pytest
 from resilience.attempts.breaker import TREATMENTS, State, Treatment, Verdict, decide
 from resilience.attempts.failure import Confidence, Failure, FailureClass
 from resilience.attempts.ledger import LedgerRow
+from resilience.errors import SettingsError
 from resilience.runs.attempts import AttemptEnd
 from resilience.settings.sections import ActSettings
 
@@ -117,6 +118,20 @@ def test_success_starts_the_count_again() -> None:
 def test_a_limit_of_zero_is_never_reached(policy: ActSettings) -> None:
     rows = [row(n, C.DISK_FULL) for n in range(1, 50)]
     assert decide(rows, policy, 1e6).state is State.CLOSED
+
+
+def test_treatments_can_be_set() -> None:
+    policy = ActSettings(treatments={"exception": "never", "disk_full": "neutral"})
+    assert decide([row(1, C.EXCEPTION)], policy, 1e6).state is State.OPEN
+    assert decide([row(n, C.DISK_FULL) for n in range(1, 9)], policy, 1e6).state is State.CLOSED
+
+
+@pytest.mark.parametrize(
+    "given", [{"disk": "never"}, {"network": "sometimes"}, {"network": "end"}, {"finished": "never"}]
+)
+def test_treatments_that_do_not_exist_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(SettingsError, match="there is no"):
+        decide([], ActSettings(treatments=given), 1.0)
 
 
 def test_alternating_causes_cannot_loop_for_ever() -> None:

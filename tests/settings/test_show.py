@@ -75,6 +75,7 @@ def test_run_toml_round_trips_any_value(
 def test_run_toml_can_be_used_as_settings_again(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(
         '[run]\nname = "gpt"\ncommand = "a \\"b\\""\n[sbatch]\n"x.y" = "é"\nexclusive = true\n[environment]\nA = "1"\n'
+        '[act.treatments]\nnetwork = "retry"\n'
     )
     loaded = load(make_system(tmp_path))
     (tmp_path / "run.toml").write_text(to_toml(loaded, "gpt"))

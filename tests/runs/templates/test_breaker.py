@@ -289,6 +289,17 @@ def test_of_the_queue_of_slurm_it_holds_what_is_queued_of_this_run_and_not_held_
     assert loop.file(".held").read_text().split() == ["100", "800"]
 
 
+def test_where_the_queue_cannot_be_read_it_opens_and_the_start_ends_the_rest(loop: Loop) -> None:
+    loop.failed(2)
+    loop.batch.program("squeue", "#!/bin/sh\nexit 1\n")
+    environment = {**loop.batch.program("scontrol", MAY_NOT), "RESIL_SCHEDULER": ""}
+    script = loop.batch.run("exit 3", 7, environment=environment, act=ACTS)
+    assert script.wait() == 3 and loop.is_open and not loop.asked
+    assert "SLURM does not answer: the queued jobs are not held, each ends at its start instead" in script.text
+    assert loop.batch.run("touch launched", 8, environment=environment, act=ACTS).wait() == 75
+    assert not loop.batch.launched
+
+
 def test_a_silent_scheduler_opens_nothing_where_it_may_have_ended_the_job(loop: Loop) -> None:
     loop.failed(2)
     loop.batch.program("squeue", "#!/bin/sh\nexit 1\n")
