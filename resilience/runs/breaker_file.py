@@ -6,7 +6,6 @@ starts ends at once.
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +67,8 @@ def read_breaker(directory: RunDirectory) -> OpenBreaker | None:
         return OpenBreaker(why=error.message)
     if found is None:
         return None
+    import tomllib  # imported late: 4 ms
+
     try:
         table = tomllib.loads(found[0].decode("utf-8", "replace"))
     except (ValueError, RecursionError):
