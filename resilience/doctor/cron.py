@@ -122,7 +122,7 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
 
 
 def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
-    from resilience.cron.drivers._slurm.keeper import chain_problem
+    from resilience.cron.driver_state import chain_problem
 
     judgement = status.judgement
     verdict = _VERDICTS[judgement.health]

@@ -202,7 +202,7 @@ def read_scheduler(
         installation, heartbeat, ask(installation) if installation is not None and stopped is None else None, stopped,
         now=now, settings=settings, late_s=late_s, awake_since=awake_since(now),
     )  # fmt: skip
-    from resilience.cron.drivers._slurm.keeper import chain_problem
+    from resilience.cron.driver_state import chain_problem
 
     if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
         return CronReading(judgement=judgement)
