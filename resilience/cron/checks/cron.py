@@ -42,7 +42,7 @@ VERDICTS = {Health.LATE: Verdict.WARNING, Health.DEAD: Verdict.CRITICAL, Health.
 
 _WORDS = {
     Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.REFUSED: "could not be started",
-    Outcome.CUT_SHORT: "was cut short: its supervisor died", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
+    Outcome.CUT_SHORT: "was cut short", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
 }  # fmt: skip
 
 
