@@ -76,17 +76,13 @@ class CronProject:
         """Return a new manager of this scheduler's runs."""
         from resilience.cron.table.environment import secrets_of
         from resilience.cron.table.supervisor import Supervised
+        from resilience.cron.table.watched_run import Setup
 
-        system = self.project.system
+        system, project = self.project.system, self.project.loaded.project
+        secrets = tuple(secrets_of(system.environ, self.named_variables()))
+        host = system.host.name
         return Supervised(
-            self.state,
-            self.settings,
-            project=self.project.loaded.project,
-            environment=self.environment,
-            refuse=self.refuse,
-            secrets=secrets_of(system.environ, self.named_variables()),
-            clock=system.clock,
-            host=system.host.name,
+            Setup(self.state, self.settings, project, self.environment, self.refuse, system.clock, host, secrets)
         )
 
     def refuse(self, entry: Entry) -> Ignored | None:

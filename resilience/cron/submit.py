@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from resilience.cron.book import AGAIN, Run, State
 from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
+from resilience.cron.table.output import prune
 from resilience.errors import ResilError, SchedulerUnavailable
 from resilience.job import Job, JobId, JobState, Liveness
 from resilience.submission import Submission, Submitted
@@ -169,7 +170,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Run], entries: Collection
             earlier.append(book.queue(claim, record, cron.project.scheduler().name))
         else:
             book.end(claim, record)
-        _prune(cron, key, {run.job[1].partition("_")[0] for run in earlier})
+        prune(cron.state, key, cron.settings.keep_runs)
         yield record
     if problem is not None:
         raise problem
@@ -338,15 +339,3 @@ def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summ
 
 def _with_hint(message: str, hint: str) -> str:
     return f"{message}; try: {hint}" if hint else message
-
-
-def _prune(cron: CronProject, key: str, alive: Collection[str]) -> None:
-    """Delete the outputs of an entry's jobs except the newest ones and those of running jobs."""
-    directory = cron.state.path / "output" / key
-    with suppress(OSError):
-        names = os.listdir(directory)  # noqa: PTH208 - names only
-        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
-        for number in numbers[: -cron.settings.keep_runs or None]:
-            if str(number) not in alive:
-                with suppress(OSError):
-                    (directory / f"{number}.out").unlink()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from resilience.cron.records import Ignored
-from resilience.cron.table.ended import why_not_started
+from resilience.messages import quoted
 from resilience.system.child import fork
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -38,7 +38,8 @@ class Launched(NamedTuple):
     Attributes:
         pid: its process, leader of a process group.
         output: read end of the pipe with its output.
-        problem: read end of the pipe with the reason of a failed start; closed without data: it started.
+        problem: read end of the pipe with the reason of a failed start, a zero byte, and what to try; closed without
+            data: it started.
     """
 
     pid: int
@@ -65,30 +66,21 @@ def launch(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # our handlers would consume it
     try:
         pid = fork()
+        if pid == 0:
+            _run_child(partial(_try, argv, environment, directory, refuse), umask, writes, reports, parent)
     except OSError:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for descriptor in (output, writes, problem, reports):
-            os.close(descriptor)
+        os.close(output)
+        os.close(problem)
         raise
-    if pid == 0:
-        _run_child(partial(_try, argv, environment, directory, refuse), umask, writes, reports, parent)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    os.close(writes)
-    os.close(reports)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(writes)
+        os.close(reports)
     for descriptor in (output, problem):
         os.set_blocking(descriptor, False)
     with suppress(OSError):  # parent and child both do it, in either order
         os.setpgid(pid, pid)
     return Launched(pid, output, problem)
-
-
-def explain(raw: bytes, program: str) -> tuple[str, str]:
-    """Return why the program did not start, given the data from `problem`, and what to try."""
-    try:
-        reason, hint = json.loads(raw)
-        return str(reason), str(hint)
-    except (ValueError, TypeError):
-        return f"cannot run {program}", ""
 
 
 def prctl(option: int, value: int) -> None:
@@ -125,7 +117,7 @@ def _run_child(attempt: Callable[[], tuple[str, str]], umask: int, writes: int, 
         failure = f"{type(error).__name__}: {error}"[:500], ""
     finally:
         with suppress(BaseException):
-            os.write(reports, json.dumps([word[:1500] for word in failure]).encode())
+            os.write(reports, "\0".join(failure).encode("utf-8", "replace")[: select.PIPE_BUF])  # at once: pipe(7)
         os._exit(_CODE)
 
 
@@ -136,7 +128,8 @@ def _try(
     try:
         os.chdir(directory)
     except OSError as error:
-        return why_not_started(argv[0], error.errno or 0, facts={}, directory=str(directory))
+        hint = "the working directory of a drop-in is the project's directory"
+        return f"cannot enter {directory}: {error.strerror}", hint
     refusal = refuse()
     if refusal is not None:
         return refusal.reason, refusal.hint
@@ -148,19 +141,53 @@ def _try(
             if error.errno == errno.ETXTBSY and time.monotonic() < end:
                 time.sleep(0.05)
                 continue
-            return why_not_started(argv[0], error.errno or 0, facts=_facts(argv[0]))
+            return _explain(argv[0], error.errno or 0)
         except ValueError as error:  # a NUL byte
             return f"cannot run {argv[0]!r}: {error}", ""
 
 
-def _facts(program: str) -> dict[str, str]:
-    facts: dict[str, str] = {}
+def _explain(program: str, number: int) -> tuple[str, str]:
+    interpreter, is_noexec = "", False
     with suppress(OSError):
-        if os.statvfs(program).f_flag & os.ST_NOEXEC:
-            facts["noexec"] = "yes"
+        is_noexec = bool(os.statvfs(program).f_flag & os.ST_NOEXEC)
     with suppress(OSError), open(program, "rb", buffering=0) as file:
         first = file.read(256).partition(b"\n")[0]
         if first.startswith(b"#!"):
-            words = first[2:].strip(b" \t").split(b" ")
-            facts["interpreter"] = words[0].decode("utf-8", "replace")
-    return facts
+            interpreter = first[2:].strip(b" \t").split(b" ")[0].decode("utf-8", "replace")
+    return why_not_started(program, number, interpreter=interpreter, is_noexec=is_noexec)
+
+
+def why_not_started(program: str, number: int, *, interpreter: str = "", is_noexec: bool = False) -> tuple[str, str]:
+    """Return why a program could not be started, given errno, and what to try. Sources: execve(2), fork(2). Pure.
+
+    `interpreter`: of its first line. `is_noexec`: whether its file system is mounted so.
+    """
+    words = os.strerror(number)
+    if number == errno.ENOENT and interpreter.endswith("\r"):
+        why = f"it has Windows line endings, so its interpreter would be {interpreter!r}"
+        hint = f"sed -i 's/\\r$//' {quoted(program)}"
+    elif number == errno.ENOENT and interpreter:
+        why = f"its interpreter {interpreter} does not exist"
+        hint = "correct its first line; `#!/usr/bin/env NAME` searches PATH, which is short here"
+    elif number == errno.ENOENT:
+        why, unknown = "no such file", "it is not on the PATH of entries; write its absolute path"
+        hint = "was it removed?" if "/" in program else unknown
+    elif number in (errno.EACCES, errno.EPERM) and is_noexec:
+        why, hint = "its file system is mounted noexec", "call its interpreter in a crontab line, or move the project"
+    elif number in (errno.EACCES, errno.EPERM):
+        why, hint = words, f"chmod u+x {quoted(program)}; its interpreter must be executable too"
+    elif number in (errno.EAGAIN, errno.ENOMEM):
+        why, hint = f"no process could be started ({words})", "see `ulimit -u` and the memory of this machine"
+    else:
+        why, hint = _REASONS.get(number, (f"{words} ({errno.errorcode.get(number, number)})", ""))
+    return f"cannot run {program}: {why}", hint
+
+
+_REASONS = {
+    errno.ENOEXEC: (
+        "the kernel does not know its format",
+        "a script must begin with `#!` and its interpreter, such as `#!/bin/sh`; a binary must match this machine",
+    ),
+    errno.E2BIG: ("arguments and environment are too large", "see `getconf ARG_MAX`"),
+    errno.ETXTBSY: ("it is open for writing", "it runs again at its next slot"),
+}

@@ -103,10 +103,10 @@ def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.Monke
     assert record.outcome is Outcome.REFUSED and "no process could be started" in record.summary
 
 
-def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs) -> None:
     def fail(*_: object) -> dict[str, str]:
         raise UsageError("no home", hint="find one")
 
-    monkeypatch.setattr(runs.supervised, "_environment", fail)
+    runs.supervised._setup = runs.supervised._setup._replace(environment=fail)
     started = runs.supervised.start(entry("true"), SLOT, None)
     assert (started.outcome, started.summary) == (Outcome.REFUSED, "no home (find one)")
