@@ -6,16 +6,15 @@ succeeds for one tick: `ID.asked`, then `ID.taken`, where the tick writes the an
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from resilience.cron.state_directory import Damaged
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
-from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -66,8 +65,6 @@ def ask(cron: CronProject) -> str:
             "no channel is configured, so a canary cannot be delivered", hint='[alert] channels = ["email"]'
         )
     system = cron.project.system
-    for directory in (cron.state.path, cron.state.path / DIRECTORY):
-        make_directory(directory, mode=cron.state.directory_mode)
     id = f"canary-{os.urandom(4).hex()}"
     _write(cron, "asked", CanaryAnswer(id=id, asked=system.clock.now(), who=system.host.user))
     return id
@@ -76,12 +73,11 @@ def ask(cron: CronProject) -> str:
 def answer(cron: CronProject, id: str) -> CanaryAnswer:
     """Return the state of a request. Raise UsageError for an unknown id."""
     for state in ("asked", "taken") if _ID.fullmatch(id) else ():  # in this order it is found while it moves
-        raw = read_regular(cron.state.path / DIRECTORY / f"{id}.{state}")
         try:
-            if raw is not None:
-                found = from_record(CanaryAnswer, json.loads(raw[0]))
+            if (record := cron.state.read_record(f"{DIRECTORY}/{id}.{state}")) is not None:
+                found = from_record(CanaryAnswer, record)
                 return replace(found, asked=float(found.asked))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, Damaged) as error:
             hint = "request another one: resil cron canary"
             raise StateDirectoryError(f"the canary {id} is damaged: {error}", hint=hint) from error
     raise UsageError(f"canary {id!r} does not exist", hint="request a canary: resil cron canary")
@@ -137,5 +133,4 @@ def _send(cron: CronProject, asked: CanaryAnswer) -> tuple[tuple[str, bool, str,
 
 
 def _write(cron: CronProject, state: str, found: CanaryAnswer) -> None:
-    path = cron.state.path / DIRECTORY / f"{found.id}.{state}"
-    write_atomic(path, json.dumps(to_record(found)) + "\n", mode=cron.state.file_mode)
+    cron.state.write_record(f"{DIRECTORY}/{found.id}.{state}", to_record(found))

@@ -7,10 +7,9 @@ nothing to do remembers until when that holds, and the next ones do not read the
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from resilience.cron.book import AGAIN, Run, State, machine
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.system.files import read_regular, short_digest, write_atomic
+from resilience.system.files import short_digest
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -32,53 +31,42 @@ GAP = 3.0
 """A gap of more than this many intervals between ticks starts a new `alive_since`."""
 
 
+def _those(*outcomes: Outcome) -> property:
+    return property(lambda ticked: tuple(run for run in ticked.records if run.outcome in outcomes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TickResult:
     """Result of one tick.
 
     Attributes:
         heartbeat: the heartbeat written; None if the scheduler is stopped.
-        started: runs started, as RUNNING.
-        ended: runs known to have ended since the last tick, including those of earlier ticks.
-        submitted: slots submitted as jobs.
-        skipped: slots not run: SKIPPED and MISSED.
-        refused: runs that could not be started or were refused.
+        records: of the runs that it started, and of those known to have ended since the last tick, including runs of
+            earlier ticks.
         lines: messages for standard error, one sentence each.
         stopped: why nothing runs (the scheduler was stopped); empty: not stopped.
+        started, ended, submitted, skipped, refused: records by their outcome; `skipped`: slots not run, or missed;
+            `refused`: runs that could not be started.
     """
 
     heartbeat: Heartbeat | None = None
-    started: tuple[RunRecord, ...] = ()
-    ended: tuple[RunRecord, ...] = ()
-    submitted: tuple[RunRecord, ...] = ()
-    skipped: tuple[RunRecord, ...] = ()
-    refused: tuple[RunRecord, ...] = ()
+    records: tuple[RunRecord, ...] = ()
     lines: tuple[str, ...] = ()
     stopped: str = ""
 
+    started = _those(Outcome.RUNNING)
+    ended = _those(Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT)
+    submitted = _those(Outcome.SUBMITTED)
+    skipped = _those(Outcome.SKIPPED, Outcome.MISSED)
+    refused = _those(Outcome.REFUSED)
+
     def plus(self, other: TickResult) -> TickResult:
         """Return both results together, with the later heartbeat. Pure."""
-        kinds = ("started", "ended", "submitted", "skipped", "refused", "lines")
-        joined: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in kinds}
         return TickResult(
-            heartbeat=other.heartbeat or self.heartbeat, stopped=other.stopped or self.stopped, **joined
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
-        """Group records by outcome. Pure."""
-        there = tuple(records)
-
-        def those(*outcomes: Outcome) -> tuple[RunRecord, ...]:
-            return tuple(record for record in there if record.outcome in outcomes)
-
-        return cls(
-            started=those(Outcome.RUNNING),
-            ended=those(Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT),
-            submitted=those(Outcome.SUBMITTED),
-            skipped=those(Outcome.SKIPPED, Outcome.MISSED),
-            refused=those(Outcome.REFUSED),
-            lines=lines,
+            heartbeat=other.heartbeat or self.heartbeat,
+            records=self.records + other.records,
+            lines=self.lines + other.lines,
+            stopped=other.stopped or self.stopped,
         )
 
 
@@ -274,7 +262,7 @@ class Ticker:
 
     def _result(self, heartbeat: Heartbeat | None = None) -> TickResult:
         """Return what has happened since the last call."""
-        found = replace(TickResult.of(self._records, tuple(self._lines)), heartbeat=heartbeat)
+        found = TickResult(heartbeat=heartbeat, records=tuple(self._records), lines=tuple(self._lines))
         self._records, self._lines = [], []
         return found
 
@@ -310,8 +298,7 @@ class Ticker:
         """Write the heartbeat of a tick without anything to do, and return it; None: the table must be read."""
         state = self._cron.state
         try:
-            found = read_regular(state.path / IDLE) if signature else None
-            known = json.loads(found[0]) if found is not None else {}
+            known = (state.read_record(IDLE) if signature else None) or {}
             first, last = float(known["from"]), float(known["to"])
             repeated = {key: _changed(state.path / "history" / key) for key in known["repeat"]}
             if known["signature"] != signature or not first <= now < last or repeated != known["repeat"]:
@@ -341,7 +328,7 @@ class Ticker:
             "repeat": repeat,
         }  # fmt: skip
         with suppress(StateDirectoryError):
-            write_atomic(state.path / IDLE, json.dumps(known), mode=state.file_mode, durable=False, sweep=False)
+            state.write_record(IDLE, known)
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
 

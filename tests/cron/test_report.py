@@ -39,7 +39,7 @@ def a_tick(cron: CronProject, *ended: RunRecord, gap: bool = False, trouble: str
     cron.state.beat(heartbeat)
     for run in ended:
         cron.state.record(run.name.replace("/", "+"), run)
-    return TickResult(heartbeat=heartbeat, ended=ended)
+    return TickResult(heartbeat=heartbeat, records=ended)
 
 
 def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
@@ -228,7 +228,7 @@ def test_invalid_settings_are_reported_by_the_check_and_by_each_tick(tmp_path: P
 
 def test_the_summary_has_counts_and_no_output_of_runs() -> None:
     run = RunRecord(name="a/b", slot=1, outcome=Outcome.FAILED, time=1.0, summary="password=hunter2")
-    text = summary_of(TickResult(ended=(run,)), "")
+    text = summary_of(TickResult(records=(run,)), "")
     assert "1 failed" in text and "a/b: failed" in text and "hunter2" not in text
     assert summary_of(TickResult(), "", 0.25) == "nothing was due; the tick took 0.2 s"
 
