@@ -53,6 +53,9 @@ LAPSE_S = 3600.0
 SKEW_S = 120.0
 """Tolerance for clocks of two hosts, and for a slow file server."""
 
+DOUBT_S = 60.0
+"""After this time on another host, the scheduler's job of a run is looked up: it may have ended with its node."""
+
 AGAIN = "#"
 """Separates an entry's key from the attempt number in the claim for a rerun."""
 
@@ -116,6 +119,10 @@ class Run(NamedTuple):
     def is_mine(self) -> bool:
         """Return whether this process is the holder."""
         return self.holder.rpartition("-")[0] == _holder(0).rpartition("-")[0]
+
+    def is_doubtful(self, now: float) -> bool:
+        """Return whether it runs on another host, and for so long that its scheduler's job should be looked up."""
+        return self.state is State.RUNNING and not self.is_here and now - self.time > DOUBT_S
 
     @property
     def job(self) -> tuple[str, str]:
@@ -302,7 +309,7 @@ class Book:
             self.drop(mine)
             return None
         about = self.about(mine)
-        record = _record(about.get("end"))
+        record = record_from(about.get("end"))
         if record is None:
             started = run.time if run.state is State.RUNNING else None
             record = RunRecord(
@@ -344,13 +351,13 @@ class Book:
         that order, it is found.
         """
         queued = [run for run in self.active() if run.entry_key == key and run.state is State.QUEUED]
-        records = [_record(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
+        records = [record_from(self.about(run).get("end")) or _by_name(run, Outcome.SUBMITTED) for run in queued]
         filed = [self._filed(key, *names) for names in self._listed(key)[1]]
         found: dict[int, RunRecord] = {}
         for path in self._listed(key)[0]:
             with suppress(NotRegularFile):
                 content = read_regular(path, 2**22)
-                lines = map(_record, parse_lines(content[0].splitlines() if content is not None else ()))
+                lines = map(record_from, parse_lines(content[0].splitlines() if content is not None else ()))
                 found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
         found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
@@ -411,7 +418,7 @@ class Book:
         about = _read(self._history / key / f"{slot}@{id}@{outcome}")
         if about is None:
             return None
-        return _record(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
+        return record_from(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key
@@ -476,7 +483,8 @@ def _read(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-def _record(content: object) -> RunRecord | None:
+def record_from(content: object) -> RunRecord | None:
+    """Return a record from its JSON; None if there is none, or it is invalid."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RunRecord.from_json(content)  # type: ignore[arg-type]
     return None

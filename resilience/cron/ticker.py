@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilience import __version__
-from resilience.cron.book import AGAIN, Run, State, machine
+from resilience.cron.book import AGAIN, Run, State, machine, record_from
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
 from resilience.cron.tick_state import TickState
 from resilience.errors import ResilError, StateDirectoryError
@@ -202,7 +202,8 @@ class Ticker:
             with self._guarded():
                 self._settle(active, now, submits)
             with self._guarded():
-                self._begin(last, tick_state, submits, has_jobs=any(run.state is State.QUEUED for run in active))
+                asked = any(run.state is State.QUEUED or run.is_doubtful(now) for run in active)
+                self._begin(last, tick_state, submits, has_jobs=asked)
             with self._guarded():
                 self._rerun(now)
             if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
@@ -394,8 +395,11 @@ class Ticker:
                 continue
             if not run.is_mine and book.liveness(run, now)[0].name != "GONE":
                 continue
-            entry = entries.get(run.entry_key)
-            kind = entry.kind if entry is not None else book.about(run).get("kind")
+            entry, about = entries.get(run.entry_key), book.about(run)
+            kind = entry.kind if entry is not None else about.get("kind")
+            missed = record_from(about.get("missed"))
+            if missed is not None and book.has_slot(run) is not False and missed not in book.history(run.entry_key):
+                self._record_missed(run.entry_key, missed)  # its scheduler was killed before it did so
             if kind == Kind.SUBMIT or run.entry_key.endswith((".slurm", ".sbatch")):
                 submits.append(run)
             elif abs(now - run.time) >= IN_FLIGHT_S:
@@ -412,23 +416,29 @@ class Ticker:
 
         assert self.table is not None
         now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        waiting: set[str] = set()  # in order: once a slot is claimed, the older ones are never due again
         for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
             entry, is_run = one.entry, one.entry.kind is Kind.RUN
+            if entry.key in waiting:
+                continue
             if not self._fits(entry, now) or (is_run and self._supervised().must_wait(entry, one.start)):
                 self.waits = True  # missed slots run one after the other
+                waiting.add(entry.key)
                 continue
+            missed = self._missed(one)
             try:
-                run = self._claim(entry, entry.key, one.slot)
+                run = self._claim(entry, entry.key, one.slot, missed)
                 if run is None:
                     continue
             except StateDirectoryError as error:
                 self.failure, run = self.failure or error, None
                 if not (entry.options.rerun and is_run and now - one.start < self.period_s):
+                    waiting.add(entry.key)
                     continue
                 self._unclaimed[entry.key] = one.slot
-            if one.passed_over:
+            if missed is not None:
                 with self._guarded():
-                    self._record_missed(one)
+                    self._record_missed(entry.key, missed)
             if run is not None and not is_run:
                 submits.append(run)
             else:
@@ -445,13 +455,17 @@ class Ticker:
             except OSError as error:  # fork failed: the next tick finds the claims
                 self._lines.append(f"cannot submit jobs: {error.strerror}; the next tick tries again")
 
-    def _record_missed(self, one: Due) -> None:
-        """Record missed slots, under the second before the slot that runs; the record stands for several."""
-        record = RunRecord(
+    def _missed(self, one: Due) -> RunRecord | None:
+        """Return the record of the slots that were missed before this one, of the second before it; None: none was."""
+        if not one.passed_over:
+            return None
+        return RunRecord(
             name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
             summary=one.reason, count=one.passed_over,
         )  # fmt: skip
-        self._cron.state.record(one.entry.key, record)
+
+    def _record_missed(self, key: str, record: RunRecord) -> None:
+        self._cron.state.record(key, record)
         self._records.append(record)
 
     def _rerun(self, now: float) -> None:
@@ -487,12 +501,14 @@ class Ticker:
         took = [run.time - run.started for run in ended[-PRECEDENTS:] if run.started is not None]
         return bool(took) and now + min(limit_s, max(LEAST_S, 2 * max(took))) <= self._until
 
-    def _claim(self, entry: Entry, key: str, slot: int) -> Run | None:
+    def _claim(self, entry: Entry, key: str, slot: int, missed: RunRecord | None = None) -> Run | None:
         from resilience.cron.table.watched_run import longest_s
 
         about: dict[str, Any] = {
             "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
             "time": self._clock.now(),
+            "job": self._cron.project.system.environ.get("SLURM_JOB_ID", "") if self._driver in PULSING else "",
+            "missed": missed.to_json() if missed is not None else None,
         }  # fmt: skip
         limit_s = longest_s(entry.options.timeout_s)
         return self._cron.state.book.claim(key, slot, about, self._clock.now, limit_s=limit_s)
