@@ -40,8 +40,8 @@ def tick(
     """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
 
     With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
-    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError, after all else is done,
-    if not everything could be written. Raise ProbeError if a disk hangs.
+    awaited in either case, and started by another tick. `until`, `stop`, `grace_s`: as in `run`. Raise
+    StateDirectoryError, after all else is done, if not everything could be written. Raise ProbeError if a disk hangs.
     """
     from resilience.cron.report import TickReporter
 
@@ -50,6 +50,12 @@ def tick(
 
     def is_over() -> bool:
         return stop() or (until is not None and clock.now() >= until)
+
+    def again() -> TickResult:
+        try:
+            return ticker.tick().plus(ticker.poll())
+        except ResilError as error:  # what runs is awaited nevertheless
+            return TickResult(lines=(error.message,))
 
     cron.check_disks()
     reporter.tick_started()
@@ -61,15 +67,13 @@ def tick(
             if clock.monotonic() + (start - clock.now()) > deadline or is_over():
                 break
             clock.sleep(min(1.0, max(0.01, start - clock.now())))
-            done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
+            done = done.plus(again()) if clock.now() >= start else done
         if wait:
             while ticker.is_running and not is_over():
                 ended = ticker.poll(60.0, is_over=is_over)
                 done = done.plus(ended)
-                if (
-                    ended.ended and ticker.waits and clock.monotonic() < deadline
-                ):  # then the next tick starts what waits
-                    done = done.plus(ticker.start_delayed())
+                if ended.ended and ticker.waits and clock.monotonic() < deadline:  # then the next tick does
+                    done = done.plus(again())
             deadline = clock.monotonic() + SUBMITTER_S
             while ticker.is_busy and clock.monotonic() < deadline and not is_over():
                 done = done.plus(ticker.poll(SUBMITTER_NAP_S))
@@ -206,7 +210,7 @@ class _Loop:
                 ended = ticker.poll(nap_s, is_over=self._stop)
                 self._collect(ended)
                 if ended.ended and ticker.waits:
-                    self._collect(ticker.start_delayed())
+                    return ""
             else:
                 clock.sleep(nap_s)
         return why

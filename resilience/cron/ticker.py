@@ -118,7 +118,6 @@ class Ticker:
         period_s: interval between ticks; None: as configured for this driver.
         until: entries that will probably not end before are left to the next scheduler, unless they never could;
             seconds since the epoch.
-        life_s: lifetime of a scheduler of this driver, from its start to `until`.
 
     Attributes:
         failure: why the last tick could not start all due slots: nothing could be written.
@@ -134,7 +133,6 @@ class Ticker:
         driver: str,
         period_s: float | None = None,
         until: float | None = None,
-        life_s: float | None = None,
     ) -> None:
         self._cron, self._driver = cron, driver
         self._clock = cron.project.system.clock
@@ -143,7 +141,7 @@ class Ticker:
         # Daemons call `run`: a single tick of these drivers is a pulse.
         self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
         self._until = until
-        self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
+        self._life_s = until - self._clock.now() if until is not None else None
         self._runs: Supervised | None = None
         self._submitter: JobSubmitter | None = None
         self._last: Mapping[str, int] = {}
@@ -174,7 +172,7 @@ class Ticker:
         """
         state, now = self._cron.state, self._clock.now()
         tick_state = TickState(self._cron, now, self.period_s)
-        self._reset()
+        self.failure, self.next_start, self.waits = None, None, False
         tick_state.check()
         if (stopped := state.stopped()) is not None:
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
@@ -187,6 +185,8 @@ class Ticker:
         beat = self._idle(now, before, signature) if before is not None and not active else None
         if beat is not None and self.failure is None:
             return self._result(beat)
+        from resilience.cron.table.due import next_due
+
         table, last, trouble = Table(), dict[str, int](), ""
         try:
             self.table = table = self._cron.read_table()
@@ -194,7 +194,7 @@ class Ticker:
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
             self._lines.append(error.message)
-        next_start = self._next(table, last)
+        next_start = next_due(table, last, self._clock.now(), salt=self._cron.salt)
         beat = self._beat(now, before, len(table.entries), next_start, trouble)
         self._lines += tick_state.lines
         if not trouble:
@@ -214,15 +214,6 @@ class Ticker:
             with suppress(StateDirectoryError):
                 state.beat(replace(beat, trouble=trouble or self.failure.message))
         return self._result(beat)
-
-    def start_delayed(self) -> TickResult:
-        """Start the slots that have become due since `tick`: after their jitter, or after the end of an active run."""
-        if self.table is not None:
-            self.waits = False
-            tick_state = TickState(self._cron, self._clock.now(), self.period_s)
-            with self._guarded():
-                self._begin(self._newest(tick_state, None), tick_state, [], has_jobs=False)
-        return self._result()
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
@@ -333,9 +324,6 @@ class Ticker:
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
 
-    def _reset(self) -> None:
-        self.failure, self.next_start, self.waits = None, None, False
-
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """Note the failure of a part of the tick: runs already started continue, and so do the other parts."""
@@ -377,11 +365,6 @@ class Ticker:
         except StateDirectoryError as error:  # the watchdog of a full disk must run now
             self.failure = error
         return beat
-
-    def _next(self, table: Table, last: Mapping[str, int]) -> float | None:
-        from resilience.cron.table.due import next_due
-
-        return next_due(table, last, self._clock.now(), salt=self._cron.salt)
 
     def _settle(self, active: list[Run], now: float, submits: list[Run]) -> None:
         """Settle runs whose process is gone: end them, or submit their jobs (added to `submits`)."""
