@@ -83,16 +83,6 @@ def answer(cron: CronProject, id: str) -> CanaryAnswer:
     raise UsageError(f"canary {id!r} does not exist", hint="request a canary: resil cron canary")
 
 
-def waiting(cron: CronProject) -> tuple[str, ...]:
-    """Return the requests that no tick has taken yet. Reads one directory; never raises."""
-    try:
-        names = os.listdir(cron.state.path / DIRECTORY)  # noqa: PTH208 - names only
-    except OSError:
-        return ()
-    asked = sorted(name.removesuffix(".asked") for name in names if name.endswith(".asked"))
-    return tuple(id for id in asked if _ID.fullmatch(id))
-
-
 def release(cron: CronProject, id: str, driver: str) -> None:
     """Take a request, send the alert, and record the answer of each channel.
 
@@ -115,17 +105,15 @@ def release(cron: CronProject, id: str, driver: str) -> None:
 
 def _send(cron: CronProject, asked: CanaryAnswer) -> tuple[tuple[str, bool, str, float], ...]:
     """Send the alert through every channel; return each channel's answer and the seconds until it came."""
-    from resilience.alerts.commands import trial
+    from resilience.alerts.commands import send_tests
     from resilience.alerts.routes import routes_of
-    from resilience.alerts.sending import DeliveryRequest, DeliveryStatus, send_in_child
+    from resilience.alerts.sending import DeliveryStatus
 
-    project, alert = cron.project, trial(cron.project)
+    project, routes = cron.project, routes_of(cron.project)
     summary = f"test alert {asked.id}, requested by {asked.who} and sent by {asked.by}: alert delivery works"
-    alert = replace(alert, notices=tuple(replace(notice, summary=summary) for notice in alert.notices))
-    routes = routes_of(project)
-    requests = {name: DeliveryRequest(alert, routes[name]) for name in project.loaded.settings.alert.channels}
     answers = []
-    for name, outcome in send_in_child(requests, project.system):
+    wanted = {name: routes[name] for name in project.loaded.settings.alert.channels}
+    for name, outcome in send_tests(project, wanted, summary):
         is_sent = outcome.status is DeliveryStatus.SENT
         said = outcome.answer or "accepted" if is_sent else outcome.error
         answers.append((name, is_sent, said, round(project.system.clock.now() - asked.asked, 3)))

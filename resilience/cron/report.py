@@ -6,6 +6,7 @@ Never delays a tick: all of it happens in detached children.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -62,11 +63,10 @@ class Reported(NamedTuple):
 
 
 class TickReporter:
-    """Reports on the ticks of one scheduler process: called at the start and the end of each tick."""
+    """Reports on the ticks of one scheduler process: called at the end of each tick."""
 
     def __init__(self, cron: CronProject) -> None:
         self._cron, self._clock = cron, cron.project.system.clock
-        self._began = self._clock.monotonic()
         self._children: dict[str, Detached] = {}
         self._mailed: Mapping[str, Entry] = {}
         """The entries with MAILTO, by name."""
@@ -75,10 +75,6 @@ class TickReporter:
         """Exit codes of the runs that ended since the last ping."""
         self._trouble = self._driver = ""
         self._is_due = False
-
-    def tick_started(self) -> None:
-        """Note the start of a tick."""
-        self._began = self._clock.monotonic()
 
     def ended(self, ticked: TickResult, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
         """Report the end of a tick; `trouble`: why it failed as a whole. Return messages for standard error.
@@ -109,7 +105,7 @@ class TickReporter:
         heartbeat, settings, known = ticked.heartbeat, self._cron.settings, reported(self._cron)
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
-            summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
+            summary = summary_of(ticked, trouble, self._clock.now())
             self._codes |= {run.name: run.exit_code if run.outcome is Outcome.DONE else None for run in ticked.ended}
             self._start_ping(summary, not trouble, known.unknown)
         if heartbeat is not None:
@@ -213,13 +209,14 @@ def send_failures(cron: CronProject) -> tuple[str, ...]:
     return (f"ping of the dead man's switch failed {ago} ago: {pinged.error}", *found)
 
 
-def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:
-    """Summarize a tick: counts and names, but no output of runs. Pure."""
+def summary_of(ticked: TickResult, trouble: str, now: float) -> str:
+    """Summarize a tick that ends now: counts and names, but no output of runs. Pure."""
     counts: Counter[str] = Counter()
     for run in ticked.records:
         counts[run.outcome.value] += run.count
     done = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was due"
-    lines = [*([trouble] if trouble else []), f"{done}; the tick took {took_s:.1f} s"]
+    took = f"; the tick took {max(0.0, now - ticked.heartbeat.time):.1f} s" if ticked.heartbeat is not None else ""
+    lines = [*([trouble] if trouble else []), done + took]
     lines += [f"{run.name}: {run.outcome}" for run in ticked.records if run.outcome.is_failure]
     return "\n".join(lines[:50])
 
@@ -274,11 +271,11 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
 
 
 def _canaries(cron: CronProject) -> tuple[str, ...]:
-    if not (cron.state.path / "canary").is_dir():
-        return ()  # the usual case, without loading the module
-    from resilience.cron.canary import waiting
-
-    return waiting(cron)
+    """Return the ids of the canaries that no tick has taken yet. Never raises."""
+    with suppress(OSError):
+        names = os.listdir(cron.state.path / "canary")  # noqa: PTH208 - names only
+        return tuple(sorted(name.removesuffix(".asked") for name in names if name.endswith(".asked")))
+    return ()
 
 
 def _uses_stderr(cron: CronProject) -> bool:

@@ -58,7 +58,6 @@ def tick(
             return TickResult(lines=(error.message,))
 
     cron.check_disks()
-    reporter.tick_started()
     done = TickResult()
     try:
         done = ticker.tick()
@@ -176,7 +175,6 @@ class _Loop:
 
     def _tick(self) -> TickResult | None:
         done, trouble = TickResult(), ""
-        self._reporter.tick_started()
         try:
             done = self._ticker.tick()
             trouble = self._ticker.failure.message if self._ticker.failure is not None else ""

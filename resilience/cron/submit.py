@@ -306,7 +306,7 @@ def _record(
 
     system, line = cron.project.system, redact(" ".join(summary.split()))[:500]
     name = entry.name if entry is not None else cron.state.book.name_of(run)
-    common = {"time": system.clock.now(), "host": system.host.name, "summary": line}
+    common: dict[str, Any] = {"time": system.clock.now(), "host": system.host.name, "summary": line}
     return RunRecord(name=name, slot=run.slot, outcome=outcome, **common | fields)
 
 
