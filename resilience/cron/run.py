@@ -248,7 +248,7 @@ def run_entry(
 
     clock, book = cron.project.system.clock, cron.state.book
     cron.state.check()
-    about = {"name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": "run", "time": clock.now()}
+    about = {"name": entry.name, "kind": str(entry.kind)}
     for _ in range(5):
         slot = int(clock.now())
         if (run := book.claim(f"{entry.key}{AGAIN}0", slot, about, clock.now)) is not None:

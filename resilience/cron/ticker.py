@@ -584,8 +584,7 @@ class Ticker:
         from resilience.cron.table.watched_run import longest_s
 
         about: dict[str, Any] = {
-            "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
-            "time": self._clock.now(),
+            "name": entry.name, "kind": str(entry.kind),
             "job": self._cron.project.system.environ.get("SLURM_JOB_ID", "") if self._driver in PULSING else "",
             "missed": missed.to_json() if missed is not None else None,
         }  # fmt: skip

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from resilience.base.processes import start_ticks
 from resilience.cron.book import Run, State, kill_session
 from resilience.cron.records import Entry, Outcome, Overlap, RunRecord
-from resilience.cron.table.launch import why_not_started
+from resilience.cron.table.launch import why_not_started, with_hint
 from resilience.cron.table.watched_run import Setup, longest_s, supervise
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
@@ -80,10 +80,10 @@ class Supervised:
         try:
             return self._fork(record, entry, run, earlier, dict(self._setup.environment(entry, slot)))
         except OSError as error:
-            why, hint = why_not_started(entry.argv[0], error.errno or 0)
+            why = why_not_started(entry.argv[0], error.errno or 0)
         except ResilError as error:
-            why, hint = error.message, error.hint
-        return replace(record, outcome=Outcome.REFUSED, summary=f"{why} ({hint})" if hint else why, started=None)
+            why = with_hint(error.message, error.hint)
+        return replace(record, outcome=Outcome.REFUSED, summary=why, started=None)
 
     def must_wait(self, entry: Entry, start: float) -> bool:
         """Return whether a late slot must wait: it was due before the active run began, so it runs after that one

@@ -8,9 +8,12 @@ ended.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import gc
 import json
 import os
+import select
 import selectors
 import signal
 import threading
@@ -28,13 +31,13 @@ from resilience.cron.records import Entry, EntryOptions, Ignored, Outcome, RunRe
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.bounded import Bounded, Secrets
 from resilience.cron.table.environment import secrets_of
-from resilience.cron.table.launch import PR_SET_CHILD_SUBREAPER, Launched, launch, prctl, why_not_started
+from resilience.cron.table.launch import explain_start, why_not_started, with_hint
 from resilience.cron.table.output import OutputFile, prune
 from resilience.errors import ResilError
 from resilience.messages import plural
 from resilience.quantities import format_duration
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.child import begin
+from resilience.system.child import begin, fork
 from resilience.system.ports import Clock
 
 KILL_AFTER_S = 10.0
@@ -61,6 +64,15 @@ PATIENCE_S = 10.0
 
 LAST_S = 60.0
 """Time for a hung file system to accept the result of a run."""
+
+BUSY_S = 2.0
+"""A program that is open for writing (ETXTBSY) is retried for this long."""
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+"""linux/prctl.h."""
+
+_CODE = 127
+"""Exit code of a shell that cannot find a program."""
 
 _SIGN_ON_S = 5.0
 _AGAIN_S = 0.05
@@ -187,6 +199,12 @@ class Setup(NamedTuple):
     secrets: tuple[str, ...] = ()
 
 
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2); ignore options that the kernel does not know."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
 def longest_s(timeout_s: float) -> float:
     """Return the maximum lifetime of a supervisor, given the timeout of its run; 0 for none."""
     return _SIGN_ON_S + timeout_s + 2 * KILL_AFTER_S + LINGER_S + GIVE_UP_S + PATIENCE_S if timeout_s else 0.0
@@ -252,9 +270,10 @@ class WatchedRun:
         self._second, self._touched = 0.0, time.monotonic()
         self._started: float | None = None
         self._notes: list[str] = []
-        self._program = Launched(0, -1, -1)
+        self._pid = 0
         self._status: int | None = None
-        self._problem = b""
+        self._output_pipe = self._failure_pipe = -1
+        self._why = b""
         self._is_alone = self._is_ending = False
         self._cause, self._asked, self._hurries = Cause.NONE, 0, False
         self._selector = selectors.DefaultSelector()
@@ -333,29 +352,87 @@ class WatchedRun:
         if self._cause is not Cause.NONE:
             return judge_end(None, self._cause, self._entry.options)
         self._started = self._now()
+        self._output_pipe, writes = os.pipe2(os.O_CLOEXEC)
+        self._failure_pipe, reports = os.pipe2(os.O_CLOEXEC)
+        supervisor = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # our handlers would consume it
         try:
-            self._program = launch(
-                self._entry.argv,
-                self._environment,
-                directory=self._setup.project,
-                umask=self._umask,
-                refuse=lambda: self._setup.refuse(self._entry),
-            )
+            self._pid = fork()
+            if self._pid == 0:
+                self._become_program(writes, reports, supervisor)
         except OSError as error:
-            return self._refused(*why_not_started(self._entry.argv[0], error.errno or 0))
+            return self._refused(why_not_started(self._entry.argv[0], error.errno or 0))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(writes)
+            os.close(reports)
+        for pipe in (self._output_pipe, self._failure_pipe):
+            os.set_blocking(pipe, False)
+            self._selector.register(pipe, selectors.EVENT_READ)
+        with suppress(OSError):  # parent and child both do it, in either order
+            os.setpgid(self._pid, self._pid)
         return None
 
-    def _refused(self, reason: str, hint: str) -> End:
+    def _become_program(self, writes: int, reports: int, supervisor: int) -> NoReturn:
+        """In the child: execute the program, with these pipes for its output and for why that failed.
+
+        `subprocess` would wait until the program is loaded, which never happens on a hung mount. Here the timeout runs.
+        """
+        why = ""
+        try:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in range(1, signal.NSIG):
+                with suppress(OSError, ValueError):
+                    if signal.getsignal(number) is not signal.SIG_DFL:
+                        signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # without the supervisor, nothing would end it or record its end
+            if os.getppid() == supervisor:
+                os.umask(self._umask)
+                os.dup2(writes, 1)
+                os.dup2(writes, 2)
+                why = self._execute()
+        except BaseException as error:  # must not continue: this process is a copy of the scheduler
+            why = f"{type(error).__name__}: {error}"
+        finally:
+            with suppress(BaseException):
+                os.write(reports, why.encode("utf-8", "replace")[: select.PIPE_BUF])  # at once: pipe(7)
+            os._exit(_CODE)
+
+    def _execute(self) -> str:
+        """Execute the program, or return why that failed, and what to try.
+
+        The file could still be replaced after `refuse`, but only by users whom the policy trusts.
+        """
+        argv, directory = self._entry.argv, self._setup.project
+        try:
+            os.chdir(directory)
+        except OSError as error:
+            hint = "the working directory of a drop-in is the project's directory"
+            return with_hint(f"cannot enter {directory}: {error.strerror}", hint)
+        if (refusal := self._setup.refuse(self._entry)) is not None:
+            return with_hint(refusal.reason, refusal.hint)
+        end = time.monotonic() + BUSY_S
+        while True:
+            try:
+                os.execvpe(argv[0], list(argv), dict(self._environment))
+            except OSError as error:
+                if error.errno != errno.ETXTBSY or time.monotonic() >= end:
+                    return explain_start(argv[0], error.errno or 0)
+                time.sleep(0.05)
+            except ValueError as error:  # a NUL byte
+                return f"cannot run {argv[0]!r}: {error}"
+
+    def _refused(self, why: str) -> End:
         self._started = None
-        return End(Outcome.REFUSED, None, f"{reason} ({hint})" if hint else reason)
+        return End(Outcome.REFUSED, None, why)
 
     # ---- the program ------------------------------------------------------------------------------------------
 
     def _watch(self) -> End:
         """Collect output, enforce the timeout, and return when no process is left, or nothing more can be done."""
         options, left, stuck = self._entry.options, 0, 0
-        for pipe in (self._program.output, self._program.problem):
-            self._selector.register(pipe, selectors.EVENT_READ)
         timeout_s = options.timeout_s if options.timeout_s > 0 else float("inf")
         self._wait(timeout_s, lambda: self._status is not None or self._hurries)
         if self._status is None:
@@ -375,12 +452,11 @@ class WatchedRun:
         if not self._is_alone:
             stuck = len(descendants(os.getpid()))
         for _ in range(_DRAIN):  # the rest in the pipe; limited, because another process may keep it open
-            if not self._receive(self._program.output, at_end=True):
+            if not self._receive(self._output_pipe, at_end=True):
                 break
-        self._receive(self._program.problem)
-        if self._problem:
-            reason, _, hint = self._problem.decode("utf-8", "replace").partition("\0")
-            return self._refused(reason, hint)
+        self._receive(self._failure_pipe)
+        if self._why:
+            return self._refused(self._why.decode("utf-8", "replace"))
         return judge_end(self._status, self._cause, options, left=left, stuck=stuck)
 
     def _wait(self, limit_s: float, is_enough: Callable[[], bool] = lambda: False) -> None:
@@ -401,10 +477,10 @@ class WatchedRun:
             chunk = os.read(descriptor, _CHUNK_BYTES)
         except BlockingIOError:
             return not at_end
-        if descriptor == self._program.output:
+        if descriptor == self._output_pipe:
             self._output.add(chunk)
-        elif descriptor == self._program.problem:
-            self._problem += chunk
+        elif descriptor == self._failure_pipe:
+            self._why += chunk
         return bool(chunk)
 
     def _reap(self) -> None:
@@ -416,7 +492,7 @@ class WatchedRun:
             except ChildProcessError:
                 self._is_alone = True
                 return
-            if pid == self._program.pid:
+            if pid == self._pid:
                 self._status = os.waitstatus_to_exitcode(status)
                 if not self._is_ending:  # it ended by itself
                     self._cause = Cause.NONE
@@ -433,7 +509,7 @@ class WatchedRun:
 
     def _signal_all(self, number: int) -> None:
         """Signal the process group, and each process that has left it."""
-        group = self._program.pid if self._status is None else 0  # its number may be reused after that
+        group = self._pid if self._status is None else 0  # its number may be reused after that
         if group:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)

@@ -44,6 +44,6 @@ def test_leftover_and_unkillable_processes_are_reported() -> None:
 
 @pytest.mark.parametrize("number", sorted(errno.errorcode))
 def test_every_reason_of_the_kernel_is_a_sentence(number: int) -> None:
-    reason, _ = why_not_started("/p/it", number)
+    reason = why_not_started("/p/it", number)
     assert reason.startswith("cannot run /p/it: ") and len(reason) > len("cannot run /p/it: ")
     assert "\n" not in reason
