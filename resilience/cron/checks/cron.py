@@ -16,7 +16,7 @@ from resilience.cron.book import State
 from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Installation, Outcome, RunRecord
 from resilience.cron.state_directory import TABLE, CronDirectory, Damaged
-from resilience.errors import ResilError, SettingsError, StateDirectoryError
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.finding import Figure, Finding, Verdict
 from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
@@ -104,10 +104,7 @@ class CronCheck:
     on_nothing = "install a scheduler: resil cron install"
 
     def targets(self, settings: CronCheckSettings, context: Context) -> Sequence[Target]:
-        """Return the state directory of the scheduler. Raise SettingsError for a negative number."""
-        for key in ("late_s", "crit_failures", "skips"):
-            if getattr(settings, key) < 0:
-                raise SettingsError(f"{key} = {getattr(settings, key):g} is negative", hint=f"{key} = 0")
+        """Return the state directory of the scheduler."""
         return (Target(str(CronDirectory(context.state_dir).path)),)
 
     def probe(
