@@ -59,9 +59,9 @@ DOUBT_S = 60.0
 AGAIN = "#"
 """Separates an entry's key from the attempt number in the claim for a rerun."""
 
-LOOSE, SEGMENTS = 64, 32
-"""An entry has at most so many records that are files of their own, and so many files of half as many older ones. Two
-processes that fold at once write some records into two files: twice as many as the history needs make up for that."""
+LOOSE, KEPT = 64, 512
+"""An entry has at most so many records that are files of their own; half as many older ones are one file. Such a file
+is deleted when newer ones have so many slots: two processes that fold at once write some records into two files."""
 
 _BLOCK = 4096
 _SUMMARY = 1000
@@ -355,10 +355,7 @@ class Book:
         filed = [self._filed(key, *names) for names in self._listed(key)[1]]
         found: dict[int, RunRecord] = {}
         for path in self._listed(key)[0]:
-            with suppress(NotRegularFile):
-                content = read_regular(path, 2**22)
-                lines = map(record_from, parse_lines(content[0].splitlines() if content is not None else ()))
-                found |= {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+            found |= _segment(path)
         found |= {record.slot: record for record in (*records, *filed) if record is not None}
         return tuple(found[slot] for slot in sorted(found))
 
@@ -407,8 +404,13 @@ class Book:
                 return
             digest = crc32(" ".join(path.name for path in paths).encode())  # two processes may list different records
             write_atomic(directory / f"{old[-1][0]}@{digest:08x}.jsonl", text, mode=self._file_mode)
-            for path in [*paths, *segments[: -SEGMENTS + 1]]:
+            for path in paths:
                 path.unlink(missing_ok=True)
+            newer: set[int] = set()
+            for path in reversed(segments):
+                if len(newer) >= KEPT:
+                    path.unlink(missing_ok=True)
+                newer |= _segment(path).keys()
 
     def _filed(self, key: str, slot: int, id: str, outcome: str) -> RunRecord | None:
         """Return a record that is a file of its own; None: it moved meanwhile.
@@ -488,6 +490,15 @@ def record_from(content: object) -> RunRecord | None:
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         return RunRecord.from_json(content)  # type: ignore[arg-type]
     return None
+
+
+def _segment(path: Path) -> dict[int, RunRecord]:
+    """Return the records of a file of several by slot; empty if it is gone. Raise StateDirectoryError."""
+    with suppress(NotRegularFile):
+        content = read_regular(path, 2**22)
+        lines = map(record_from, parse_lines(content[0].splitlines() if content is not None else ()))
+        return {line.slot: line for line in lines if line is not None and line.outcome is not Outcome.RUNNING}
+    return {}
 
 
 def _by_name(run: Run, outcome: Outcome) -> RunRecord:

@@ -495,7 +495,8 @@ class Ticker:
 
         assert self.table is not None
         now, salt, started = self._clock.now(), self._cron.salt, self._started
-        waiting: set[str] = set()  # in order: once a slot is claimed, the older ones are never due again
+        # In order: once a slot is claimed, the older ones of its entry are never due again.
+        waiting, refused = set[str](), dict[str, StateDirectoryError]()
         for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
             entry, is_run = one.entry, one.entry.kind is Kind.RUN
             if entry.key in waiting:
@@ -506,13 +507,14 @@ class Ticker:
                 continue
             missed = self._missed(one)
             try:
+                if entry.key in refused:
+                    raise refused[entry.key]
                 run = self._claim(entry, entry.key, one.slot, missed)
                 if run is None:
                     continue
             except StateDirectoryError as error:
-                self.failure, run = self.failure or error, None
+                self.failure, run, refused[entry.key] = self.failure or error, None, error
                 if not (entry.options.rerun and is_run and now - one.start < self.period_s):
-                    waiting.add(entry.key)
                     continue
                 self._unclaimed[entry.key] = one.slot
             if missed is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,27 +47,44 @@ def test_a_slot_due_during_a_late_run_passes_over_none_that_waits(tmp_path: Path
     assert context.outcomes("cron.hourly+a") == {TOP + hour * HOUR: "done" for hour in range(4)}
 
 
+@contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
+    """Have no room for the next claims, as on a disk that is full for a moment."""
+    claim, left = Slots.claim, iter(range(times))
+
+    def refuse(*arguments: Any) -> bool:
+        if next(left, None) is not None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return claim(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Slots, "claim", refuse)
+        yield
+
+
 @pytest.mark.parametrize("catch_up", ["all<=9", "once"])
 def test_a_slot_that_cannot_be_claimed_waits_and_so_do_the_newer_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catch_up: str
 ) -> None:
-    """The disk is full for a moment in the middle of a tick."""
     context = CronContext(tmp_path)
     context.drop("cron.hourly/a", options=f"catch_up={catch_up}")
     context.tick(TOP - 30)
-    claim, full = Slots.claim, iter([True])
-
-    def refuse(*arguments: Any) -> bool:
-        if next(full, False):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return claim(*arguments)
-
-    monkeypatch.setattr(Slots, "claim", refuse)
-    with pytest.raises(StateDirectoryError, match="No space left"):
+    with failing(monkeypatch, 1), pytest.raises(StateDirectoryError, match="No space left"):
         context.tick(TOP + 2 * HOUR + 1)
     context.tick(TOP + 2 * HOUR + 2)
     found = context.history("cron.hourly+a")
     assert sum(record.count for record in found) == 3 and found[-1].outcome is Outcome.DONE
+
+
+def test_what_may_be_repeated_runs_on_time_though_an_older_slot_cannot_be_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = CronContext(tmp_path)
+    context.drop("cron.hourly/a", options="catch_up=all<=9 rerun")
+    context.tick(TOP - 30)
+    with failing(monkeypatch, 99), pytest.raises(StateDirectoryError, match="No space left"):
+        context.tick(TOP + 2 * HOUR + 1)
+    assert context.ran() == [TOP + 2 * HOUR]
 
 
 def test_a_line_runs_in_a_shell_with_its_input(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_a_queue_that_does_not_answer_ends_no_run_on_another_node(context: CronC
     context.tick(TOP + 1800)
     assert context.outcomes(A) == {}
     context.tick(TOP + 3600 + SKEW_S + 1)
-    assert context.outcomes(A)[TOP] == "cut short"
+    assert context.outcomes(A)[int(TOP)] == "cut short"
 
 
 def test_outputs_of_jobs_are_bounded_in_number(tmp_path: Path) -> None:
