@@ -108,19 +108,22 @@ class Job:
 
     def work(self) -> int:
         """Tick, and return the exit code."""
-        from resilience.cron.run import run
+        from resilience.cron.run import run, tick
 
         signal.signal(signal.SIGUSR1, self._on_end_notice)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_terminate)
-        is_pulse = self._mode(self.installation) == "pulse"
         try:
-            early_s = self.slot - self._now()
-            if is_pulse and 0 < early_s < 60:  # by this node's clock the slot may be slightly in the future
-                self.cron.project.system.clock.sleep(early_s)
-            stop = (lambda: self.is_terminated) if is_pulse else self.must_exit
-            ran = run(self.cron, driver=DRIVER, once=is_pulse, until=self.until, stop=stop, say=say)
-            say(f"{ran.ticks} ticks: {self.state.why or ran.why}")
+            if self._mode(self.installation) == "pulse":
+                early_s = self.slot - self._now()
+                if 0 < early_s < 60:  # by this node's clock the slot may be slightly in the future
+                    self.cron.project.system.clock.sleep(early_s)
+                done = tick(self.cron, driver=DRIVER, until=self.until, stop=lambda: self.is_terminated)
+                for line in (*done.lines, "1 tick"):
+                    say(line)
+            else:
+                ran = run(self.cron, driver=DRIVER, until=self.until, stop=self.must_exit, say=say)
+                say(f"{ran.ticks} ticks: {self.state.why or ran.why}")
         finally:
             for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # a late one would kill the interpreter as it shuts down

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.book import AGAIN
 from resilience.cron.records import Kind, Outcome
@@ -95,18 +94,15 @@ REPEATED_EVERY = 60
 """An error that recurs in every tick is printed at the first tick, and then once in this many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """Result of a loop.
 
     Attributes:
         ticks: number of ticks.
-        last: result of the last tick; None: there was none, or it failed.
         why: why the loop ended, one sentence.
     """
 
     ticks: int
-    last: TickResult | None
     why: str
 
 
@@ -114,7 +110,6 @@ def run(
     cron: CronProject,
     *,
     driver: str,
-    once: bool = False,
     until: float | None = None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
@@ -124,7 +119,6 @@ def run(
 
     Args:
         driver: name of the driver, for the heartbeat.
-        once: make one tick, and wait for the runs it started.
         until: end at this time; entries that cannot finish before are left to the next scheduler, unless they never
             could.
         stop: called at least every second; True ends the loop.
@@ -133,13 +127,7 @@ def run(
 
     A tick that fails is reported, and the next one follows as usual.
     """
-    if not once:
-        return _Loop(cron, driver, until, stop, say).run(grace_s)
-
-    done = tick(cron, driver=driver, until=until, stop=stop, grace_s=grace_s)
-    for line in done.lines:
-        say(line)
-    return Ran(1, done, "one tick requested")
+    return _Loop(cron, driver, until, stop, say).run(grace_s)
 
 
 class _Loop:
@@ -152,28 +140,28 @@ class _Loop:
         self._ticker: Ticker = Ticker(cron, driver=driver, period_s=cron.settings.tick_s, until=until)
         self._reporter: TickReporter = TickReporter(cron)
         self._until, self._stop, self._say = until, stop, say
-        self._ticks = 0
         self._said: dict[str, int] = {}
         self._between = TickResult()
 
     def run(self, grace_s: float) -> Ran:
-        last: TickResult | None = None
-        why = ""
+        ticks, why = 0, ""
         while not why:
-            last = self._tick()
-            self._ticks += 1
-            if last is not None and last.stopped:
-                why = f"the scheduler is {last.stopped}"
-                self._drain()
-                break
-            why = self._sleep()
+            stopped = self._tick()
+            ticks += 1
+            if stopped:  # start nothing new; wait for active runs, within the time limit
+                why = f"the scheduler is {stopped}"
+                while self._ticker.is_running and not self._is_over():
+                    self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
+            else:
+                why = self._sleep()
         self._collect(self._ticker.end_all(grace_s))
         if self._between != TickResult():
             self._print_new((*self._between.lines, *self._reporter.ended(self._between, self._ticker.table)))
         self._reporter.close()
-        return Ran(self._ticks, last, why)
+        return Ran(ticks, why)
 
-    def _tick(self) -> TickResult | None:
+    def _tick(self) -> str:
+        """Make a tick; return why the scheduler is stopped, or an empty string."""
         done, trouble = TickResult(), ""
         try:
             done = self._ticker.tick()
@@ -189,7 +177,7 @@ class _Loop:
         done, self._between = self._between.plus(done), TickResult()
         lines = (*done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
         self._print_new(lines)
-        return None if trouble else done
+        return "" if trouble else done.stopped
 
     def _sleep(self) -> str:
         """Wait for the next tick; return why the loop ends, or an empty string."""
@@ -217,11 +205,6 @@ class _Loop:
         if self._stop():
             return "stop requested"
         return "time limit reached" if self._until is not None and self._clock.now() >= self._until else ""
-
-    def _drain(self) -> None:
-        """Start nothing new; wait for active runs, within the time limit."""
-        while self._ticker.is_running and not self._is_over():
-            self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
 
     def _collect(self, ended: TickResult) -> None:
         """Keep results that arrive between two ticks, to report them with the next tick or at the end."""

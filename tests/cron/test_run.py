@@ -17,7 +17,7 @@ import pytest
 from resilience.cron.project import CronProject
 from resilience.cron.records import Outcome, Table
 from resilience.cron.report import TickReporter
-from resilience.cron.run import REPEATED_EVERY, Ran, run, run_entry
+from resilience.cron.run import REPEATED_EVERY, Ran, run, run_entry, tick
 from resilience.cron.ticker import Ticker
 from resilience.errors import StateDirectoryError
 from tests.cron.context import TOP, CronContext, wait_until
@@ -67,10 +67,9 @@ def test_it_ends_at_its_time_and_leaves_the_rest_to_the_next_one(context: CronCo
 
 def test_one_tick_waits_for_its_runs(context: CronContext) -> None:
     context.drop("cron.minutely/a", body="sleep 0.2; echo end >> ended")
-    run(context.cron, driver="x", once=True)
+    tick(context.cron, driver="x")
     context.clock.time = TOP
-    ran = run(context.cron, driver="x", once=True)
-    assert (context.home / "ended").exists() and ran.last is not None and len(ran.last.ended) == 1
+    assert len(tick(context.cron, driver="x").ended) == 1 and (context.home / "ended").exists()
 
 
 def test_it_ends_when_the_scheduler_is_stopped(context: CronContext) -> None:
