@@ -19,7 +19,7 @@ from resilience.base.processes import start_ticks
 from resilience.cron.book import Run, State, kill_session
 from resilience.cron.records import Entry, Outcome, Overlap, RunRecord
 from resilience.cron.table.launch import why_not_started, with_hint
-from resilience.cron.table.watched_run import Setup, longest_s, supervise
+from resilience.cron.table.watched_run import Setup, WatchedRun, longest_s
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
 from resilience.system.child import fork
@@ -168,7 +168,7 @@ class Supervised:
         try:
             pid = fork()
             if pid == 0:
-                supervise(self._setup, entry, record.slot, run, earlier, environment, report_to)
+                WatchedRun(self._setup, entry, record.slot, run, environment).supervise(earlier, report_to)
         except OSError:
             os.close(report_from)
             raise

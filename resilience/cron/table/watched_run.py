@@ -210,58 +210,15 @@ def longest_s(timeout_s: float) -> float:
     return _SIGN_ON_S + timeout_s + 2 * KILL_AFTER_S + LINGER_S + GIVE_UP_S + PATIENCE_S if timeout_s else 0.0
 
 
-def supervise(
-    setup: Setup,
-    entry: Entry,
-    slot: int,
-    run: Run | None,
-    replaced: tuple[Run, ...],
-    environment: Mapping[str, str],
-    report_to: int,
-) -> NoReturn:
-    """Run the supervisor of one run.
-
-    `run`: its record, claimed by the scheduler; None: no record could be written. `replaced`: runs to end before.
-    Reports go to the scheduler through the pipe `report_to`, as lines of JSON.
-    """
-    code = 1
-    try:
-        begin(report_to, unblock=False)
-        gc.freeze()  # keep memory pages shared with the scheduler
-        gc.enable()
-        umask = os.umask(0o007 if setup.directory.group else 0o077)
-        with suppress(OSError):
-            os.chdir("/")  # leave a directory that may be unmounted, or hang
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        umask = umask & ~0o070 if setup.directory.group else umask  # the group operates what it runs
-        WatchedRun(setup, entry, slot, run, environment, report_to, umask).supervise(replaced)
-        code = 0
-    except BaseException as error:
-        with suppress(BaseException):
-            os.write(report_to, json.dumps({"fault": f"{type(error).__name__}: {error}"[:1000]}).encode() + b"\n")
-    finally:
-        os._exit(code)
-
-
 class WatchedRun:
-    """One run, from its claim to its end.
+    """One run, from its claim to its end, in the process of its supervisor.
 
     Signals: SIGTERM ends it, a second one at once; SIGUSR1 ends it for a newer run.
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        entry: Entry,
-        slot: int,
-        run: Run | None,
-        environment: Mapping[str, str],
-        report_to: int,
-        umask: int,
-    ) -> None:
-        """`report_to`: pipe to the scheduler. `umask`: of the program."""
+    def __init__(self, setup: Setup, entry: Entry, slot: int, run: Run | None, environment: Mapping[str, str]) -> None:
+        """`run`: its record, claimed by the scheduler; None: no record could be written."""
         self._setup, self._entry, self._slot, self._run, self._environment = setup, entry, slot, run, environment
-        self._report_to, self._umask = report_to, umask
         self._book, self._now = setup.directory.book, setup.clock.now
         self._secrets = Secrets((*setup.secrets, *secrets_of(environment)))
         self._output = Bounded(int(setup.settings.output_bytes), self._secrets)
@@ -272,23 +229,42 @@ class WatchedRun:
         self._notes: list[str] = []
         self._pid = 0
         self._status: int | None = None
-        self._output_pipe = self._failure_pipe = -1
         self._why = b""
         self._is_alone = self._is_ending = False
         self._cause, self._asked, self._hurries = Cause.NONE, 0, False
-        self._selector = selectors.DefaultSelector()
-        self._listen()
 
-    def supervise(self, replaced: tuple[Run, ...]) -> None:
-        """Run it."""
-        if self._register():
-            self._finish(self._end_earlier(replaced) or self._begin() or self._watch())
+    def supervise(self, replaced: tuple[Run, ...], report_to: int) -> NoReturn:
+        """Become its supervisor, in a child of the scheduler, and run it after the runs that it replaces have ended.
+
+        Reports go to the scheduler through the pipe `report_to`, as lines of JSON.
+        """
+        code, self._report_to = 1, report_to
+        try:
+            begin(report_to, unblock=False)
+            gc.freeze()  # keep memory pages shared with the scheduler
+            gc.enable()
+            group = self._setup.directory.group
+            umask = os.umask(0o007 if group else 0o077)
+            self._umask = umask & ~0o070 if group else umask  # of the program: the group operates what it runs
+            with suppress(OSError):
+                os.chdir("/")  # leave a directory that may be unmounted, or hang
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+            self._listen()
+            if self._register():
+                self._finish(self._end_earlier(replaced) or self._begin() or self._watch())
+            code = 0
+        except BaseException as error:
+            with suppress(BaseException):
+                os.write(report_to, json.dumps({"fault": f"{type(error).__name__}: {error}"[:1000]}).encode() + b"\n")
+        finally:
+            os._exit(code)
 
     # ---- signals ----------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         """Install the signal handlers, and unblock the signals; each one wakes the selector."""
         wake, waking = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector = selectors.DefaultSelector()
         self._selector.register(wake, selectors.EVENT_READ)
         signal.signal(signal.SIGTERM, lambda *_: self._hurry(Cause.STOPPED))
         signal.signal(signal.SIGUSR1, lambda *_: self._hurry(Cause.REPLACED))

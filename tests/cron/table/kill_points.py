@@ -9,7 +9,7 @@ from pathlib import Path
 
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
-from resilience.cron.table.watched_run import Setup, supervise
+from resilience.cron.table.watched_run import Setup, WatchedRun
 from resilience.settings.cron_settings import CronSettings
 from resilience.system.ports import SystemClock
 from tests.cron.table.runs import SLOT, entry
@@ -30,4 +30,4 @@ def run_supervisor(project: str) -> None:
     run = directory.book.claim("crontab+it", SLOT, {"name": "crontab/it"}, time.time)
     _, report_to = os.pipe()
     program = entry("/bin/sh", "-c", "echo words; echo ran >> ran; exit 3")
-    supervise(setup, program, SLOT, run, (), {"PATH": "/usr/bin:/bin"}, report_to)
+    WatchedRun(setup, program, SLOT, run, {"PATH": "/usr/bin:/bin"}).supervise((), report_to)
