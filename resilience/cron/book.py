@@ -3,7 +3,7 @@
     runs/KEY@SLOT@ID@claimed@PROCESS     a scheduler has the slot, and starts the run or submits its job
     runs/KEY@SLOT@ID@running@PROCESS     a supervisor runs the program
     runs/KEY@SLOT@ID@queued@JOB          the job is queued
-    history/KEY/SLOT@ID@OUTCOME          the run has ended
+    history/KEY/SLOT@ID@OUTCOME          the run has ended; MISSED+3: it stands for three slots
 
 rename(2) succeeds for one caller: the process that a record names writes it, and a process that finds the other one
 dead takes the record over under its own name. The slot is a second name of the same file (slots.py), and the file has a
@@ -386,7 +386,8 @@ class Book:
                     segments.append((int(name.partition("@")[0]), directory / name))
                 else:
                     slot, id, outcome = name.split("@")
-                    loose.append((int(slot), f"{int(id, 16):020x}", Outcome[outcome].name))
+                    _outcome(outcome)
+                    loose.append((int(slot), f"{int(id, 16):020x}", outcome))
         return [self._history / f"{key}.jsonl", *(path for _, path in sorted(segments))], sorted(loose)
 
     def _fold(self, key: str) -> None:
@@ -420,7 +421,7 @@ class Book:
         about = _read(self._history / key / f"{slot}@{id}@{outcome}")
         if about is None:
             return None
-        return record_from(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), Outcome[outcome])
+        return record_from(about.get("end")) or _by_name(Run(key, slot, id, State.RUNNING, ""), *_outcome(outcome))
 
     def _place(self, key: str, slot: int, id: str, record: RunRecord) -> Path:
         directory = self._history / key
@@ -428,7 +429,8 @@ class Book:
             with suppress(FileNotFoundError):
                 directory.rename(directory.with_name(f"{key}.{os.urandom(3).hex()}.damaged"))
             make_directory(directory, mode=self._directory_mode)
-        return directory / f"{slot}@{id}@{record.outcome.name}"
+        several = f"+{record.count}" if record.count > 1 else ""
+        return directory / f"{slot}@{id}@{record.outcome.name}{several}"
 
     def _write(self, run: Run, record: RunRecord) -> None:
         """Write an end into the file of a record. Raise OSError."""
@@ -501,9 +503,15 @@ def _segment(path: Path) -> dict[int, RunRecord]:
     return {}
 
 
-def _by_name(run: Run, outcome: Outcome) -> RunRecord:
+def _outcome(text: str) -> tuple[Outcome, int]:
+    """Return outcome and count as the name of a record has them. Raise KeyError or ValueError."""
+    name, _, count = text.partition("+")
+    return Outcome[name], int(count or 1)
+
+
+def _by_name(run: Run, outcome: Outcome, count: int = 1) -> RunRecord:
     name, moment = run.entry_key.replace("+", "/", 1), int(run.id[:16], 16) / 1e9
-    return RunRecord(name=name, slot=run.slot, outcome=outcome, time=moment, job_id=run.job[1])
+    return RunRecord(name=name, slot=run.slot, outcome=outcome, time=moment, job_id=run.job[1], count=count)
 
 
 def _block(content: Mapping[str, Any]) -> bytes:

@@ -76,6 +76,10 @@ class TickReporter:
         self._trouble = self._driver = ""
         self._is_due = False
 
+    def use(self, cron: CronProject) -> None:
+        """Go on with other settings."""
+        self._cron = cron
+
     def ended(self, ticked: TickResult, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
         """Report the end of a tick; `trouble`: why it failed as a whole. Return messages for standard error.
 

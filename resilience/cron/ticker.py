@@ -169,6 +169,10 @@ class Ticker:
         self.next_start: float | None = None
         self.waits = False
 
+    def use(self, cron: CronProject, period_s: float) -> None:
+        """Go on with other settings; active runs keep theirs."""
+        self._cron, self.period_s = cron, period_s
+
     @property
     def is_busy(self) -> bool:
         """Return whether a run or a submission of this scheduler is active."""
@@ -188,6 +192,8 @@ class Ticker:
         state, now = self._cron.state, self._clock.now()
         self._reset(now)
         if (stopped := state.stopped()) is not None:
+            if "leaves" in stopped:  # one job of a chain, in which another one ticks
+                return TickResult(stopped=str(stopped["leaves"]))
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
@@ -278,7 +284,7 @@ class Ticker:
         cron, newest = self._cron, 0
         time.tzset()  # a process may run for months, and the machine's time zone may change
         facts: list[object] = [__version__, cron.settings, cron.state.group, self.period_s, machine(), os.geteuid()]
-        facts += [time.tzname, _changed(cron.state.path / "seen")]
+        facts += [time.tzname, changed(cron.state.path / "seen")]
         try:
             for above in cron.directory.parents:
                 info = above.stat()
@@ -289,9 +295,9 @@ class Ticker:
                 with os.scandir(directory) as listed:
                     for one in listed:
                         for info in (one.stat(follow_symlinks=False), one.stat()):
-                            changed = info.st_ctime_ns, info.st_mtime_ns
-                            facts += [one.path, info.st_ino, info.st_mode, info.st_uid, info.st_gid, *changed]
-                            newest = max(newest, *changed)
+                            times = info.st_ctime_ns, info.st_mtime_ns
+                            facts += [one.path, info.st_ino, info.st_mode, info.st_uid, info.st_gid, *times]
+                            newest = max(newest, *times)
         except OSError:  # a dangling link, or no directory: the reader has words for it
             return ""
         if newest > time.time_ns() - int(SETTLED_S * 1e9):
@@ -304,7 +310,7 @@ class Ticker:
         try:
             known = (state.read_record(IDLE) if signature else None) or {}
             first, last = float(known["from"]), float(known["to"])
-            repeated = {key: _changed(state.path / "history" / key) for key in known["repeat"]}
+            repeated = {key: changed(state.path / "history" / key) for key in known["repeat"]}
             if known["signature"] != signature or not first <= now < last or repeated != known["repeat"]:
                 return None
             entries, next_start = int(known["entries"]), known["next"]
@@ -325,7 +331,7 @@ class Ticker:
         slots = (schedule_of(entry).next_after(now) for entry in self._entries)  # a slot with jitter is due before
         until = min((slot for slot in (*slots, next_start) if slot is not None), default=now + 86400.0)
         repeat = {
-            entry.key: _changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
+            entry.key: changed(state.path / "history" / entry.key) for entry in self._entries if entry.options.rerun
         }
         known = {
             "signature": signature, "from": now, "to": until, "next": next_start, "entries": len(self._entries),
@@ -607,7 +613,7 @@ class Ticker:
         return self.table.entries if self.table is not None else ()
 
 
-def _changed(path: Path) -> int:
+def changed(path: Path) -> int:
     """Return when a file or directory last changed, in nanoseconds; 0: there is none."""
     with suppress(OSError):
         return os.stat(path).st_mtime_ns  # noqa: PTH116

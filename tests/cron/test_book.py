@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,15 @@ def test_on_a_full_disk_a_slot_is_taken_by_a_name_alone_and_so_is_the_end_record
         assert abs(record.time - time.time()) < 60
 
 
+def test_on_a_full_disk_the_number_of_missed_slots_is_known_too(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        directory = CronDirectory(disk)
+        directory.record(KEY, a_record(SLOT - 60))
+        fill(disk)
+        directory.record(KEY, replace(a_record(outcome=Outcome.MISSED), count=7))
+        assert [(run.outcome, run.count) for run in directory.history(KEY)] == [(Outcome.DONE, 1), (Outcome.MISSED, 7)]
+
+
 def test_of_each_slot_the_last_end_counts(directory: CronDirectory) -> None:
     directory.record(KEY, a_record(outcome=Outcome.CUT_SHORT))
     directory.record(KEY, a_record())
@@ -224,7 +234,7 @@ def test_a_damaged_record_says_what_its_name_says(directory: CronDirectory, dama
     directory.record(KEY, a_record(outcome=Outcome.TIMEOUT))
     (path,) = (directory.path / "history" / KEY).iterdir()
     path.write_bytes(damage)
-    for name in ("x", "5@y@DONE", "@@", "5@00@NEW", "3.jsonl"):
+    for name in ("x", "5@y@DONE", "@@", "5@00@NEW", "5@00@MISSED+x", "3.jsonl"):
         (path.parent / name).write_bytes(damage)
     (record,) = directory.history(KEY)
     assert (record.slot, record.outcome) == (SLOT, Outcome.TIMEOUT)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.records import Outcome
+from resilience.cron.records import Outcome, RunRecord
 from tests.lab.disks import fill, small_disk
 from tests.lab.slurm import host
 from tests.lab.slurm.cluster import Cluster
@@ -62,8 +62,8 @@ def full(cluster: Cluster, user: str) -> Iterator[None]:
         thread.join()
 
 
-def lateness(site: Site) -> str:
-    late = sorted(run.started - run.slot for run in site.runs() if run.started)
+def lateness(runs: list[RunRecord]) -> str:
+    late = sorted(run.started - run.slot for run in runs if run.started)
     ranks = {f"p{p}": late[min(len(late) - 1, len(late) * p // 100)] for p in (50, 95, 99)}
     figures = {"mean": statistics.fmean(late), **ranks, "max": late[-1]}
     return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in figures.items())
@@ -87,9 +87,8 @@ def test_no_slot_is_lost_at_the_hand_overs_of_a_full_cluster() -> None:
         missed = [run for run in site.cron.history("crontab+beat") if run.outcome is Outcome.MISSED]
         slots = {run.slot for run in site.runs()}
         lost = len(range(min(slots), max(slots), 2)) - len(slots) + 1
-        print(
-            f"\n{len(done)} hand-overs, {len(slots)} slots, {lost} lost, {len(missed)} missed; late: {lateness(site)}"
-        )
+        late = lateness(site.runs())
+        print(f"\n{len(done)} hand-overs, {len(slots)} slots, {lost} lost, {len(missed)} missed; late: {late}")
         site.each_slot_ran_once()
         assert (lost, missed) == (0, [])
 
@@ -117,6 +116,12 @@ def test_a_thousand_slots_under_random_faults() -> None:
         began = time.time()
         told: Counter[str] = Counter()
         ended: set[str] = set()
+        records: dict[int, RunRecord] = {}
+
+        def collect() -> list[RunRecord]:
+            """All records by slot: the history keeps those of the last half of an hour or so."""
+            records.update({run.slot: run for run in site.cron.history("crontab+beat")})
+            return [records[slot] for slot in sorted(records)]
 
         def crash() -> None:
             for row in site.running()[:1]:
@@ -143,6 +148,7 @@ def test_a_thousand_slots_under_random_faults() -> None:
             fault = dice.choice([crash, hang, cancel_one, cancel_one, fill_disk])
             told[fault.__name__] += 1
             fault()
+            collect()
             ended |= {row.id for row in site.rows() if row.state == "COMPLETED"}
             with suppress(RuntimeError):
                 cluster._nodes_restored()
@@ -150,20 +156,20 @@ def test_a_thousand_slots_under_random_faults() -> None:
 
         def untold() -> list[int]:
             """Slots that no record tells of: neither run, nor skipped or missed with others, nor cut short."""
-            runs = site.cron.history("crontab+beat")
+            runs = collect()
             known = {slot for run in runs for slot in range(run.slot, run.slot - 2 * run.count, -2)}
             known |= {slot - 1 for slot in known}  # missed slots are recorded a second before the one that runs
             return sorted(set(range(runs[0].slot, runs[-1].slot, 2)) - known)
 
         with suppress(TimeoutError):
             until(lambda: not untold(), "each slot to be told", every_s=2)
-        runs = site.cron.history("crontab+beat")
+        runs = collect()
         outcomes = Counter(str(run.outcome) for run in runs)
         others = [(run.slot, str(run.outcome), run.count, run.summary) for run in runs if run.outcome != Outcome.DONE]
         ran = Counter(map(int, (site.directory / "ran").read_text().split()))
         print(
             f"\n{len(runs)} records, {len(ran)} slots ran; {dict(told)}, {len(ended)} hand-overs: {dict(outcomes)}, "
-            f"{len(untold())} without a word; late: {lateness(site)}; {others}"
+            f"{len(untold())} without a word; late: {lateness(runs)}; {others}"
         )
         if keep := os.environ.get("RESIL_SOAK_KEEP"):
             shutil.copytree(disk, keep)

@@ -90,9 +90,10 @@ class Supervised:
         instead of overlapping it."""
         if entry.options.overlap is Overlap.ALLOW:
             return False
+        began = [run.record.time for run in self._runs if run.entry.key == entry.key]
         with suppress(StateDirectoryError):  # `start` reports the error
-            return any(start <= run.time for run, _, _ in self._alive(entry, self._clock.now()))
-        return False
+            began = [run.time for run, _, _ in self._alive(entry, self._clock.now())]
+        return any(start <= moment for moment in began)
 
     def poll(self) -> tuple[RunRecord, ...]:
         """Return the ends since the last call. They are in the history, or their summary says why not."""
