@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.book import AGAIN
@@ -53,7 +54,7 @@ def tick(
 
     def again() -> TickResult:
         try:
-            return ticker.tick().plus(ticker.poll())
+            return replace(ticker.tick(), stopped="").plus(ticker.poll())  # if stopped meanwhile, nothing more starts
         except ResilError as error:  # what runs is awaited nevertheless
             return TickResult(lines=(error.message,))
 

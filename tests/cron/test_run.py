@@ -357,3 +357,20 @@ def test_a_batch_script_run_by_hand_is_submitted_once_and_its_end_is_heard(conte
     context.queue.set(101, "COMPLETED")
     context.tick(TOP - 10)
     assert [str(record.outcome) for record in context.history("cron.hourly+b.slurm")] == ["done"]
+
+
+def test_one_tick_that_is_stopped_while_it_waits_tells_what_it_ran(context: CronContext) -> None:
+    waits = "while [ ! -e go ]; do sleep 0.05; done"
+    context.crontab(f"SHELL=/bin/sh\n@every 10s {waits} # resil: name=x catch_up=all<=60\n")
+    context.tick(TOP - 30)
+    context.clock.time = TOP + 25
+
+    def stop() -> bool:
+        if not (context.home / "go").exists():
+            context.cron.state.stop("ada", "", TOP)
+            (context.home / "go").touch()
+        return False
+
+    done = tick(context.cron, driver="x", stop=stop)
+    assert not done.stopped and [run.outcome for run in done.ended] == [Outcome.DONE]
+    assert any("stopped by ada" in line for line in done.lines)

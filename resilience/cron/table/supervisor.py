@@ -236,13 +236,14 @@ class Supervised:
         self._reap()
 
     def _reap(self) -> None:
-        for pid in list(self._leaving):
-            try:
-                done, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                done = pid
-            if done:
-                self._leaving.remove(pid)
+        self._leaving = [pid for pid in self._leaving if not _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _with_note(record: RunRecord, note: str) -> RunRecord:
