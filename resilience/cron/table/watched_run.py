@@ -224,7 +224,7 @@ class WatchedRun:
         self._output = Bounded(int(setup.settings.output_bytes), self._secrets)
         self._file = OutputFile(setup.directory, entry.key, slot)
         self._spill: Write | None = None
-        self._second, self._touched = 0.0, time.monotonic()
+        self._second = self._touched = time.monotonic()
         self._started: float | None = None
         self._notes: list[str] = []
         self._pid = 0
@@ -409,6 +409,7 @@ class WatchedRun:
     def _watch(self) -> End:
         """Collect output, enforce the timeout, and return when no process is left, or nothing more can be done."""
         options, left, stuck = self._entry.options, 0, 0
+        self._second = time.monotonic() + SECOND_S
         timeout_s = options.timeout_s if options.timeout_s > 0 else float("inf")
         self._wait(timeout_s, lambda: self._status is not None or self._hurries)
         if self._status is None:
