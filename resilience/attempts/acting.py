@@ -111,9 +111,9 @@ def act(project: Project, directory: RunDirectory) -> str:
 
 
 def _may_open(directory: RunDirectory) -> bool:
-    """Return whether one of the two newest attempts failed; a look at few files, for ticks of many runs."""
+    """Return whether the newest attempt has failed. While one trains, nothing is urgent, and it may make progress."""
     quiet = {None, AttemptEnd.FINISHED, AttemptEnd.STOPPED}
-    return any(attempt.end not in quiet for attempt in read_attempts(directory, newest=2))
+    return any(attempt.end not in quiet for attempt in read_attempts(directory, newest=1))
 
 
 def _named(done: Done, verb: str) -> str:

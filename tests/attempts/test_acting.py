@@ -144,6 +144,12 @@ def test_an_older_view_than_that_of_the_batch_shell_closes_nothing(run: Run) -> 
     assert run.act() == "" and read_breaker(run.directory) is not None
 
 
+def test_while_an_attempt_trains_nothing_is_held(run: Run) -> None:
+    run.fails(DISK, "")
+    (run.directory.path / "attempts" / "0002.end").unlink()
+    assert run.act() == "" and "hold" not in run.queue.calls
+
+
 def test_no_program_closes_what_a_person_opened(run: Run) -> None:
     run.fails("", save=10)
     done = open_by_hand(run.project, run.directory, 'until the "new" data is there')
