@@ -83,6 +83,8 @@ def act(project: Project, directory: RunDirectory) -> str:
     if directory.is_finished() or (state is not None and state.is_of_a_person):
         return ""
     rows = read_ledger(directory, newest=LOOKED_AT)
+    if not rows:
+        return ""  # their files were removed: nothing is known
     now, settings = project.system.clock.now(), project.loaded.settings.act
     verdict = decide(rows, settings, now, closed_after=last_closed(directory))
     if verdict.state is State.CLOSED:

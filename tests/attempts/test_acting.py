@@ -150,6 +150,14 @@ def test_while_an_attempt_trains_nothing_is_held(run: Run) -> None:
     assert run.act() == "" and "hold" not in run.queue.calls
 
 
+def test_without_the_files_of_the_attempts_nothing_changes(run: Run) -> None:
+    run.fails(DISK)
+    run.act()
+    for path in (run.directory.path / "attempts").glob("0*"):
+        path.unlink()
+    assert run.act() == "" and read_breaker(run.directory) is not None
+
+
 def test_no_program_closes_what_a_person_opened(run: Run) -> None:
     run.fails("", save=10)
     done = open_by_hand(run.project, run.directory, 'until the "new" data is there')
