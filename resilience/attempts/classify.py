@@ -23,11 +23,15 @@ from resilience.runs.attempts import AttemptEnd
 MOST_QUOTES = 6
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
-_MOST_IN_GROUP = 500
+_MOST_IN_GROUP = 16
+"""Of lines that differ only in numbers so many are matched: the first and the last ones."""
 _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
 _MASK = bytes.maketrans(b"123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"000000000abcdefghijklmnopqrstuvwxyz")
 """Digits become 0 and letters small: lines that differ only in numbers are searched once."""
+_LETTERS = bytes(byte + 32 if 65 <= byte <= 90 else byte if 97 <= byte <= 122 else 32 for byte in range(256))
+"""All but letters becomes a space."""
+_WORD = re.compile(r"[a-z]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STEP = re.compile(
     r"\b(?:global_?step|step|iter|iteration|batch|epoch)\b\W{0,4}(\d+)|\b(\d+)(?:/\d+)? ?\[|\| *(\d+)/\d+"
@@ -178,40 +182,59 @@ def _read(log: str, rules: Sequence[Rule]) -> _Reading:
         same = groups.setdefault(line, [])
         same.append(index)
         first_like.append(same[0])
-    whole = "\n".join(groups)
-    active = [
-        (rule, wanted)
-        for rule in rules
-        if (wanted := tuple(one for word in rule.contains if (one := _masked(word)) in whole))
-    ]
+    active = _active(rules, "\n".join(groups))
     blocks = tracebacks(lines)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups), first_like=first_like)
     for masked, indexes in groups.items():
         near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
         if near:
-            reading.matches += _matches(near, lines, indexes[:_MOST_IN_GROUP], finals)
+            reading.matches += _matches(near, lines, _ends(indexes), finals)
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
     return reading
 
 
 def _masked(text: str) -> str:
-    return text.encode("utf-8", "replace").translate(_MASK).decode("utf-8")
+    return text.encode("ascii", "replace").translate(_MASK).decode("ascii")
+
+
+def _active(rules: Sequence[Rule], text: str) -> list[tuple[Rule, tuple[str, ...]]]:
+    """Return the rules of which a text contains words, and these words, masked.
+
+    The longest word of each is searched in the vocabulary of the text first, which is a hundredth of it.
+    """
+    vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
+    found = []
+    for rule in rules:
+        words = tuple(
+            masked for word in rule.contains
+            if max(_WORD.findall(word), key=len, default="") in vocabulary and (masked := _masked(word)) in text
+        )  # fmt: skip
+        if words:
+            found.append((rule, words))
+    return found
+
+
+def _ends(indexes: Sequence[int]) -> Sequence[int]:
+    half = _MOST_IN_GROUP // 2
+    return indexes if len(indexes) <= _MOST_IN_GROUP else [*indexes[:half], *indexes[-half:]]
 
 
 def _matches(
     rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]
 ) -> Iterator[_Match]:
     """`finals`: indexes of the last lines of tracebacks."""
+    narrow = [rule for rule in rules if not rule.broad]
     for index in indexes:
         line = lines[index]
-        found = [(rule, match) for rule in rules if (match := rule.match(line)) is not None]
-        if found and index not in finals:
+        is_final = index in finals
+        tried = rules if is_final or (len(narrow) < len(rules) and _ERROR_LINE.search(line)) else narrow
+        found = [(rule, match) for rule in tried if (match := rule.match(line)) is not None]
+        if found and not is_final:
             is_known = any(not rule.broad for rule, _ in found)
-            is_error = _ERROR_LINE.search(line) is not None
             is_mild = _MILD.search(line) is not None and not _FATAL.search(line)
-            found = [one for one in found if one[0].decides or not (is_mild or (one[0].broad and (is_known or not is_error)))]
+            found = [one for one in found if one[0].decides or not (is_mild or (one[0].broad and is_known))]
         if found:
             rule, match = min(found, key=lambda one: (_ORDER[one[0].role], one[0].broad, -one[1].start()))
             parts = match.groupdict()
