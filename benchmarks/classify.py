@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks.measure import Claim, Options, Report
 from resilience.attempts.classify import Evidence, classify
-from resilience.attempts.failure import FailureClass
 from resilience.attempts.ledger import read_end
 from tests.attempts.corpus import Entry, all_entries
 from tests.attempts.corpus.benign import benign_lines

@@ -24,7 +24,15 @@ META_HARMLESS = {13, 31, 43, 45, 63, 68, 92, 109}
 """facebookresearch/gcm, read 2025-12-25: not critical."""
 CRUSOE_DEGRADED, CRUSOE_UNHEALTHY = {119, 120, 140, 143}, {32, 48, 64, 74, 79, 95}
 """Crusoe's documentation of its node health, read 2026-11."""
-HARDWARE = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "CONTACT_SUPPORT", "UPDATE_SWFW"}
+HARDWARE = {
+    "RESET_GPU",
+    "RESTART_BM",
+    "RESTART_VM",
+    "CHECK_MECHANICALS",
+    "WORKFLOW_XID_48",
+    "CONTACT_SUPPORT",
+    "UPDATE_SWFW",
+}
 GROUPS = {
     ("gpu_program", "root"): (
         "the program is the cause as a rule: see the exception beside it",
@@ -83,7 +91,9 @@ def main(path: str) -> None:
     """Write both files."""
     catalog = Path(path).read_text(encoding="utf-8")
     date = catalog.partition("Generated at ")[2][:10]
-    rows = [Xid(int(one["code"]), _plain(one["text"]), one["now"], _plain(one["later"])) for one in ENTRY.finditer(catalog)]
+    rows = [
+        Xid(int(one["code"]), _plain(one["text"]), one["now"], _plain(one["later"])) for one in ENTRY.finditer(catalog)
+    ]
     used = sorted((row for row in rows if row.text != "Unused" and row.now), key=lambda row: row.code)
     (ROOT / "resilience/attempts/rules/xid.toml").write_text(rules(used, date))
     (ROOT / "docs/reference/xid.md").write_text(page(used, date))
@@ -116,18 +126,19 @@ def page(rows: list[Xid], date: str) -> str:
     lines = [
         "# Xid messages",
         "",
-        f"How `resil why` reads the Xid messages of NVIDIA's driver. From [NVIDIA's catalogue]({PAGE}) as of {date}, by",
-        "`scripts/make_xid_table.py`. The last column shows where the lists of other operators (facebookresearch/gcm, Crusoe)",
-        "disagree with NVIDIA's.",
+        f"How `resil why` reads the Xid messages of NVIDIA's driver. From [NVIDIA's catalogue]({PAGE}) as of {date},",
+        "by `scripts/make_xid_table.py`. The last column shows where the lists of other operators",
+        "(facebookresearch/gcm, Crusoe) disagree with NVIDIA's.",
         "",
-        "A *root* message may be the cause. A *cascade* is a cause only where no other line is one. A *diagnostic* message is",
-        "never evidence: 45 follows any end of a process.",
+        "A *root* message may be the cause. A *cascade* is a cause only where no other line is one. A *diagnostic*",
+        "message is never evidence: 45 follows any end of a process.",
         "",
         "| Xid | says | NVIDIA: at once | NVIDIA: afterwards | class | role | others |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {row.code} | {row.text.partition(' -- ')[0]} | {row.now} | {row.later} | {' | '.join(row.group)} | {row.others} |"
+        f"| {row.code} | {row.text.partition(' -- ')[0]} | {row.now} | {row.later} | {' | '.join(row.group)} "
+        f"| {row.others} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"

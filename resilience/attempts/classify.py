@@ -40,18 +40,25 @@ _STEP_WORDS = ("step", "iter", "batch", "epoch", "it/s", "s/it")
 _ELASTIC = "Root Cause (first observed failure):"
 _ELASTIC_FIELD = re.compile(r"^\s*(host|rank|exitcode)\s*:\s*(\S+)")
 _MASKED = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?|'[^']{40,}'")
+_MILD_WORDS = (
+    r"retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?"
+    r"|ignor(?:ed|ing)|trying (?:again|another|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after"
+    r"|(?:previous|last) attempt|optional|may happen|if you |to avoid|potentially|will be (?:created|built)|building"
+    r"|disabled|continu(?:e|ing|es)|tolerated|healthy|never"
+)
 _MILD = re.compile(
-    r"(?i)\b(?:retry(?:ing)?(?! (?:count )?(?:exceeded|failed))|retries|fall(?:ing|s)? back|from scratch|skip(?:ping|ped)?|ignor(?:ed|ing)|trying (?:again|another"
-    r"|the next)|using \S+ instead|is set to|handled|resum(?:ing|ed) after|previous attempt|last attempt|optional|may happen|if you "
-    r"|to avoid|potentially|will be (?:created|built)|building|disabled|continu(?:e|ing|es)|tolerated|healthy|never)\b"
-    r"|\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?)\b|\b(?:errors?|failures?|events?|count\w*)\b\W{0,3}0\b"
-    r"|\b(?:NCCL )?INFO\b|\bDEBUG\b|(?:User|Future|Deprecation)Warning\b|^\W*(?:WARN(?:ING)?|warning)\b"
-    r"|[\[|(:] ?WARN(?:ING)?\b ?[\]|):]|^\[?[IW]\d{4} \d"
+    rf"(?i:\b(?:{_MILD_WORDS})\b)"
+    r"|(?i:\b(?:no|0) (?:\w+ ){0,3}(?:errors?|failures?|problems?|events?)\b)"
+    r"|(?i:\b(?:errors?|failures?|events?|count\w*)\b\W{0,3}0\b)"
+    r"|\b(?:NCCL )?(?i:INFO)\b|(?i:\bDEBUG\b|(?:User|Future|Deprecation)Warning\b|^\W*WARN(?:ING)?\b)"
+    r"|(?i:[\[|(:] ?WARN(?:ING)?\b ?[\]|):])|^\[?[IWiw]\d{4} \d"
 )
 """Lines with a mild level, and those that say how the program went on; torch, glog and NCCL write levels so."""
 _ERROR_LINE = re.compile(
-    r"NCCL WARN|(?i:\b(?:exiting|aborting|terminating|giving up|stopping training))\b|(?:^|[\s\[:|])(?:ERROR|CRITICAL|FATAL|Fatal|FatalError)\b|(?:^|[\s:\]])F\d{4} \d|(?:^|[\s\]])(?:error|fatal|Error):"
-    r'|"level": ?"(?:fatal|error|critical)"|^(?:\[rank\d+\]:? |\s*\d+: |\S+: )?(?:\w+\.)*\w*(?:Error|Exception|Failed|Exit|Runtime)\w*(?::|$)'
+    r"NCCL WARN|(?i:\b(?:exiting|aborting|terminating|giving up|stopping training))\b"
+    r"|(?:^|[\s\[:|])(?:ERROR|CRITICAL|FATAL|Fatal|FatalError)\b|(?:^|[\s:\]])F\d{4} \d"
+    r'|(?:^|[\s\]])(?:error|fatal|Error):|"level": ?"(?:fatal|error|critical)"'
+    r"|^(?:\[rank\d+\]:? |\s*\d+: |\S+: )?(?:\w+\.)*\w*(?:Error|Exception|Failed|Exit|Runtime)\w*(?::|$)"
 )
 """Lines of the level error, and those with which tracebacks end: only there broad rules count."""
 _FATAL = re.compile(r"\b(?:FATAL|CRITICAL)\b")
@@ -59,7 +66,8 @@ _ORDER = {Role.ROOT: 0, Role.CONFIRMATION: 1, Role.CASCADE: 2, Role.DIAGNOSTIC: 
 _WENT_ON = 5
 """A line was probably survived if so many later lines repeat, up to numbers, lines from before it."""
 _SIGNALLED = re.compile(
-    r"\(exitcode: -(\d+)\)|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \(|got signal: (\d+)"
+    r"\(exitcode: -(\d+)\)|return code = -(\d+)|died with <Signals\.\w+: (\d+)>|on signal (\d+) \("
+    r"|got signal: (\d+)"
 )
 """torchelastic, DeepSpeed, Python's subprocess, Open MPI."""
 _STAMP = re.compile(r"^[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+[\])]?\s*")
@@ -119,6 +127,10 @@ class _Match:
     index: int
     rank: int | None
     host: str
+
+
+_Cause = tuple[int, int, _Match | Traceback]
+"""Its first and its last line."""
 
 
 @dataclass(slots=True)
@@ -221,9 +233,7 @@ def _ends(indexes: Sequence[int]) -> Sequence[int]:
     return indexes if len(indexes) <= _MOST_IN_GROUP else [*indexes[:half], *indexes[-half:]]
 
 
-def _matches(
-    rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]
-) -> Iterator[_Match]:
+def _matches(rules: Sequence[Rule], lines: Sequence[str], indexes: Sequence[int], finals: Set[int]) -> Iterator[_Match]:
     """`finals`: indexes of the last lines of tracebacks."""
     narrow = [rule for rule in rules if not rule.broad]
     for index in indexes:
@@ -289,32 +299,12 @@ def _went_on(index: int, rank: int | None, reading: _Reading) -> bool:
 def _of_log(reading: _Reading) -> Failure | None:
     """Return the failure that the log shows, or None: the first cause after which the program did not go on, else the
     last one."""
-    explained = {one.index for one in reading.matches if one.rule.role is not Role.DIAGNOSTIC}
-    inside = {index: block for block in reading.blocks for index in range(block.begin, block.chain_end + 1)}
-    causes: list[tuple[int, int, _Match | Traceback]] = []
-    flushed: list[tuple[int, int, _Match | Traceback]] = []
-    for one in reading.matches:
-        block = inside.get(one.index)
-        if one.rule.role is Role.ROOT:
-            cause = (block.begin if block is not None else one.index, one.index, one)
-            if _counts(one, reading):
-                causes.append(cause)
-            elif block is not None and _may_be_flushed(one.index, reading):
-                flushed.append(cause)
-    for block in reading.blocks:
-        if explained.isdisjoint(range(block.begin, block.chain_end + 1)):
-            if not _is_survived(block.chain_end, block.rank, reading):
-                causes.append((block.begin, block.chain_end, block))
-            elif _may_be_flushed(block.chain_end, reading):
-                flushed.append((block.begin, block.chain_end, block))
-    causes = sorted(causes or flushed, key=lambda one: (one[0], isinstance(one[2], Traceback)))
-    if causes == flushed and causes:
-        return _of_cause(causes[-1][2], reading, Confidence.GUESS)
+    causes, flushed = _causes(reading)
     for _, end, cause in causes:
         if not _went_on(end, cause.rank, reading):
             return _of_cause(cause, reading, Confidence.LIKELY)
-    if causes:
-        return _of_cause(causes[-1][2], reading, Confidence.GUESS)
+    for _, _, cause in (causes or flushed)[-1:]:
+        return _of_cause(cause, reading, Confidence.GUESS)
     if (reading.culprit[2] or 0) < 0 or _child_signal(reading) in _CRASHES:
         return None  # the others report that this one was killed
     echoes = [
@@ -329,6 +319,34 @@ def _of_log(reading: _Reading) -> Failure | None:
     if named:
         return _of_match(named[0], reading, Confidence.GUESS)
     return None
+
+
+def _causes(reading: _Reading) -> tuple[list[_Cause], list[_Cause]]:
+    """Return what may be the cause, first lines first, and the tracebacks that steps follow but may not have survived:
+    their process may have written them late."""
+    explained = {one.index for one in reading.matches if one.rule.role is not Role.DIAGNOSTIC}
+    inside = {index: block for block in reading.blocks for index in range(block.begin, block.chain_end + 1)}
+    found: list[_Cause] = []
+    flushed: list[_Cause] = []
+    for one in reading.matches:
+        around = inside.get(one.index)
+        if one.rule.role is Role.ROOT:
+            begin = around.begin if around is not None else one.index
+            if _counts(one, reading):
+                found.append((begin, one.index, one))
+            elif around is not None and _may_be_flushed(one.index, reading):
+                flushed.append((begin, one.index, one))
+    for block in reading.blocks:
+        if explained.isdisjoint(range(block.begin, block.chain_end + 1)):
+            if not _is_survived(block.chain_end, block.rank, reading):
+                found.append((block.begin, block.chain_end, block))
+            elif _may_be_flushed(block.chain_end, reading):
+                flushed.append((block.begin, block.chain_end, block))
+    return sorted(found, key=_by_first_line), sorted(flushed, key=_by_first_line)
+
+
+def _by_first_line(cause: _Cause) -> tuple[int, bool]:
+    return cause[0], isinstance(cause[2], Traceback)
 
 
 def _of_cause(cause: _Match | Traceback, reading: _Reading, confidence: Confidence) -> Failure:
@@ -447,7 +465,9 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     else:
         found = _plain(FailureClass.UNKNOWN, Confidence.GUESS, "the log shows no cause that is known")
     hints = [
-        one for one in reading.matches if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, one.rank, reading)
+        one
+        for one in reading.matches
+        if one.rule.role is Role.CONFIRMATION and not _is_survived(one.index, one.rank, reading)
     ]
     hint = min(hints, key=lambda one: one.rule.failure is not FailureClass.HOST_OOM, default=None)
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:

@@ -25,7 +25,9 @@ def classified() -> tuple[tuple[Entry, Failure], ...]:
 
 
 def macro_f1(*, is_test: bool) -> float:
-    return scores([(str(one.label), str(said.failure)) for one, said in classified() if one.is_test == is_test]).macro_f1
+    return scores(
+        [(str(one.label), str(said.failure)) for one, said in classified() if one.is_test == is_test]
+    ).macro_f1
 
 
 def test_it_has_entries_of_each_class_in_either_half() -> None:

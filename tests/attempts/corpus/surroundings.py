@@ -48,8 +48,8 @@ STEPS: dict[str, Callable[[int, float], str]] = {
 START = (
     "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being "
     "overloaded, please further tune the variable for optimal performance in your application as needed.",
-    "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will create"
-    " 8 worker processes in total. Our suggested max number of worker in current system is 4",
+    "/opt/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py:557: UserWarning: This DataLoader will "
+    "create 8 worker processes in total. Our suggested max number of worker in current system is 4",
     "node07:4711:4711 [0] NCCL INFO cudaDriverVersion 12040",
     "wandb: Tracking run with wandb version 0.19.1; retry on network errors is on",
     "[WARNING] FileNotFoundError: no earlier checkpoint, starting from scratch (No such file or directory: last.pt)",
@@ -65,8 +65,10 @@ WATCHDOG = """\
 WorkNCCL(SeqNum=8123, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600041 milliseconds before \
 timing out."""
 SIGTERM = """\
-W1120 03:14:15.926 4711 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 4712 closing signal SIGTERM
-W1120 03:14:15.926 4711 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 4713 closing signal SIGTERM
+W1120 03:14:15.926 4711 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 4712 closing \
+signal SIGTERM
+W1120 03:14:15.926 4711 torch/distributed/elastic/multiprocessing/api.py:897] Sending process 4713 closing \
+signal SIGTERM
 Traceback (most recent call last):
   File "/opt/venv/bin/torchrun", line 8, in <module>
     sys.exit(main())
