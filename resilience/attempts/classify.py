@@ -21,6 +21,7 @@ from resilience.messages import cut
 from resilience.runs.attempts import AttemptEnd
 
 MOST_QUOTES = 6
+LAST_LINES = 3
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
 _MOST_IN_GROUP = 16
@@ -473,6 +474,8 @@ def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:
     if hint is not None and found.failure in (killed, FailureClass.UNKNOWN) and hint.rule.failure not in _VAGUE:
         found = replace(found, failure=hint.rule.failure, fingerprint=str(hint.rule.failure))
     found = _with_quotes(found, reading, found.failure)
+    if not found.quotes and found.failure is not FailureClass.FINISHED:
+        found = replace(found, quotes=_last_lines(reading))
     return found if rank is None and not host else replace(found, rank=rank, host=host)
 
 
@@ -492,6 +495,12 @@ def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Fa
     return replace(
         found, rank=same.rank, host=same.host, advice=same.rule.advice, quotes=_quotes(same.index, reading, failure)
     )
+
+
+def _last_lines(reading: _Reading) -> tuple[Quote, ...]:
+    """Return where the log ends, for a person who looks for a cause that no rule knows."""
+    last = [at for at in range(max(0, len(reading.lines) - 100), len(reading.lines)) if _clean(reading.lines[at])]
+    return tuple(Quote(line=at + 1, text=_clean(reading.lines[at])) for at in last[-LAST_LINES:])
 
 
 def _quotes(index: int, reading: _Reading, failure: FailureClass) -> tuple[Quote, ...]:

@@ -16,11 +16,13 @@ from resilience.cli.options import (
     single_command,
 )
 from resilience.cli.output import clean, paint, print_json, print_table
+from resilience.errors import UsageError
 
 if TYPE_CHECKING:
     from resilience.attempts.ledger import LedgerRow
     from resilience.attempts.why import Why
 
+LOG_SUFFIXES = (".out", ".err", ".log", ".txt")
 SHOWN = 20
 """Attempts of the table, without --all."""
 
@@ -38,9 +40,11 @@ def why(
     from resilience.attempts.why import why_of_log, why_of_run
     from resilience.job import JobId
 
-    path = Path(what) if what else None
-    if path is not None and path.is_file():
+    path = Path(what)
+    if what and path.is_file():
         found = why_of_log(path)
+    elif path.suffix in LOG_SUFFIXES or "/" in what:
+        raise UsageError(f"{what} is no file", hint="the logs of a run: resil logs RUN --path")
     else:
         project = open_project(config, scheduler)
         job = JobId.parse(what) if what[:1].isdigit() else None

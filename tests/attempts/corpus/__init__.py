@@ -13,8 +13,8 @@ DataLoader worker, `@during` a chained exception, `@nccl` and `@watchdog` innoce
 what SIGTERM makes torchrun print, `@steps` further steps.
 
 An entry belongs to the development or to the test half by the hash of its fingerprint: its class and the words of its
-deciding line. So the same wording never is in both halves. `second.txt`, written after the first score, is development only. Rules are
-mended with the development half only.
+deciding line. So the same wording never is in both halves. `second.txt`, written after the first score, is development
+only. Rules are mended with the development half only.
 """
 
 from __future__ import annotations
