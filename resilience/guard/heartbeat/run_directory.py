@@ -63,7 +63,7 @@ class RunDirectoryWriter:
         self._stacks: list[tuple[int, bytes]] = []
         self._has_tidied = False
         self._progress_due = 0.0
-        self._step_written = -1
+        self._step_written = 0
 
     def add_lines(self, rank: int, lines: Iterable[bytes]) -> None:
         """Queue journal lines."""
