@@ -11,6 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cache
 from io import DEFAULT_BUFFER_SIZE
 
 from resilience.attempts.failure import Confidence, Failure, FailureClass, Quote, Role
@@ -24,7 +25,7 @@ MOST_QUOTES = 6
 LAST_LINES = 3
 SURVIVED_STEPS = 3
 """A line was survived if the log shows this many different steps after it."""
-_MOST_IN_GROUP = 16
+_MOST_IN_GROUP = 8
 """Of lines that differ only in numbers so many are matched: the first and the last ones."""
 _MOST_LINE = 4000
 """Longer lines are cut: a progress bar may write one line of gigabytes."""
@@ -199,9 +200,10 @@ def _read(log: str, rules: Sequence[Rule]) -> _Reading:
     blocks = tracebacks(lines)
     finals = {index for block in blocks for index in (block.end, block.chain_end)}
     reading = _Reading(lines, blocks=blocks, steps=_steps(groups), first_like=first_like)
+    words = {word for _, wanted in active for word in wanted}
     for masked, indexes in groups.items():
-        near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
-        if near:
+        if words and any(word in masked for word in words):
+            near = [rule for rule, wanted in active if any(word in masked for word in wanted)]
             reading.matches += _matches(near, lines, _ends(indexes), finals)
     reading.matches.sort(key=lambda one: one.index)
     reading.culprit = _elastic_culprit(lines)
@@ -220,13 +222,17 @@ def _active(rules: Sequence[Rule], text: str) -> list[tuple[Rule, tuple[str, ...
     vocabulary = " ".join(set(text.encode("ascii", "replace").translate(_LETTERS).decode("ascii").split()))
     found = []
     for rule in rules:
-        words = tuple(
-            masked for word in rule.contains
-            if max(_WORD.findall(word), key=len, default="") in vocabulary and (masked := _masked(word)) in text
-        )  # fmt: skip
+        terms = (_term(word) for word in rule.contains)
+        words = tuple(masked for longest, masked in terms if longest in vocabulary and masked in text)
         if words:
             found.append((rule, words))
     return found
+
+
+@cache
+def _term(word: str) -> tuple[str, str]:
+    """Return the longest run of letters of a word that rules search, and the word masked."""
+    return max(_WORD.findall(word), key=len, default=""), _masked(word)
 
 
 def _ends(indexes: Sequence[int]) -> Sequence[int]:
@@ -499,7 +505,7 @@ def _with_quotes(found: Failure, reading: _Reading, failure: FailureClass) -> Fa
 
 def _last_lines(reading: _Reading) -> tuple[Quote, ...]:
     """Return where the log ends, for a person who looks for a cause that no rule knows."""
-    last = [at for at in range(max(0, len(reading.lines) - 100), len(reading.lines)) if _clean(reading.lines[at])]
+    last = [at for at in range(max(0, len(reading.lines) - 100), len(reading.lines)) if reading.lines[at].strip()]
     return tuple(Quote(line=at + 1, text=_clean(reading.lines[at])) for at in last[-LAST_LINES:])
 
 
