@@ -243,4 +243,4 @@ def read_end(path: Path | str) -> str:
         raw, _ = read_tail(path, TAIL_BYTES)
     except OSError as error:
         raise explain_os_error(error, "read", Path(path)) from error
-    return raw.decode("utf-8", "replace")
+    return raw.decode("utf-8", "replace") if b"\0" not in raw else raw.replace(b"\0", b"").decode("latin-1")
