@@ -47,6 +47,16 @@ def driver_state(
     return DriverState(Liveness.UNKNOWN, why + _last_known(installation, context), hint=answer.error.hint)
 
 
+def chain_problem(directory: Path, installation: Installation | None) -> str:
+    """Return the problem of an installation's chain in `<state_dir>/.cron`; empty: none, or the chain has no jobs."""
+    if installation is None or installation.driver != "slurm":
+        return ""
+    from resilience.cron.drivers._slurm.keeper import trouble_of
+
+    trouble, since = trouble_of(directory)
+    return trouble if since >= installation.time else ""
+
+
 def _query(installation: Installation, settings: CronSettings, context: Context) -> list[Any]:
     """In the child: query the driver, and cache its answer."""
     from resilience.cron.driver_choice import drivers

@@ -124,15 +124,24 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
         yield outbox.error
 
 
-def _send(cron: CronProject, word: str, body: str) -> str:
-    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
-    from resilience.system.http import check_url, refusal, request
+def address_of(cron: CronProject) -> str:
+    """Return the address of the dead man's switch, from the settings or its file. Raise ResilError for an invalid or
+    unreadable one, without revealing it."""
+    from resilience.system.http import check_url
     from resilience.system.secrets import read_secret
 
     check_ping(cron.settings)
     secret, what = read_secret(cron.settings, "ping_url", cron.project.system), "the content of [cron] ping_url_file"
     url = secret.reveal() if secret is not None else cron.settings.ping_url
     check_url(url, what, allow_http=cron.settings.ping_allow_http, key="ping_allow_http")
+    return url
+
+
+def _send(cron: CronProject, word: str, body: str) -> str:
+    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
+    from resilience.system.http import refusal, request
+
+    url = address_of(cron)
     answer = request(
         ping_url(url, word), body.encode("utf-8", "replace")[:BODY_BYTES], environ=cron.project.system.environ,
         timeout_s=PING_S, secrets=[url],

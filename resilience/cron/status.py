@@ -144,7 +144,7 @@ def _read(cron: CronProject) -> dict[str, Any]:
     except ResilError as error:
         found |= {"unread": error.message, "unread_hint": error.hint}
         return found
-    from resilience.cron.drivers._slurm.keeper import chain_problem
+    from resilience.cron.driver_state import chain_problem
 
     chain = chain_problem(cron.state.path, installation) if stopped is None else ""
     try:

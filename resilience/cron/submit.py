@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from resilience.cron.book import AGAIN, SKEW_S, Run, State
 from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
 from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.job import Job, JobId, JobState, Liveness
+from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.submission import Submission, Submitted
 from resilience.system.files import explain_os_error, make_directory, parse_lines
 
@@ -134,11 +134,14 @@ def settle_ended_jobs(cron: CronProject) -> Iterator[RunRecord]:
     """Settle the runs of other hosts whose scheduler was a job that has ended, for instance with its node; yield their
     records. Without the job's end, a run there counts as active until its time limit."""
     book, now = cron.state.book, cron.project.system.clock.now()
+    asked: dict[str, Presence] = {}
     for run in book.active():
         job = str(book.about(run).get("job") or "")
         if not job or not run.is_doubtful(now) or book.liveness(run, now)[0] is not Liveness.UNKNOWN:
             continue
-        found = cron.project.scheduler().presence(JobId.parse(job), mine=True)
+        if job not in asked:
+            asked[job] = cron.project.scheduler().presence(JobId.parse(job), mine=True)
+        found = asked[job]
         began = found.job.start_time if found.job is not None else None
         # scrontab has one job id for all its jobs: a later one shows that this one has ended.
         is_later = found.job is not None and (found.job.state.is_waiting or (began or 0.0) > run.time + SKEW_S)

@@ -407,6 +407,8 @@ class Ticker:
         book, entries = self._cron.state.book, {entry.key: entry for entry in self._entries}
         held = {run.id for run in self._submitter.waiting} if self._submitter is not None else set()
         held |= self._runs.ids if self._runs is not None else set()
+        if self._runs is not None:
+            self._runs.file(active)
         if active:
             self._records += book.settle_dead(now, self._host)
         for run in active:

@@ -166,6 +166,25 @@ def test_trouble_with_the_state_directory_backs_off_to_the_next_regular_tick_and
         make_read_only(place, False)
 
 
+def test_an_end_that_could_not_be_written_is_written_by_a_later_tick(tmp_path: Path) -> None:
+    """Else the run that succeeded would be reported as cut short, and run again."""
+    with small_disk(tmp_path / "state", "256k") as place:
+        context = CronContext(tmp_path)
+        context.drop("cron.minutely/a", options="rerun", body="while [ ! -e go ]; do sleep 0.02; done")
+        context.tick(TOP - 30)
+        ticker, context.clock.time = Ticker(context.cron, driver="foreground"), TOP
+        ticker.tick()
+        wait_until((context.home / "ran").exists)
+        make_read_only(place, True)
+        (context.home / "go").write_text("")
+        (ended,) = ticker.poll(60.0).ended
+        assert ended.outcome is Outcome.DONE and "Read-only" in ended.summary
+        ticker.tick()
+        make_read_only(place, False)
+        assert ticker.tick().ended == (), "told already"
+        assert context.outcomes(A) == {TOP: "done"} and context.ran() == [TOP]
+
+
 def test_a_run_that_ends_asks_for_the_slot_that_waits(tmp_path: Path) -> None:
     """A period shorter than the tick: each tick runs all slots since the last one, one after the other."""
     context = CronContext(tmp_path)

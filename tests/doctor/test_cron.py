@@ -308,6 +308,16 @@ def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch
     assert "MAILTO" not in said(examine_cron(cron), Verdict.CRITICAL)
 
 
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [("ping_url", "http://ping.example.org/secret"), ("ping_url_file", "there-is-no-such-file")],
+)
+def test_a_dead_mans_switch_that_no_tick_can_reach_is_told(cron: CronProject, key: str, what: str) -> None:
+    cron = replace(cron, settings=replace(cron.settings, **{key: what}))
+    found = said(examine_cron(cron), Verdict.WARNING)
+    assert "ping: no tick can ping:" in found and "secret" not in found
+
+
 def test_a_mailto_that_is_no_address_is_critical_before_a_mail_is_lost() -> None:
     assert wrong_address("ada@example.org, Bob <bob@example.org>,") == ""
     assert "'not an address'" in wrong_address("ada@example.org, not an address")

@@ -42,7 +42,7 @@ VERDICTS = {Health.LATE: Verdict.WARNING, Health.DEAD: Verdict.CRITICAL, Health.
 
 _WORDS = {
     Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.REFUSED: "could not be started",
-    Outcome.CUT_SHORT: "was cut short: its supervisor died", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
+    Outcome.CUT_SHORT: "was cut short", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
 }  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def read_scheduler(
         installation, heartbeat, ask(installation) if installation is not None and stopped is None else None, stopped,
         now=now, settings=settings, late_s=late_s, awake_since=awake_since(now),
     )  # fmt: skip
-    from resilience.cron.drivers._slurm.keeper import chain_problem
+    from resilience.cron.driver_state import chain_problem
 
     if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
         return CronReading(judgement=judgement)

@@ -78,6 +78,7 @@ class Supervised:
         self._environment, self._book = environment, directory.book
         self._runs: list[_Run] = []
         self._leaving: list[int] = []
+        self._unfiled: dict[str, RunRecord] = {}
 
     @property
     def running(self) -> tuple[RunRecord, ...]:
@@ -124,6 +125,14 @@ class Supervised:
         self._reap()
         found = [self._read_report(run) for run in list(self._runs)]
         return tuple(record for record in found if record is not None)
+
+    def file(self, active: Iterable[Run]) -> None:
+        """Write the ends that their supervisors could not write, because the disk was read-only for a while. Raise
+        StateDirectoryError if that fails."""
+        for run in active:
+            if run.id in self._unfiled and (mine := self._book.take(run, run.state, self._clock.now())) is not None:
+                self._book.end(mine, self._unfiled[run.id])
+        self._unfiled.clear()
 
     def wait(self, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False) -> tuple[RunRecord, ...]:
         """Like `poll`, but wait up to `timeout_s` for the first one. `is_over` is called every half second and can end
@@ -228,6 +237,8 @@ class Supervised:
             if answer["end"] is None:
                 return None
             record, unwritten = RunRecord.from_json(answer["end"]), answer["unwritten"]
+            if unwritten and run.id:
+                self._unfiled[run.id] = record
             return _with_note(record, f"not in the history yet: {unwritten}") if unwritten else record
         if is_closed:
             record = self._lost(run)
