@@ -179,7 +179,10 @@ def classify(evidence: Evidence, rules: Sequence[Rule] | None = None) -> Failure
     if decided is not None:
         return _of_match(decided, reading, Confidence.CERTAIN)
     if evidence.elastic:
-        return _of_elastic(evidence, known)
+        found = _of_elastic(evidence, known, reading)
+        if found.confidence is not Confidence.GUESS:
+            return found
+        return _of_log(reading) or found  # that rank only reported another's failure
     return _of_log(reading) or _of_exit_code(evidence, reading)
 
 
@@ -440,16 +443,21 @@ def _of_traceback(block: Traceback, reading: _Reading) -> Failure:
     )
 
 
-def _of_elastic(evidence: Evidence, rules: Sequence[Rule]) -> Failure:
-    reading = _read(evidence.elastic, rules)
-    found = _of_log(reading)
+def _of_elastic(evidence: Evidence, rules: Sequence[Rule], log: _Reading) -> Failure:
+    own = _read(evidence.elastic, rules)
+    found = _of_log(own)
     if found is None:
-        last = next((line for line in reversed(reading.lines) if line.strip()), "")
+        last = next((line for line in reversed(own.lines) if line.strip()), "")
         found = Failure(
             failure=FailureClass.EXCEPTION, confidence=Confidence.LIKELY,
             reason=f"the first failing rank says: {cut(last.strip(), 200)}", fingerprint=f"exception: {_mask(last)}",
         )  # fmt: skip
-    return replace(found, rank=evidence.elastic_rank, host=evidence.elastic_host or found.host)
+    rank, host, _ = log.culprit
+    return replace(
+        found,
+        rank=evidence.elastic_rank if evidence.elastic_rank is not None else rank,
+        host=evidence.elastic_host or found.host or host,
+    )
 
 
 def _of_exit_code(evidence: Evidence, reading: _Reading) -> Failure:

@@ -117,6 +117,16 @@ def test_of_chained_exceptions_the_first_is_the_cause() -> None:
     assert found.fingerprint == "exception: data.py:7 in read: KeyError: 'shard-N'"
 
 
+def test_an_error_file_that_only_reports_another_rank_leaves_the_cause_to_the_log() -> None:
+    echo = (
+        'Traceback (most recent call last):\n  File "/t.py", line 3, in main\n' + ECHO.splitlines()[0].split(": ", 1)[1]
+    )
+    found = classify(Evidence(exit_code=1, elastic=echo, log=STEPS + OWN))
+    assert (found.failure, found.rank) == (C.EXCEPTION, 3)
+    found = classify(Evidence(exit_code=1, elastic=OWN.replace("[rank3]: ", ""), log=STEPS + TORCHRUN))
+    assert (found.failure, found.rank, found.host) == (C.EXCEPTION, 5, "n4")
+
+
 def test_of_a_dataloader_worker_its_own_exception_is_the_cause() -> None:
     log = """Traceback (most recent call last):
   File "/home/ada/train.py", line 9, in <module>
