@@ -79,6 +79,6 @@ def _attempt(directory: RunDirectory, job: JobId | None) -> Attempt:
         of_job = f" of job {job}" if job is not None else ""
         raise UsageError(
             f"run {directory.run} has no attempt{of_job}",
-            hint=f"classify its log: resil why $(resil logs {directory.run} --path)",
+            hint=f"find its log with resil logs {directory.run} --path, then: resil why LOG",
         )
     return next((one for one in reversed(attempts) if one.end is not None), attempts[-1])
