@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.measure import Claim, Options, Report
@@ -115,10 +116,10 @@ def run(options: Options) -> Report:
     ]
     claims = [Claim("healthy lines called a failure", called, 0.0, f"of {len(lines)}")]
     for name, log in (("a tail of 1 MB", tail), ("a tail of 1 MB, each second line a look-alike", full_of_them)):
-        took = _milliseconds(lambda log=log: classify(Evidence(exit_code=1, log=log)), options.samples)
+        took = _milliseconds(partial(_classify, log), options.samples)
         claims.append(Claim(f"{name}, CPU time", took, 50.0, "ms"))
     for name, path in strange_files(options.scratch):
-        took = _milliseconds(lambda path=path: classify(Evidence(exit_code=1, log=read_end(path))), options.samples)
+        took = _milliseconds(partial(_classify, path), options.samples)
         claims.append(Claim(f"{name}, CPU time", took, 50.0, "ms"))
     claims.append(Claim("1 - macro-F1 of the test half", 1 - test.macro_f1, 0.05, ""))
     return Report("why an attempt ended", (), tuple(notes + _nvrx(entries, lines)), tuple(claims))
@@ -142,6 +143,10 @@ def confusion(scored: Scores) -> str:
         others = ", ".join(f"{said} {number}" for (one, said), number in sorted(scored.wrong.items()) if one == label)
         rows.append(f"| {label} | {scored.f1[label]:.2f} | {others} |")
     return "\n".join(rows)
+
+
+def _classify(log: str | Path) -> None:
+    classify(Evidence(exit_code=1, log=log if isinstance(log, str) else read_end(log)))
 
 
 def _milliseconds(work: Callable[[], object], samples: int) -> float:
