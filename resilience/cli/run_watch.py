@@ -205,8 +205,9 @@ EXIT_UNKNOWN = 3
 ENDING_S = 10.0
 """The deadline for notifications after a signal: SIGKILL usually follows after 30 s or more."""
 
-ACT_S = 30.0
-"""The deadline for acting on all runs. A submission that it interrupts is looked up by the next one."""
+TEND_S = 30.0
+"""The deadline for ledgers and breakers of all runs: they query the scheduler only after an attempt has ended, or while
+a breaker is open. A submission that it interrupts is looked up by the next one."""
 
 PROMPT_S = 1.0
 """On a terminal, findings are printed this long after the start, although others are awaited."""
@@ -290,7 +291,7 @@ def _once(
     if only is not None:
         watchdogs, reports = [watchdog for watchdog in watchdogs if watchdog.name in only], []
     if any(watchdog.name == "job" for watchdog in watchdogs) and request.notifies(project.system.environ):
-        _act(project)
+        _tend_runs(project)
     tick, deadline_s, ending = Tick(project, watchdogs, on_readings), ALERTING_S, None
     with _shown_as_they_come(reports, request, is_live=view is not None) as shown:
         try:
@@ -325,18 +326,18 @@ def _once(
     return code
 
 
-def _act(project: Project) -> None:
-    """Open or close breakers, and queue missing jobs, before the watchdog reports; in a child: a disk may hang."""
-    settings = project.loaded.settings.act
-    if not settings.failures and not settings.neutral and not settings.keep_queued:
-        return
+def _tend_runs(project: Project) -> None:
+    """Add what the scheduler says to the ledgers of runs while it remembers, open or close breakers, and queue missing
+    jobs, before the watchdog reports; in a child, because a disk may hang."""
 
-    def act() -> list[str]:
+    def work() -> list[str]:
         from resilience.attempts.acting import act_on_runs
+        from resilience.attempts.reconcile import reconcile_runs
 
+        reconcile_runs(project)
         return act_on_runs(project)
 
-    answer = in_child(project.system, f"runs of {project.loaded.state_dir}", act, ACT_S)
+    answer = in_child(project.system, f"runs of {project.loaded.state_dir}", work, TEND_S)
     for text in answer.value or ():
         say(text)
     if answer.error is not None:

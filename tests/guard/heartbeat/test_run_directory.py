@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resilience.base.files import remove_stale, replace_file
+from resilience.guard.heartbeat.beat import Progress, RankBeat
 from resilience.guard.heartbeat.run_directory import (
     LONGEST_LINE,
+    RunDirectoryWriter,
     append_journal,
     as_line,
     file_mode,
@@ -273,3 +276,21 @@ def test_what_a_twin_has_written_behind_us_is_not_cut_off(tmp_path: Path, monkey
         with pytest.raises(OSError, match="Input/output"):
             append_journal(str(tmp_path), "12", 0, [b'{"event":"ours"}\n'])
     assert lines_of(tmp_path)[-1] == '{"event":"twin"}'
+
+
+def test_a_line_of_progress_is_added_each_minute_in_which_rank_0_has_stepped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("resilience.guard.heartbeat.run_directory.time", clock)
+    writer = RunDirectoryWriter(str(tmp_path), "12", 3, "n1", most_lines=9)
+    progress = Progress(5.0)
+    for after_s, step in ((0, 0), (1, 7), (30, 8), (61, 9), (61, 9), (90, 9), (122, 12)):
+        now[0] = 100.0 + after_s
+        progress.steps = step
+        assert writer.write({0: RankBeat(77, progress), 1: RankBeat(78, Progress(5.0))}) == ""
+    assert writer.write({1: RankBeat(78, progress)}) == "", "another node's ranks"
+    lines = [json.loads(line) for line in (tmp_path / "journal" / "12.progress.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7, 9, 12]
+    assert {(line["event"], line["attempt"]) for line in lines} == {("progress", 3)}

@@ -1,0 +1,60 @@
+"""`resil why` and `resil attempts`: of a log, of a job, of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.lab.shell import Shell, make_shell
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    made = make_shell(tmp_path, monkeypatch, capsys)
+    assert made.resil("submit", "--array", "10").code == 0
+    start = 'job_id = 101\nlabel = "101_1"\nrestart = 0\nhost = "n1"\npid = 7\nstart = 1000\n'
+    (made.run_dir / "attempts" / "0001").write_text(start)
+    (made.run_dir / "attempts" / "0001.end").write_text('end = "exited"\nexit_code = 1\ntime = 1060\n')
+    (made.run_dir / "logs" / "gpt-101_1.out").write_text(OOM)
+    return made
+
+
+@pytest.mark.parametrize("words", [(), ("gpt",), ("101_1",), ("101",)])
+def test_a_run_and_a_job_say_why_they_ended(shell: Shell, words: tuple[str, ...]) -> None:
+    said = shell.resil("why", *words)
+    assert said.code == 0
+    assert said.out.startswith("attempt 1 of gpt (job 101_1): gpu oom (likely)\n")
+    assert "\n  try: smaller micro batches" in said.out
+
+
+def test_a_log_that_resil_never_saw_says_why_it_ended(shell: Shell, tmp_path: Path) -> None:
+    log = tmp_path / "slurm-99.out"
+    log.write_text(f"step 1 loss 2\n{OOM}")
+    assert shell.resil("why", str(log)).out.startswith(f"{log}: gpu oom (likely)\n")
+    found = json.loads(shell.resil("why", str(log), "--json").out)["why"]
+    assert (found["failure"]["failure"], found["failure"]["quotes"][0]["line"]) == ("gpu_oom", 2)
+    log.write_text("step 1 loss 2\nstep 2 loss 2\n")
+    assert shell.resil("why", str(log)).out.splitlines()[-1].endswith("step 2 loss 2"), "where it ends"
+
+
+@pytest.mark.parametrize("what", ["gone.log", "logs/gone", "/tmp"])
+def test_a_missing_log_is_no_run(shell: Shell, what: str) -> None:
+    said = shell.resil("why", what)
+    assert said.code == 2 and f"{what} is no file" in said.err
+
+
+def test_the_ledger_is_a_table_json_and_a_timeline(shell: Shell, tmp_path: Path) -> None:
+    said = shell.resil("attempts", "--svg", str(tmp_path / "gpt.svg"))
+    assert said.code == 0 and "gpu oom" in said.out and "101_1" in said.out
+    assert (tmp_path / "gpt.svg").read_text().startswith("<svg ")
+    (row,) = json.loads(shell.resil("attempts", "--json").out)["attempts"]
+    assert (row["failure"]["failure"], row["end"], row["exit_code"]) == ("gpu_oom", "exited", 1)
+
+
+def test_a_timeline_that_cannot_be_written_is_an_error(shell: Shell) -> None:
+    said = shell.resil("attempts", "--svg", "/proc/none/gpt.svg")
+    assert said.code == 1 and "/proc/none/gpt.svg" in said.err
