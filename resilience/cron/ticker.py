@@ -484,7 +484,7 @@ class Ticker:
             return None
         return RunRecord(
             name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
-            summary=one.reason, count=one.passed_over,
+            summary=f"the slot after runs {one.reason}", count=one.passed_over,
         )  # fmt: skip
 
     def _record_missed(self, key: str, record: RunRecord) -> None:
