@@ -159,6 +159,14 @@ def test_a_floor_that_a_wrong_clock_raised_silences_no_entry(directory: CronDire
     assert take(directory, KEY, int(NOW), {}, now=NOW)
 
 
+def test_only_slots_that_are_far_ahead_are_forgotten(directory: CronDirectory) -> None:
+    ahead = int(NOW + AHEAD_S)
+    for slot in (int(NOW) - 60, ahead, ahead + 1):
+        assert take(directory, KEY, slot, {}, now=NOW)
+    assert directory.book.slots.forget_ahead(lambda: NOW) == {KEY: ahead + 1}
+    assert directory.book.slots.taken()[KEY] == [int(NOW) - 60, ahead]
+
+
 def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirectory) -> None:
     directory.write_seen({KEY: Seen(int(NOW), "@hourly")})
     assert directory.last_slots(NOW) == {KEY: int(NOW)}
