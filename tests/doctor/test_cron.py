@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -313,7 +314,8 @@ def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch
     [("ping_url", "http://ping.example.org/secret"), ("ping_url_file", "there-is-no-such-file")],
 )
 def test_a_dead_mans_switch_that_no_tick_can_reach_is_told(cron: CronProject, key: str, what: str) -> None:
-    cron = replace(cron, settings=replace(cron.settings, **{key: what}))
+    changed: dict[str, Any] = {key: what}
+    cron = replace(cron, settings=replace(cron.settings, **changed))
     found = said(examine_cron(cron), Verdict.WARNING)
     assert "ping: no tick can ping:" in found and "secret" not in found
 
