@@ -52,7 +52,10 @@ def show_status(found: CronStatus) -> None:
         if text != judgement.reason:
             print(paint(f"  {clean(text)}", "yellow"))
     if found.next:
-        is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
+        first = found.driver.next_tick or now if found.driver is not None else now
+        is_running = first <= found.next[0][0] + judgement.patience_s and judgement.health in (
+            Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN
+        )  # fmt: skip
         print("  next:" if is_running else "  next, once the scheduler runs:")
         print_table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)
     if found.rows:

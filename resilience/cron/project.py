@@ -46,6 +46,11 @@ class CronProject:
         """Salt of the jitter: this user and this project."""
         return f"{self.project.system.host.uid}:{self.state.path.parent}"
 
+    @property
+    def is_there(self) -> bool:
+        """Return whether the project directory exists: it may be moved while its scheduler runs."""
+        return self.project.loaded.project.is_dir()
+
     def environment(self, entry: Entry, slot: int) -> dict[str, str]:
         """Return the environment of a run."""
         import sys

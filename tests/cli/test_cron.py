@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -609,6 +610,14 @@ def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[st
         assert text in said, said
     assert "\x1b" not in said and "secret-token" not in said and "/bin" not in said
     assert "nothing is scheduled" not in said, "nobody could look"
+
+
+def test_runs_are_not_promised_before_the_scheduler_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = replace(full_status(), next=((NOW + 60, "crontab/a"),))
+    show_status(usual)
+    assert "  next:\n" in capsys.readouterr().out
+    show_status(replace(usual, driver=DriverState(Liveness.ALIVE, "jobs 6, 7 are queued", NOW + 7200)))
+    assert "  next, once the scheduler runs:\n" in capsys.readouterr().out
 
 
 def test_the_json_has_no_token_and_no_environment() -> None:
