@@ -124,8 +124,7 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
         print_json("cron-status", status_to_json(found))
     else:
         show_status(found)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    raise typer.Exit(found.judgement.exit_code)
 
 
 @_command("resil cron list; resil cron list --json", name="list")

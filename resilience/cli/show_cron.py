@@ -12,7 +12,7 @@ from resilience.cli.output import chosen, clean, paint, patience, plain, print_i
 from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
 from resilience.cron.health import Health
 from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
-from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.records import Kind, Outcome, RunRecord
 from resilience.cron.status import CronStatus
 from resilience.cron.words import slot_text
 from resilience.errors import EX_TEMPFAIL, ResilError
@@ -51,17 +51,17 @@ def show_status(found: CronStatus) -> None:
     for text in found.trouble:
         if text != judgement.reason:
             print(paint(f"  {clean(text)}", "yellow"))
-    if found.next:
+    if found.listing.next:
         is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
         print("  next:" if is_running else "  next, once the scheduler runs:")
-        print_table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)
-    if found.rows:
-        print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)
+        print_table(("", ""), [(when(slot, now), name) for slot, name in found.listing.next], indent=4)
+    if found.listing.rows:
+        print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.listing.rows, now), indent=2)
     elif judgement.health is not Health.UNKNOWN and not found.trouble:
         print(
             f"  nothing is scheduled: drop a file into {clean(found.directory)}/cron.hourly, or: resil cron add --help"
         )
-    print_ignored(found.faults, indent="  ")
+    print_ignored(found.listing.faults, indent="  ")
 
 
 def _facts(found: CronStatus) -> list[str]:
@@ -95,7 +95,7 @@ def _facts(found: CronStatus) -> list[str]:
 def _lateness(found: CronStatus) -> str:
     if found.lateness is None:
         return ""
-    median, p95, count = found.lateness.median_s, found.lateness.p95_s, found.lateness.count
+    median, p95, count = found.lateness.median_s, found.lateness.p95_s, found.lateness.runs
     runs = "run" if count == 1 else f"{count} runs"
     return (
         f"; the last {runs} began {_seconds(median)} after the slot, jitter included (median; {_seconds(p95)} at p95)"
@@ -114,9 +114,9 @@ def _last(rows: Sequence[EntryRow], now: float) -> tuple[list[tuple[str, ...]], 
         counts = [f"{count} {what}" for count, what in
                   ((row.failed, "failed"), (row.missed, "missed"), (row.skipped, "skipped")) if count]  # fmt: skip
         if last is None:
-            cells.append(("", row.name, "", "has not run yet", ", ".join(counts)))
+            cells.append(("", row.entry.name, "", "has not run yet", ", ".join(counts)))
         else:
-            cells.append((sign(last.outcome), row.name, slot_text(last.slot, now), outcome_text(last, now),
+            cells.append((sign(last.outcome), row.entry.name, slot_text(last.slot, now), outcome_text(last, now),
                           ", ".join(counts)))  # fmt: skip
         colours.append("red" if last is not None and last.outcome.is_failure else "")
     return cells, colours
@@ -175,18 +175,16 @@ def print_ignored(faults: int, indent: str = "") -> None:
 
 def status_to_json(found: CronStatus) -> dict[str, Any]:
     """Return the status for a JSON document."""
-    lateness = found.lateness
-    return (
-        chosen(found.judgement, "health", "reason", "advice")
-        | chosen(found, "driver", "heartbeat", "stopped", "ignored", "faults", "trouble")
-        | {
-            "time": found.now,
-            "installation": installation_to_json(found.installation),
-            "lateness": lateness and chosen(lateness, "median_s", "p95_s") | {"runs": lateness.count},
-            "next": [{"slot": slot, "name": name} for slot, name in found.next],
-            "entries": [row.to_json() for row in found.rows],
-        }
-    )
+    return {
+        **chosen(found.judgement, "health", "reason", "advice"),
+        **chosen(found, "driver", "heartbeat", "stopped", "lateness", "trouble"),
+        "time": found.now,
+        "installation": installation_to_json(found.installation),
+        "ignored": len(found.listing.ignored),
+        "faults": found.listing.faults,
+        "next": [{"slot": slot, "name": name} for slot, name in found.listing.next],
+        "entries": [row.to_json() for row in found.listing.rows],
+    }
 
 
 # ---- list -----------------------------------------------------------------------------------------------------
@@ -202,14 +200,15 @@ def show_listing(found: Listing, now: float, directory: Path) -> None:
     else:
         print(f"nothing is scheduled in {clean(str(directory))}")
         print("  try: drop a file into its cron.hourly, or: resil cron add NAME --hourly -- COMMAND")
-    print_ignored(sum(ignored.is_fault for ignored in found.ignored))
+    print_ignored(found.faults)
 
 
 def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
-    timeout = "" if row.kind == "submit" else format_duration(row.timeout_s) if row.timeout_s else "none"
+    entry, timeout_s = row.entry, row.entry.options.timeout_s
+    timeout = "" if entry.kind is Kind.SUBMIT else format_duration(timeout_s) if timeout_s else "none"
     options = " ".join(f"{key}={value}" if value else key for key, value in row.options.items() if key != "timeout")
     upcoming = "now" if row.is_due else when(row.next, now) if row.next is not None else "-"
-    return row.name, row.words, upcoming, row.kind, timeout, options, row.place, cut(row.command, 60)
+    return entry.name, row.words, upcoming, entry.kind.value, timeout, options, entry.place, cut(row.command, 60)
 
 
 def listing_to_json(found: Listing) -> dict[str, Any]:

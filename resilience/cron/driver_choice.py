@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from resilience.cron.drivers import Availability
+from resilience.cron.drivers import Availability, availability_of
 from resilience.errors import ResilError, UsageError
 from resilience.plugins import Family
 from resilience.runs.project import Project
@@ -120,8 +120,4 @@ def check_driver(name: str, context: Context) -> Offer:
         driver = driver_of(name)
     except UsageError as error:
         return Offer(name, 1000, "", Availability(False, error.message, error.hint))
-    try:
-        availability = driver.availability(context)
-    except Exception as error:
-        availability = Availability(False, f"the check failed: {type(error).__name__}: {error}")
-    return Offer(name, driver.rank, driver.summary, availability)
+    return Offer(name, driver.rank, driver.summary, availability_of(driver, context))

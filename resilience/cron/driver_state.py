@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.drivers import DriverState
+from resilience.cron.drivers import DriverState, state_of
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.quantities import format_duration
@@ -41,33 +41,23 @@ def driver_state(
     limit_s = limit_s or DRIVER_S
     ((_, answer),) = run_in_child({0: (lambda: _query(installation, settings, context), limit_s)})
     if answer.error is None:
-        return _state(answer.value)
-    slow = f"backend {installation.driver} did not respond within {limit_s:g} s"
-    why = slow if answer.is_overdue else answer.error.message
-    return DriverState(Liveness.UNKNOWN, why + _last_known(installation, context), hint=answer.error.hint)
+        found = DriverState(Liveness(answer.value[0]), *answer.value[1:])
+    else:
+        slow = f"backend {installation.driver} did not respond within {limit_s:g} s"
+        why = slow if answer.is_overdue else answer.error.message
+        found = DriverState(Liveness.UNKNOWN, why, hint=answer.error.hint)
+    known = _last_known(installation, context) if found.liveness is Liveness.UNKNOWN else ""
+    return found._replace(summary=found.summary + known)
 
 
-def _query(installation: Installation, settings: CronSettings, context: Context) -> list[Any]:
+def _query(installation: Installation, settings: CronSettings, context: Context) -> tuple[Any, ...]:
     """In the child: query the driver, and cache its answer."""
     from resilience.cron.driver_choice import drivers
 
-    try:
-        driver = drivers().load(installation.driver)
-        found = DriverState(*driver.state(installation, settings, context))
-    except ResilError as error:
-        found = DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-    except Exception as error:  # a third-party plugin may raise anything
-        found = DriverState(Liveness.UNKNOWN, f"the query failed: {type(error).__name__}: {error}")
-    if found.liveness is Liveness.UNKNOWN:
-        found = found._replace(summary=found.summary + _last_known(installation, context))
-    else:
+    found = state_of(drivers().load(installation.driver), installation, settings, context)
+    if found.liveness is not Liveness.UNKNOWN:
         _cache(installation, context, found)
-    return [found.liveness.value, found.summary, found.next_tick, found.hint]
-
-
-def _state(value: list[Any]) -> DriverState:
-    liveness, summary, next_tick, hint = value
-    return DriverState(Liveness(liveness), summary, next_tick, hint)
+    return found.liveness.value, *found[1:]
 
 
 def _cache_path(context: Context) -> Path:

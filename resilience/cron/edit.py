@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.entries import find_name, next_runs
+from resilience.cron.entries import find_entry, next_runs
 from resilience.cron.records import Entry, EntryOptions, Kind
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import SCHEDULES, SUBMITTED
@@ -334,21 +334,8 @@ def _add_line(cron: CronProject, requested: NewEntry, command: str, *, dry_run: 
 def remove(cron: CronProject, names: Sequence[str], *, dry_run: bool = False) -> tuple[Gone, ...]:
     """Remove all named entries, or none. Raise UsageError, with the nearest name, for an unknown entry."""
     table = cron.read_table()
-    found = [_find(table, name) for name in names]
+    found = [find_entry(table, name).name for name in names]
     return tuple(_remove(cron, name, dry_run=dry_run) for name in dict.fromkeys(found))
-
-
-def _find(table: Table, wanted: str) -> str:
-    try:
-        return find_name([entry.name for entry in table.entries], wanted)
-    except UsageError:
-        files = [one for one in table.ignored if one.place.endswith(f"/{wanted}")]
-        if len(files) == 1 and ":" not in Path(files[0].place).name:
-            raise UsageError(
-                f"{files[0].place} is not an entry: {files[0].reason}",
-                hint=f"remove the file: rm {quoted(files[0].place)}",
-            ) from None
-        raise
 
 
 def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:

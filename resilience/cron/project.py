@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from resilience.cron.records import Entry, Kind
 from resilience.cron.state_directory import CronDirectory
-from resilience.errors import ProbeError, SettingsError
+from resilience.errors import ProbeError, ResilError, SettingsError
 
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.settings.cron_settings import CronSettings
 
+
+T = TypeVar("T")
 
 LOOK_S = 20.0
 """Time limit for the check of the disks before a tick. Busy file servers take seconds."""
@@ -107,8 +110,6 @@ class CronProject:
         For ticks started every minute, which would otherwise accumulate on a hung disk. While one check hangs on this
         node, the next one fails at once.
         """
-        from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
-
         places = [str(self.directory), str(self.state.path)]
 
         def look() -> None:
@@ -116,15 +117,31 @@ class CronProject:
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                     os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
 
-        system = self.project.system
-        asked = ChildProbe(f"cron of {self.state.path}", look, LOOK_S)
-        ((_, answer),) = probe_in_child({0: asked}, StuckMemory.of(system), system.clock)
-        if answer.error is not None:
+        try:
+            self.read_in_child("tick", look, LOOK_S)
+        except ResilError as error:
             raise ProbeError(
-                f"no entries run: {places[0]} or {places[1]} does not respond: {answer.error.message}",
+                f"no entries run: {places[0]} or {places[1]} does not respond: {error.message}",
                 hint="check the file systems with df; the next tick tries again",
                 transient=True,
-            )
+            ) from None
+
+    def read_in_child(self, what: str, read: Callable[[], T], limit_s: float) -> T:
+        """Return what `read` returns in a child with a deadline, because disks may hang. Raise ResilError if it fails.
+
+        While one child with this name hangs on this node, the next one fails at once.
+        """
+        import pickle
+
+        from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+
+        system = self.project.system
+        probe = ChildProbe(f"{what} of {self.state.path}", lambda: pickle.dumps(read()), limit_s)
+        ((_, answer),) = probe_in_child({0: probe}, StuckMemory.of(system), system.clock)
+        if answer.error is not None:
+            raise answer.error
+        found: T = pickle.loads(answer.value)
+        return found
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""

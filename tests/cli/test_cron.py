@@ -479,7 +479,7 @@ def test_an_entry_runs_now_only_where_it_may_run(desk: Desk) -> None:
     desk.drop("draft", mode=0o644)
     assert "did you mean cron.hourly/backup?" in desk.cron("run", "bakup", code=2).err
     said = desk.cron("run", "draft", code=2).err
-    assert "cron/cron.hourly/draft cannot run: " in said and "try: " in said
+    assert "cron/cron.hourly/draft is not an entry: " in said and "try: " in said
     assert "neither --once" in desk.cron("run", "backup", "--once", code=2).err
     assert "refused" in runs_now(desk, "", options="\n#", code=0).err or True
 

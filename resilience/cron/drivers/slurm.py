@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from resilience.cron.drivers import Availability, DriverState, Step
@@ -13,11 +12,11 @@ from resilience.cron.drivers._slurm.keeper import ChainJob, Keeper, trouble_of
 from resilience.cron.drivers._slurm.script import (
     REQUEUE_SCRIPT,
     SCRIPT,
-    job_name,
     render_requeue_script,
     render_script,
     time_limit_s,
 )
+from resilience.cron.drivers._tables import content_of, unit_name
 from resilience.cron.records import Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SettingsError
@@ -26,7 +25,7 @@ from resilience.pending_reason import explain_reason
 from resilience.quantities import format_duration, parse_slurm_time_s
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import make_directory, read_regular, write_atomic
+from resilience.system.files import make_directory, write_atomic
 
 REASON_WITHIN_S = 3.0
 """`install` waits this long for the reason of its pending job: SLURM sets it within a second or two."""
@@ -48,20 +47,16 @@ def check_mode(mode: str) -> None:
         raise SettingsError(f"unknown mode {mode!r} in [cron]", hint=suggest(mode, ["daemon", "pulse"]))
 
 
-@dataclass(frozen=True, slots=True)
 class SlurmDriver:
     """The queue of SLURM or, where SLURM is not installed, of the embedded scheduler."""
 
-    summary: str = "a chain of small jobs in the queue"
-    rank: int = 40
+    summary = "a chain of small jobs in the queue"
+    rank = 40
 
     def availability(self, context: Context) -> Availability:
         """Check that the queue answers."""
-        try:
-            scheduler = context.scheduler()
-            scheduler.jobs(names=["resil-cron"])
-        except ResilError as error:
-            return Availability(False, error.message, error.hint)
+        scheduler = context.scheduler()
+        scheduler.jobs(names=["resil-cron"])
         if scheduler.name == "local":
             return Availability(True, "SLURM is not installed here; uses the embedded scheduler")
         return Availability(True, "squeue answers")
@@ -69,7 +64,7 @@ class SlurmDriver:
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the files, and the jobs that are missing or have other options."""
         keeper, limit = _clamped(installation, settings, context)
-        steps = [Step(f"write {path}", text) for path, text in _files(keeper).items() if _content(path) != text]
+        steps = [Step(f"write {path}", text) for path, text in _files(keeper).items() if content_of(path) != text]
         planned = keeper.ask("plan")
         steps += [Step("queue a job of the chain", line) for line in planned.of("submit")]
         steps += [Step(f"then cancel surplus {_jobs(planned.ids('cancel'))}")] if planned.of("cancel") else []
@@ -83,7 +78,7 @@ class SlurmDriver:
         fresh, done = [], []
         mode = 0o750 if context.group else 0o700  # it runs with the owner's rights: the group must not write it
         for path, text in _files(keeper).items():
-            if (old := _content(path)) != text:
+            if (old := content_of(path)) != text:
                 fresh += [path] if old is None else []
                 make_directory(path.parent, mode=_directory(context).directory_mode)
                 write_atomic(path, text, mode=mode)
@@ -108,7 +103,7 @@ class SlurmDriver:
         if submitted:
             done += _clamp_notes(settings, installation, limit)
             rhythm = _rhythm(installation, settings, limit)
-            done.append(f"queued {_jobs(submitted)} under the name {job_name(installation)}: {rhythm}")
+            done.append(f"queued {_jobs(submitted)} under the name {unit_name(installation)}: {rhythm}")
         done += [first] if first else []
         if problem:
             done.append(f"not all jobs of the chain are queued; the running job will try again: {problem}")
@@ -124,7 +119,7 @@ class SlurmDriver:
         keeper = _keeper(installation, replace(settings, sbatch={}), context)
         answer = keeper.ask("end")
         if answer.problem:
-            raise SchedulerUnavailable(answer.problem, hint=f"scancel -n {job_name(installation)}")
+            raise SchedulerUnavailable(answer.problem, hint=f"scancel -n {unit_name(installation)}")
         done = [f"cancelled pending {_jobs(ids)}"] if (ids := answer.ids("cancelled")) else []
         if ids := answer.ids("signalled"):
             done.append(f"signalled {_jobs(ids)} to exit when its current runs have ended, without a successor")
@@ -137,16 +132,11 @@ class SlurmDriver:
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return which job ticks until when, how many are queued behind it, and when the next one begins."""
-        try:
-            jobs = _keeper(installation, replace(settings, sbatch={}), context).jobs()
-            if not jobs and installation.by != context.system.host.user:
-                reason = f"no job of {installation.by}'s scheduler is visible; PrivateData may hide jobs of other users"
-                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or check the last tick")
-            return judge_chain(jobs, is_daemon=_is_daemon(installation, settings), now=context.system.clock.now())
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, f"the queue could not be read: {error.message}", hint=error.hint)
-        except Exception as error:
-            return DriverState(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
+        jobs = _keeper(installation, replace(settings, sbatch={}), context).jobs()
+        if not jobs and installation.by != context.system.host.user:
+            reason = f"no job of {installation.by}'s scheduler is visible; PrivateData may hide jobs of other users"
+            return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or check the last tick")
+        return judge_chain(jobs, is_daemon=_is_daemon(installation, settings), now=context.system.clock.now())
 
 
 def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> DriverState:
@@ -224,7 +214,7 @@ def _death(directory: CronDirectory, job: ChainJob) -> tuple[str, str]:
     where = f" on {job.node}" if job.node else ""
     told = job.trouble or trouble_of(directory.path)[0] or f"it ended as {job.state} without a tick"
     output = directory.path / "driver" / f"{job.id}.out"
-    lines = (_content(output) or "").strip().splitlines()[-OUTPUT_LINES:]
+    lines = (content_of(output) or "").strip().splitlines()[-OUTPUT_LINES:]
     hint = (
         f"{output}: {' / '.join(lines)}" if lines else "set state_dir in resil.toml to a directory that all nodes see"
     )
@@ -292,7 +282,7 @@ def _directory(context: Context) -> CronDirectory:
 
 
 def _keeper(installation: Installation, settings: CronSettings, context: Context, limit: int = 0) -> Keeper:
-    scheduler, environ = context.scheduler(), context.system.environ
+    scheduler = context.scheduler()
     spool = str(getattr(scheduler, "spool", ""))
     tools = [str(scheduler.commands())] if spool else []  # type: ignore[attr-defined]
     script = render_script(
@@ -301,9 +291,9 @@ def _keeper(installation: Installation, settings: CronSettings, context: Context
         state=str(_directory(context).path),
         config=str(context.project / "resil.toml") if context.has_settings else "",
         scheduler=scheduler.name,
-        environ=environ,
+        environ=context.system.environ,
         limit=limit or time_limit_s(settings, _mode(installation, settings)),
-        tool_directories=(*tools, *_tool_directories(environ.get("PATH"))),
+        tool_directories=tools,
         shared=bool(context.group),
         spool=spool,
     )
@@ -314,18 +304,6 @@ def _files(keeper: Keeper) -> dict[Path, str]:
     """Return the files that `install` writes, with their text."""
     path = _directory(keeper.context).path
     return {path / SCRIPT: keeper.script, path / REQUEUE_SCRIPT: render_requeue_script(str(path))}
-
-
-def _tool_directories(path: str | None) -> Iterator[str]:
-    for program in ("sbatch", "squeue"):
-        found = shutil.which(program, path=path)
-        if found is not None:
-            yield str(Path(found).absolute().parent)
-
-
-def _content(path: Path) -> str | None:
-    found = read_regular(path, 1 << 20)
-    return found[0].decode("utf-8", "surrogateescape") if found is not None else None
 
 
 DRIVER = SlurmDriver()

@@ -76,10 +76,7 @@ class SystemdDriver:
     def availability(self, context: Context) -> Availability:
         """Check that this user's manager answers, and survives a logout."""
         user, name = context.system.host.user, context.system.host.name
-        try:
-            done = self._systemctl(context, "is-system-running")
-        except ResilError as error:
-            return Availability(False, error.message, error.hint)
+        done = self._systemctl(context, "is-system-running")
         if done.stdout.strip() not in _RUNNING:
             return Availability(False, f"no systemd manager of {user} answers on {name}: {_tables.error_of(done)}")
         lingers = self._lingers(context)
@@ -130,12 +127,9 @@ class SystemdDriver:
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return the timer's state from the manager."""
-        try:
-            _tables.check_host(installation, context, "systemd manager")
-            if inactive := self._inactive(installation, context):
-                return DriverState(Liveness.GONE, inactive, hint="restore it: resil cron install")
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+        _tables.check_host(installation, context, "systemd manager")
+        if inactive := self._inactive(installation, context):
+            return DriverState(Liveness.GONE, inactive, hint="restore it: resil cron install")
         now = context.system.clock.now()
         hint = "" if self._lingers(context) is not False else f"linger is off: loginctl enable-linger {installation.by}"
         summary = f"{_timer(installation)} is active on {installation.host}"

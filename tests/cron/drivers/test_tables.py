@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,8 @@ import pytest
 from resilience.cron.drivers import ProgramFailed, ProgramUnavailable, _tables
 from resilience.cron.drivers._tables import (
     LOCK_S,
+    Lines,
+    TableDriver,
     change,
     disabled,
     error_of,
@@ -27,8 +29,10 @@ from resilience.cron.drivers._tables import (
     without_ours,
 )
 from resilience.cron.drivers.crontab import without_header
+from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.runs.context import Context
+from resilience.settings.cron_settings import CronSettings
 from resilience.system.process import Completed
 from tests.cron.drivers.site import Site, an_installation
 
@@ -157,7 +161,7 @@ def test_the_headline_names_the_project_and_is_known(tmp_path: Path) -> None:
 # ---- programs
 
 
-class Table:
+class Table(TableDriver):
     """A table in memory."""
 
     name = f"test-table-{os.getpid()}"
@@ -168,11 +172,20 @@ class Table:
     def read(self, context: Context) -> str | None:
         return self.table
 
-    def write(self, table: str, context: Context) -> None:
+    def replace(self, table: str, context: Context) -> Completed:
         self.table, self.writes = table, self.writes + 1
+        return Completed((), 0, "", "")
 
-    def remove(self, context: Context) -> None:
+    def run(self, context: Context, *words: str, stdin: str = "", env: Mapping[str, str] | None = None) -> Completed:
+        assert words == ("-r",)
         self.table = None
+        return Completed((), 0, "", "")
+
+    def lines(self, installation: Installation, settings: CronSettings, context: Context) -> Lines:
+        return (), ""
+
+    def pause_s(self, installation: Installation, settings: CronSettings) -> float:
+        return 60.0
 
 
 @pytest.fixture(autouse=True)
