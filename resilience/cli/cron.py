@@ -107,7 +107,7 @@ def install(
     from resilience.cli.show_cron import show_install
 
     cron = open_cron_project(config, {"cron.mode": mode} if mode else {})
-    raise typer.Exit(show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json))
+    show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json)
 
 
 @_command("resil cron status; resil cron status --json")
@@ -279,10 +279,7 @@ def doctor(
         print_json("cron-doctor", chosen(found, "is_broken", "diagnoses", "ignored"))
     else:
         show_examination(found)
-    if found.is_broken:
-        raise typer.Exit(1)
-    if found.is_unknown:
-        raise typer.Exit(EX_TEMPFAIL)
+    raise typer.Exit(1 if found.is_broken else EX_TEMPFAIL if found.is_unknown else 0)
 
 
 @_command("resil cron run; tmux new -d 'resil cron run'; resil cron run backup")
@@ -338,7 +335,7 @@ def stop(
     """
     from resilience.cli.show_cron import show_stop
 
-    raise typer.Exit(show_stop(open_cron_project(config), why=why, as_json=as_json))
+    show_stop(open_cron_project(config), why=why, as_json=as_json)
 
 
 @_command("resil cron uninstall; resil cron uninstall --dry-run")
@@ -353,7 +350,7 @@ def uninstall(
     """Undo `resil cron install`. The ticks end; the cron directory and the histories stay."""
     from resilience.cli.show_cron import show_uninstall
 
-    raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
+    show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json)
 
 
 @_command("resil cron prune; resil cron prune --dry-run")

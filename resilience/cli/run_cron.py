@@ -28,21 +28,15 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     from resilience.cron.run import run
 
     by: list[int] = []
-
-    def stop() -> bool:
-        return bool(by)
-
     if sentence := stopped_message(cron):
-        print(f"{clean(sentence)}: no tick is made")
-        print("  to restart: resil cron install")
+        print(f"{clean(sentence)}: no tick is made\n  to restart: resil cron install")
         return 0
     if not once:
-        print(
-            f"the scheduler of {clean(str(cron.directory))} runs in the foreground, until Ctrl-C or SIGTERM", flush=True
-        )
+        where = clean(str(cron.directory))
+        print(f"the scheduler of {where} runs in the foreground, until Ctrl-C or SIGTERM")
         print("  health: resil cron status; entries: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
-        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=stop, say=say)
+        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=lambda: bool(by), say=say)
     if once and ran.last is not None:
         _show(ran.last)
     elif not once:
@@ -116,13 +110,9 @@ def stopped_message(cron: CronProject) -> str:
 
 def _show(ticked: TickResult) -> None:
     """Print a line for each slot; nothing if none was due."""
-    if not ticked.stopped and not _runs(ticked):
-        return  # the usual case; loading the printing code takes as long as a tick
     if ticked.stopped:
-        print(f"{clean(ticked.stopped)}: no tick is made")
-        print("  to restart: resil cron install")
-        return
-    for run in _runs(ticked):
+        print(f"{clean(ticked.stopped)}: no tick is made\n  to restart: resil cron install")
+    for run in () if ticked.stopped else _runs(ticked):
         print(clean(_line(run)))
 
 
