@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.driver_state import driver_state
+from resilience.cron.driver_choice import driver_state
 from resilience.cron.entries import Listing, lateness_s, list_entries
 from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
-from resilience.cron.records import Heartbeat, Installation, Outcome
+from resilience.cron.records import Heartbeat, Installation
 from resilience.errors import ResilError
 
 if TYPE_CHECKING:
@@ -112,21 +112,15 @@ def _read(cron: CronProject, now: float) -> CronStatus:
 
 
 def _recent_lateness(cron: CronProject) -> list[float]:
-    runs = []
-    remembered = cron.state.keys()
-    for key in remembered:
-        runs += [run for run in cron.state.history(key)[-RECENT:] if run.outcome is not Outcome.MISSED]
-    late = [(run.slot, seconds) for run in runs if (seconds := lateness_s(run)) is not None]
-    return [seconds for _, seconds in sorted(late)[-RECENT:]]
+    runs = (run for key in cron.state.keys() for run in cron.state.history(key)[-RECENT:])  # noqa: SIM118 - no mapping
+    late = sorted((run.slot, seconds) for run in runs if (seconds := lateness_s(run)) is not None)
+    return [seconds for _, seconds in late[-RECENT:]]
 
 
 def lateness_of(seconds: Sequence[float]) -> Lateness | None:
     """Return the median and the 95th percentile (nearest rank) of delays. Pure."""
-    if not seconds:
-        return None
     ordered = sorted(seconds)
-
-    def rank(percent: int) -> float:
-        return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
-
-    return Lateness(rank(50), rank(95), len(ordered))
+    if not ordered:
+        return None
+    median_s, p95_s = (ordered[max(0, -(-percent * len(ordered) // 100) - 1)] for percent in (50, 95))
+    return Lateness(median_s, p95_s, len(ordered))

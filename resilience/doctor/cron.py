@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 CHOOSE_S = 15.0
 """Time limit for choosing an available driver."""
 
-_VERDICTS = {
+_VERDICTS = dict.fromkeys(Health, Verdict.CRITICAL) | {
     Health.ALIVE: Verdict.OK, Health.WAITING: Verdict.OK, Health.STOPPED: Verdict.WARNING,
-    Health.ABSENT: Verdict.CRITICAL, Health.LATE: Verdict.CRITICAL, Health.DEAD: Verdict.CRITICAL,
     Health.UNKNOWN: Verdict.UNKNOWN,
 }  # fmt: skip
 

@@ -122,7 +122,7 @@ class CronCheck:
         Empty if no scheduler was ever installed and none ever ticked. Raise StateDirectoryError if the directory cannot
         be read.
         """
-        from resilience.cron.driver_state import driver_state
+        from resilience.cron.driver_choice import driver_state
 
         directory, readings = CronDirectory(context.state_dir, context.group), dict[str, CronReading]()
         if not settings.entries:

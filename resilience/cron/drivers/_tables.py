@@ -91,27 +91,17 @@ def tokens_of(table: str, state_dir: Path) -> frozenset[str]:
     return frozenset(re.findall(pattern, table, re.MULTILINE))
 
 
-def is_ours(line: str, token: str) -> bool:
-    """Return whether an installation wrote a line (without its newline), even if it was commented out since.
+def ours(table: str, tokens: Collection[str]) -> tuple[str, ...]:
+    """Return the lines of these installations, without newlines, even if they were commented out since.
 
     A line that only mentions the mark, or has other text before it, is not ours.
     """
-    word = re.escape(mark(token))
-    return (
-        re.match(
-            rf"{_DISABLED}(?:# ?)*(?:"
-            rf"{word} resil-cron-[0-9a-f]{{8}}: "
-            rf"|SCRON --job-name=resil-cron-[0-9a-f]{{8}} --comment={word}(?:\s|$)"
-            rf"|[-*/,0-9]+(?: [-*/,0-9]+){{4}} (?:/bin/sh -c ')?: {word}; )",
-            line,
-        )
-        is not None
-    )
+    return tuple(line.removesuffix("\n") for line in _pattern(tokens).findall(table))
 
 
 def without_ours(table: str, tokens: Collection[str]) -> str:
     """Return the table without the lines of these installations."""
-    return "".join(line for line in _lines(table) if not _is_of(line, tokens))
+    return _pattern(tokens).sub("", table)
 
 
 def with_ours(table: str, lines: Sequence[str], tokens: Collection[str]) -> str:
@@ -121,23 +111,22 @@ def with_ours(table: str, lines: Sequence[str], tokens: Collection[str]) -> str:
     return "".join(f"{line}\n" for line in lines) + without_ours(table, tokens)
 
 
-def ours(table: str, tokens: Collection[str]) -> tuple[str, ...]:
-    """Return the lines of these installations, without newlines."""
-    return tuple(line.removesuffix("\n") for line in _lines(table) if _is_of(line, tokens))
-
-
 def disabled(table: str, tokens: Collection[str]) -> tuple[str, ...]:
     """Return our lines that SLURM or a user disabled."""
     kept = ("#SCRON ", "# resil:")
     return tuple(line for line in ours(table, tokens) if line.startswith("#") and not line.startswith(kept))
 
 
-def _lines(table: str) -> list[str]:
-    return re.split(r"(?<=\n)", table)
-
-
-def _is_of(line: str, tokens: Collection[str]) -> bool:
-    return any(is_ours(line.removesuffix("\n"), token) for token in tokens if token in line)
+def _pattern(tokens: Collection[str]) -> re.Pattern[str]:
+    word = rf"resil:{re.escape(RUN_NAME)}:(?:{'|'.join(tokens)})"
+    return re.compile(
+        rf"^{_DISABLED}(?:# ?)*(?:"
+        rf"{word} resil-cron-[0-9a-f]{{8}}: "
+        rf"|SCRON --job-name=resil-cron-[0-9a-f]{{8}} --comment={word}(?=\s|$)"
+        rf"|[-*/,0-9]+(?: [-*/,0-9]+){{4}} (?:/bin/sh -c ')?: {word}; "
+        r").*\n?",
+        re.MULTILINE,
+    )
 
 
 def tick_words(installation: Installation, *words: str) -> tuple[str, ...]:

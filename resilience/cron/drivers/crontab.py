@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -28,30 +27,24 @@ PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid", "/var/run/
 """Pid files of daemons: readable even if /proc hides processes of other users (hidepid=2, proc(5))."""
 
 
-def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES) -> str:
+def find_daemon(pid_files: Sequence[str] = PID_FILES) -> str:
     """Return a description of the daemon (`cron, process 312`); empty if none was found."""
+    import psutil
+
+    named = {process.pid: process.info["name"] for process in psutil.process_iter(["name"])}
     for path in pid_files:
         with suppress(OSError, ValueError):
             pid = int(Path(path).read_text(encoding="ascii")[:32])
-            if pid > 0 and is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
-                return f"{_comm(proc, pid) or 'cron'}, process {pid}"
-    with suppress(OSError):
-        for name in os.listdir(proc):  # noqa: PTH208 - names only
-            if name.isdigit() and (comm := _comm(proc, int(name))) in DAEMONS:
-                return f"{comm}, process {name}"
-    return ""
+            if pid > 0 and is_there(pid) and named.get(pid, "cron") in DAEMONS:
+                return f"{named.get(pid, 'cron')}, process {pid}"
+    return next((f"{name}, process {pid}" for pid, name in named.items() if name in DAEMONS), "")
 
 
-def hides_processes(proc: Path = Path("/proc")) -> bool:
+def hides_processes() -> bool:
     """Return whether /proc hides processes of other users, so that finding none proves nothing."""
-    return not (proc / "1" / "comm").exists()
+    import psutil
 
-
-def _comm(proc: Path, pid: int) -> str:
-    try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return 1 not in psutil.pids()
 
 
 # ---- the table --------------------------------------------------------------------------------------------------
@@ -76,7 +69,6 @@ class CrontabDriver(_tables.TableDriver):
     """The cron of this machine, and its program crontab(1).
 
     Attributes:
-        proc: mount point of procfs.
         pid_files: pid files of cron daemons.
     """
 
@@ -85,7 +77,6 @@ class CrontabDriver(_tables.TableDriver):
     rank = 20
     hint = "check your lines with crontab -l, and the free space in /var/spool"
 
-    proc: Path = Path("/proc")
     pid_files: tuple[str, ...] = PID_FILES
 
     def availability(self, context: Context) -> Availability:
@@ -95,9 +86,9 @@ class CrontabDriver(_tables.TableDriver):
             why = "the project is in AFS, where cron has no token"
             return Availability(False, why, "move it, or use backend slurm")
         host = context.system.host.name
-        if daemon := find_daemon(self.proc, self.pid_files):
+        if daemon := find_daemon(self.pid_files):
             return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
-        if hides_processes(self.proc):
+        if hides_processes():
             why = f"crontab works, but /proc on {host} hides whether a cron daemon runs"
             hint = "check with `systemctl status cron` (or crond), or use: resil cron install --backend slurm"
             return Availability(False, why, hint)
@@ -166,7 +157,7 @@ class CrontabDriver(_tables.TableDriver):
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Check that the line is there, and that a daemon runs."""
         found = super().state(installation, settings, context)
-        if found.liveness is not Liveness.ALIVE or find_daemon(self.proc, self.pid_files) or hides_processes(self.proc):
+        if found.liveness is not Liveness.ALIVE or find_daemon(self.pid_files) or hides_processes():
             return found
         return DriverState(
             Liveness.GONE,

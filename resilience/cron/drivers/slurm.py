@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from resilience.cron.drivers._slurm.script import (
 from resilience.cron.drivers._tables import content_of, unit_name
 from resilience.cron.records import Installation
 from resilience.cron.state_directory import CronDirectory
+from resilience.cron.words import slot_text
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SettingsError
 from resilience.job import Liveness
 from resilience.pending_reason import explain_reason
@@ -63,16 +64,16 @@ class SlurmDriver:
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the files, and the jobs that are missing or have other options."""
-        keeper, limit = _clamped(installation, settings, context)
+        keeper = _clamped(installation, settings, context)
         steps = [Step(f"write {path}", text) for path, text in _files(keeper).items() if content_of(path) != text]
         planned = keeper.ask("plan")
         steps += [Step("queue a job of the chain", line) for line in planned.of("submit")]
         steps += [Step(f"then cancel surplus {_jobs(planned.ids('cancel'))}")] if planned.of("cancel") else []
-        return (*(Step(note) for note in _clamp_notes(settings, installation, limit) if steps), *steps)
+        return (*(Step(note) for note in _clamp_notes(keeper, settings) if steps), *steps)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the files, queue the first jobs, and wait for the first tick or the reason of its delay."""
-        keeper, limit = _clamped(installation, settings, context)
+        keeper = _clamped(installation, settings, context)
         before = keeper.jobs()
         was_there, runs = any(job.state.is_alive for job in before), any(job.is_running for job in before)
         fresh, done = [], []
@@ -101,8 +102,11 @@ class SlurmDriver:
                     path.unlink(missing_ok=True)
             raise
         if submitted:
-            done += _clamp_notes(settings, installation, limit)
-            rhythm = _rhythm(installation, settings, limit)
+            done += _clamp_notes(keeper, settings)
+            rhythm = f"a pulse every {format_duration(settings.pulse_s)}, 2 queued ahead"
+            if _is_daemon(installation, settings):
+                limit = format_duration(keeper.limit_s)
+                rhythm = f"one runs for up to {limit} and ticks, 2 are queued behind it"
             done.append(f"queued {_jobs(submitted)} under the name {unit_name(installation)}: {rhythm}")
         done += [first] if first else []
         if problem:
@@ -151,7 +155,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
     words, hint = [], ""
     for job in running:
         where = f" on {job.node}" if job.node else ""
-        words.append(f"job {job.id} runs{where}" + (f" until {_clock(job.end, now)}" if job.end else ""))
+        words.append(f"job {job.id} runs{where}" + (f" until {slot_text(job.end // 60 * 60, now)}" if job.end else ""))
     if not waiting:
         words.append("and no job is queued behind it")
     else:
@@ -165,7 +169,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
         next_tick = max(head.start or 0, head.begin, now)
         if not running and (head.start or head.begin > now):
             said = " (SLURM's estimate)" if head.start else ""
-            words.append(f"the next one begins at {_clock(next_tick, now)}{said}")
+            words.append(f"the next one begins at {slot_text(next_tick // 60 * 60, now)}{said}")
         if not running and head.reason not in ("", "None", "BeginTime", "Dependency"):
             why = explain_reason(head.reason, str(head.id))
             words.append(f"{head.reason}: {why.words}")
@@ -202,7 +206,7 @@ def _first_tick(keeper: Keeper, first: int) -> str:
             message, hint = _death(directory, job)
             raise SchedulerError(message, hint=hint)
         if job.state.is_waiting and job.reason not in ("", "None") and waited_s > REASON_WITHIN_S:
-            when = f"; SLURM expects it to begin at {_clock(job.start, clock.now())}" if job.start else ""
+            when = f"; SLURM expects it to begin at {slot_text(job.start // 60 * 60, clock.now())}" if job.start else ""
             return f"job {first} is pending: {why.words} ({job.reason}){when}"
         if waited_s > (REASON_WITHIN_S if job.state.is_waiting else FIRST_TICK_S):
             return f"job {first} has not ticked yet: resil cron status"
@@ -221,31 +225,28 @@ def _death(directory: CronDirectory, job: ChainJob) -> tuple[str, str]:
     return f"the scheduler's first job {job.id}{where} failed: {told}", hint
 
 
-def _clamped(installation: Installation, settings: CronSettings, context: Context) -> tuple[Keeper, int]:
-    """Return the keeper for jobs within the partition's time limit, and that limit. Raise SettingsError for options
-    that would break the chain, SchedulerUnavailable if sinfo does not answer."""
+def _clamped(installation: Installation, settings: CronSettings, context: Context) -> Keeper:
+    """Return the keeper for jobs within the partition's time limit. Raise SettingsError for options that would break
+    the chain, SchedulerUnavailable if sinfo does not answer."""
     keeper = _keeper(installation, settings, context)
-    wanted = limit = time_limit_s(settings, _mode(installation, settings))
+    limit = keeper.limit_s
     if context.scheduler().name != "local":
         given = {key.lstrip("-"): value for key, value in settings.sbatch.items()}
         named = given.get("partition") or context.system.environ.get("SBATCH_PARTITION", "")
         for text in keeper.ask("limits").of("partition"):
             name, _, most = text.partition("|")
             if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
-                try:
+                with suppress(ResilError):  # n/a
                     limit = min(limit, parse_slurm_time_s(most) or limit)
-                except ResilError:  # n/a
-                    continue
-    return (keeper if limit == wanted else _keeper(installation, settings, context, limit)), limit
+    return keeper if limit == keeper.limit_s else _keeper(installation, settings, context, limit)
 
 
-def _clamp_notes(settings: CronSettings, installation: Installation, limit: int) -> list[str]:
-    wanted = time_limit_s(settings, _mode(installation, settings))
-    if limit == wanted:
+def _clamp_notes(keeper: Keeper, settings: CronSettings) -> list[str]:
+    wanted, given = time_limit_s(settings, _mode(keeper.installation, settings)), format_duration(keeper.limit_s)
+    if keeper.limit_s == wanted:
         return []
-    key = "time_limit_s" if _is_daemon(installation, settings) else "pulse_limit_s"
-    return [f"the partition allows {format_duration(limit)}, less than [cron] {key} ({format_duration(wanted)}): "
-            f"each job gets {format_duration(limit)}"]  # fmt: skip
+    key = "time_limit_s" if _is_daemon(keeper.installation, settings) else "pulse_limit_s"
+    return [f"the partition allows {given}, less than [cron] {key} ({format_duration(wanted)}): each job gets {given}"]
 
 
 def _mode(installation: Installation, settings: CronSettings) -> str:
@@ -261,20 +262,8 @@ def _asks_too_much(reason: str) -> bool:
     return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
 
 
-def _clock(seconds: float, now: float) -> str:
-    """Return the time of day, with the date if it is not today."""
-    then, today = time.localtime(seconds), time.localtime(now)
-    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
-
-
 def _jobs(ids: Sequence[int]) -> str:
     return f"{'job' if len(ids) == 1 else 'jobs'} {', '.join(map(str, ids))}"
-
-
-def _rhythm(installation: Installation, settings: CronSettings, limit: int) -> str:
-    if _is_daemon(installation, settings):
-        return f"one runs for up to {format_duration(limit)} and ticks, 2 are queued behind it"
-    return f"a pulse every {format_duration(settings.pulse_s)}, 2 queued ahead"
 
 
 def _directory(context: Context) -> CronDirectory:
@@ -283,6 +272,7 @@ def _directory(context: Context) -> CronDirectory:
 
 def _keeper(installation: Installation, settings: CronSettings, context: Context, limit: int = 0) -> Keeper:
     scheduler = context.scheduler()
+    limit = limit or time_limit_s(settings, _mode(installation, settings))
     spool = str(getattr(scheduler, "spool", ""))
     tools = [str(scheduler.commands())] if spool else []  # type: ignore[attr-defined]
     script = render_script(
@@ -292,12 +282,12 @@ def _keeper(installation: Installation, settings: CronSettings, context: Context
         config=str(context.project / "resil.toml") if context.has_settings else "",
         scheduler=scheduler.name,
         environ=context.system.environ,
-        limit=limit or time_limit_s(settings, _mode(installation, settings)),
+        limit=limit,
         tool_directories=tools,
         shared=bool(context.group),
         spool=spool,
     )
-    return Keeper(installation, script, context)
+    return Keeper(installation, script, context, limit)
 
 
 def _files(keeper: Keeper) -> dict[Path, str]:

@@ -9,9 +9,12 @@ import shlex
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from resilience.cron.drivers import availability_of, crontab, state_of
@@ -233,11 +236,17 @@ def test_a_missing_table_is_no_error(site: Site, said: str) -> None:
     assert availability_of(DRIVER, site.context()).is_available
 
 
-def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
+def with_processes(named: Mapping[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that /proc shows."""
+    found = [SimpleNamespace(pid=pid, info={"name": name}) for pid, name in named.items()]
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: found)
+    monkeypatch.setattr(psutil, "pids", lambda: list(named))
+
+
+def test_without_a_daemon_a_table_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-    (tmp_path / "proc" / "1").mkdir(parents=True)
-    (tmp_path / "proc" / "1" / "comm").write_text("init\n")
-    driver = CrontabDriver(proc=tmp_path / "proc", pid_files=())
+    with_processes({1: "init"}, monkeypatch)
+    driver = CrontabDriver(pid_files=())
     found = availability_of(driver, site.context())
     assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
     site.write_table(
@@ -246,15 +255,14 @@ def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
     )
     state = state_of(driver, an_installation(site.context(), "crontab"), SETTINGS, site.context())
     assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
-    (tmp_path / "proc" / "77").mkdir()
-    (tmp_path / "proc" / "77" / "comm").write_text("crond\n")
+    with_processes({1: "init", 77: "crond"}, monkeypatch)
     assert availability_of(driver, site.context()).is_available
 
 
-def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
+def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-    (tmp_path / "proc").mkdir()
-    hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
+    with_processes({}, monkeypatch)
+    hidden = CrontabDriver(pid_files=(str(tmp_path / "crond.pid"),))
     assert "hides whether" in availability_of(hidden, site.context()).reason
     (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
     assert availability_of(hidden, site.context()).is_available

@@ -186,7 +186,7 @@ def test_the_state_of_the_chain_is_described(case: str) -> None:
 def test_an_end_on_another_day_is_shown_with_its_date() -> None:
     tomorrow = RUNS._replace(end=NOW + 86_400)
     summary = judge_chain((tomorrow,), is_daemon=True, now=NOW).summary
-    assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", summary)
+    assert re.search(r"until \d\d [A-Z][a-z]+ \d\d:\d\d", summary)
 
 
 # ---- install --------------------------------------------------------------------------------------------------------

@@ -141,9 +141,10 @@ def test_a_foreign_unit_is_never_changed(site: Site, driver: SystemdDriver) -> N
     service.parent.mkdir(parents=True)
     service.write_text("[Service]\nExecStart=/bin/true\n")
     installation = an_installation(context, "systemd")
-    for act in (driver.plan, driver.install, driver.uninstall):
+    for act in (driver.plan, driver.install):
         with pytest.raises(ResilError, match="resil did not write it"):
             act(installation, SETTINGS, context)
+    assert list(driver.uninstall(installation, SETTINGS, context)) == []
     assert service.read_text() == "[Service]\nExecStart=/bin/true\n" and not units(context)[1].exists()
 
 

@@ -19,7 +19,6 @@ from resilience.cron.drivers._tables import (
     disabled,
     error_of,
     headline,
-    is_ours,
     mark,
     ours,
     project_name,
@@ -113,7 +112,7 @@ def test_an_unrecorded_installation_is_found_by_its_project() -> None:
     ],
 )
 def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
-    assert is_ours(line, TOKEN)
+    assert ours(line, {TOKEN}) == (line,)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
     ],
 )
 def test_a_line_that_only_mentions_our_mark_is_foreign(line: str) -> None:
-    assert not is_ours(line, TOKEN)
+    assert not ours(line, {TOKEN})
 
 
 def test_it_is_seen_that_a_line_is_disabled() -> None:
@@ -154,7 +153,7 @@ def test_the_header_that_some_crons_write_at_each_installation_does_not_pile_up(
 def test_the_headline_names_the_project_and_is_known(tmp_path: Path) -> None:
     context = Site(tmp_path).context()
     line = headline(an_installation(context, "crontab"), context.state_dir)
-    assert is_ours(line, TOKEN) and str(context.project) in line and "resil cron uninstall" in line
+    assert ours(line, {TOKEN}) and str(context.project) in line and "resil cron uninstall" in line
     assert tokens_of(f"{line}\n", context.state_dir) == {TOKEN}
 
 

@@ -65,11 +65,16 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The keeper of one installation's chain: the text of its batch script, run with a verb."""
+    """The keeper of one installation's chain: the text of its batch script, run with a verb.
+
+    Attributes:
+        limit_s: time limit of a job.
+    """
 
     installation: Installation
     script: str
     context: Context
+    limit_s: int
 
     def ask(self, verb: str) -> Answer:
         """Return the facts. Raise SchedulerUnavailable if bash did not end in time, or the queue did not answer and
