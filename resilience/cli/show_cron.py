@@ -34,8 +34,21 @@ _SIGNS = {"ok": (Outcome.DONE, Outcome.SUBMITTED), "..": (Outcome.RUNNING,), "--
 _SUMMARY_CHARACTERS = 70
 
 
-def show_status(found: CronStatus) -> None:
+def show_status(found: CronStatus, *, as_json: bool = False) -> None:
     """Print the state of the scheduler, then the entries."""
+    if as_json:
+        document = {
+            **chosen(found.judgement, "health", "reason", "advice"),
+            **chosen(found, "driver", "heartbeat", "stopped", "lateness", "trouble"),
+            "time": found.now,
+            "installation": installation_to_json(found.installation),
+            "ignored": len(found.listing.ignored),
+            "faults": found.listing.faults,
+            "next": [{"slot": slot, "name": name} for slot, name in found.listing.next],
+            "entries": [row.to_json() for row in found.listing.rows],
+        }
+        print_json("cron-status", document)
+        return
     judgement, now = found.judgement, found.now
     health = paint(judgement.health.value, _COLOURS.get(judgement.health, "yellow"))
     print(f"{paint('cron', 'bold')}  {health}: {clean(judgement.reason)}")
@@ -161,25 +174,16 @@ def print_ignored(faults: int, indent: str = "") -> None:
         print(paint(indent + text, "yellow"))
 
 
-def status_to_json(found: CronStatus) -> dict[str, Any]:
-    """Return the status for a JSON document."""
-    return {
-        **chosen(found.judgement, "health", "reason", "advice"),
-        **chosen(found, "driver", "heartbeat", "stopped", "lateness", "trouble"),
-        "time": found.now,
-        "installation": installation_to_json(found.installation),
-        "ignored": len(found.listing.ignored),
-        "faults": found.listing.faults,
-        "next": [{"slot": slot, "name": name} for slot, name in found.listing.next],
-        "entries": [row.to_json() for row in found.listing.rows],
-    }
-
-
 # ---- list -----------------------------------------------------------------------------------------------------
 
 
-def show_listing(found: Listing, now: float, directory: Path) -> None:
+def show_listing(found: Listing, now: float, directory: Path, *, as_json: bool) -> None:
     """Print the table of entries."""
+    if as_json:
+        print_json(
+            "cron-list", chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
+        )
+        return
     for text in found.trouble:
         print(paint(f"  {clean(text)}", "yellow"))
     if found.rows:
@@ -197,11 +201,6 @@ def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
     options = " ".join(f"{key}={value}" if value else key for key, value in row.options.items() if key != "timeout")
     upcoming = "now" if row.is_due else when(row.next, now) if row.next is not None else "-"
     return entry.name, row.words, upcoming, entry.kind.value, timeout, options, entry.place, cut(row.command, 60)
-
-
-def listing_to_json(found: Listing) -> dict[str, Any]:
-    """Return the listing for a JSON document."""
-    return chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
 
 
 # ---- add, remove, prune ---------------------------------------------------------------------------------------
@@ -267,10 +266,13 @@ def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
         print("nothing has expired")
 
 
-def show_examination(found: CronExamination) -> None:
+def show_examination(found: CronExamination, *, as_json: bool) -> None:
     """Print a line for each diagnosis, and one for each ignored file, with advice."""
     from resilience.cli.doctor import show_diagnoses
 
+    if as_json:
+        print_json("cron-doctor", chosen(found, "is_broken", "diagnoses", "ignored"))
+        return
     ignored = sorted(found.ignored, key=lambda one: not one.is_fault)
     show_diagnoses(found.diagnoses, [
         ("CRITICAL" if one.is_fault else "ignored", one.place, one.reason, one.hint, "red" if one.is_fault else "dim")
@@ -432,8 +434,18 @@ def _is_over(found: CanaryAnswer) -> bool:
 # ---- history and logs -----------------------------------------------------------------------------------------
 
 
-def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:
+def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float, as_json: bool) -> None:
     """Print one line for each slot."""
+    if as_json:
+        keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
+        print_json("cron-history", {"runs": [
+            chosen(run, *keys) | {
+                "is_failure": run.outcome.is_failure, "late_s": lateness_s(run), "took_s": took_s(run),
+                "job": run.job_id or None, "host": run.host or None, "output": run.output or None,
+            }
+            for run in runs
+        ]})  # fmt: skip
+        return
     if not runs:
         print("the entry has not run yet" if of_one else "no entry has run yet")
         print("  next runs: resil cron list")
@@ -464,20 +476,6 @@ def _result(run: RunRecord) -> str:
     if run.summary and run.summary != text:
         text += f": {clean(run.summary)}"
     return text
-
-
-def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the runs for a JSON document."""
-    keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
-    return {
-        "runs": [
-            chosen(run, *keys) | {
-                "is_failure": run.outcome.is_failure, "late_s": lateness_s(run), "took_s": took_s(run),
-                "job": run.job_id or None, "host": run.host or None, "output": run.output or None,
-            }
-            for run in runs
-        ]
-    }  # fmt: skip
 
 
 def show_logs(cron: CronProject, name: str, *, slot: str, last: int, follows: bool, path_only: bool) -> None:

@@ -17,9 +17,8 @@ import pytest
 
 from resilience.cli import cron as cron_command
 from resilience.cli.cron import complete_entries
-from resilience.cli.output import plain
 from resilience.cli.run_cron import _print_consequence
-from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
+from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, when
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
 from resilience.cron.health import Health, Judgement
@@ -604,8 +603,9 @@ def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[st
     assert "nothing is scheduled" not in said, "nobody could look"
 
 
-def test_the_json_has_no_token_and_no_environment() -> None:
-    document = plain(status_to_json(full_status()))
+def test_the_json_has_no_token_and_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(full_status(), as_json=True)
+    document = json.loads(capsys.readouterr().out)
     assert document["installation"]["facts"] == {"why": "no crontab here"}
     assert "secret-token" not in str(document) and document["driver"]["liveness"] == "UNKNOWN"
     assert document["lateness"] == {"median_s": 1.25, "p95_s": 75.0, "runs": 40}

@@ -226,7 +226,7 @@ class TableDriver(ABC):
         """Return the interval between ticks; 0: a process that ticks always runs."""
 
     def check(self, installation: Installation, context: Context) -> None:
-        """Raise Elsewhere if the table of an installation is not the one that is seen here."""
+        """Raise ResilError if the table of an installation is not the one that is seen here."""
         check_host(installation, context, self.name)
 
     def where(self, context: Context) -> str:
@@ -359,26 +359,22 @@ def _locked(name: str, context: Context) -> Iterator[None]:
 # ---- installations ------------------------------------------------------------------------------------------------
 
 
-class Elsewhere(ResilError):
-    """The installation is on another machine, or belongs to another user, so it cannot be checked or changed here."""
-
-
 def check_host(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation bound to one machine is on another one, or belongs to another user."""
+    """Raise ResilError if an installation bound to one machine is on another one, or belongs to another user."""
     host = context.system.host.name
     if installation.host != host:
         text = f"it is installed in the {name} of {installation.host}, and this is {host}"
-        raise Elsewhere(text, hint=f"log in there: ssh {installation.host}")
+        raise ResilError(text, hint=f"log in there: ssh {installation.host}")
     check_owner(installation, context, name)
 
 
 def check_owner(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation belongs to another user."""
+    """Raise ResilError if an installation belongs to another user."""
     user = context.system.host.user
     if installation.by != user:
         text = f"it is installed in the {name} of {installation.by}, and you are {user}"
         hint = f"ask {installation.by}; every member of the project can stop it: resil cron stop"
-        raise Elsewhere(text, hint=hint)
+        raise ResilError(text, hint=hint)
 
 
 def content_of(path: Path) -> str | None:
