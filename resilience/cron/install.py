@@ -243,8 +243,8 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
     project, context = cron.project, context_of(cron.project)
     driver = driver_of(existing.driver)
     facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
-    fresh = changed(existing, project=spelled(existing, project), python=sys.executable, facts=facts)
-    fresh = changed(fresh, mode=_mode(cron, existing.driver))
+    here, mode = spelled(existing, project), _mode(cron, existing.driver)
+    fresh = changed(existing, project=here, python=sys.executable, facts=facts, mode=mode)
     choice = Choice(existing.driver, driver, f"already installed: {who(existing, project)}", ())
     steps = tuple(driver.plan(fresh, cron.settings, context))
     if dry_run:

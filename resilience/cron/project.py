@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.cron.records import Entry, Kind
 from resilience.cron.state_directory import CronDirectory
@@ -118,7 +118,7 @@ class CronProject:
                     os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
 
         try:
-            self.read_in_child("tick", look, LOOK_S)
+            self._in_child("tick", look, LOOK_S)
         except ResilError as error:
             raise ProbeError(
                 f"no entries run: {places[0]} or {places[1]} does not respond: {error.message}",
@@ -133,15 +133,17 @@ class CronProject:
         """
         import pickle
 
+        found: T = pickle.loads(self._in_child(what, lambda: pickle.dumps(read()), limit_s))
+        return found
+
+    def _in_child(self, what: str, look: Callable[[], Any], limit_s: float) -> Any:
         from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
 
-        system = self.project.system
-        probe = ChildProbe(f"{what} of {self.state.path}", lambda: pickle.dumps(read()), limit_s)
+        system, probe = self.project.system, ChildProbe(f"{what} of {self.state.path}", look, limit_s)
         ((_, answer),) = probe_in_child({0: probe}, StuckMemory.of(system), system.clock)
         if answer.error is not None:
             raise answer.error
-        found: T = pickle.loads(answer.value)
-        return found
+        return answer.value
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""
