@@ -12,6 +12,8 @@ from resilience.plugins import Family
 from resilience.runs.project import Project
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from resilience.cron.drivers import Driver
     from resilience.cron.records import Installation
     from resilience.runs.context import Context
@@ -146,3 +148,13 @@ def driver_state(
         return DriverState(Liveness(answer.value[0]), *answer.value[1:])
     slow = f"backend {installation.driver} did not respond within {limit_s:g} s"
     return DriverState(Liveness.UNKNOWN, slow if answer.is_overdue else answer.error.message, hint=answer.error.hint)
+
+
+def chain_problem(directory: Path, installation: Installation | None) -> str:
+    """Return the problem of an installation's chain in `<state_dir>/.cron`; empty: none, or the chain has no jobs."""
+    if installation is None or installation.driver != "slurm":
+        return ""
+    from resilience.cron.drivers._slurm.keeper import trouble_of
+
+    trouble, since = trouble_of(directory)
+    return trouble if since >= installation.time else ""

@@ -252,8 +252,9 @@ def find_entry(table: Table, wanted: str) -> Entry:
     except UsageError:
         ignored = [one for one in table.ignored if one.place.endswith(f"/{wanted.removeprefix('cron/')}")]
         if len(ignored) == 1:
-            place, remove = ignored[0].place, f"to remove it: rm {quoted(ignored[0].place)}"
-            hint = f"{ignored[0].hint}; {remove}" if ignored[0].hint else remove
+            place = ignored[0].place
+            remove = "" if ":" in place.rpartition("/")[2] else f"to remove it: rm {quoted(place)}"  # a line is no file
+            hint = "; ".join(filter(None, (ignored[0].hint, remove)))
             raise UsageError(f"{place} is not an entry: {ignored[0].reason}", hint=hint) from None
         raise
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from resilience.cron.driver_choice import driver_state
+from resilience.cron.driver_choice import chain_problem, driver_state
 from resilience.cron.entries import Listing, lateness_s, list_entries
 from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Heartbeat, Installation
@@ -103,12 +103,13 @@ def _read(cron: CronProject, now: float) -> CronStatus:
         found = replace(found, installation=state.installation(), heartbeat=state.heartbeat(), stopped=state.stopped())
     except ResilError as error:
         return replace(found, judgement=Judgement(Health.UNKNOWN, error.message, error.hint or _HINT_HUNG))
-    found, trouble = _judge(cron, found), []
+    found, trouble = _judge(cron, found), [chain_problem(state.path, found.installation) if not found.stopped else ""]
     try:
         found = replace(found, listing=list_entries(cron), lateness=lateness_of(_recent_lateness(cron)))
     except ResilError as error:
-        trouble = [error.message]
-    return replace(found, trouble=tuple(dict.fromkeys([*found.listing.trouble, *trouble, *send_failures(cron)])))
+        trouble += [error.message]
+    trouble += [*found.listing.trouble, *send_failures(cron)]
+    return replace(found, trouble=tuple(dict.fromkeys(filter(None, trouble))))
 
 
 def _recent_lateness(cron: CronProject) -> list[float]:

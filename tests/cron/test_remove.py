@@ -110,6 +110,10 @@ def test_an_ignored_file_is_reported_as_such(cron: CronProject) -> None:
     with pytest.raises(UsageError, match="is not an entry") as raised:
         remove(cron, ["cron.hourly/draft"])
     assert "rm " in raised.value.hint and (directory / "draft").exists()
+    (cron.directory / "crontab").write_text("61 * * * * /bin/true\n")
+    with pytest.raises(UsageError, match="is not an entry") as raised:
+        remove(cron, ["crontab:1"])
+    assert "rm " not in raised.value.hint, "a line is no file"
 
 
 def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,12 +239,12 @@ class TableDriver(ABC):
 
     def write(self, table: str, context: Context) -> None:
         """Replace the table, or remove it if nothing is left. Raise ResilError if that fails."""
-        done = self.replace(table, context) if table else self.run(context, "-r")
+        if table:
+            done, said = self.replace(table, context), "rejected the table; the old one"
+        else:
+            done, said = self.run(context, "-r"), "-r failed; the table"
         if done.returncode != 0 and (table or "no crontab for" not in done.stderr.lower()):
-            said = (
-                f"{self.name} rejected the table; the old one is" if table else f"{self.name} -r failed; the table is"
-            )
-            raise ResilError(f"{said} unchanged: {error_of(done)}", hint=self.hint)
+            raise ResilError(f"{self.name} {said} is unchanged: {error_of(done)}", hint=self.hint)
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the lines, unless they are already there."""
@@ -289,11 +289,8 @@ class TableDriver(ABC):
         found = table_state(self.read(context) or "", installation, self.where(context))
         if found.liveness is not Liveness.ALIVE:
             return found
-        now, pause_s, said = (
-            context.system.clock.now(),
-            self.pause_s(installation, settings),
-            _last_words(context, self.name),
-        )
+        now, pause_s = context.system.clock.now(), self.pause_s(installation, settings)
+        said = _last_words(context, self.name)
         hint = f"the last tick failed: {said}" if said else ""
         return found._replace(next_tick=now - now % pause_s + pause_s if pause_s else None, hint=hint)
 

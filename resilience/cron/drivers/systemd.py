@@ -242,7 +242,11 @@ def _ours(installation: Installation, context: Context, *, except_for: str = "")
     found = []
     for path in sorted(_paths(installation, context)[0].parent.glob("resil-cron-*.*")):
         with suppress(ResilError):
-            if _tables.tokens_of(_tables.content_of(path) or "", context.state_dir) - {except_for}:
+            content = _tables.content_of(path) or ""
+            tokens = {*_tables.tokens_of(content, context.state_dir)}
+            if content.startswith(f"# {_tables.mark(installation.token)} "):  # however the project's path is spelled
+                tokens.add(installation.token)
+            if tokens - {except_for}:
                 found.append(path)
     return found
 

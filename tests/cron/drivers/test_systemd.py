@@ -220,6 +220,15 @@ def test_a_stopped_timer_is_gone_and_is_restored(site: Site, driver: SystemdDriv
     assert state_of(driver, installation, SETTINGS, context).liveness is Liveness.ALIVE
 
 
+def test_a_timer_is_removed_however_the_state_directory_is_spelled(site: Site, driver: SystemdDriver) -> None:
+    context = site.context()
+    installation = an_installation(context, "systemd")
+    driver.install(installation, SETTINGS, context)
+    (site.directory / "link").symlink_to(context.state_dir.parent)
+    driver.uninstall(installation, SETTINGS, context._replace(state_dir=site.directory / "link" / ".resil"))
+    assert not any(path.exists() for path in units(context))
+
+
 def test_an_unrecorded_timer_is_removed_with_the_next_installation(site: Site, driver: SystemdDriver) -> None:
     context, other = site.context(), site.context("two")
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
