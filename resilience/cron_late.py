@@ -55,11 +55,6 @@ def is_late(time: float, expected: float, now: float, late_s: float = 0.0) -> bo
     return overdue_s(time, expected, now) > patience_s(pause_s(time, expected), late_s)
 
 
-def is_dead(time: float, expected: float, now: float, late_s: float = 0.0) -> bool:
-    """Return whether the scheduler that wrote this heartbeat is dead."""
-    return overdue_s(time, expected, now) > DEAD * patience_s(pause_s(time, expected), late_s)
-
-
 def times_of(record: Mapping[str, Any]) -> tuple[float, float]:
     """Return (time, expected) of a heartbeat's JSON. Raise KeyError, TypeError or ValueError if invalid."""
     time, expected = record["time"], record["expected"]
@@ -87,10 +82,3 @@ def is_awaited(driver: str, *, is_installed: bool, is_last: bool = False) -> boo
     tick` from elsewhere) are expected to continue, unless the heartbeat is marked `is_last` (Ctrl-C).
     """
     return is_installed or not (is_last or driver in INSTALLED)
-
-
-def restart_command(driver: str) -> str:
-    """Return the command that restarts a late scheduler."""
-    if driver == "foreground":
-        return "resil cron run"
-    return "resil cron install" if driver in INSTALLED else "resil cron status"

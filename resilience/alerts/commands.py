@@ -403,7 +403,7 @@ def routes_to_test(project: Project, name: str = "") -> Mapping[str, Route]:
     return routes
 
 
-def trial(project: Project) -> Alert:
+def trial(project: Project, summary: str = "") -> Alert:
     """Return a test alert, with an id of its own."""
     host, now = project.system.host, project.system.clock.now()
     id = f"test-{os.urandom(4).hex()}"
@@ -415,16 +415,16 @@ def trial(project: Project) -> Alert:
         subject="test",
         fault="",
         verdict=Verdict.OK,
-        summary=f"test message, nothing is wrong: sent by {host.user} on {host.name}",
+        summary=summary or f"test message, nothing is wrong: sent by {host.user} on {host.name}",
         since=now,
         run=project.default_run(),
     )
     return Alert.of(notice, id=id, time=now, host=host.name, project=str(project.loaded.project), is_test=True)
 
 
-def send_tests(project: Project, routes: Mapping[str, Route]) -> Iterator[tuple[str, Outcome]]:
+def send_tests(project: Project, routes: Mapping[str, Route], summary: str = "") -> Iterator[tuple[str, Outcome]]:
     """Send a test alert through all channels concurrently; yield the outcomes as they arrive."""
-    alert = trial(project)
+    alert = trial(project, summary)
     yield from send_in_child({name: DeliveryRequest(alert, route) for name, route in routes.items()}, project.system)
 
 

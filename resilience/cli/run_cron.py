@@ -25,7 +25,7 @@ _OUTCOMES = ("ended", "submitted", "skipped", "refused")
 
 def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
     """Tick until a signal. Return 0 after a signal as well: that is the regular end."""
-    from resilience.cron.run import run
+    from resilience.cron.run import run, tick
 
     by: list[int] = []
     if sentence := stopped_message(cron):
@@ -36,13 +36,18 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
         print(f"the scheduler of {where} runs in the foreground, until Ctrl-C or SIGTERM")
         print("  health: resil cron status; entries: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
-        ran = run(cron, driver=driver or FOREGROUND, once=once, stop=lambda: bool(by), say=say)
-    if once and ran.last is not None:
-        _show(ran.last)
-    elif not once:
+        if once:
+            ticked = tick(cron, driver=driver or FOREGROUND, stop=lambda: bool(by))
+        else:
+            ran = run(cron, driver=driver or FOREGROUND, stop=lambda: bool(by), say=say)
+    if once:
+        for line in ticked.lines:
+            say(line)
+        _show(ticked)
+    else:
         print(f"ended after {plural(ran.ticks, 'tick')}: {clean(ran.why)}")
         _print_consequence(cron, by)
-    return 1 if once and ran.last is None else 0
+    return 0
 
 
 def _print_consequence(cron: CronProject, by: Sequence[int]) -> None:

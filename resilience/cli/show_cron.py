@@ -253,8 +253,8 @@ def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
         kinds.setdefault(removal.what, []).append(removal.size_bytes)
     if as_json:
         groups = [{"what": what, "files": len(sizes), "bytes": sum(sizes)} for what, sizes in kinds.items()]
-        counts = chosen(done, "marks", "lines", "trouble")
-        print_json("cron-prune", {"removed": groups, "dry_run": dry_run} | counts)
+        counts = chosen(done, "marks", "trouble")
+        print_json("cron-prune", {"removed": groups, "dry_run": dry_run, "lines": 0} | counts)
         return
     removed = "would be removed" if dry_run else "removed"
     for what, sizes in kinds.items():
@@ -510,11 +510,11 @@ def _show(cron: CronProject, log: Log, now: float, *, follows: bool) -> None:
 def print_output(cron: CronProject, key: str, since: int, position: int, *, is_over: bool = False) -> int:
     """Print new whole lines of the run that began in slot `since`; of a run that is over, the rest. Return the next
     position."""
-    from resilience.cron.table.output import output_directory, outputs
+    from resilience.cron.table.output import number_of, output_directory, outputs
 
     raw = b""
     with suppress(ResilError, OSError):  # unreadable for now
-        names = [name for name in outputs(cron.state, key) if int(name.partition(".")[0].partition("-")[0]) >= since]
+        names = [name for name in outputs(cron.state, key) if int(number_of(name)) >= since]
         for name in names[-1:]:
             with open(output_directory(cron.state, key) / name, "rb") as file:
                 file.seek(position)

@@ -6,16 +6,15 @@ succeeds for one tick: `ID.asked`, then `ID.taken`, where the tick writes the an
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from resilience.cron.state_directory import Damaged
 from resilience.errors import ResilError, StateDirectoryError, UsageError
 from resilience.records import from_record, to_record
-from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -72,8 +71,6 @@ def ask(cron: CronProject) -> str:
             hint="resil cron install; to send a test alert from here: resil alert test",
         )
     system = cron.project.system
-    for directory in (cron.state.path, cron.state.path / DIRECTORY):
-        make_directory(directory, mode=cron.state.directory_mode)
     id = f"canary-{os.urandom(4).hex()}"
     _write(cron, "asked", CanaryAnswer(id=id, asked=system.clock.now(), who=system.host.user))
     return id
@@ -82,25 +79,14 @@ def ask(cron: CronProject) -> str:
 def answer(cron: CronProject, id: str) -> CanaryAnswer:
     """Return the state of a request. Raise UsageError for an unknown id."""
     for state in ("asked", "taken") if _ID.fullmatch(id) else ():  # in this order it is found while it moves
-        raw = read_regular(cron.state.path / DIRECTORY / f"{id}.{state}")
         try:
-            if raw is not None:
-                found = from_record(CanaryAnswer, json.loads(raw[0]))
+            if (record := cron.state.read_record(f"{DIRECTORY}/{id}.{state}")) is not None:
+                found = from_record(CanaryAnswer, record)
                 return replace(found, asked=float(found.asked))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, Damaged) as error:
             hint = "request another one: resil cron canary"
             raise StateDirectoryError(f"the canary {id} is damaged: {error}", hint=hint) from error
     raise UsageError(f"canary {id!r} does not exist", hint="request a canary: resil cron canary")
-
-
-def waiting(cron: CronProject) -> tuple[str, ...]:
-    """Return the requests that no tick has taken yet. Reads one directory; never raises."""
-    try:
-        names = os.listdir(cron.state.path / DIRECTORY)  # noqa: PTH208 - names only
-    except OSError:
-        return ()
-    asked = sorted(name.removesuffix(".asked") for name in names if name.endswith(".asked"))
-    return tuple(id for id in asked if _ID.fullmatch(id))
 
 
 def release(cron: CronProject, id: str, driver: str) -> None:
@@ -125,17 +111,15 @@ def release(cron: CronProject, id: str, driver: str) -> None:
 
 def _send(cron: CronProject, asked: CanaryAnswer) -> tuple[tuple[str, bool, str, float], ...]:
     """Send the alert through every channel; return each channel's answer and the seconds until it came."""
-    from resilience.alerts.commands import trial
+    from resilience.alerts.commands import send_tests
     from resilience.alerts.routes import routes_of
-    from resilience.alerts.sending import DeliveryRequest, DeliveryStatus, send_in_child
+    from resilience.alerts.sending import DeliveryStatus
 
-    project, alert = cron.project, trial(cron.project)
+    project, routes = cron.project, routes_of(cron.project)
     summary = f"test alert {asked.id}, requested by {asked.who} and sent by {asked.by}: alert delivery works"
-    alert = replace(alert, notices=tuple(replace(notice, summary=summary) for notice in alert.notices))
-    routes = routes_of(project)
-    requests = {name: DeliveryRequest(alert, routes[name]) for name in project.loaded.settings.alert.channels}
     answers = []
-    for name, outcome in send_in_child(requests, project.system):
+    wanted = {name: routes[name] for name in project.loaded.settings.alert.channels}
+    for name, outcome in send_tests(project, wanted, summary):
         is_sent = outcome.status is DeliveryStatus.SENT
         said = outcome.answer or "accepted" if is_sent else outcome.error
         answers.append((name, is_sent, said, round(project.system.clock.now() - asked.asked, 3)))
@@ -143,5 +127,4 @@ def _send(cron: CronProject, asked: CanaryAnswer) -> tuple[tuple[str, bool, str,
 
 
 def _write(cron: CronProject, state: str, found: CanaryAnswer) -> None:
-    path = cron.state.path / DIRECTORY / f"{found.id}.{state}"
-    write_atomic(path, json.dumps(to_record(found)) + "\n", mode=cron.state.file_mode)
+    cron.state.write_record(f"{DIRECTORY}/{found.id}.{state}", to_record(found))

@@ -32,15 +32,13 @@ def runs_of(cron: CronProject, key: str, active: Sequence[Run] | None = None) ->
 
 def _under_way(cron: CronProject, run: Run) -> RunRecord:
     """Return the record of an active run: RUNNING, or CUT_SHORT if no tick has noticed yet."""
-    from resilience.cron.table.output import outputs
+    from resilience.cron.table.output import number_of, outputs
 
     book, now = cron.state.book, cron.project.system.clock.now()
     about = book.about(run)
     if about.get("end"):
         return RunRecord.from_json(about["end"])
-    names = [
-        name for name in outputs(cron.state, run.entry_key) if name.partition(".")[0].partition("-")[0] == f"{run.slot}"
-    ]
+    names = [name for name in outputs(cron.state, run.entry_key) if number_of(name) == f"{run.slot}"]
     record = RunRecord(
         name=book.name_of(run), slot=run.slot, outcome=Outcome.RUNNING, time=now, started=run.time,
         host=str(about.get("host", "")), pid=run.pid, output=names[-1] if names else "",

@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -59,7 +59,7 @@ def main(cron: CronProject, words: Sequence[str]) -> int:
         return 0
     if not arguments.end:
         return _replace_old_script(cron, installation)
-    return Job.of(cron, installation, arguments).work()
+    return Job(cron, installation, arguments).work()
 
 
 def _replace_old_script(cron: CronProject, installation: Installation) -> int:
@@ -81,58 +81,49 @@ class _Leaving(CronDirectory):
         return {"leaves": self.why} if self.why else super().stopped()
 
 
-@dataclass
 class Job:
     """A running job of the chain.
 
     Attributes:
         job_id, start: of this job, as SLURM counts.
-        until: when the ticks end: LEAD_S before SLURM ends the job.
+        state: as this job sees it.
+        until: when the ticks end: `lead_s` before SLURM ends the job.
         deadline: when to exit after notice of the end, even if something runs.
         is_terminated: SIGTERM was received.
     """
 
-    cron: CronProject
-    state: _Leaving
-    installation: Installation
-    slot: int
-    job_id: int
-    start: int
-    until: float
-    lead_s: float
-    deadline: float = math.inf
-    is_terminated: bool = False
-    next_look: float = 0.0
-    has_ticked: bool = False
-
-    @classmethod
-    def of(cls, cron: CronProject, installation: Installation, arguments: Words) -> Job:
-        """Return the job that this process is."""
+    def __init__(self, cron: CronProject, installation: Installation, arguments: Words) -> None:
         from resilience.cron.drivers._slurm.script import lead_s
 
         system = cron.project.system
         job_id, start = (system.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_JOB_START_TIME"))
-        began = int(start) if start.isdigit() else int(system.clock.now())
-        state = _Leaving(cron.state.path.parent, cron.state.group)
-        lead = lead_s(arguments.end - began)
-        return cls(replace(cron, state=state), state, installation, arguments.slot,
-                   int(job_id) if job_id.isdigit() else 0, began, arguments.end - lead, lead)  # fmt: skip
+        self.job_id = int(job_id) if job_id.isdigit() else 0
+        self.start = int(start) if start.isdigit() else int(system.clock.now())
+        self.state = _Leaving(cron.state.path.parent, cron.state.group)
+        self.cron, self.installation, self.slot = replace(cron, state=self.state), installation, arguments.slot
+        self.lead_s = lead_s(arguments.end - self.start)
+        self.until, self.deadline = arguments.end - self.lead_s, math.inf
+        self.is_terminated = self.has_ticked = False
+        self.next_look = 0.0
 
     def work(self) -> int:
         """Tick, and return the exit code."""
-        from resilience.cron.run import run
+        from resilience.cron.run import run, tick
 
         signal.signal(signal.SIGUSR1, self._on_end_notice)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_terminate)
-        is_pulse = self._mode(self.installation) == "pulse"
         try:
-            early_s = self.slot - self._now()
-            if is_pulse and 0 < early_s < 60:  # by this node's clock the slot may be slightly in the future
-                self.cron.project.system.clock.sleep(early_s)
-            stop = (lambda: self.is_terminated) if is_pulse else self.must_exit
-            ran = run(self.cron, driver=DRIVER, once=is_pulse, until=self.until, stop=stop, say=say)
-            say(f"{ran.ticks} ticks: {self.state.why or ran.why}")
+            if self._mode(self.installation) == "pulse":
+                early_s = self.slot - self._now()
+                if 0 < early_s < 60:  # by this node's clock the slot may be slightly in the future
+                    self.cron.project.system.clock.sleep(early_s)
+                done = tick(self.cron, driver=DRIVER, until=self.until, stop=lambda: self.is_terminated)
+                for line in (*done.lines, "1 tick"):
+                    say(line)
+            else:
+                ran = run(self.cron, driver=DRIVER, until=self.until, stop=self.must_exit, say=say)
+                say(f"{ran.ticks} ticks: {self.state.why or ran.why}")
         finally:
             for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN)  # a late one would kill the interpreter as it shuts down

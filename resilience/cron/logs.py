@@ -125,14 +125,17 @@ def read_text(
 
 def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
     """Yield output written after `position` until the run has ended and all output was read."""
-    clock, path = cron.project.system.clock, log.path
-    asked = clock.now()
+    clock, path, job_id, is_over = cron.project.system.clock, log.path, log.run.job_id, False
+    key, asked = log.run.name.replace("/", "+"), clock.now()
     while True:
-        wants_job = clock.now() - asked >= JOB_POLL_S
-        asked = clock.now() if wants_job else asked
-        is_over = _is_over(cron, log.run, wants_job=wants_job)
-        if path is None:  # nothing written yet: the path is known after the first write
-            path = next((found.path for found in _same(cron, log.run) if found.path is not None), None)
+        if not job_id or path is None:  # nothing written yet: the path is known after the first write
+            same = [_log(cron, key, run) for run in runs_of(cron, key) if run.slot == log.run.slot]
+            path = path or next((found.path for found in same if found.path is not None), None)
+            is_over = not job_id and all(found.run.outcome is not Outcome.RUNNING for found in same)
+        if job_id and clock.now() - asked >= JOB_POLL_S:
+            asked = clock.now()
+            with suppress(ResilError):  # a scheduler that does not answer does not end the run
+                is_over = cron.project.scheduler().presence(JobId.parse(job_id)).liveness is Liveness.GONE
         if path is not None:
             text, position, _ = read_text(path, POLL_BYTES, start=position)
             if text:
@@ -141,21 +144,6 @@ def follow(cron: CronProject, log: Log, position: int) -> Iterator[str]:
         if is_over:
             return
         clock.sleep(POLL_S)
-
-
-def _same(cron: CronProject, run: RunRecord) -> list[Log]:
-    key = run.name.replace("/", "+")
-    return [_log(cron, key, found) for found in runs_of(cron, key) if found.slot == run.slot]
-
-
-def _is_over(cron: CronProject, run: RunRecord, *, wants_job: bool) -> bool:
-    """Return whether no more output can come. A scheduler that does not answer does not end the run."""
-    if not run.job_id:
-        return all(found.run.outcome is not Outcome.RUNNING for found in _same(cron, run))
-    if wants_job:
-        with suppress(ResilError):
-            return cron.project.scheduler().presence(JobId.parse(run.job_id)).liveness is Liveness.GONE
-    return False
 
 
 def without_escapes(text: str) -> str:

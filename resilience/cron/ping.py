@@ -7,17 +7,15 @@ alerts after its grace time. A detached child sends the request, so no server de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
+from resilience.cron.report import recall
 from resilience.errors import ResilError, SettingsError
 from resilience.messages import plural
 from resilience.quantities import format_duration
-from resilience.records import from_record
-from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -65,10 +63,7 @@ class Pinged(NamedTuple):
 
 def last_ping(cron: CronProject) -> Pinged:
     """Return the result of the last ping; the defaults if there was none, or it cannot be read. Never raises."""
-    with suppress(ResilError, ValueError, TypeError):
-        if (found := read_regular(cron.state.path / STATE)) is not None:
-            return from_record(Pinged, json.loads(found[0]), strict=True)
-    return Pinged()
+    return recall(cron, STATE, Pinged)
 
 
 def ping_url(url: str, word: str) -> str:
@@ -90,7 +85,7 @@ def ping(cron: CronProject, summary: str, ended: Mapping[str, int | None], *, is
     from resilience.cron.checks.cron import read_table_file
     from resilience.system.redaction import redact
 
-    now, error, (names, _) = cron.project.system.clock.now(), "", read_table_file(cron.state.path)
+    now, error, (names, _) = cron.project.system.clock.now(), "", read_table_file(cron.state)
     codes = {**dict.fromkeys(last_ping(cron).unknown, UNKNOWN_CODE), **ended}
     unknown = [name for name, code in codes.items() if code == UNKNOWN_CODE and (names is None or name in names)]
     try:
@@ -101,9 +96,7 @@ def ping(cron: CronProject, summary: str, ended: Mapping[str, int | None], *, is
         text = problem.message if isinstance(problem, ResilError) else f"{type(problem).__name__}: {problem}"
         error = redact(text, [cron.settings.ping_url])
     with suppress(ResilError):
-        make_directory(cron.state.path, mode=cron.state.directory_mode)
-        text = json.dumps(Pinged(now, error, tuple(unknown))._asdict()) + "\n"
-        write_atomic(cron.state.path / STATE, text, mode=cron.state.file_mode, durable=False)
+        cron.state.write_record(STATE, Pinged(now, error, tuple(unknown))._asdict())
 
 
 def doubts(cron: CronProject, now: float) -> Iterator[str]:
@@ -124,15 +117,24 @@ def doubts(cron: CronProject, now: float) -> Iterator[str]:
         yield outbox.error
 
 
-def _send(cron: CronProject, word: str, body: str) -> str:
-    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
-    from resilience.system.http import check_url, refusal, request
+def address_of(cron: CronProject) -> str:
+    """Return the address of the dead man's switch, from the settings or its file. Raise ResilError for an invalid or
+    unreadable one, without revealing it."""
+    from resilience.system.http import check_url
     from resilience.system.secrets import read_secret
 
     check_ping(cron.settings)
     secret, what = read_secret(cron.settings, "ping_url", cron.project.system), "the content of [cron] ping_url_file"
     url = secret.reveal() if secret is not None else cron.settings.ping_url
     check_url(url, what, allow_http=cron.settings.ping_allow_http, key="ping_allow_http")
+    return url
+
+
+def _send(cron: CronProject, word: str, body: str) -> str:
+    """Send the request; return why the server refused it. Raise ResilError if it cannot be sent."""
+    from resilience.system.http import refusal, request
+
+    url = address_of(cron)
     answer = request(
         ping_url(url, word), body.encode("utf-8", "replace")[:BODY_BYTES], environ=cron.project.system.environ,
         timeout_s=PING_S, secrets=[url],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.cron.records import Entry, Kind
 from resilience.cron.state_directory import CronDirectory
-from resilience.errors import ProbeError, ResilError, SettingsError
+from resilience.errors import ProbeError, ResilError
 
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
@@ -79,17 +79,13 @@ class CronProject:
         """Return a new manager of this scheduler's runs."""
         from resilience.cron.table.environment import secrets_of
         from resilience.cron.table.supervisor import Supervised
+        from resilience.cron.table.watched_run import Setup
 
-        system = self.project.system
+        system, project = self.project.system, self.project.loaded.project
+        secrets = tuple(secrets_of(system.environ, self.named_variables()))
+        host = system.host.name
         return Supervised(
-            self.state,
-            self.settings,
-            project=self.project.loaded.project,
-            environment=self.environment,
-            refuse=self.refuse,
-            secrets=secrets_of(system.environ, self.named_variables()),
-            clock=system.clock,
-            host=system.host.name,
+            Setup(self.state, self.settings, project, self.environment, self.refuse, system.clock, host, secrets)
         )
 
     def refuse(self, entry: Entry) -> Ignored | None:
@@ -163,21 +159,10 @@ class CronProject:
         return CronReader(self.directory, self.settings, uid=uid, group=group, project=loaded.project)
 
 
-def check_amounts(settings: CronSettings) -> None:
-    """Raise SettingsError for an interval without a length."""
-    for key, example in (("tick_s", "60s"), ("pulse_s", "15m")):
-        if getattr(settings, key) <= 0:
-            raise SettingsError(
-                f"{key} = {getattr(settings, key):g} in [cron] must be above 0",
-                hint=f'for instance {key} = "{example}"',
-            )
-
-
 def open_cron(project: Project) -> CronProject:
-    """Return the cron of a project. Does not access the disk. Raise SettingsError for settings that no tick can use."""
+    """Return the cron of a project. Does not access the disk."""
     loaded = project.loaded
     settings = loaded.settings.cron_settings
-    check_amounts(settings)
     directory = loaded.project / Path(settings.folder).expanduser()
     return CronProject(project, settings, directory, CronDirectory(loaded.state_dir, loaded.settings.run.group))
 

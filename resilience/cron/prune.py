@@ -7,8 +7,7 @@ ago, temporary files of crashed writers, and records of dead runs. The book of r
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from resilience.cron.book import State
 from resilience.cron.slots import names
+from resilience.cron.table.output import busy_numbers, expired, files_in
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
@@ -48,13 +48,11 @@ class Pruned:
 
     Attributes:
         marks: number of records of dead runs.
-        lines: number of history lines; always 0.
         trouble: files that could not be deleted.
     """
 
     removals: tuple[Removal, ...] = ()
     marks: int = 0
-    lines: int = 0
     trouble: tuple[str, ...] = ()
 
 
@@ -82,7 +80,7 @@ def prune(cron: CronProject, *, dry_run: bool = False) -> Pruned:
         if directory.parent.name in ("output", "history"):
             with suppress(OSError):
                 directory.rmdir()  # only when nothing is left in it
-    return Pruned(tuple(removed), marks, 0, tuple(trouble))
+    return Pruned(tuple(removed), marks, tuple(trouble))
 
 
 def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
@@ -91,54 +89,28 @@ def plan(cron: CronProject, now: float) -> tuple[Removal, ...]:
     known = {entry.key for entry in cron.read_table().entries}
     found: dict[Path, Removal] = {}
 
-    def expire(what: str, files: list[_File]) -> None:
-        for file in files:
-            found.setdefault(file.path, Removal(what, file.path, file.size_bytes))
+    def expire(what: str, paths: Iterable[Path], files: Mapping[Path, os.stat_result]) -> None:
+        for one in paths:
+            found.setdefault(one, Removal(what, one, files[one].st_blocks * 512))
 
-    slots, histories = list(_files(path / "slots")), list(_files(path / "history"))
+    slots, histories = files_in(path / "slots"), files_in(path / "history")
     for key in dict.fromkeys((*cron.state.keys(), *sorted(names(path / "output")))):
-        outputs = list(_files(path / "output" / key))
-        files = [*outputs, *(file for file in slots if file.path.name.rpartition("@")[0] == key)]
-        files += [*_files(path / "history" / key), *(f for f in histories if f.path.name.partition(".jsonl")[0] == key)]
-        mine = [run for run in active if run.entry_key == key]
-        busy = {f"{run.slot}" for run in mine} | {run.job[1].partition("_")[0] for run in mine}
+        outputs, busy = files_in(path / "output" / key), busy_numbers(active, key)
+        files = outputs | {one: info for one, info in slots.items() if one.name.rpartition("@")[0] == key}
+        files |= {one: info for one, info in histories.items() if one.name.partition(".jsonl")[0] == key}
+        files |= files_in(path / "history" / key)
+        is_old = all(now - info.st_mtime > GONE_S for info in files.values())
         # A missing cron directory is not mounted; its entries are not gone.
-        if key not in known and not busy and cron.directory.is_dir() and all(now - f.written > GONE_S for f in files):
-            expire("gone entries", files)
-            continue
-        ended = [file for file in outputs if file.age is not None and file.stem not in busy]
-        expire("outputs", sorted(ended, key=lambda file: (file.age, file.path.name), reverse=True)[max(0, keep) :])
-    driver = [file for file in _files(path / "driver") if file.path.suffix == ".out"]
-    expire("driver outputs", sorted(driver, key=lambda file: file.written, reverse=True)[max(1, keep) :])
+        if key not in known and not busy and cron.directory.is_dir() and is_old:
+            expire("gone entries", files, files)
+        else:
+            expire("outputs", expired(outputs, keep, busy), outputs)
+    files = files_in(path / "driver")
+    driver = sorted((one for one in files if one.suffix == ".out"), key=lambda one: files[one].st_mtime, reverse=True)
+    expire("driver outputs", driver[max(1, keep) :], files)
+    oldest = {".tmp": now - LEFTOVER_S, ".damaged": now - GONE_S}
     for directory in (path, path / "slots", path / "history", path / "runs", path / "driver"):
-        old = {".tmp": LEFTOVER_S, ".damaged": GONE_S}
-        expire("leftovers", [f for f in _files(directory) if now - f.written > old.get(f.path.suffix, float("inf"))])
+        files = files_in(directory)
+        old = [one for one, info in files.items() if info.st_mtime < oldest.get(one.suffix, float("-inf"))]
+        expire("leftovers", old, files)
     return tuple(found.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _File:
-    path: Path
-    size_bytes: int
-    written: float
-
-    @property
-    def stem(self) -> str:
-        """`1800000000` of `1800000000-2.txt`."""
-        return self.path.name.partition(".")[0].partition("-")[0]
-
-    @property
-    def age(self) -> float | None:
-        """Sort key of an output: `<slot>.txt` by the slot, `<job>.out` by its mtime; None for other files."""
-        if not self.stem.isdigit():
-            return None
-        return {".txt": float(self.stem), ".out": self.written}.get(self.path.suffix)
-
-
-def _files(directory: Path) -> Iterator[_File]:
-    """Yield the regular files of a directory."""
-    for one in names(directory) if directory.is_dir() else ():
-        with suppress(OSError):
-            info = os.lstat(directory / one)
-            if stat.S_ISREG(info.st_mode):
-                yield _File(directory / one, info.st_blocks * 512, info.st_mtime)

@@ -162,7 +162,7 @@ class Outcome(StrEnum):
     MISSED = "missed"
     """No scheduler was running, and it is not run late."""
     CUT_SHORT = "cut short"
-    """It started, and its supervisor died before it ended."""
+    """It started, and its scheduler or its next run ended it, or its supervisor died."""
 
     @property
     def is_failure(self) -> bool:

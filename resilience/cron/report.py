@@ -6,18 +6,18 @@ Never delays a tick: all of it happens in detached children.
 
 from __future__ import annotations
 
-import json
+import os
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.state_directory import TABLE, Damaged
 from resilience.errors import ResilError
 from resilience.records import from_record, to_record
 from resilience.system.child import Detached, start_detached
-from resilience.system.files import make_directory, read_regular, write_atomic
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
@@ -34,11 +34,13 @@ SOON_S = 60.0
 """The same interval while alerts wait ([alert] group_s, unknown_for_s)."""
 UNSENT_S = 86400.0
 """Failures to send are shown for this long."""
-TABLE, STATE = "table.json", "reported"
-"""In `<state_dir>/.cron`: the table for the watchdog (checks/cron.py), and what the last report left."""
+STATE = "reported"
+"""In `<state_dir>/.cron`: what the last report left."""
 WATCHDOG = "cron"
 _KILLS_CHILDREN = ("SLURM_JOB_ID", "INVOCATION_ID")
 """If one of these is set, slurmstepd or systemd kills all children when this process ends."""
+
+StateT = TypeVar("StateT")
 
 
 class Reported(NamedTuple):
@@ -61,11 +63,10 @@ class Reported(NamedTuple):
 
 
 class TickReporter:
-    """Reports on the ticks of one scheduler process: called at the start and the end of each tick."""
+    """Reports on the ticks of one scheduler process: called at the end of each tick."""
 
     def __init__(self, cron: CronProject) -> None:
         self._cron, self._clock = cron, cron.project.system.clock
-        self._began = self._clock.monotonic()
         self._children: dict[str, Detached] = {}
         self._mailed: Mapping[str, Entry] = {}
         """The entries with MAILTO, by name."""
@@ -78,10 +79,6 @@ class TickReporter:
     def use(self, cron: CronProject) -> None:
         """Go on with other settings."""
         self._cron = cron
-
-    def tick_started(self) -> None:
-        """Note the start of a tick."""
-        self._began = self._clock.monotonic()
 
     def ended(self, ticked: TickResult, table: Table | None, *, trouble: str = "") -> tuple[str, ...]:
         """Report the end of a tick; `trouble`: why it failed as a whole. Return messages for standard error.
@@ -112,7 +109,7 @@ class TickReporter:
         heartbeat, settings, known = ticked.heartbeat, self._cron.settings, reported(self._cron)
         trouble = trouble or (heartbeat.trouble if heartbeat is not None else "")
         if settings.ping_url or settings.ping_url_file:
-            summary = summary_of(ticked, trouble, self._clock.monotonic() - self._began)
+            summary = summary_of(ticked, trouble, self._clock.now())
             self._codes |= {run.name: run.exit_code if run.outcome is Outcome.DONE else None for run in ticked.ended}
             self._start_ping(summary, not trouble, known.unknown)
         if heartbeat is not None:
@@ -120,7 +117,7 @@ class TickReporter:
         if table is not None:
             self._mailed = {entry.name: entry for entry in table.entries if entry.mail_to}
         self._ended += [run for run in ticked.ended if run.name in self._mailed]
-        is_news = ticked.skipped or ticked.refused or any(run.outcome.is_failure for run in ticked.ended)
+        is_news = ticked.skipped or any(run.outcome.is_failure for run in ticked.records)
         may_end = known.open and (ticked.ended or ticked.submitted)
         is_back = heartbeat is not None and heartbeat.alive_since == heartbeat.time  # no ticks for a while
         is_stale = not 0 <= self._clock.now() - known.looked < REPEAT_S
@@ -134,11 +131,14 @@ class TickReporter:
             return (f"{error.message}; {error.hint}",)
         return ()
 
+    def _is_active(self, child: str) -> bool:
+        return child in self._children and not self._children[child].is_over()
+
     def _start_ping(self, summary: str, is_well: bool, doubt: str) -> None:
         from resilience.cron.ping import CHILD_S as PING_S
         from resilience.cron.ping import ping
 
-        if "ping" in self._children and not self._children["ping"].is_over():
+        if self._is_active("ping"):
             return  # a slow server is asked again at the end of a later tick
         with suppress(OSError):  # fork failed: the missing ping shows that
             work = partial(ping, self._cron, summary, self._codes, is_well=is_well, doubt=doubt)
@@ -147,7 +147,7 @@ class TickReporter:
 
     def _start_report(self, *, again: bool = False) -> None:
         """Start a child that reports what is pending; if one is still running, the next tick reports it."""
-        if "report" in self._children and not self._children["report"].is_over() and not again:
+        if self._is_active("report") and not again:
             return
         cron, canaries = self._cron, _canaries(self._cron)
         self._is_due &= bool(cron.project.loaded.settings.alert.channels or self._mailed)
@@ -165,11 +165,12 @@ class TickReporter:
         if table is None:
             return False
         ignored = [[one.place, one.reason, one.hint] for one in table.ignored if one.is_fault]
-        text = json.dumps({"entries": [entry.name for entry in table.entries], "ignored": ignored}) + "\n"
+        record = {"entries": [entry.name for entry in table.entries], "ignored": ignored}
         with suppress(ResilError):
-            if (found := read_regular(self._cron.state.path / TABLE, 2**22)) is not None and found[0] == text.encode():
-                return False
-            _write(self._cron, TABLE, text)
+            with suppress(Damaged):
+                if self._cron.state.read_record(TABLE) == record:
+                    return False
+            self._cron.state.write_record(TABLE, record)
             return True
         return False
 
@@ -187,12 +188,16 @@ def check_reporting(settings: CronSettings) -> None:
 
 
 def reported(cron: CronProject) -> Reported:
-    """Return what the last report left; the defaults if that cannot be read. Never raises."""
+    """Return what the last report left. Never raises."""
+    return recall(cron, STATE, Reported)
+
+
+def recall(cron: CronProject, name: str, kind: type[StateT]) -> StateT:
+    """Return what an earlier child left in a file of the state directory; the defaults if that cannot be read. Never
+    raises."""
     with suppress(ResilError, ValueError, TypeError):
-        found = read_regular(cron.state.path / STATE)
-        if found is not None:
-            return from_record(Reported, json.loads(found[0]), lenient=True, strict=True)
-    return Reported()
+        return from_record(kind, cron.state.read_record(name) or {}, lenient=True, strict=True)
+    return kind()
 
 
 def send_failures(cron: CronProject) -> tuple[str, ...]:
@@ -208,14 +213,15 @@ def send_failures(cron: CronProject) -> tuple[str, ...]:
     return (f"ping of the dead man's switch failed {ago} ago: {pinged.error}", *found)
 
 
-def summary_of(ticked: TickResult, trouble: str, took_s: float = 0.0) -> str:
-    """Summarize a tick: counts and names, but no output of runs. Pure."""
+def summary_of(ticked: TickResult, trouble: str, now: float) -> str:
+    """Summarize a tick that ends now: counts and names, but no output of runs. Pure."""
     counts: Counter[str] = Counter()
-    for run in (*ticked.started, *ticked.ended, *ticked.submitted, *ticked.refused, *ticked.skipped):
+    for run in ticked.records:
         counts[run.outcome.value] += run.count
     done = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing was due"
-    lines = [*([trouble] if trouble else []), f"{done}; the tick took {took_s:.1f} s"]
-    lines += [f"{run.name}: {run.outcome}" for run in (*ticked.ended, *ticked.refused) if run.outcome.is_failure]
+    took = f"; the tick took {max(0.0, now - ticked.heartbeat.time):.1f} s" if ticked.heartbeat is not None else ""
+    lines = [*([trouble] if trouble else []), done + took]
+    lines += [f"{run.name}: {run.outcome}" for run in ticked.records if run.outcome.is_failure]
     return "\n".join(lines[:50])
 
 
@@ -230,7 +236,7 @@ def _report(
 
     def remember(known: Reported) -> None:
         with suppress(ResilError):
-            _write(cron, STATE, json.dumps(to_record(known)) + "\n")
+            cron.state.write_record(STATE, to_record(known))
 
     known, began = reported(cron), cron.project.system.clock.now()
     trouble, is_complete = queue_mails(cron, entries, ended, known.mailed)
@@ -269,11 +275,11 @@ def _watch(cron: CronProject, known: Reported) -> Reported:
 
 
 def _canaries(cron: CronProject) -> tuple[str, ...]:
-    if not (cron.state.path / "canary").is_dir():
-        return ()  # the usual case, without loading the module
-    from resilience.cron.canary import waiting
-
-    return waiting(cron)
+    """Return the ids of the canaries that no tick has taken yet. Never raises."""
+    with suppress(OSError):
+        names = os.listdir(cron.state.path / "canary")  # noqa: PTH208 - names only
+        return tuple(sorted(name.removesuffix(".asked") for name in names if name.endswith(".asked")))
+    return ()
 
 
 def _uses_stderr(cron: CronProject) -> bool:
@@ -282,9 +288,3 @@ def _uses_stderr(cron: CronProject) -> bool:
     tables = [(name, settings.channels.get(name)) for name in settings.alert.channels]
     return any((table.kind if table else name) == "console" and not (table and table.values.get("path"))
                for name, table in tables)  # fmt: skip
-
-
-def _write(cron: CronProject, name: str, text: str) -> None:
-    """Write a file of the state directory. Raise StateDirectoryError if that fails."""
-    make_directory(cron.state.path, mode=cron.state.directory_mode)
-    write_atomic(cron.state.path / name, text, mode=cron.state.file_mode, durable=False)

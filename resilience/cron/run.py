@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.book import AGAIN
 from resilience.cron.project import reread
@@ -41,8 +41,8 @@ def tick(
     """Run what is due, and write a heartbeat. `driver`: what makes the ticks: `crontab`, `slurm`, `foreground` ...
 
     With `wait`, return when all started runs have ended; otherwise when they have started. Slots delayed by jitter are
-    awaited in either case. `until`, `stop`, `grace_s`: as in `run`. Raise StateDirectoryError, after all else is done,
-    if not everything could be written. Raise ProbeError if a disk hangs.
+    awaited in either case, and started by another tick. `until`, `stop`, `grace_s`: as in `run`. Raise
+    StateDirectoryError, after all else is done, if not everything could be written. Raise ProbeError if a disk hangs.
     """
     from resilience.cron.report import TickReporter
 
@@ -52,8 +52,13 @@ def tick(
     def is_over() -> bool:
         return stop() or (until is not None and clock.now() >= until)
 
+    def again() -> TickResult:
+        try:
+            return replace(ticker.tick(), stopped="").plus(ticker.poll())  # if stopped meanwhile, nothing more starts
+        except ResilError as error:  # what runs is awaited nevertheless
+            return TickResult(lines=(error.message,))
+
     cron.check_disks()
-    reporter.tick_started()
     done = TickResult()
     try:
         done = ticker.tick()
@@ -62,15 +67,13 @@ def tick(
             if clock.monotonic() + (start - clock.now()) > deadline or is_over():
                 break
             clock.sleep(min(1.0, max(0.01, start - clock.now())))
-            done = done.plus(ticker.start_delayed()).plus(ticker.poll()) if clock.now() >= start else done
+            done = done.plus(again()) if clock.now() >= start else done
         if wait:
             while ticker.is_running and not is_over():
                 ended = ticker.poll(60.0, is_over=is_over)
                 done = done.plus(ended)
-                if (
-                    ended.ended and ticker.waits and clock.monotonic() < deadline
-                ):  # then the next tick starts what waits
-                    done = done.plus(ticker.start_delayed())
+                if ended.ended and ticker.waits and clock.monotonic() < deadline:  # then the next tick does
+                    done = done.plus(again())
             deadline = clock.monotonic() + SUBMITTER_S
             while ticker.is_busy and clock.monotonic() < deadline and not is_over():
                 done = done.plus(ticker.poll(SUBMITTER_NAP_S))
@@ -93,18 +96,15 @@ REPEATED_EVERY = 60
 """An error that recurs in every tick is printed at the first tick, and then once in this many."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """Result of a loop.
 
     Attributes:
         ticks: number of ticks.
-        last: result of the last tick; None: there was none, or it failed.
         why: why the loop ended, one sentence.
     """
 
     ticks: int
-    last: TickResult | None
     why: str
 
 
@@ -112,7 +112,6 @@ def run(
     cron: CronProject,
     *,
     driver: str,
-    once: bool = False,
     until: float | None = None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda _: None,
@@ -122,7 +121,6 @@ def run(
 
     Args:
         driver: name of the driver, for the heartbeat.
-        once: make one tick, and wait for the runs it started.
         until: end at this time; entries that cannot finish before are left to the next scheduler, unless they never
             could.
         stop: called at least every second; True ends the loop.
@@ -131,13 +129,7 @@ def run(
 
     A tick that fails is reported, and the next one follows as usual.
     """
-    if not once:
-        return _Loop(cron, driver, until, stop, say).run(grace_s)
-
-    done = tick(cron, driver=driver, until=until, stop=stop, grace_s=grace_s)
-    for line in done.lines:
-        say(line)
-    return Ran(1, done, "one tick requested")
+    return _Loop(cron, driver, until, stop, say).run(grace_s)
 
 
 def _time_of_settings(cron: CronProject) -> int:
@@ -157,30 +149,29 @@ class _Loop:
         self._reporter: TickReporter = TickReporter(cron)
         self._cron, self._settings_time = cron, _time_of_settings(cron)
         self._until, self._stop, self._say = until, stop, say
-        self._ticks = 0
         self._said: dict[str, int] = {}
         self._between = TickResult()
 
     def run(self, grace_s: float) -> Ran:
-        last: TickResult | None = None
-        why = ""
+        ticks, why = 0, ""
         while not why:
-            last = self._tick()
-            self._ticks += 1
-            if last is not None and last.stopped:
-                why = f"the scheduler is {last.stopped}"
-                self._drain()
-                break
-            why = self._sleep()
+            stopped = self._tick()
+            ticks += 1
+            if stopped:  # start nothing new; wait for active runs, within the time limit
+                why = f"the scheduler is {stopped}"
+                while self._ticker.is_running and not self._is_over():
+                    self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
+            else:
+                why = self._sleep()
         self._collect(self._ticker.end_all(grace_s))
         if self._between != TickResult():
             self._print_new((*self._between.lines, *self._reporter.ended(self._between, self._ticker.table)))
         self._reporter.close()
-        return Ran(self._ticks, last, why)
+        return Ran(ticks, why)
 
-    def _tick(self) -> TickResult | None:
+    def _tick(self) -> str:
+        """Make a tick; return why the scheduler is stopped, or an empty string."""
         done, trouble, stale = TickResult(), "", self._reread()
-        self._reporter.tick_started()
         try:
             done = self._ticker.tick()
             trouble = self._ticker.failure.message if self._ticker.failure is not None else ""
@@ -195,7 +186,7 @@ class _Loop:
         done, self._between = self._between.plus(done), TickResult()
         lines = (*stale, *done.lines, *self._reporter.ended(done, self._ticker.table, trouble=trouble))
         self._print_new(lines)
-        return None if trouble else done
+        return "" if trouble else done.stopped
 
     def _reread(self) -> tuple[str, ...]:
         """Read the settings again if their file has changed; return why they cannot be used."""
@@ -228,7 +219,7 @@ class _Loop:
                 ended = ticker.poll(nap_s, is_over=self._stop)
                 self._collect(ended)
                 if ended.ended and ticker.waits:
-                    self._collect(ticker.start_delayed())
+                    return ""
             else:
                 clock.sleep(nap_s)
         return why
@@ -237,11 +228,6 @@ class _Loop:
         if self._stop():
             return "stop requested"
         return "time limit reached" if self._until is not None and self._clock.now() >= self._until else ""
-
-    def _drain(self) -> None:
-        """Start nothing new; wait for active runs, within the time limit."""
-        while self._ticker.is_running and not self._is_over():
-            self._collect(self._ticker.poll(NAP_S, is_over=self._stop))
 
     def _collect(self, ended: TickResult) -> None:
         """Keep results that arrive between two ticks, to report them with the next tick or at the end."""
@@ -268,7 +254,7 @@ def run_entry(
 
     clock, book = cron.project.system.clock, cron.state.book
     cron.state.check()
-    about = {"name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": "run", "time": clock.now()}
+    about = {"name": entry.name, "kind": str(entry.kind)}
     for _ in range(5):
         slot = int(clock.now())
         if (run := book.claim(f"{entry.key}{AGAIN}0", slot, about, clock.now)) is not None:

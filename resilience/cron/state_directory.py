@@ -25,6 +25,9 @@ from resilience.system.files import FULL, explain_os_error, make_directory, read
 FOLDER = ".cron"
 """In the state directory, beside the runs."""
 
+TABLE = "table.json"
+"""The table as the last tick read it, for the watchdog: `entries`, their names, and `ignored` files."""
+
 
 class CronDirectory:
     """State of one project's scheduler.
@@ -90,7 +93,7 @@ class CronDirectory:
     def seen(self) -> dict[str, Seen]:
         """Return since when the entries of the table are known. Raise Damaged, or StateDirectoryError if unreadable."""
         found = {}
-        for key, record in (self._read("seen") or {}).items():
+        for key, record in (self.read_record("seen") or {}).items():
             try:
                 found[key] = Seen(int(record[0]), str(record[1]))
             except (TypeError, ValueError, LookupError) as error:
@@ -99,7 +102,7 @@ class CronDirectory:
 
     def write_seen(self, seen: Mapping[str, Seen]) -> None:
         """Write since when the entries of the table are known."""
-        self._write("seen", {key: list(value) for key, value in seen.items()})
+        self.write_record("seen", {key: list(value) for key, value in seen.items()})
 
     def record(self, key: str, run: RunRecord) -> None:
         """Add a record to an entry's history. Raise StateDirectoryError if it cannot be written."""
@@ -118,9 +121,9 @@ class CronDirectory:
     def beat(self, heartbeat: Heartbeat) -> None:
         """Write the heartbeat of a tick. Raise StateDirectoryError if it cannot be written.
 
-        On a full disk it replaces the last one in that one's block, and the error is raised all the same.
+        On a full disk it replaces the last one in place, and the error is raised all the same.
         """
-        self._write("heartbeat", heartbeat.to_json(), in_place=True)
+        self.write_record("heartbeat", heartbeat.to_json(), in_place=True)
 
     def mark_last(self, host: str = "", pid: int = 0) -> Heartbeat | None:
         """Mark the last heartbeat, of any process or only of this one, as the last expected one; return it.
@@ -136,7 +139,7 @@ class CronDirectory:
 
     def heartbeat(self) -> Heartbeat | None:
         """Return the last heartbeat; None: there is none. Raise StateDirectoryError if it cannot be read."""
-        record = self._read("heartbeat")
+        record = self.read_record("heartbeat")
         try:
             return Heartbeat.from_json(record) if record is not None else None
         except (TypeError, ValueError) as error:
@@ -162,7 +165,7 @@ class CronDirectory:
 
         `or_copied`: also one that came along when the project was copied. It ticks only the project that still has it.
         """
-        record = self._read("driver.json")
+        record = self.read_record("driver.json")
         try:
             found = Installation.from_json(record) if record is not None else None
         except TypeError as error:
@@ -187,12 +190,12 @@ class CronDirectory:
 
     def stop(self, by: str, why: str, now: float) -> None:
         """Stop all ticks and successor jobs until `unstop`."""
-        self._write("stop", {"by": by, "why": why, "time": now})
+        self.write_record("stop", {"by": by, "why": why, "time": now})
 
     def stopped(self) -> Mapping[str, Any] | None:
         """Return who stopped the scheduler, why and when; None: it is not stopped. A damaged file counts as stopped."""
         try:
-            return self._read("stop")
+            return self.read_record("stop")
         except Damaged as error:
             return {"by": "", "why": error.message, "time": 0.0}
 
@@ -201,9 +204,16 @@ class CronDirectory:
         with suppress(FileNotFoundError):
             (self.path / "stop").unlink()
 
-    def _write(self, name: str, record: Mapping[str, Any], *, in_place: bool = False) -> None:
-        make_directory(self.path, mode=self.directory_mode)
+    # ---- files ------------------------------------------------------------------------------------------------
+
+    def write_record(self, name: str, record: Mapping[str, Any], *, in_place: bool = False) -> None:
+        """Replace a file. Raise StateDirectoryError if that fails.
+
+        `in_place`: on a full disk, replace it in the block of the last one, and raise the error all the same.
+        """
         content, path = json.dumps(record).encode() + b"\n", self.path / name
+        for directory in dict.fromkeys((self.path, path.parent)):
+            make_directory(directory, mode=self.directory_mode)
         try:
             write_atomic(path, content, mode=self.file_mode, durable=False, sweep=not in_place)
         except StateDirectoryError as error:
@@ -216,7 +226,8 @@ class CronDirectory:
                         os.close(descriptor)
             raise
 
-    def _read(self, name: str) -> Mapping[str, Any] | None:
+    def read_record(self, name: str) -> Mapping[str, Any] | None:
+        """Return the record in a file; None: there is none. Raise Damaged, or StateDirectoryError if unreadable."""
         path = self.path / name
         try:
             found = read_regular(path, limit_bytes=2**22)

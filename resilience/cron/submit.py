@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from resilience.cron.book import AGAIN, SKEW_S, Run, State
 from resilience.cron.records import RUN_NAME, Entry, Outcome, Overlap, RunRecord
-from resilience.errors import ResilError, SchedulerUnavailable
-from resilience.job import Job, JobId, JobState, Liveness
+from resilience.cron.table.output import prune
+from resilience.errors import ResilError, SchedulerUnavailable, UsageError
+from resilience.job import Job, JobId, JobState, Liveness, Presence
 from resilience.submission import Submission, Submitted
 from resilience.system.files import explain_os_error, make_directory, parse_lines
 
@@ -134,11 +135,14 @@ def settle_ended_jobs(cron: CronProject) -> Iterator[RunRecord]:
     """Settle the runs of other hosts whose scheduler was a job that has ended, for instance with its node; yield their
     records. Without the job's end, a run there counts as active until its time limit."""
     book, now = cron.state.book, cron.project.system.clock.now()
+    asked: dict[str, Presence] = {}
     for run in book.active():
         job = str(book.about(run).get("job") or "")
         if not job or not run.is_doubtful(now) or book.liveness(run, now)[0] is not Liveness.UNKNOWN:
             continue
-        found = cron.project.scheduler().presence(JobId.parse(job), mine=True)
+        if job not in asked:
+            asked[job] = cron.project.scheduler().presence(JobId.parse(job), mine=True)
+        found = asked[job]
         began = found.job.start_time if found.job is not None else None
         # scrontab has one job id for all its jobs: a later one shows that this one has ended.
         is_later = found.job is not None and (found.job.state.is_waiting or (began or 0.0) > run.time + SKEW_S)
@@ -181,7 +185,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Run], entries: Collection
             if entry is None or (is_old and AGAIN not in claim.key):
                 record = _find_only(cron, claim, entry)
             else:
-                record = _submit(cron, entry, claim.slot, earlier)
+                record = _submit(cron, entry, claim, earlier)
         except SchedulerUnavailable as error:
             problem = error
             break
@@ -189,7 +193,7 @@ def settle_submits(cron: CronProject, claims: Sequence[Run], entries: Collection
             earlier.append(book.queue(claim, record, cron.project.scheduler().name))
         else:
             book.end(claim, record)
-        _prune(cron, key, {run.job[1].partition("_")[0] for run in earlier})
+        prune(cron.state, key, cron.settings.keep_runs)
         yield record
     if problem is not None:
         raise problem
@@ -221,25 +225,22 @@ def follow(cron: CronProject, entries: Mapping[str, Entry]) -> Iterator[tuple[Ru
 
 
 def _ending(cron: CronProject, run: Run, rows: Sequence[Job], entry: Entry | None) -> RunRecord:
-    name, job_id = entry.name if entry is not None else cron.state.book.name_of(run), run.job[1]
+    job_id = run.job[1]
     if not rows:
         summary = f"job {job_id} has ended; the scheduler no longer knows its result"
-        return replace(record_of(cron, name, run.slot, Outcome.SUBMITTED, summary=summary), job_id=job_id)
+        return _record(cron, run, entry, Outcome.SUBMITTED, summary, job_id=job_id)
     ok = entry.options.ok if entry is not None else (0,)
     worst = max(rows, key=lambda row: (_outcome(row, ok).is_failure, row.id))
-    code = worst.exit_code
-    how = "" if code is None or (code.status, code.signal) == (0, 0) else f", exit code {code.status}"
-    how = f", signal {code.signal}" if code is not None and code.signal else how
+    how, code = "", worst.exit_code
+    if code is not None and (code.status or code.signal):
+        how = f", signal {code.signal}" if code.signal else f", exit code {code.status}"
     output = cron.state.path / "output" / run.entry_key / f"{job_id}.out"
-    return replace(
-        record_of(cron, name, run.slot, _outcome(worst, ok), summary=f"job {worst.id} ended: {worst.state}{how}"),
-        started=worst.start_time,
-        exit_code=_exit_code(worst),
-        job_id=job_id,
-        host=worst.nodes,
-        time=worst.end_time or cron.project.system.clock.now(),
+    found = _record(
+        cron, run, entry, _outcome(worst, ok), f"job {worst.id} ended: {worst.state}{how}", job_id=job_id,
+        started=worst.start_time, exit_code=_exit_code(worst), host=worst.nodes,
         output=output.name if output.is_file() else "",
-    )
+    )  # fmt: skip
+    return replace(found, time=worst.end_time) if worst.end_time else found
 
 
 def _outcome(job: Job, ok: Collection[int]) -> Outcome:
@@ -254,53 +255,62 @@ def _exit_code(job: Job) -> int | None:
     return 128 + job.exit_code.signal if job.exit_code.signal else job.exit_code.status
 
 
-def _submit(cron: CronProject, entry: Entry, slot: int, alive: Sequence[Run]) -> RunRecord:
+def _submit(cron: CronProject, entry: Entry, claim: Run, alive: Sequence[Run]) -> RunRecord:
     """Submit the job of a slot, or find it if it is queued: SUBMITTED, SKIPPED or REFUSED.
 
     Raise SchedulerUnavailable if it was not sent or the result is unknown: the next tick tries again.
     """
-    earlier = [run.job[1] for run in alive if run.slot != slot]
+    earlier = [run.job[1] for run in alive if run.slot != claim.slot]
     if earlier and entry.options.overlap is Overlap.SKIP:
         jobs = ", ".join(earlier)
         summary = f"job {jobs} of an earlier slot has not ended" if len(earlier) == 1 else f"jobs {jobs} have not ended"
-        return record_of(cron, entry.name, slot, Outcome.SKIPPED, summary=summary)
-    if refused := cron.refuse(entry):
-        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=_with_hint(refused.reason, refused.hint))
-    scheduler = cron.project.scheduler()
-    if earlier and entry.options.overlap is Overlap.REPLACE:
-        scheduler.cancel(list(map(JobId.parse, earlier)))
+        return _record(cron, claim, entry, Outcome.SKIPPED, summary)
     try:
-        submission = submission_of(cron, entry, slot)
-        output = submission.options.get("output")
-        if output is not None:
+        if refused := cron.refuse(entry):
+            raise UsageError(refused.reason, hint=refused.hint)
+        scheduler = cron.project.scheduler()
+        if earlier and entry.options.overlap is Overlap.REPLACE:
+            scheduler.cancel(list(map(JobId.parse, earlier)))
+        submission = submission_of(cron, entry, claim.slot)
+        has_output = submission.options.get("output") is not None
+        if has_output:
             make_directory(cron.state.path / "output" / entry.key, mode=cron.state.directory_mode)
         submitted = scheduler.submit(submission)
     except SchedulerUnavailable:
         raise
     except ResilError as error:
-        summary = _with_hint(error.message, error.hint)
-        return record_of(cron, entry.name, slot, Outcome.REFUSED, summary=summary)
-    return replace(
-        _submitted(cron, entry.name, slot, submitted),
-        started=cron.project.system.clock.now(),
-        output=f"{submitted.id}.out" if output is not None else "",
-    )
+        summary = f"{error.message}; try: {error.hint}" if error.hint else error.message
+        return _record(cron, claim, entry, Outcome.REFUSED, summary)
+    found = _submitted(cron, claim, entry, submitted)
+    output = f"{submitted.id}.out" if has_output else ""
+    return replace(found, started=cron.project.system.clock.now(), output=output)
 
 
 def _find_only(cron: CronProject, claim: Run, entry: Entry | None) -> RunRecord:
     """Return the result of a submission that is obsolete: a newer slot is due, or the entry was removed."""
-    name = entry.name if entry is not None else cron.state.book.name_of(claim)
     found = cron.project.scheduler().find(token_of(cron, claim.entry_key, claim.slot))
     if found:
-        return _submitted(cron, name, claim.slot, Submitted(found[0].id.whole, recovered=True))
+        return _submitted(cron, claim, entry, Submitted(found[0].id.whole, recovered=True))
     why = "a newer slot was due before it could be submitted" if entry is not None else "its entry was removed"
-    return record_of(cron, name, claim.slot, Outcome.MISSED, summary=why)
+    return _record(cron, claim, entry, Outcome.MISSED, why)
 
 
-def _submitted(cron: CronProject, name: str, slot: int, submitted: Submitted) -> RunRecord:
+def _submitted(cron: CronProject, claim: Run, entry: Entry | None, submitted: Submitted) -> RunRecord:
     found = " (found by its token)" if submitted.recovered else ""
     summary = f"job {submitted.id} of {cron.project.scheduler().name}{found}{'; '.join(('', *submitted.notes))}"
-    return replace(record_of(cron, name, slot, Outcome.SUBMITTED, summary=summary), job_id=str(submitted.id))
+    return _record(cron, claim, entry, Outcome.SUBMITTED, summary, job_id=str(submitted.id))
+
+
+def _record(
+    cron: CronProject, run: Run, entry: Entry | None, outcome: Outcome, summary: str, **fields: Any
+) -> RunRecord:
+    """Return the record of a run; the summary is one line without secrets."""
+    from resilience.system.redaction import redact
+
+    system, line = cron.project.system, redact(" ".join(summary.split()))[:500]
+    name = entry.name if entry is not None else cron.state.book.name_of(run)
+    common: dict[str, Any] = {"time": system.clock.now(), "host": system.host.name, "summary": line}
+    return RunRecord(name=name, slot=run.slot, outcome=outcome, **common | fields)
 
 
 def token_of(cron: CronProject, key: str, slot: int) -> str:
@@ -344,29 +354,3 @@ def submission_of(cron: CronProject, entry: Entry, slot: int) -> Submission:
         directory=str(cron.project.loaded.project),
         environment=cron.environment(entry, slot),
     )
-
-
-def record_of(cron: CronProject, name: str, slot: int, outcome: Outcome, *, summary: str) -> RunRecord:
-    """Return a history record; the summary is one line without secrets."""
-    from resilience.system.redaction import redact
-
-    system, line = cron.project.system, redact(" ".join(summary.split()))[:500]
-    return RunRecord(
-        name=name, slot=slot, outcome=outcome, time=system.clock.now(), host=system.host.name, summary=line
-    )  # fmt: skip
-
-
-def _with_hint(message: str, hint: str) -> str:
-    return f"{message}; try: {hint}" if hint else message
-
-
-def _prune(cron: CronProject, key: str, alive: Collection[str]) -> None:
-    """Delete the outputs of an entry's jobs except the newest ones and those of running jobs."""
-    directory = cron.state.path / "output" / key
-    with suppress(OSError):
-        names = os.listdir(directory)  # noqa: PTH208 - names only
-        numbers = sorted(int(n.removesuffix(".out")) for n in names if n.endswith(".out") and n[:-4].isdecimal())
-        for number in numbers[: -cron.settings.keep_runs or None]:
-            if str(number) not in alive:
-                with suppress(OSError):
-                    (directory / f"{number}.out").unlink()

@@ -7,29 +7,36 @@ nothing to do remembers until when that holds, and the next ones do not read the
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience import __version__
 from resilience.cron.book import AGAIN, Run, State, machine, record_from
 from resilience.cron.records import Due, Entry, Heartbeat, Kind, Outcome, RunRecord, Table
-from resilience.cron.tick_state import TickState
+from resilience.cron.slots import AHEAD_S
+from resilience.cron.state_directory import Damaged, Seen
 from resilience.errors import ResilError, StateDirectoryError
-from resilience.system.files import read_regular, short_digest, write_atomic
+from resilience.quantities import format_duration
+from resilience.system.files import short_digest
 
 if TYPE_CHECKING:
     from resilience.cron.project import CronProject
     from resilience.cron.submit import JobSubmitter
     from resilience.cron.table.supervisor import Supervised
 
+_T = TypeVar("_T")
+
 GAP = 3.0
 """A gap of more than this many intervals between ticks starts a new `alive_since`."""
+
+
+def _those(*outcomes: Outcome) -> property:
+    return property(lambda ticked: tuple(run for run in ticked.records if run.outcome in outcomes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,47 +45,32 @@ class TickResult:
 
     Attributes:
         heartbeat: the heartbeat written; None if the scheduler is stopped.
-        started: runs started, as RUNNING.
-        ended: runs known to have ended since the last tick, including those of earlier ticks.
-        submitted: slots submitted as jobs.
-        skipped: slots not run: SKIPPED and MISSED.
-        refused: runs that could not be started or were refused.
+        records: of the runs that it started, and of those known to have ended since the last tick, including runs of
+            earlier ticks.
         lines: messages for standard error, one sentence each.
         stopped: why nothing runs (the scheduler was stopped); empty: not stopped.
+        started, ended, submitted, skipped, refused: records by their outcome; `skipped`: slots not run, or missed;
+            `refused`: runs that could not be started.
     """
 
     heartbeat: Heartbeat | None = None
-    started: tuple[RunRecord, ...] = ()
-    ended: tuple[RunRecord, ...] = ()
-    submitted: tuple[RunRecord, ...] = ()
-    skipped: tuple[RunRecord, ...] = ()
-    refused: tuple[RunRecord, ...] = ()
+    records: tuple[RunRecord, ...] = ()
     lines: tuple[str, ...] = ()
     stopped: str = ""
 
+    started = _those(Outcome.RUNNING)
+    ended = _those(Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT)
+    submitted = _those(Outcome.SUBMITTED)
+    skipped = _those(Outcome.SKIPPED, Outcome.MISSED)
+    refused = _those(Outcome.REFUSED)
+
     def plus(self, other: TickResult) -> TickResult:
         """Return both results together, with the later heartbeat. Pure."""
-        kinds = ("started", "ended", "submitted", "skipped", "refused", "lines")
-        joined: dict[str, Any] = {kind: getattr(self, kind) + getattr(other, kind) for kind in kinds}
         return TickResult(
-            heartbeat=other.heartbeat or self.heartbeat, stopped=other.stopped or self.stopped, **joined
-        )  # fmt: skip
-
-    @classmethod
-    def of(cls, records: Iterable[RunRecord], lines: tuple[str, ...] = ()) -> TickResult:
-        """Group records by outcome. Pure."""
-        there = tuple(records)
-
-        def those(*outcomes: Outcome) -> tuple[RunRecord, ...]:
-            return tuple(record for record in there if record.outcome in outcomes)
-
-        return cls(
-            started=those(Outcome.RUNNING),
-            ended=those(Outcome.DONE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.CUT_SHORT),
-            submitted=those(Outcome.SUBMITTED),
-            skipped=those(Outcome.SKIPPED, Outcome.MISSED),
-            refused=those(Outcome.REFUSED),
-            lines=lines,
+            heartbeat=other.heartbeat or self.heartbeat,
+            records=self.records + other.records,
+            lines=self.lines + other.lines,
+            stopped=other.stopped or self.stopped,
         )
 
 
@@ -117,6 +109,15 @@ PRECEDENTS = 10
 PULSING = frozenset({"slurm", "scrontab"})
 """Drivers whose single ticks come every `pulse_s`; those of other drivers come every `tick_s`."""
 
+EARLIEST = 1_700_000_000
+"""November 2023. A clock before this was never set (a machine without a battery starts in 1970)."""
+
+FORGOTTEN_S = 30 * 86400.0
+"""Slots of removed entries are kept this long."""
+
+_MACHINES = 32
+"""For this many boots, the start of the scheduler is remembered."""
+
 MOST_RUNS = 3
 """Maximum number of attempts at a slot that is cut short, if its entry allows reruns: the run itself may kill the
 scheduler."""
@@ -130,7 +131,6 @@ class Ticker:
         period_s: interval between ticks; None: as configured for this driver.
         until: entries that will probably not end before are left to the next scheduler, unless they never could;
             seconds since the epoch.
-        life_s: lifetime of a scheduler of this driver, from its start to `until`.
 
     Attributes:
         failure: why the last tick could not start all due slots: nothing could be written.
@@ -146,7 +146,6 @@ class Ticker:
         driver: str,
         period_s: float | None = None,
         until: float | None = None,
-        life_s: float | None = None,
     ) -> None:
         self._cron, self._driver = cron, driver
         self._clock = cron.project.system.clock
@@ -155,10 +154,12 @@ class Ticker:
         # Daemons call `run`: a single tick of these drivers is a pulse.
         self.period_s = period_s or (settings.pulse_s if driver in PULSING else settings.tick_s)
         self._until = until
-        self._life_s = life_s if life_s is not None else (None if until is None else until - self._clock.now())
+        self._life_s = until - self._clock.now() if until is not None else None
         self._runs: Supervised | None = None
         self._submitter: JobSubmitter | None = None
-        self._last: Mapping[str, int] = {}
+        self._last: dict[str, int] = {}
+        self._started: float | None = None
+        """When the scheduler started on this boot of this machine, if an entry needs it (`@reboot`)."""
         self._unclaimed: dict[str, int] = {}
         self._records: list[RunRecord] = []
         self._lines: list[str] = []
@@ -189,39 +190,38 @@ class Ticker:
         cannot be claimed wait, see `_begin`.
         """
         state, now = self._cron.state, self._clock.now()
-        tick_state = TickState(self._cron, now, self.period_s)
-        self._reset()
-        tick_state.check()
+        self._reset(now)
         if (stopped := state.stopped()) is not None:
             if "leaves" in stopped:  # one job of a chain, in which another one ticks
                 return TickResult(stopped=str(stopped["leaves"]))
             by, why = str(stopped.get("by") or ""), str(stopped.get("why") or "")
             text = f"stopped{f' by {by}' if by else ''}{f': {why}' if why else ''}"
             return TickResult(stopped=text, lines=(f"the scheduler is {text}; `resil cron install` starts it again",))
-        before = tick_state.heartbeat()
+        before = self._last_heartbeat()
         self._collect()
         state.book.adopt()
         active, signature = state.book.active(), self._signature()
         beat = self._idle(now, before, signature) if before is not None and not active else None
         if beat is not None and self.failure is None:
             return self._result(beat)
+        from resilience.cron.table.due import next_due
+
         table, last, trouble = Table(), dict[str, int](), ""
         try:
             self.table = table = self._cron.read_table()
-            last = self._newest(tick_state, before)
+            last = self._newest(table, before, now)
         except ResilError as error:
             self.table, table, trouble = None, Table(), error.message
             self._lines.append(error.message)
-        next_start = self._next(table, last)
+        next_start = next_due(table, last, self._clock.now(), salt=self._cron.salt)
         beat = self._beat(now, before, len(table.entries), next_start, trouble)
-        self._lines += tick_state.lines
         if not trouble:
             known, submits = len(self._records), list[Run]()
             with self._guarded():
                 self._settle(active, now, submits)
             with self._guarded():
                 asked = any(run.state is State.QUEUED or run.is_doubtful(now) for run in active)
-                self._begin(last, tick_state, submits, has_jobs=asked)
+                self._begin(last, submits, has_jobs=asked)
             with self._guarded():
                 self._rerun(now)
             if not (active or submits or len(self._records) > known or self.failure is not None or self.waits):
@@ -232,15 +232,6 @@ class Ticker:
             with suppress(StateDirectoryError):
                 state.beat(replace(beat, trouble=trouble or self.failure.message))
         return self._result(beat)
-
-    def start_delayed(self) -> TickResult:
-        """Start the slots that have become due since `tick`: after their jitter, or after the end of an active run."""
-        if self.table is not None:
-            self.waits = False
-            tick_state = TickState(self._cron, self._clock.now(), self.period_s)
-            with self._guarded():
-                self._begin(self._newest(tick_state, None), tick_state, [], has_jobs=False)
-        return self._result()
 
     def delayed_until(self) -> float | None:
         """Return when the next due slot starts after its jitter; None: there is none."""
@@ -281,7 +272,7 @@ class Ticker:
 
     def _result(self, heartbeat: Heartbeat | None = None) -> TickResult:
         """Return what has happened since the last call."""
-        found = replace(TickResult.of(self._records, tuple(self._lines)), heartbeat=heartbeat)
+        found = TickResult(heartbeat=heartbeat, records=tuple(self._records), lines=tuple(self._lines))
         self._records, self._lines = [], []
         return found
 
@@ -317,8 +308,7 @@ class Ticker:
         """Write the heartbeat of a tick without anything to do, and return it; None: the table must be read."""
         state = self._cron.state
         try:
-            found = read_regular(state.path / IDLE) if signature else None
-            known = json.loads(found[0]) if found is not None else {}
+            known = (state.read_record(IDLE) if signature else None) or {}
             first, last = float(known["from"]), float(known["to"])
             repeated = {key: changed(state.path / "history" / key) for key in known["repeat"]}
             if known["signature"] != signature or not first <= now < last or repeated != known["repeat"]:
@@ -348,12 +338,100 @@ class Ticker:
             "repeat": repeat,
         }  # fmt: skip
         with suppress(StateDirectoryError):
-            write_atomic(state.path / IDLE, json.dumps(known), mode=state.file_mode, durable=False, sweep=False)
+            state.write_record(IDLE, known)
+
+    # ---- the state that a tick finds ----------------------------------------------------------------------------
+
+    def _reset(self, now: float) -> None:
+        """Raise StateDirectoryError if nothing may run: foreign state directory, or a clock that was never set."""
+        self.failure, self.next_start, self.waits = None, None, False
+        if now < EARLIEST:
+            raise StateDirectoryError(
+                f"the clock of this machine was never set: it shows {int(now)} seconds since 1970; no entries run",
+                hint="date; timedatectl",
+                transient=True,
+            )
+        self._cron.state.check()
+
+    def _last_heartbeat(self) -> Heartbeat | None:
+        """Return the last heartbeat; None if there is no plausible one."""
+        before = self._read_or_reset("heartbeat", self._cron.state.heartbeat, None)
+        now = self._clock.now()  # read after the heartbeat: this process may have been suspended for a day
+        if before is None or before.time <= now + AHEAD_S:
+            return before
+        self._lines.append(
+            f"the last tick was {format_duration(before.time - now)} in the future: the clock was set back, or "
+            f"that of {before.host or 'another host'} is ahead; using the current time"
+        )
+        return None
+
+    def _newest(self, table: Table, before: Heartbeat | None, now: float) -> dict[str, int]:
+        """Return the newest slot of each entry in the table, or since when the entry is known; remember new entries.
+
+        A new entry is known since the previous tick: no scheduler could have run it earlier.
+        """
+        state = self._cron.state
+        seen = self._read_or_reset("seen", state.seen, dict[str, Seen]())
+        taken = state.book.slots.taken()
+        since = int(now if before is None else max(min(before.time, now), now - 2 * self.period_s))
+        new = {entry.key: f"{entry.zone} {entry.schedule}".strip() for entry in table.entries}
+        kept = {key: value for key, value in seen.items() if key[:1] == "@" or new.get(key) == value.schedule}
+        ahead = self._clock.now() + AHEAD_S
+        if any(slots[-1] > ahead for slots in taken.values()):
+            self._forget_ahead(taken, kept, now)
+        for key, slots in taken.items():
+            if key not in new and slots and slots[-1] < now - FORGOTTEN_S:
+                state.book.slots.forget(key)
+        self._started = None
+        if any(map(_is_reboot, new.values())):
+            self._started = self._scheduler_start(kept, before, now)
+        is_born = self._started == int(now)
+        for key, schedule in new.items():
+            # `seen` is damaged or lost: taken slots show that the entry is not new.
+            is_lost = not seen and bool(taken.get(key))
+            known = taken[key][-1] if is_lost else since - 1 if is_born and _is_reboot(schedule) else since
+            kept.setdefault(key, Seen(known, schedule))
+        if kept != seen:
+            with self._guarded():  # what is known already runs
+                state.write_seen(kept)
+        found = {key: max([kept[key].since, *taken.get(key, [])[-1:]]) for key in new}
+        self._last = {key: max(slot, self._unclaimed.get(key, 0)) for key, slot in found.items()}
+        return self._last
+
+    def _scheduler_start(self, seen: dict[str, Seen], before: Heartbeat | None, now: float) -> float:
+        """Return when the scheduler started on this boot of this machine; remember it in `seen`."""
+        key = f"@{machine()}"
+        if key not in seen:
+            boots = sorted((k for k in seen if k[:1] == "@"), key=lambda k: seen[k].since)
+            for old in boots[: -_MACHINES + 1]:
+                del seen[old]
+            start, booted = now, now - time.clock_gettime(time.CLOCK_BOOTTIME)
+            if before is not None and before.host == self._host and before.time >= booted:
+                start = max(before.alive_since, booted)  # it ticked before an `@reboot` entry was added
+            seen[key] = Seen(int(start))
+        return float(seen[key].since)
+
+    def _forget_ahead(self, taken: dict[str, list[int]], seen: dict[str, Seen], now: float) -> None:
+        """Delete slots of a wrong clock: they must not silence an entry until that day."""
+        for key, newest in self._cron.state.book.slots.forget_ahead(self._clock.now).items():
+            limit = self._clock.now() + AHEAD_S
+            taken[key] = [slot for slot in taken.get(key, []) if slot <= limit]
+            if not taken[key]:
+                seen[key] = Seen(int(now), seen[key].schedule if key in seen else "")
+            self._lines.append(
+                f"{key.replace('+', '/')} ran {format_duration(newest + AHEAD_S - limit)} in the future: the clock was "
+                "set back, or that of another host is ahead; using the current time"
+            )
+
+    def _read_or_reset(self, name: str, read: Callable[[], _T], otherwise: _T) -> _T:
+        try:
+            return read()
+        except Damaged as error:
+            self._cron.state.quarantine(name)
+            self._lines.append(f"{error.message}; moved to {name}.damaged and recreated")
+            return otherwise
 
     # ---- the parts of a tick ------------------------------------------------------------------------------------
-
-    def _reset(self) -> None:
-        self.failure, self.next_start, self.waits = None, None, False
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -362,13 +440,6 @@ class Ticker:
             yield
         except StateDirectoryError as error:
             self.failure = self.failure or error
-
-    def _newest(self, tick_state: TickState, before: Heartbeat | None) -> dict[str, int]:
-        assert self.table is not None
-        found = tick_state.last(self.table, before)
-        self.failure = self.failure or tick_state.failure
-        self._last = {key: max(slot, self._unclaimed.get(key, 0)) for key, slot in found.items()}
-        return self._last
 
     def _supervised(self) -> Supervised:
         if self._runs is None:
@@ -397,16 +468,13 @@ class Ticker:
             self.failure = error
         return beat
 
-    def _next(self, table: Table, last: Mapping[str, int]) -> float | None:
-        from resilience.cron.table.due import next_due
-
-        return next_due(table, last, self._clock.now(), salt=self._cron.salt)
-
     def _settle(self, active: list[Run], now: float, submits: list[Run]) -> None:
         """Settle runs whose process is gone: end them, or submit their jobs (added to `submits`)."""
         book, entries = self._cron.state.book, {entry.key: entry for entry in self._entries}
         held = {run.id for run in self._submitter.waiting} if self._submitter is not None else set()
         held |= self._runs.ids if self._runs is not None else set()
+        if self._runs is not None:
+            self._runs.file(active)
         if active:
             self._records += book.settle_dead(now, self._host)
         for run in active:
@@ -425,7 +493,7 @@ class Ticker:
                 settled = book.settle(run, now, "the scheduler was killed before it started the run", self._host)
                 self._records += [settled] if settled is not None else []
 
-    def _begin(self, last: Mapping[str, int], tick_state: TickState, submits: list[Run], *, has_jobs: bool) -> None:
+    def _begin(self, last: Mapping[str, int], submits: list[Run], *, has_jobs: bool) -> None:
         """Claim and start what is due; submit the jobs of `submits` and of the due slots.
 
         If no slot can be claimed, entries that may be repeated (`rerun`) run without a claim, once within an interval:
@@ -434,7 +502,7 @@ class Ticker:
         from resilience.cron.table.due import due
 
         assert self.table is not None
-        now, salt, started = self._clock.now(), self._cron.salt, tick_state.scheduler_start
+        now, salt, started = self._clock.now(), self._cron.salt, self._started
         # In order: once a slot is claimed, the older ones of its entry are never due again.
         waiting, refused = set[str](), dict[str, StateDirectoryError]()
         for one in due(self.table, last, now, tick_s=self.period_s, salt=salt, started=started):
@@ -526,8 +594,7 @@ class Ticker:
         from resilience.cron.table.watched_run import longest_s
 
         about: dict[str, Any] = {
-            "name": entry.name, "kind": str(entry.kind), "pid": os.getpid(), "driver": self._driver,
-            "time": self._clock.now(),
+            "name": entry.name, "kind": str(entry.kind),
             "job": self._cron.project.system.environ.get("SLURM_JOB_ID", "") if self._driver in PULSING else "",
             "missed": missed.to_json() if missed is not None else None,
         }  # fmt: skip
@@ -553,3 +620,7 @@ def changed(path: Path) -> int:
     with suppress(OSError):
         return os.stat(path).st_mtime_ns  # noqa: PTH116
     return 0
+
+
+def _is_reboot(schedule: str) -> bool:
+    return schedule.lower().endswith("@reboot")

@@ -238,14 +238,21 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
 
 
 def _alerts(cron: CronProject, table: Table) -> Iterator[Diagnosis]:
-    """Check that failures are notified, and that mail to MAILTO can be sent."""
+    """Check that failures are notified, that a dead man's switch has an address, and that mail to MAILTO can be
+    sent."""
     from resilience.alerts.routes import mail_error, routes_of
     from resilience.cron.mail import wrong_address
+    from resilience.cron.ping import address_of
 
     if not routes_of(cron.project):
         text = "failures are not notified: resil.toml names no channel"
         advice = 'for instance [alert] channels = ["email"]; test it: resil alert test'
         yield Diagnosis("alerts", Verdict.WARNING, text, advice)
+    if cron.settings.ping_url or cron.settings.ping_url_file:
+        try:
+            address_of(cron)
+        except ResilError as error:
+            yield Diagnosis("ping", Verdict.WARNING, f"no tick can ping: {error.message}", error.hint)
     mailed = [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to]
     fault = partial(Diagnosis, "mail", Verdict.CRITICAL)
     for place, address in mailed:

@@ -215,7 +215,6 @@ def _keys(
 
 def _cron(project: Project) -> Iterator[Callable[[], object]]:
     """Yield checks of the settings that only `resil cron` uses."""
-    from resilience.cron.project import check_amounts
     from resilience.cron.report import check_reporting
 
     settings = project.loaded.settings.cron_settings
@@ -240,4 +239,4 @@ def _cron(project: Project) -> Iterator[Callable[[], object]]:
                 f"catch_up = {settings.catch_up!r} in [cron]: {error.message}", hint=error.hint
             ) from None
 
-    yield from (backend, mode, catch_up, partial(check_amounts, settings), partial(check_reporting, settings))
+    yield from (backend, mode, catch_up, partial(check_reporting, settings))

@@ -23,7 +23,7 @@ _CONTROL = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"
 LARGEST_NUMBER = 10**9
 """No count and no factor in the settings is larger."""
 _MOST = {"_s": LONGEST_S, "_days": LONGEST_S / 86400, "_bytes": LARGEST_BYTES}
-_POSITIVE = frozenset({"beat_s", "deadline_s"})
+_POSITIVE = frozenset({"beat_s", "deadline_s", "tick_s", "pulse_s"})
 """Of no length, these would make every call fail, or a loop without a pause."""
 _UNITS = {
     "_s": 'a duration such as "10m", or a number of seconds',
@@ -145,7 +145,7 @@ def _quantity(name: str, value: object, example: str, where: str) -> float:
     if not 0 <= number <= (LONGEST_S if name.endswith("_s") else LARGEST_BYTES):
         raise SettingsError(f"{name} = {value!r} in {where} must be {example}")
     if number == 0 and name in _POSITIVE:
-        raise SettingsError(f"{name} = {value!r} in {where} must be more than zero")
+        raise SettingsError(f"{name} = {value!r} in {where} must be more than zero", hint=example)
     return number
 
 

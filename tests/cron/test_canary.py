@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from resilience.alerts.state import open_alert_state
-from resilience.cron.canary import CanaryAnswer, answer, ask, release, waiting
+from resilience.cron.canary import CanaryAnswer, answer, ask, release
 from resilience.cron.run import tick
 from resilience.errors import StateDirectoryError, UsageError
 from tests.cron.stage import Stage, until
@@ -36,7 +36,7 @@ def test_the_next_tick_sends_it_and_the_asker_hears_of_it(stage: Stage) -> None:
     assert (channel, took_it) == ("console", True) and said and after_s >= 0
     (line,) = [line for line in stage.told() if id in line]
     assert f"test alert {id}, requested by" in line and "foreground on" in line
-    assert waiting(stage.cron) == ()
+    assert not [*stage.cron.state.path.glob("canary/*.asked")]
 
 
 def test_it_leaves_no_incident_and_no_message_behind(stage: Stage) -> None:
@@ -80,7 +80,7 @@ def test_while_the_scheduler_is_stopped_a_canary_is_refused(stage: Stage) -> Non
     stage.cron.state.stop("alice", "enough", 1.0)
     with pytest.raises(UsageError, match="stopped"):
         ask(stage.cron)
-    assert waiting(stage.cron) == ()
+    assert not [*stage.cron.state.path.glob("canary/*.asked")]
 
 
 @pytest.mark.parametrize("id", ["canary-00000000", "../../etc/passwd", "", "canary-zzzzzzzz"])

@@ -47,7 +47,7 @@ def a_job(tmp_path: Path, job_id: int = 88, start: int = START) -> Job:
     environ = {"SLURM_JOB_ID": str(job_id), "SLURM_JOB_START_TIME": str(start)}
     system = SimpleNamespace(clock=FakeClock(NOW), environ=environ, host=SimpleNamespace(name="n1"))
     cron = CronProject(SimpleNamespace(system=system), CronSettings(), tmp_path, state)  # type: ignore[arg-type]
-    return Job.of(cron, INSTALLED, Words(INSTALLED.token, "slurm", end=start + 86400))
+    return Job(cron, INSTALLED, Words(INSTALLED.token, "slurm", end=start + 86400))
 
 
 @pytest.fixture

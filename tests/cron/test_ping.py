@@ -112,10 +112,10 @@ def test_a_tick_tells_the_ping_which_looks_ended_unknown(tmp_path: Path) -> None
         cron = a_cron(tmp_path, ping_url=url)
         reporter = TickReporter(cron)
         run = RunRecord(name="crontab/look", slot=1, outcome=Outcome.DONE, time=1.0, exit_code=3)
-        reporter.ended(TickResult(ended=(run,)), None)
+        reporter.ended(TickResult(records=(run,)), None)
         until(lambda: last_ping(cron).error)
         reporter.close()
-        reporter.ended(TickResult(ended=(replace(run, outcome=Outcome.FAILED),)), None)
+        reporter.ended(TickResult(records=(replace(run, outcome=Outcome.FAILED),)), None)
         until(lambda: heard)
         ((word, body),) = heard
         assert word == "" and "crontab/look: failed" in body, "an incident tells of a failure"

@@ -39,7 +39,7 @@ def a_tick(cron: CronProject, *ended: RunRecord, gap: bool = False, trouble: str
     cron.state.beat(heartbeat)
     for run in ended:
         cron.state.record(run.name.replace("/", "+"), run)
-    return TickResult(heartbeat=heartbeat, ended=ended)
+    return TickResult(heartbeat=heartbeat, records=ended)
 
 
 def a_run(outcome: Outcome, slot: int = 0, **fields: object) -> RunRecord:
@@ -59,7 +59,6 @@ def stage(tmp_path: Path) -> Stage:
 
 def test_a_failed_run_is_one_incident_and_its_recovery_is_reported(stage: Stage) -> None:
     reporter, table = TickReporter(stage.cron), Table(entries=(BACKUP,))
-    reporter.tick_started()
     reporter.ended(a_tick(stage.cron, a_run(Outcome.FAILED, 100, exit_code=3, summary="disk full")), table)
     until(stage.told, "the alert")
     settle_dead_runs(reporter)
@@ -92,7 +91,6 @@ def test_an_idle_tick_starts_no_child(stage: Stage) -> None:
     settle_dead_runs(reporter)
     later = TickReporter(stage.cron)  # another process, a minute later
     for _ in range(3):
-        later.tick_started()
         later.ended(a_tick(stage.cron), Table())
         assert not later._children
 
@@ -163,7 +161,6 @@ def test_an_error_of_the_tick_itself_is_reported(stage: Stage) -> None:
 def test_a_stopped_scheduler_tells_nothing(stage: Stage) -> None:
     stage.cron.state.stop("ada", "", time.time())
     reporter = TickReporter(stage.cron)
-    reporter.tick_started()
     reporter.ended(TickResult(stopped="stopped by ada"), None)
     assert not reporter._children
 
@@ -174,7 +171,6 @@ def test_it_never_raises_into_a_tick(stage: Stage, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("resilience.cron.report.TickReporter._write_table", fail)
     reporter = TickReporter(stage.cron)
-    reporter.tick_started()
     (line,) = reporter.ended(a_tick(stage.cron), Table())
     assert "a bug" in line
     reporter.close()
@@ -228,9 +224,10 @@ def test_invalid_settings_are_reported_by_the_check_and_by_each_tick(tmp_path: P
 
 def test_the_summary_has_counts_and_no_output_of_runs() -> None:
     run = RunRecord(name="a/b", slot=1, outcome=Outcome.FAILED, time=1.0, summary="password=hunter2")
-    text = summary_of(TickResult(ended=(run,)), "")
+    text = summary_of(TickResult(records=(run,)), "", 2.0)
     assert "1 failed" in text and "a/b: failed" in text and "hunter2" not in text
-    assert summary_of(TickResult(), "", 0.25) == "nothing was due; the tick took 0.2 s"
+    beat = Heartbeat(time=1.0, expected=60.0, alive_since=1.0)
+    assert summary_of(TickResult(heartbeat=beat), "", 1.25) == "nothing was due; the tick took 0.2 s"
 
 
 def test_a_real_tick_whose_entry_fails_tells_it(stage: Stage) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.book import SKEW_S, machine
+from resilience.cron.book import SKEW_S, State, machine
 from resilience.cron.records import Outcome
 from resilience.cron.run import tick
 from resilience.cron.submit import submission_of, token_of
@@ -216,8 +216,9 @@ def test_a_record_names_the_job_of_its_scheduler_where_that_is_one(tmp_path: Pat
     tick(context.cron, driver=driver)
     context.clock.time = TOP
     tick(context.cron, driver=driver, wait=False)
-    (run,) = context.cron.state.book.active()
-    assert context.cron.state.book.about(run)["job"] == job
+    book = context.cron.state.book
+    wait_until(lambda: [run.state for run in book.active()] == [State.RUNNING])
+    assert [book.about(run)["job"] for run in book.active()] == [job]
     (context.home / "go").touch()
     wait_until(lambda: not context.cron.state.book.active())
 

@@ -390,8 +390,9 @@ def test_a_run_that_cannot_finish_in_time_is_left_to_the_next_scheduler_unless_i
     context.drop("cron.hourly/endless", options="timeout=10h")
     context.drop("cron.hourly/precious", options="timeout=10m catch_up=none")
     context.tick(TOP - 30)
+    context.clock.time = TOP + 300 - HOUR
+    ticker = Ticker(context.cron, driver="slurm", until=TOP + 300)
     context.clock.time = TOP
-    ticker = Ticker(context.cron, driver="slurm", until=TOP + 300, life_s=HOUR)
     begun = {record.name.partition("/")[2] for record in ticker.tick().started}
     while ticker.is_running:
         ticker.poll(10)
@@ -412,8 +413,9 @@ def test_a_run_with_a_long_time_limit_that_is_usually_short_is_started_before_a_
             record = RunRecord(name=f"cron.hourly/{name}", slot=slot, outcome=Outcome.DONE, time=slot + took_s,
                                started=float(slot))  # fmt: skip
             context.cron.state.record(f"cron.hourly+{name}", record)
+    context.clock.time = TOP + 600 - DAY
+    ticker = Ticker(context.cron, driver="slurm", until=TOP + 600)
     context.clock.time = TOP
-    ticker = Ticker(context.cron, driver="slurm", until=TOP + 600, life_s=DAY)
     assert [record.name for record in ticker.tick().started] == ["cron.hourly/quick"]
     while ticker.is_running:
         ticker.poll(10)

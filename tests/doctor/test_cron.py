@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -306,6 +307,17 @@ def test_mailto_without_a_way_to_mail_is_critical(cron: CronProject, monkeypatch
     assert "ada@example.org" in found and "[channel.email]" in found
     crontab(cron, 'MAILTO=""\n0 4 * * *  true\n')
     assert "MAILTO" not in said(examine_cron(cron), Verdict.CRITICAL)
+
+
+@pytest.mark.parametrize(
+    ("key", "what"),
+    [("ping_url", "http://ping.example.org/secret"), ("ping_url_file", "there-is-no-such-file")],
+)
+def test_a_dead_mans_switch_that_no_tick_can_reach_is_told(cron: CronProject, key: str, what: str) -> None:
+    changed: dict[str, Any] = {key: what}
+    cron = replace(cron, settings=replace(cron.settings, **changed))
+    found = said(examine_cron(cron), Verdict.WARNING)
+    assert "ping: no tick can ping:" in found and "secret" not in found
 
 
 def test_a_mailto_that_is_no_address_is_critical_before_a_mail_is_lost() -> None:

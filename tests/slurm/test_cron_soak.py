@@ -36,7 +36,7 @@ pytestmark = [
 HANDOVERS = int(os.environ.get("RESIL_SOAK_HANDOVERS", "20"))
 SLOTS = int(os.environ.get("RESIL_SOAK_SLOTS", "1000"))
 BEAT = "@every 2s /bin/true # resil: name=beat catch_up=all<=1000 timeout=10s\n"
-WITNESSED = BEAT.replace("/bin/true", "echo $RESIL_CRON_SLOT >> ran")
+WITNESSED = BEAT.replace("/bin/true", "echo $RESIL_CRON_SLOT >> ran; exec sleep 0.5")
 
 
 @contextmanager

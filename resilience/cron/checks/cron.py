@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,8 +15,8 @@ from resilience import cron_late
 from resilience.cron.book import State
 from resilience.cron.health import Health, Judgement, awake_since, judge_scheduler
 from resilience.cron.records import Installation, Outcome, RunRecord
-from resilience.cron.state_directory import CronDirectory, Damaged
-from resilience.errors import ResilError, SettingsError, StateDirectoryError
+from resilience.cron.state_directory import TABLE, CronDirectory, Damaged
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.finding import Figure, Finding, Verdict
 from resilience.messages import plural, quoted
 from resilience.quantities import format_duration
@@ -27,9 +26,6 @@ from resilience.watch.reading import Memory, Target, Timed
 
 SCHEDULER = "scheduler"
 """Subject of findings about the scheduler itself. No entry has this name: entry names contain a `/`."""
-
-TABLE_FILE = "table.json"
-"""In `<state_dir>/.cron`: entries and ignored files, as the last tick read them (cron/report.py)."""
 
 TAIL_LINES, TAIL_WIDTH, TAIL_BYTES = 15, 300, 4096
 """Of a failed run's output, shown as evidence."""
@@ -42,7 +38,7 @@ VERDICTS = {Health.LATE: Verdict.WARNING, Health.DEAD: Verdict.CRITICAL, Health.
 
 _WORDS = {
     Outcome.FAILED: "failed", Outcome.TIMEOUT: "timed out", Outcome.REFUSED: "could not be started",
-    Outcome.CUT_SHORT: "was cut short: its supervisor died", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
+    Outcome.CUT_SHORT: "was cut short", Outcome.SUBMITTED: "submitted", Outcome.DONE: "succeeded",
 }  # fmt: skip
 
 
@@ -108,10 +104,7 @@ class CronCheck:
     on_nothing = "install a scheduler: resil cron install"
 
     def targets(self, settings: CronCheckSettings, context: Context) -> Sequence[Target]:
-        """Return the state directory of the scheduler. Raise SettingsError for a negative number."""
-        for key in ("late_s", "crit_failures", "skips"):
-            if getattr(settings, key) < 0:
-                raise SettingsError(f"{key} = {getattr(settings, key):g} is negative", hint=f"{key} = 0")
+        """Return the state directory of the scheduler."""
         return (Target(str(CronDirectory(context.state_dir).path)),)
 
     def probe(
@@ -136,7 +129,7 @@ class CronCheck:
             readings[SCHEDULER] = found
         elif not directory.path.is_dir():
             return {}
-        names, ignored = read_table_file(directory.path)
+        names, ignored = read_table_file(directory)
         running = {run.entry_key: run.time for run in directory.book.active() if run.state is State.RUNNING}
         for key in directory.keys():  # noqa: SIM118 - no mapping
             runs = directory.history(key)
@@ -271,13 +264,10 @@ def _of_entry(subject: str, reading: CronReading, settings: CronCheckSettings, n
         yield Finding(subject=subject, verdict=Verdict.OK, summary=summary)
 
 
-def read_table_file(path: Path) -> tuple[frozenset[str] | None, Sequence[tuple[str, str, str]]]:
+def read_table_file(directory: CronDirectory) -> tuple[frozenset[str] | None, Sequence[tuple[str, str, str]]]:
     """Return the names of the entries as the last tick read them, None if unknown, and the mistakenly ignored files."""
-    from resilience.system.files import read_regular
-
-    with suppress(StateDirectoryError, ValueError, KeyError, TypeError, RecursionError):
-        if (found := read_regular(path / TABLE_FILE, 4 * 2**20)) is not None:
-            record = json.loads(found[0])
+    with suppress(StateDirectoryError, ValueError, KeyError, TypeError):
+        if (record := directory.read_record(TABLE)) is not None:
             ignored = [(str(place), str(reason), str(hint)) for place, reason, hint in record["ignored"]]
             return frozenset(map(str, record["entries"])), ignored
     return None, ()

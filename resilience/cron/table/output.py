@@ -1,12 +1,17 @@
-"""Output files of runs: `<state_dir>/.cron/output/<key>/<slot>.txt`."""
+"""Output files of runs and of jobs: `<state_dir>/.cron/output/<key>/<slot>.txt` and `<job>.out`."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from resilience.base.files import write_all
+from resilience.cron.book import Run
+from resilience.cron.slots import names
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import StateDirectoryError
 from resilience.system.files import explain_os_error, make_directory
@@ -36,32 +41,25 @@ class OutputFile:
         return self.path.name if self.path is not None else ""
 
     def append(self, content: bytes, *, is_last: bool = False) -> None:
-        """Append to the file. Raise StateDirectoryError if that fails; the next write then adds a notice of the gap."""
-        if not content:
-            return self.close() if is_last else None
-        if self._gap:
+        """Append to the file, and close it with the last content; some file servers report a full disk only then.
+
+        Raise StateDirectoryError if that fails; the next write then adds a notice of the gap.
+        """
+        if content and self._gap:
             content = f"\n... output is missing here: {self._gap} ...\n".encode("utf-8", "replace") + content
-        place = self.path or output_directory(self._directory, self._key)
         try:
-            if self._descriptor < 0:
-                self._open()
-            view = memoryview(content)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-            self._gap = ""
+            if content:
+                if self._descriptor < 0:
+                    self._open()
+                write_all(self._descriptor, content)
+                self._gap = ""
+            if is_last and self._descriptor >= 0:
+                descriptor, self._descriptor = self._descriptor, -1
+                os.close(descriptor)
         except OSError as error:
             self._gap = os.strerror(error.errno or 0)
-            raise explain_os_error(error, "write", self.path or place) from error
-        return self.close() if is_last else None
-
-    def close(self) -> None:
-        """Close the file; some file servers report a full disk only here. Raise StateDirectoryError then."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            try:
-                os.close(descriptor)
-            except OSError as error:
-                raise explain_os_error(error, "write", self.path or Path(self.name)) from error
+            place = self.path or output_directory(self._directory, self._key)
+            raise explain_os_error(error, "write", place) from error
 
     def _open(self) -> None:
         directory = output_directory(self._directory, self._key)
@@ -79,29 +77,51 @@ class OutputFile:
         raise StateDirectoryError(f"{directory} has too many outputs of slot {self._slot}", hint="resil cron prune")
 
 
+def number_of(name: str) -> str:
+    """Return the slot or the job of an output: `1800000000` of `1800000000-2.txt`. Pure."""
+    return name.partition(".")[0].partition("-")[0]
+
+
 def outputs(directory: CronDirectory, key: str) -> tuple[str, ...]:
     """Return the names of an entry's outputs, oldest slot first. Raise StateDirectoryError if they cannot be read."""
-    path = output_directory(directory, key)
-    try:
-        names = os.listdir(path)  # noqa: PTH208 - names only
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    except OSError as error:
-        raise explain_os_error(error, "read", path) from error
-    found = [(int(match[1]), int(match[2] or 1), name) for name in names if (match := _NAME.fullmatch(name))]
+    found = [(int(match[1]), int(match[2] or 1), match[0])
+             for name in names(output_directory(directory, key)) if (match := _NAME.fullmatch(name))]  # fmt: skip
     return tuple(name for _, _, name in sorted(found))
 
 
-def prune(directory: CronDirectory, key: str, keep_runs: int, *, running: frozenset[int] = frozenset()) -> int:
-    """Delete the outputs of an entry except the newest `keep_runs` and those of running slots; return how many.
+def files_in(directory: Path) -> dict[Path, os.stat_result]:
+    """Return the regular files of a directory. Raise StateDirectoryError if it cannot be read."""
+    found = {}
+    for name in names(directory) if directory.is_dir() else ():
+        with suppress(OSError):
+            info = os.lstat(directory / name)
+            if stat.S_ISREG(info.st_mode):
+                found[directory / name] = info
+    return found
 
-    Raise StateDirectoryError if the directory cannot be read. Files that cannot be deleted are left.
+
+def busy_numbers(active: Iterable[Run], key: str) -> set[str]:
+    """Return the slots and jobs of an entry's active runs."""
+    mine = [run for run in active if run.entry_key == key]
+    return {f"{run.slot}" for run in mine} | {run.job[1].partition("_")[0] for run in mine}
+
+
+def expired(files: Mapping[Path, os.stat_result], keep_runs: int, busy: Collection[str]) -> list[Path]:
+    """Return the outputs of an entry except the newest `keep_runs` and those of active runs.
+
+    Those of runs, `<slot>.txt`, are as old as their slot; those of jobs, `<job>.out`, as their last change.
     """
-    names, removed = outputs(directory, key), 0
-    for name in names[: max(0, len(names) - keep_runs)]:
-        match = _NAME.fullmatch(name)
-        if match is not None and int(match[1]) not in running:
-            with suppress(OSError):
-                (output_directory(directory, key) / name).unlink()
-                removed += 1
-    return removed
+    ages = {}
+    for path, info in files.items():
+        number = number_of(path.name)
+        if number.isdigit() and number not in busy and path.suffix in (".txt", ".out"):
+            ages[path] = (float(number) if path.suffix == ".txt" else info.st_mtime, path.name)
+    return sorted(ages, key=lambda path: ages[path], reverse=True)[max(0, keep_runs) :]
+
+
+def prune(directory: CronDirectory, key: str, keep_runs: int) -> None:
+    """Delete the expired outputs of an entry; those that cannot be deleted are left. Never raises."""
+    with suppress(OSError, StateDirectoryError):
+        busy = busy_numbers(directory.book.active(), key)
+        for path in expired(files_in(output_directory(directory, key)), keep_runs, busy):
+            path.unlink(missing_ok=True)

@@ -11,22 +11,18 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from resilience.base.processes import start_ticks
 from resilience.cron.book import Run, State, kill_session
-from resilience.cron.records import Entry, Ignored, Outcome, Overlap, RunRecord
-from resilience.cron.state_directory import CronDirectory
-from resilience.cron.table.ended import why_not_started
-from resilience.cron.table.watched_run import Setup, longest_s, supervise
+from resilience.cron.records import Entry, Outcome, Overlap, RunRecord
+from resilience.cron.table.launch import why_not_started, with_hint
+from resilience.cron.table.watched_run import Setup, WatchedRun, longest_s
 from resilience.errors import ResilError, StateDirectoryError
 from resilience.job import Liveness
-from resilience.settings.cron_settings import CronSettings
 from resilience.system.child import fork
-from resilience.system.ports import Clock, SystemClock
 
 NAP_S = 0.5
 """Interval at which `is_over` is called while waiting."""
@@ -52,32 +48,11 @@ class _Run:
 class Supervised:
     """The active runs of this scheduler."""
 
-    def __init__(
-        self,
-        directory: CronDirectory,
-        settings: CronSettings,
-        *,
-        project: Path,
-        environment: Callable[[Entry, int], Mapping[str, str]],
-        refuse: Callable[[Entry], Ignored | None] = lambda entry: None,
-        secrets: Iterable[str] = (),
-        clock: Clock | None = None,
-        host: str = "",
-    ) -> None:
-        """Args:
-        environment: returns the environment of a run (environment.py: `environment_of`).
-        refuse: called again right before the run, in its own process.
-        secrets: must not appear in outputs, like those read in this process.
-        """
-        self._clock = clock or SystemClock()
-        self._host = host or os.uname().nodename
-        self._setup = Setup(
-            directory, project, refuse, tuple(secrets), int(settings.output_bytes), settings.keep_runs, self._host,
-            self._clock,
-        )  # fmt: skip
-        self._environment, self._book = environment, directory.book
+    def __init__(self, setup: Setup) -> None:
+        self._setup, self._book, self._clock = setup, setup.directory.book, setup.clock
         self._runs: list[_Run] = []
         self._leaving: list[int] = []
+        self._unfiled: dict[str, RunRecord] = {}
 
     @property
     def running(self) -> tuple[RunRecord, ...]:
@@ -97,17 +72,19 @@ class Supervised:
         the start (a missing program, a drop-in that the policy now rejects) come as an end: REFUSED.
         """
         now = self._clock.now()
-        record = RunRecord(name=entry.name, slot=slot, outcome=Outcome.RUNNING, time=now, started=now, host=self._host)
+        record = RunRecord(
+            name=entry.name, slot=slot, outcome=Outcome.RUNNING, time=now, started=now, host=self._setup.host
+        )
         earlier, why = self._earlier(entry, now)
         if why:
             return replace(record, outcome=Outcome.SKIPPED, summary=why, started=None)
         try:
-            return self._fork(record, entry, run, earlier, dict(self._environment(entry, slot)))
+            return self._fork(record, entry, run, earlier, dict(self._setup.environment(entry, slot)))
         except OSError as error:
-            why, hint = why_not_started(entry.argv[0], error.errno or 0, facts={})
+            why = why_not_started(entry.argv[0], error.errno or 0)
         except ResilError as error:
-            why, hint = error.message, error.hint
-        return replace(record, outcome=Outcome.REFUSED, summary=f"{why} ({hint})" if hint else why, started=None)
+            why = with_hint(error.message, error.hint)
+        return replace(record, outcome=Outcome.REFUSED, summary=why, started=None)
 
     def must_wait(self, entry: Entry, start: float) -> bool:
         """Return whether a late slot must wait: it was due before the active run began, so it runs after that one
@@ -116,7 +93,7 @@ class Supervised:
             return False
         began = [run.record.time for run in self._runs if run.entry.key == entry.key]
         with suppress(StateDirectoryError):  # `start` reports the error
-            began += [run.time for run, _, _ in self._alive(entry, self._clock.now())]
+            began = [run.time for run, _, _ in self._alive(entry, self._clock.now())]
         return any(start <= moment for moment in began)
 
     def poll(self) -> tuple[RunRecord, ...]:
@@ -124,6 +101,14 @@ class Supervised:
         self._reap()
         found = [self._read_report(run) for run in list(self._runs)]
         return tuple(record for record in found if record is not None)
+
+    def file(self, active: Iterable[Run]) -> None:
+        """Write the ends that their supervisors could not write, because the disk was read-only for a while. Raise
+        StateDirectoryError if that fails."""
+        for run in active:
+            if run.id in self._unfiled and (mine := self._book.take(run, run.state, self._clock.now())) is not None:
+                self._book.end(mine, self._unfiled[run.id])
+        self._unfiled.clear()
 
     def wait(self, timeout_s: float, *, is_over: Callable[[], bool] = lambda: False) -> tuple[RunRecord, ...]:
         """Like `poll`, but wait up to `timeout_s` for the first one. `is_over` is called every half second and can end
@@ -158,12 +143,15 @@ class Supervised:
     def _alive(self, entry: Entry, now: float) -> list[tuple[Run, Liveness, str]]:
         """Return the runs of an entry whose supervisors are alive, or may be."""
         book = self._book
-        found: list[tuple[Run, Liveness, str]] = []
-        for run in book.active():
-            if run.entry_key == entry.key and run.state is State.RUNNING and not book.about(run).get("end"):
-                state, reason = book.liveness(run, now)
-                if state is not Liveness.GONE:
-                    found.append((run, state, reason))
+        mine = (run for run in book.active() if run.entry_key == entry.key and run.state is State.RUNNING)
+        found = [(run, *book.liveness(run, now)) for run in mine if not book.about(run).get("end")]
+        found = [one for one in found if one[1] is not Liveness.GONE]
+        recorded = {run.pid for run, _, _ in found}
+        for own in self._runs:  # its supervisor may not have taken its record yet
+            if own.entry.key == entry.key and (pid := own.record.pid) not in recorded:
+                holder = f"-{pid}-{start_ticks(pid) or 0}-{own.record.time}"
+                run = Run(entry.key, own.record.slot, own.id, State.RUNNING, holder)
+                found.append((run, Liveness.ALIVE, f"process {pid} supervises it"))
         return found
 
     def _earlier(self, entry: Entry, now: float) -> tuple[tuple[Run, ...], str]:
@@ -174,20 +162,11 @@ class Supervised:
             alive = self._alive(entry, now)
         except StateDirectoryError as error:
             return (), f"cannot check for an earlier run: {error}"
-        recorded = {run.pid for run, _, _ in alive}
-        for own in self._runs:  # its supervisor may not have taken its record yet
-            if own.entry.key == entry.key and own.record.pid not in recorded:
-                pid, slot = own.record.pid, own.record.slot
-                holder = f"-{pid}-{start_ticks(pid) or 0}-{own.record.time}"
-                alive.append((Run(entry.key, slot, own.id, State.RUNNING, holder), Liveness.ALIVE, ""))
         for run, state, reason in alive:
             if entry.options.overlap is Overlap.SKIP or state is Liveness.UNKNOWN:
                 may = "may still be" if state is Liveness.UNKNOWN else "is still"
-                where = reason or f"process {run.pid} supervises it"
-                return (
-                    (),
-                    f"the run of slot {time.strftime('%H:%M:%S', time.localtime(run.slot))} {may} active: {where}",
-                )
+                slot = time.strftime("%H:%M:%S", time.localtime(run.slot))
+                return (), f"the run of slot {slot} {may} active: {reason}"
         return tuple(run for run, _, _ in alive), ""
 
     def _fork(
@@ -199,7 +178,7 @@ class Supervised:
         try:
             pid = fork()
             if pid == 0:
-                supervise(self._setup, entry, record.slot, run, earlier, environment, report_to)
+                WatchedRun(self._setup, entry, record.slot, run, environment).supervise(earlier, report_to)
         except OSError:
             os.close(report_from)
             raise
@@ -228,6 +207,8 @@ class Supervised:
             if answer["end"] is None:
                 return None
             record, unwritten = RunRecord.from_json(answer["end"]), answer["unwritten"]
+            if unwritten and run.id:
+                self._unfiled[run.id] = record
             return _with_note(record, f"not in the history yet: {unwritten}") if unwritten else record
         if is_closed:
             record = self._lost(run)
@@ -252,7 +233,7 @@ class Supervised:
                 book.add(run.entry.key, record)
                 return record
             for active in book.active():
-                if active.id == run.id and (settled := book.settle(active, now, why, self._host)) is not None:
+                if active.id == run.id and (settled := book.settle(active, now, why, self._setup.host)) is not None:
                     return settled
             filed = [known for known in book.history(run.entry.key) if known.slot == record.slot]
             return filed[-1] if filed else record  # it was killed right after it had filed the end
@@ -266,13 +247,14 @@ class Supervised:
         self._reap()
 
     def _reap(self) -> None:
-        for pid in list(self._leaving):
-            try:
-                done, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                done = pid
-            if done:
-                self._leaving.remove(pid)
+        self._leaving = [pid for pid in self._leaving if not _has_ended(pid)]
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _with_note(record: RunRecord, note: str) -> RunRecord:
@@ -280,14 +262,9 @@ def _with_note(record: RunRecord, note: str) -> RunRecord:
 
 
 def _end_of(pid: int) -> str:
-    until = time.monotonic() + _REAP_S
-    while time.monotonic() < until:
-        try:
-            done, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            break
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its run did"
-        time.sleep(0.005)
-    return "died"
+    try:
+        _, status = os.waitpid(pid, 0)  # its pipe is closed, so it has ended
+    except ChildProcessError:
+        return "died"
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by signal {-code}" if code < 0 else f"ended with {code} before its run did"

@@ -215,6 +215,14 @@ def test_an_output_that_is_a_link_or_gone_is_no_evidence_and_no_error(directory:
     assert directory.found(BACKUP).evidence == ()
 
 
+def test_a_run_that_its_scheduler_ended_is_told_as_that(directory: Directory) -> None:
+    directory.ticked()
+    directory.ran(100, Outcome.CUT_SHORT, summary="ended because its scheduler was stopped")
+    summary = directory.found(BACKUP).summary
+    assert summary.startswith("was cut short ") and summary.endswith(": ended because its scheduler was stopped")
+    assert "died" not in summary
+
+
 def test_failures_in_a_row_are_counted_back_to_the_last_good_run_and_three_are_critical(directory: Directory) -> None:
     directory.ticked()
     for slot, outcome in enumerate((Outcome.FAILED, Outcome.DONE, Outcome.TIMEOUT, Outcome.CUT_SHORT), start=1):

@@ -19,9 +19,10 @@ from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table import watched_run
 from resilience.cron.table.output import output_directory
 from resilience.cron.table.supervisor import Supervised
-from resilience.cron.table.watched_run import longest_s
+from resilience.cron.table.watched_run import Setup, longest_s
 from resilience.errors import StateDirectoryError
 from resilience.settings.cron_settings import CronSettings
+from resilience.system.ports import SystemClock
 
 PATIENCE_S = 60.0
 """No test waits longer for what must come."""
@@ -44,13 +45,17 @@ class Runs:
         self.environ = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(project)}
         self.refused: Ignored | None = None
         self._numbers = itertools.count(1)
-        self.supervised = Supervised(
+        settings = CronSettings(**{"output_bytes": 65536.0, **options})
+        made = Setup(
             self.directory,
-            CronSettings(**{"output_bytes": 65536.0, **options}),
-            project=project,
-            environment=self._environment,
-            refuse=lambda _: self.refused,
+            settings,
+            project,
+            self._environment,
+            lambda _: self.refused,
+            SystemClock(),
+            os.uname().nodename,
         )
+        self.supervised = Supervised(made)
 
     def _environment(self, entry: Entry, slot: int) -> Mapping[str, str]:
         return {**self.environ, **entry.environment}

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from resilience.cron.records import EntryOptions, Outcome
-from resilience.cron.table.ended import Cause, judge_end, why_not_started
+from resilience.cron.table.launch import why_not_started
+from resilience.cron.table.watched_run import Cause, judge_end
 
 OPTIONS = EntryOptions(timeout_s=5400.0, ok=(0, 1))
 
@@ -43,6 +44,6 @@ def test_leftover_and_unkillable_processes_are_reported() -> None:
 
 @pytest.mark.parametrize("number", sorted(errno.errorcode))
 def test_every_reason_of_the_kernel_is_a_sentence(number: int) -> None:
-    reason, _ = why_not_started("/p/it", number, facts={})
+    reason = why_not_started("/p/it", number)
     assert reason.startswith("cannot run /p/it: ") and len(reason) > len("cannot run /p/it: ")
     assert "\n" not in reason

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from resilience.cron.records import Ignored, Outcome
-from resilience.cron.table import launch, supervisor
+from resilience.cron.table import supervisor, watched_run
 from resilience.errors import UsageError
 from tests.cron.table.runs import SLOT, Runs, entry, quick, runs, until_true
 from tests.lab.disks import small_disk
@@ -65,10 +65,10 @@ def test_too_many_arguments_are_refused(runs: Runs) -> None:
 
 def test_a_program_that_is_just_written_is_waited_for_a_while(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(a_program(runs, Path("/bin/true").resolve().read_bytes()))
-    monkeypatch.setattr(launch, "BUSY_S", 0.2)
+    monkeypatch.setattr(watched_run, "BUSY_S", 0.2)
     with path.open("r+b"):
         assert "it is open for writing" in runs.run(str(path)).summary
-    monkeypatch.setattr(launch, "BUSY_S", 30.0)
+    monkeypatch.setattr(watched_run, "BUSY_S", 30.0)
     with path.open("r+b"):
         runs.start(entry(str(path)))
         until_true(lambda: bool(runs.active()), "its record")
@@ -98,15 +98,15 @@ def test_a_failed_fork_is_reported_at_once(runs: Runs, monkeypatch: pytest.Monke
     assert started.outcome is Outcome.REFUSED and "no process could be started" in started.summary
     assert "ulimit -u" in started.summary
     monkeypatch.undo()
-    monkeypatch.setattr("resilience.cron.table.launch.fork", no_room)
+    monkeypatch.setattr("resilience.cron.table.watched_run.fork", no_room)
     record = runs.run("true")
     assert record.outcome is Outcome.REFUSED and "no process could be started" in record.summary
 
 
-def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_cannot_be_made_is_refused_at_once(runs: Runs) -> None:
     def fail(*_: object) -> dict[str, str]:
         raise UsageError("no home", hint="find one")
 
-    monkeypatch.setattr(runs.supervised, "_environment", fail)
+    runs.supervised._setup = runs.supervised._setup._replace(environment=fail)
     started = runs.supervised.start(entry("true"), SLOT, None)
     assert (started.outcome, started.summary) == (Outcome.REFUSED, "no home (find one)")

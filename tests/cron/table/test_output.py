@@ -10,6 +10,7 @@ import pytest
 from resilience.cron.state_directory import CronDirectory
 from resilience.cron.table.output import OutputFile, output_directory, outputs, prune
 from resilience.errors import StateDirectoryError
+from tests.cron.records import put_run
 from tests.lab.disks import fill, small_disk
 
 KEY = "cron.hourly+backup"
@@ -18,8 +19,7 @@ KEY = "cron.hourly+backup"
 def test_a_silent_run_takes_no_file(tmp_path: Path) -> None:
     directory = CronDirectory(tmp_path)
     file = OutputFile(directory, KEY, 100)
-    file.append(b"")
-    file.close()
+    file.append(b"", is_last=True)
     assert (file.name, outputs(directory, KEY), directory.path.exists()) == ("", (), False)
 
 
@@ -29,8 +29,7 @@ def test_an_output_is_for_those_who_operate_the_project(tmp_path: Path, group: s
     try:
         file = OutputFile(CronDirectory(tmp_path, group), KEY, 100)
         file.append(b"one\n")
-        file.append(b"two\n")
-        file.close()
+        file.append(b"two\n", is_last=True)
     finally:
         os.umask(before)
     assert file.path is not None and file.path.stat().st_mode & 0o777 == mode
@@ -59,10 +58,11 @@ def test_the_newest_are_kept_and_those_that_run_and_nothing_else_is_touched(tmp_
     for slot in (9, 100, 20, 1000, 300):
         OutputFile(directory, KEY, slot).append(b"x")
     (output_directory(directory, KEY) / "notes").write_text("mine")
-    assert prune(directory, KEY, 2, running=frozenset({20})) == 2
+    put_run(directory, KEY, 20)
+    prune(directory, KEY, 2)
     assert outputs(directory, KEY) == ("20.txt", "300.txt", "1000.txt")
     assert (output_directory(directory, KEY) / "notes").exists()
-    assert prune(directory, "cron.hourly+other", 2) == 0
+    prune(directory, "cron.hourly+other", 2)
 
 
 def test_output_lost_on_a_full_disk_is_marked_as_missing(tmp_path: Path) -> None:
@@ -73,8 +73,7 @@ def test_output_lost_on_a_full_disk_is_marked_as_missing(tmp_path: Path) -> None
         with pytest.raises(StateDirectoryError, match="No space left"):
             file.append(b"middle\n" * 10_000)
         ballast.unlink()
-        file.append(b"end\n")
-        file.close()
+        file.append(b"end\n", is_last=True)
         assert file.path is not None
         kept = file.path.read_bytes()
     assert kept.startswith(b"begin\n")

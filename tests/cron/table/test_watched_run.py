@@ -89,7 +89,8 @@ def test_a_state_directory_that_hangs_neither_stops_a_run_nor_hides_its_end(
     until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped when it answers again")
 
 
-def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: Path, quick: None) -> None:
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: Path, quick: None, lives: bool) -> None:
     (tmp_path / "project").mkdir()
     with small_disk(tmp_path / "disk", "256k") as disk:
         runs = Runs(tmp_path / "project", disk)
@@ -103,7 +104,12 @@ def test_a_disk_that_turns_read_only_hides_no_end_from_the_scheduler(tmp_path: P
         assert "not in the history yet" in record.summary and "Read-only" in record.summary
         until_true(lambda: runs.supervised.poll() == () and not runs.supervised._leaving, "reaped")
         make_read_only(disk, False)
-        assert [run.outcome for run in settle(runs.directory)] == [Outcome.CUT_SHORT]
+        if lives:
+            runs.supervised.file(runs.directory.book.active())
+            assert [(run.outcome, run.exit_code) for run in runs.history()] == [(Outcome.FAILED, 5)]
+            assert not settle(runs.directory)
+        else:
+            assert [run.outcome for run in settle(runs.directory)] == [Outcome.CUT_SHORT]
 
 
 CHANGES = {
