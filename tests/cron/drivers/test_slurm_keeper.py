@@ -53,7 +53,7 @@ class Chain:
         """Ask from outside; or with SLURM_JOB_ID as a job does, beside its scheduler."""
         text, environ = self.script, {"PATH": "/usr/bin:/bin", **(environ or {})}
         if "SLURM_JOB_ID" in environ:
-            head = text[: text.index("\ncase ${1-} in\n  revive | keep")]
+            head = text[: text.index("\n[[ ! ${1-} =~ ^(revive")]
             text = head + "\n" + "\n".join(words) + '\nprintf %s "$facts"\nexit\n'
             words = ()
         done = subprocess.run(
