@@ -94,6 +94,12 @@ def test_a_process_on_another_host_is_unknown_until_its_time_limit(
     assert alive(directory, run, NOW + trusted_s + 1) is Liveness.GONE
 
 
+def test_a_claim_of_a_host_whose_clock_is_wrong_holds_its_slot_no_longer(directory: CronDirectory) -> None:
+    claim = put_run(directory, machine_id=FAR, host="n2", state=State.CLAIMED, at=NOW + 86400)
+    assert alive(directory, claim) is Liveness.GONE
+    assert alive(directory, put_run(directory, machine_id=FAR, state=State.CLAIMED, at=NOW + 60)) is Liveness.UNKNOWN
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\0"])
 def test_a_run_elsewhere_without_a_known_limit_is_trusted_as_long_as_its_record_is_touched(
     directory: CronDirectory, content: bytes | None
@@ -257,8 +263,10 @@ def test_files_with_the_same_records_do_not_push_older_ones_out(directory: CronD
 def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDirectory) -> None:
     for slot in range(100, 100 + LOOSE):
         directory.record(KEY, a_record(slot))
+    children = []
     for number in (1, 2, 3):
-        if fork() == 0:
+        children.append(fork())
+        if children[-1] == 0:
             left = iter(range(9 * number))
 
             def unlink(path: Path, left: Iterator[int] = left, **_: bool) -> None:
@@ -272,8 +280,8 @@ def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDire
                 directory.record(KEY, a_record(200 + number))
             finally:
                 os._exit(0)
-    for _ in range(3):
-        os.wait()
+    for child in children:
+        os.waitpid(child, 0)
     assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203]
     directory.record(KEY, a_record(204))
     assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203, 204]
