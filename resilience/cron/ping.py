@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
-from resilience.cron.report import recall
 from resilience.errors import ResilError, SettingsError
 from resilience.messages import plural
 from resilience.quantities import format_duration
@@ -63,7 +62,7 @@ class Pinged(NamedTuple):
 
 def last_ping(cron: CronProject) -> Pinged:
     """Return the result of the last ping; the defaults if there was none, or it cannot be read. Never raises."""
-    return recall(cron, STATE, Pinged)
+    return cron.state.recall(STATE, Pinged)
 
 
 def ping_url(url: str, word: str) -> str:

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.records import Outcome, RunRecord
 from resilience.cron.state_directory import TABLE, Damaged
 from resilience.errors import ResilError
-from resilience.records import from_record, to_record
+from resilience.records import to_record
 from resilience.system.child import Detached, start_detached
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ STATE = "reported"
 WATCHDOG = "cron"
 _KILLS_CHILDREN = ("SLURM_JOB_ID", "INVOCATION_ID")
 """If one of these is set, slurmstepd or systemd kills all children when this process ends."""
-
-StateT = TypeVar("StateT")
 
 
 class Reported(NamedTuple):
@@ -189,15 +187,7 @@ def check_reporting(settings: CronSettings) -> None:
 
 def reported(cron: CronProject) -> Reported:
     """Return what the last report left. Never raises."""
-    return recall(cron, STATE, Reported)
-
-
-def recall(cron: CronProject, name: str, kind: type[StateT]) -> StateT:
-    """Return what an earlier child left in a file of the state directory; the defaults if that cannot be read. Never
-    raises."""
-    with suppress(ResilError, ValueError, TypeError):
-        return from_record(kind, cron.state.read_record(name) or {}, lenient=True, strict=True)
-    return kind()
+    return cron.state.recall(STATE, Reported)
 
 
 def send_failures(cron: CronProject) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from resilience.cron.book import Book
 from resilience.cron.records import Heartbeat, Installation, RunRecord
 from resilience.cron.slots import AHEAD_S, link_once
-from resilience.errors import StateDirectoryError
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.messages import quoted
 from resilience.system.files import FULL, explain_os_error, make_directory, read_regular, write_atomic
 
@@ -27,6 +27,8 @@ FOLDER = ".cron"
 
 TABLE = "table.json"
 """The table as the last tick read it, for the watchdog: `entries`, their names, and `ignored` files."""
+
+RecordT = TypeVar("RecordT")
 
 
 class CronDirectory:
@@ -244,6 +246,14 @@ class CronDirectory:
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{path} is damaged: {error}", hint=f"remove it: rm {quoted(path)}") from error
         return record
+
+    def recall(self, name: str, kind: type[RecordT]) -> RecordT:
+        """Return a record as a dataclass or named tuple; its defaults if it cannot be read. Never raises."""
+        from resilience.records import from_record
+
+        with suppress(ResilError, ValueError, TypeError):
+            return from_record(kind, self.read_record(name) or {}, lenient=True, strict=True)
+        return kind()
 
     def quarantine(self, name: str) -> None:
         """Rename a damaged file to `NAME.damaged`. Raise StateDirectoryError if that fails."""

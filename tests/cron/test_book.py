@@ -257,8 +257,10 @@ def test_files_with_the_same_records_do_not_push_older_ones_out(directory: CronD
 def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDirectory) -> None:
     for slot in range(100, 100 + LOOSE):
         directory.record(KEY, a_record(slot))
+    children = []
     for number in (1, 2, 3):
-        if fork() == 0:
+        children.append(fork())
+        if children[-1] == 0:
             left = iter(range(9 * number))
 
             def unlink(path: Path, left: Iterator[int] = left, **_: bool) -> None:
@@ -272,8 +274,8 @@ def test_of_three_that_fold_at_once_some_may_die_at_any_file(directory: CronDire
                 directory.record(KEY, a_record(200 + number))
             finally:
                 os._exit(0)
-    for _ in range(3):
-        os.wait()
+    for child in children:
+        os.waitpid(child, 0)
     assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203]
     directory.record(KEY, a_record(204))
     assert [run.slot for run in directory.history(KEY)] == [*range(100, 100 + LOOSE), 201, 202, 203, 204]
