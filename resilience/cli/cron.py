@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilience.cli.options import ConfigOption, JsonOption, completion, duration_s
-from resilience.cli.output import chosen, print_json
 from resilience.errors import EX_TEMPFAIL, UsageError
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ def install(
     from resilience.cli.show_cron import show_install
 
     cron = open_cron_project(config, {"cron.mode": mode} if mode else {})
-    raise typer.Exit(show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json))
+    show_install(cron, backend=backend, replace=replace, dry_run=dry_run, as_json=as_json)
 
 
 @_command("resil cron status; resil cron status --json")
@@ -116,30 +115,22 @@ def status(as_json: JsonOption = False, config: ConfigOption = None) -> None:
 
     Exits with 0 when ticks are on time, 1 when not (late, dead, stopped, not installed), 75 when the health is unknown.
     """
-    from resilience.cli.show_cron import show_status, status_to_json
+    from resilience.cli.show_cron import show_status
     from resilience.cron.status import cron_status
 
     found = cron_status(open_cron_project(config))
-    if as_json:
-        print_json("cron-status", status_to_json(found))
-    else:
-        show_status(found)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    show_status(found, as_json=as_json)
+    raise typer.Exit(found.judgement.exit_code)
 
 
 @_command("resil cron list; resil cron list --json", name="list")
 def list_entries(as_json: JsonOption = False, config: ConfigOption = None) -> None:
     """List the entries and their next runs. Every line of the crontab and every drop-in is an entry."""
-    from resilience.cli.show_cron import listing_to_json, show_listing
+    from resilience.cli.show_cron import show_listing
     from resilience.cron.entries import list_entries as read_entries
 
     cron = open_cron_project(config)
-    found = read_entries(cron)
-    if as_json:
-        print_json("cron-list", listing_to_json(found))
-    else:
-        show_listing(found, cron.project.system.clock.now(), cron.directory)
+    show_listing(read_entries(cron), cron.project.system.clock.now(), cron.directory, as_json=as_json)
 
 
 @_command(
@@ -223,15 +214,12 @@ def history(
 
     Without a name: of all entries.
     """
-    from resilience.cli.show_cron import history_to_json, show_history
+    from resilience.cli.show_cron import show_history
     from resilience.cron.entries import histories
 
     cron = open_cron_project(config)
-    runs = histories(cron, name, last)
-    if as_json:
-        print_json("cron-history", history_to_json(runs))
-    else:
-        show_history(runs, of_one=bool(name), now=cron.project.system.clock.now())
+    runs, now = histories(cron, name, last), cron.project.system.clock.now()
+    show_history(runs, of_one=bool(name), now=now, as_json=as_json)
 
 
 @_command(
@@ -276,14 +264,8 @@ def doctor(
         show_environment(environment_of(cron), cron.named_variables(), as_json=as_json)
         return
     found = examine_cron(cron)
-    if as_json:
-        print_json("cron-doctor", chosen(found, "is_broken", "diagnoses", "ignored"))
-    else:
-        show_examination(found)
-    if found.is_broken:
-        raise typer.Exit(1)
-    if found.is_unknown:
-        raise typer.Exit(EX_TEMPFAIL)
+    show_examination(found, as_json=as_json)
+    raise typer.Exit(1 if found.is_broken else EX_TEMPFAIL if found.is_unknown else 0)
 
 
 @_command("resil cron run; tmux new -d 'resil cron run'; resil cron run backup")
@@ -339,7 +321,7 @@ def stop(
     """
     from resilience.cli.show_cron import show_stop
 
-    raise typer.Exit(show_stop(open_cron_project(config), why=why, as_json=as_json))
+    show_stop(open_cron_project(config), why=why, as_json=as_json)
 
 
 @_command("resil cron uninstall; resil cron uninstall --dry-run")
@@ -354,7 +336,7 @@ def uninstall(
     """Undo `resil cron install`. The ticks end; the cron directory and the histories stay."""
     from resilience.cli.show_cron import show_uninstall
 
-    raise typer.Exit(show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json))
+    show_uninstall(open_cron_project(config), force=force, dry_run=dry_run, as_json=as_json)
 
 
 @_command("resil cron prune; resil cron prune --dry-run")

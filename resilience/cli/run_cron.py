@@ -29,13 +29,11 @@ def run_loop(cron: CronProject, *, driver: str = "", once: bool = False) -> int:
 
     by: list[int] = []
     if sentence := stopped_message(cron):
-        print(f"{clean(sentence)}: no tick is made")
-        print("  to restart: resil cron install")
+        print(f"{clean(sentence)}: no tick is made\n  to restart: resil cron install")
         return 0
     if not once:
-        print(
-            f"the scheduler of {clean(str(cron.directory))} runs in the foreground, until Ctrl-C or SIGTERM", flush=True
-        )
+        where = clean(str(cron.directory))
+        print(f"the scheduler of {where} runs in the foreground, until Ctrl-C or SIGTERM")
         print("  health: resil cron status; entries: resil cron list", flush=True)
     with _flagged_by_signals(by.append):
         if once:
@@ -117,13 +115,9 @@ def stopped_message(cron: CronProject) -> str:
 
 def _show(ticked: TickResult) -> None:
     """Print a line for each slot; nothing if none was due."""
-    if not ticked.stopped and not _runs(ticked):
-        return  # the usual case; loading the printing code takes as long as a tick
     if ticked.stopped:
-        print(f"{clean(ticked.stopped)}: no tick is made")
-        print("  to restart: resil cron install")
-        return
-    for run in _runs(ticked):
+        print(f"{clean(ticked.stopped)}: no tick is made\n  to restart: resil cron install")
+    for run in () if ticked.stopped else _runs(ticked):
         print(clean(_line(run)))
 
 

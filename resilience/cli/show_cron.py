@@ -12,38 +12,45 @@ from resilience.cli.output import chosen, clean, paint, patience, plain, print_i
 from resilience.cron.entries import EntryRow, Listing, lateness_s, took_s
 from resilience.cron.health import Health
 from resilience.cron.logs import Log, find_logs, follow, read_text, without_escapes
-from resilience.cron.records import Outcome, RunRecord
+from resilience.cron.records import Kind, Outcome, RunRecord
 from resilience.cron.status import CronStatus
 from resilience.cron.words import slot_text
-from resilience.errors import EX_TEMPFAIL, ResilError
+from resilience.errors import EX_TEMPFAIL, ResilError, UsageError
 from resilience.job import Liveness
 from resilience.messages import cut, plural
 from resilience.quantities import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from resilience.cron.canary import CanaryAnswer
-    from resilience.cron.driver_choice import Choice
     from resilience.cron.edit import NewEntry
     from resilience.cron.install import Installed, Removed
     from resilience.cron.project import CronProject
     from resilience.cron.records import Installation
     from resilience.doctor.cron import CronExamination
 
-HEALTH_COLOURS = {
-    Health.ALIVE: "green", Health.WAITING: "yellow", Health.LATE: "red", Health.DEAD: "red", Health.STOPPED: "yellow",
-    Health.ABSENT: "yellow", Health.UNKNOWN: "yellow",
-}  # fmt: skip
-SIGNS = {
-    Outcome.DONE: "ok", Outcome.SUBMITTED: "ok", Outcome.RUNNING: "..", Outcome.SKIPPED: "--", Outcome.MISSED: "--",
-}  # fmt: skip
-"""The sign before an outcome; a failure has `!!`."""
+_COLOURS = {Health.ALIVE: "green", Health.LATE: "red", Health.DEAD: "red"}
+_SIGNS = {"ok": (Outcome.DONE, Outcome.SUBMITTED), "..": (Outcome.RUNNING,), "--": (Outcome.SKIPPED, Outcome.MISSED)}
+"""The outcomes with this sign; a failure has `!!`."""
 _SUMMARY_CHARACTERS = 70
 
 
-def show_status(found: CronStatus) -> None:
+def show_status(found: CronStatus, *, as_json: bool = False) -> None:
     """Print the state of the scheduler, then the entries."""
+    if as_json:
+        document = {
+            **chosen(found.judgement, "health", "reason", "advice"),
+            **chosen(found, "driver", "heartbeat", "stopped", "lateness", "trouble"),
+            "time": found.now,
+            "installation": installation_to_json(found.installation),
+            "ignored": len(found.listing.ignored),
+            "faults": found.listing.faults,
+            "next": [{"slot": slot, "name": name} for slot, name in found.listing.next],
+            "entries": [row.to_json() for row in found.listing.rows],
+        }
+        print_json("cron-status", document)
+        return
     judgement, now = found.judgement, found.now
-    health = paint(judgement.health.value, HEALTH_COLOURS[judgement.health])
+    health = paint(judgement.health.value, _COLOURS.get(judgement.health, "yellow"))
     print(f"{paint('cron', 'bold')}  {health}: {clean(judgement.reason)}")
     if judgement.advice:
         print(f"  try: {clean(judgement.advice)}")
@@ -51,17 +58,20 @@ def show_status(found: CronStatus) -> None:
     for text in found.trouble:
         if text != judgement.reason:
             print(paint(f"  {clean(text)}", "yellow"))
-    if found.next:
-        is_running = judgement.health in (Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN)
+    if found.listing.next:
+        first = found.driver.next_tick or now if found.driver is not None else now
+        is_running = first <= found.listing.next[0][0] + judgement.patience_s and judgement.health in (
+            Health.ALIVE, Health.WAITING, Health.LATE, Health.UNKNOWN
+        )  # fmt: skip
         print("  next:" if is_running else "  next, once the scheduler runs:")
-        print_table(("", ""), [(when(slot, now), name) for slot, name in found.next], indent=4)
-    if found.rows:
-        print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.rows, now), indent=2)
+        print_table(("", ""), [(when(slot, now), name) for slot, name in found.listing.next], indent=4)
+    if found.listing.rows:
+        print_table(("LAST", "ENTRY", "WHEN", "RESULT", "7 DAYS"), *_last(found.listing.rows, now), indent=2)
     elif judgement.health is not Health.UNKNOWN and not found.trouble:
         print(
             f"  nothing is scheduled: drop a file into {clean(found.directory)}/cron.hourly, or: resil cron add --help"
         )
-    print_ignored(found.faults, indent="  ")
+    print_ignored(found.listing.faults, indent="  ")
 
 
 def _facts(found: CronStatus) -> list[str]:
@@ -88,18 +98,12 @@ def _facts(found: CronStatus) -> list[str]:
         if heartbeat.trouble:
             lines.append(f"error in that tick: {heartbeat.trouble}")
         late = f"late by {format_duration(round(heartbeat.late_s, 1))}" if heartbeat.late_s >= 0.05 else "on time"
-        lines.append(f"lateness: the last tick was {late}{_lateness(found)}")
+        if (lateness := found.lateness) is not None:
+            runs = "run" if lateness.runs == 1 else f"{lateness.runs} runs"
+            median, p95 = _seconds(lateness.median_s), _seconds(lateness.p95_s)
+            late += f"; the last {runs} began {median} after the slot, jitter included (median; {p95} at p95)"
+        lines.append(f"lateness: the last tick was {late}")
     return lines
-
-
-def _lateness(found: CronStatus) -> str:
-    if found.lateness is None:
-        return ""
-    median, p95, count = found.lateness.median_s, found.lateness.p95_s, found.lateness.count
-    runs = "run" if count == 1 else f"{count} runs"
-    return (
-        f"; the last {runs} began {_seconds(median)} after the slot, jitter included (median; {_seconds(p95)} at p95)"
-    )
 
 
 def _seconds(seconds: float) -> str:
@@ -114,9 +118,9 @@ def _last(rows: Sequence[EntryRow], now: float) -> tuple[list[tuple[str, ...]], 
         counts = [f"{count} {what}" for count, what in
                   ((row.failed, "failed"), (row.missed, "missed"), (row.skipped, "skipped")) if count]  # fmt: skip
         if last is None:
-            cells.append(("", row.name, "", "has not run yet", ", ".join(counts)))
+            cells.append(("", row.entry.name, "", "has not run yet", ", ".join(counts)))
         else:
-            cells.append((sign(last.outcome), row.name, slot_text(last.slot, now), outcome_text(last, now),
+            cells.append((sign(last.outcome), row.entry.name, slot_text(last.slot, now), outcome_text(last, now),
                           ", ".join(counts)))  # fmt: skip
         colours.append("red" if last is not None and last.outcome.is_failure else "")
     return cells, colours
@@ -124,7 +128,7 @@ def _last(rows: Sequence[EntryRow], now: float) -> tuple[list[tuple[str, ...]], 
 
 def sign(outcome: Outcome) -> str:
     """Return two characters for an outcome: `ok`, `!!`, `..`, `--`."""
-    return SIGNS.get(outcome, "!!")
+    return next((sign for sign, outcomes in _SIGNS.items() if outcome in outcomes), "!!")
 
 
 def outcome_text(run: RunRecord, now: float | None = None) -> str:
@@ -173,27 +177,16 @@ def print_ignored(faults: int, indent: str = "") -> None:
         print(paint(indent + text, "yellow"))
 
 
-def status_to_json(found: CronStatus) -> dict[str, Any]:
-    """Return the status for a JSON document."""
-    lateness = found.lateness
-    return (
-        chosen(found.judgement, "health", "reason", "advice")
-        | chosen(found, "driver", "heartbeat", "stopped", "ignored", "faults", "trouble")
-        | {
-            "time": found.now,
-            "installation": installation_to_json(found.installation),
-            "lateness": lateness and chosen(lateness, "median_s", "p95_s") | {"runs": lateness.count},
-            "next": [{"slot": slot, "name": name} for slot, name in found.next],
-            "entries": [row.to_json() for row in found.rows],
-        }
-    )
-
-
 # ---- list -----------------------------------------------------------------------------------------------------
 
 
-def show_listing(found: Listing, now: float, directory: Path) -> None:
+def show_listing(found: Listing, now: float, directory: Path, *, as_json: bool) -> None:
     """Print the table of entries."""
+    if as_json:
+        print_json(
+            "cron-list", chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
+        )
+        return
     for text in found.trouble:
         print(paint(f"  {clean(text)}", "yellow"))
     if found.rows:
@@ -202,19 +195,15 @@ def show_listing(found: Listing, now: float, directory: Path) -> None:
     else:
         print(f"nothing is scheduled in {clean(str(directory))}")
         print("  try: drop a file into its cron.hourly, or: resil cron add NAME --hourly -- COMMAND")
-    print_ignored(sum(ignored.is_fault for ignored in found.ignored))
+    print_ignored(found.faults)
 
 
 def _cells(row: EntryRow, now: float) -> tuple[str, ...]:
-    timeout = "" if row.kind == "submit" else format_duration(row.timeout_s) if row.timeout_s else "none"
+    entry, timeout_s = row.entry, row.entry.options.timeout_s
+    timeout = "" if entry.kind is Kind.SUBMIT else format_duration(timeout_s) if timeout_s else "none"
     options = " ".join(f"{key}={value}" if value else key for key, value in row.options.items() if key != "timeout")
     upcoming = "now" if row.is_due else when(row.next, now) if row.next is not None else "-"
-    return row.name, row.words, upcoming, row.kind, timeout, options, row.place, cut(row.command, 60)
-
-
-def listing_to_json(found: Listing) -> dict[str, Any]:
-    """Return the listing for a JSON document."""
-    return chosen(found, "ignored", "trouble") | {"entries": [row.to_json() for row in found.rows]}
+    return entry.name, row.words, upcoming, entry.kind.value, timeout, options, entry.place, cut(row.command, 60)
 
 
 # ---- add, remove, prune ---------------------------------------------------------------------------------------
@@ -280,10 +269,13 @@ def show_prune(cron: CronProject, *, dry_run: bool, as_json: bool) -> None:
         print("nothing has expired")
 
 
-def show_examination(found: CronExamination) -> None:
+def show_examination(found: CronExamination, *, as_json: bool) -> None:
     """Print a line for each diagnosis, and one for each ignored file, with advice."""
     from resilience.cli.doctor import show_diagnoses
 
+    if as_json:
+        print_json("cron-doctor", chosen(found, "is_broken", "diagnoses", "ignored"))
+        return
     ignored = sorted(found.ignored, key=lambda one: not one.is_fault)
     show_diagnoses(found.diagnoses, [
         ("CRITICAL" if one.is_fault else "ignored", one.place, one.reason, one.hint, "red" if one.is_fault else "dim")
@@ -295,35 +287,38 @@ def show_examination(found: CronExamination) -> None:
 
 def show_environment(variables: Mapping[str, str], secret: Collection[str], *, as_json: bool) -> None:
     """Print the variables; the values of secrets, and of the variables named in `secret`, are hidden."""
-    shown = dict(sorted(_shown(variables, secret).items()))
+    from resilience.cron.table.environment import secrets_of
+    from resilience.system.redaction import REDACTED
+
+    secrets = set(secrets_of(variables, secret))
+    shown = {name: REDACTED if value in secrets else value for name, value in sorted(variables.items())}
     if as_json:
         print_json("cron-environment", {"environment": shown})
     else:
         print_indented((f"{name}={value}" for name, value in shown.items()), 0)
 
 
-def _shown(variables: Mapping[str, str], secret: Collection[str]) -> dict[str, str]:
-    from resilience.cron.table.environment import secrets_of
-    from resilience.system.redaction import REDACTED
-
-    secrets = set(secrets_of(variables, secret))
-    return {name: REDACTED if value in secrets else value for name, value in variables.items()}
-
-
 CANARY_POLL_S = 1.0
 """Interval at which `--wait` polls."""
 
 
-def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> int:
+def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: bool, as_json: bool) -> None:
     """Install, or print the steps."""
     from resilience.cron.install import install
 
     with patience("checking which drivers are available: crontab, systemd, the scheduler"):
         done = install(cron.project, backend, dry_run=dry_run, replace=replace)
+    choice = done.choice
     if as_json:
-        print_json("cron-install", _installed_to_json(done, dry_run=dry_run))
-        return 0
-    _show_choice(done.choice, is_installed=bool(not dry_run and not done.lines and not done.steps))
+        offers = [{"name": offer.name} | plain(offer.availability) for offer in choice.offers]
+        document = {"driver": choice.name, "why": choice.why, "offers": offers, "dry_run": dry_run, "steps": done.steps}
+        print_json("cron-install", document | _changed_to_json(done))
+        return
+    print(f"{choice.name}: {clean(choice.why)}")
+    others = [(offer.name, *offer.availability) for offer in choice.offers if offer.name != choice.name]
+    if others and (dry_run or done.lines or done.steps):
+        rows = [(name, "available" if is_available else "no", why) for name, is_available, why, _ in others]
+        print_table(("", "", ""), rows, ["dim"] * len(rows), indent=2)
     if dry_run:
         for step in done.steps:
             print(f"would: {clean(step.what)}")
@@ -333,30 +328,9 @@ def show_install(cron: CronProject, *, backend: str, replace: bool, dry_run: boo
     _show_lines(done.lines, done.notes)
     if not dry_run:
         print("  entries: resil cron list; health: resil cron status")
-        if done.choice.name == "foreground":
-            print(
-                f"  now start it and keep it running: resil cron run (on {done.installation.host}, for example in tmux)"
-            )
-    return 0
-
-
-def _show_choice(choice: Choice, *, is_installed: bool) -> None:
-    print(f"{choice.name}: {clean(choice.why)}")
-    others = [offer for offer in choice.offers if offer.name != choice.name]
-    if others and not is_installed:
-        rows = []
-        for offer in others:
-            state = "available" if offer.availability.is_available else "no"
-            rows.append((offer.name, state, offer.availability.reason))
-        print_table(("", "", ""), rows, ["dim"] * len(rows), indent=2)
-
-
-def _installed_to_json(done: Installed, *, dry_run: bool) -> dict[str, Any]:
-    choice = done.choice
-    offers = [{"name": offer.name} | plain(offer.availability) for offer in choice.offers]
-    steps = [chosen(step, "what", "text") for step in done.steps]
-    document = {"driver": choice.name, "why": choice.why, "offers": offers, "dry_run": dry_run, "steps": steps}
-    return document | _changed_to_json(done)
+        if choice.name == "foreground":
+            where = f"(on {done.installation.host}, for example in tmux)"
+            print(f"  now start it and keep it running: resil cron run {where}")
 
 
 def _changed_to_json(done: Installed | Removed) -> dict[str, Any]:
@@ -377,7 +351,7 @@ def installation_to_json(installation: Installation | None) -> dict[str, Any] | 
     return record
 
 
-def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> int:
+def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bool) -> None:
     """Uninstall the driver."""
     from resilience.cron.install import Removed, uninstall
 
@@ -388,7 +362,7 @@ def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bo
             done = uninstall(cron.project, force=force)
     if as_json:
         print_json("cron-uninstall", _changed_to_json(done) | {"dry_run": dry_run})
-        return 0
+        return
     installation = done.installation
     if installation is None:
         print("nothing is installed")
@@ -397,10 +371,9 @@ def show_uninstall(cron: CronProject, *, force: bool, dry_run: bool, as_json: bo
     _show_lines(done.lines, done.notes)
     if installation is not None and not dry_run:
         print(f"uninstalled: {installation.driver} makes no more ticks; the cron directory is unchanged")
-    return 0
 
 
-def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
+def show_stop(cron: CronProject, *, why: str, as_json: bool) -> None:
     """Stop the scheduler."""
     from resilience.cron.install import stop
 
@@ -408,11 +381,10 @@ def show_stop(cron: CronProject, *, why: str, as_json: bool) -> int:
         done = stop(cron.project, why)
     if as_json:
         print_json("cron-stop", _changed_to_json(done))
-        return 0
+        return
     _show_lines(done.lines, done.notes)
     print("stopped: no entry starts, and no job is submitted")
     print("  to restart: resil cron install; to remove the driver: resil cron uninstall")
-    return 0
 
 
 def _show_lines(lines: Iterable[str], notes: Iterable[str]) -> None:
@@ -442,19 +414,19 @@ def show_canary(cron: CronProject, *, wait_s: float, as_json: bool) -> int:
         found = canary_answer(cron, id)
     code = 0 if found.is_well else 1 if _is_over(found) else EX_TEMPFAIL
     if as_json:
-        print_json("cron-canary", canary_to_json(found))
+        keys = ("channel", "is_delivered", "answer", "after_s")
+        channels = [dict(zip(keys, channel, strict=True)) for channel in found.channels]
+        about = chosen(found, "id", "asked", "taken", "by", "ended", "is_well", "trouble")
+        print_json("cron-canary", about | {"channels": channels})
         return code
     for channel, is_delivered, answer, after_s in found.channels:
         print(f"{'ok' if is_delivered else '!!'}  {clean(channel)} after {after_s:.1f} s: {clean(answer)}")
     if found.trouble:
         print(f"!!  {clean(found.trouble)}")
-    if not _is_over(found):
-        if found.taken is None:
-            print("no tick picked it up in time")
-            print("  try: resil cron status")
-        else:
-            print("picked up, but not every channel has responded yet")
-            print("  try: resil alert test")
+    if not _is_over(found) and found.taken is None:
+        print("no tick picked it up in time\n  try: resil cron status")
+    elif not _is_over(found):
+        print("picked up, but not every channel has responded yet\n  try: resil alert test")
     return code
 
 
@@ -462,19 +434,21 @@ def _is_over(found: CanaryAnswer) -> bool:
     return found.ended is not None or bool(found.trouble)
 
 
-def canary_to_json(found: CanaryAnswer) -> dict[str, Any]:
-    """Return a canary for a JSON document."""
-    keys = ("channel", "is_delivered", "answer", "after_s")
-    return chosen(found, "id", "asked", "taken", "by", "ended", "is_well", "trouble") | {
-        "channels": [dict(zip(keys, channel, strict=True)) for channel in found.channels]
-    }
-
-
 # ---- history and logs -----------------------------------------------------------------------------------------
 
 
-def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float) -> None:
+def show_history(runs: Sequence[RunRecord], *, of_one: bool, now: float, as_json: bool) -> None:
     """Print one line for each slot."""
+    if as_json:
+        keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
+        print_json("cron-history", {"runs": [
+            chosen(run, *keys) | {
+                "is_failure": run.outcome.is_failure, "late_s": lateness_s(run), "took_s": took_s(run),
+                "job": run.job_id or None, "host": run.host or None, "output": run.output or None,
+            }
+            for run in runs
+        ]})  # fmt: skip
+        return
     if not runs:
         print("the entry has not run yet" if of_one else "no entry has run yet")
         print("  next runs: resil cron list")
@@ -507,37 +481,17 @@ def _result(run: RunRecord) -> str:
     return text
 
 
-def history_to_json(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return the runs for a JSON document."""
-    keys = ("name", "slot", "outcome", "time", "started", "exit_code", "summary", "count")
-    return {
-        "runs": [
-            chosen(run, *keys) | {
-                "is_failure": run.outcome.is_failure, "late_s": lateness_s(run), "took_s": took_s(run),
-                "job": run.job_id or None, "host": run.host or None, "output": run.output or None,
-            }
-            for run in runs
-        ]
-    }  # fmt: skip
-
-
 def show_logs(cron: CronProject, name: str, *, slot: str, last: int, follows: bool, path_only: bool) -> None:
     """Write the outputs, oldest first, each with a header on standard error."""
     found = find_logs(cron, name, slot=slot, last=last)
     now = cron.project.system.clock.now()
     for log in found:
-        if path_only:
-            _print_path(log)
-        else:
+        if not path_only:
             _show(cron, log, now, follows=follows and log is found[-1])
-
-
-def _print_path(log: Log) -> None:
-    from resilience.errors import UsageError
-
-    if log.path is None:
-        raise UsageError(f"there is no file: {log.reason}", hint=f"resil cron history {log.run.name}")
-    print(log.path)
+        elif log.path is not None:
+            print(log.path)
+        else:
+            raise UsageError(f"there is no file: {log.reason}", hint=f"resil cron history {log.run.name}")
 
 
 def _show(cron: CronProject, log: Log, now: float, *, follows: bool) -> None:

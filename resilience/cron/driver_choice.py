@@ -1,20 +1,28 @@
-"""Finds the available drivers, checks whether they work here, and chooses one."""
+"""Finds the drivers that work here, chooses one, and asks the installed one for its state."""
 
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilience.cron.drivers import Availability
+from resilience.cron.drivers import Availability, DriverState, availability_of, state_of
 from resilience.errors import ResilError, UsageError
+from resilience.job import Liveness
 from resilience.plugins import Family
 from resilience.runs.project import Project
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from resilience.cron.drivers import Driver
+    from resilience.cron.records import Installation
     from resilience.runs.context import Context
+    from resilience.settings.cron_settings import CronSettings
 
 AUTO = "auto"
+
+DRIVER_S = 15.0
+"""Time limit for the driver's state: each command to a hung controller takes a minute, and a driver runs several."""
 
 
 @cache
@@ -29,12 +37,10 @@ class Offer(NamedTuple):
     Attributes:
         name: name of the plugin.
         rank: `auto` takes the available driver with the lowest rank.
-        summary: one line for the user.
     """
 
     name: str
     rank: int
-    summary: str
     availability: Availability
 
 
@@ -119,9 +125,36 @@ def check_driver(name: str, context: Context) -> Offer:
     try:
         driver = driver_of(name)
     except UsageError as error:
-        return Offer(name, 1000, "", Availability(False, error.message, error.hint))
-    try:
-        availability = driver.availability(context)
-    except Exception as error:
-        availability = Availability(False, f"the check failed: {type(error).__name__}: {error}")
-    return Offer(name, driver.rank, driver.summary, availability)
+        return Offer(name, 1000, Availability(False, error.message, error.hint))
+    return Offer(name, driver.rank, availability_of(driver, context))
+
+
+def driver_state(
+    installation: Installation, settings: CronSettings, context: Context, limit_s: float = 0.0
+) -> DriverState:
+    """Return the driver's state. Any failure is UNKNOWN, with the reason; never raises.
+
+    `limit_s`: time limit; 0: DRIVER_S.
+    """
+    from resilience.system.child import run_in_child
+
+    def ask() -> tuple[Any, ...]:
+        found = state_of(driver_of(installation.driver), installation, settings, context)
+        return found.liveness.value, *found[1:]
+
+    limit_s = limit_s or DRIVER_S
+    ((_, answer),) = run_in_child({0: (ask, limit_s)})
+    if answer.error is None:
+        return DriverState(Liveness(answer.value[0]), *answer.value[1:])
+    slow = f"backend {installation.driver} did not respond within {limit_s:g} s"
+    return DriverState(Liveness.UNKNOWN, slow if answer.is_overdue else answer.error.message, hint=answer.error.hint)
+
+
+def chain_problem(directory: Path, installation: Installation | None) -> str:
+    """Return the problem of an installation's chain in `<state_dir>/.cron`; empty: none, or the chain has no jobs."""
+    if installation is None or installation.driver != "slurm":
+        return ""
+    from resilience.cron.drivers._slurm.keeper import trouble_of
+
+    trouble, since = trouble_of(directory)
+    return trouble if since >= installation.time else ""

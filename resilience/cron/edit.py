@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilience.cron.entries import find_name, next_runs
+from resilience.cron.entries import find_entry, next_runs
 from resilience.cron.records import Entry, EntryOptions, Kind
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
 from resilience.cron.table.drop_ins import SCHEDULES, SUBMITTED
@@ -167,8 +167,6 @@ def _check_request(cron: CronProject, requested: NewEntry) -> EntryOptions:
         raise UsageError(said, hint='one of --minutely, --quarter-hourly, --hourly ..., or --cron "30 4 * * *"')
     if not requested.command or not any(requested.command):
         raise UsageError("no command given", hint=f"resil cron add {requested.name} --hourly -- COMMAND")
-    if any("\0" in word for word in requested.command):
-        raise UsageError("a command must not contain a NUL byte", hint="put it into a script")
     if requested.submit and requested.schedule:
         hint = "--hourly, --daily ... --submit; or let the line submit a job: -- sbatch job.slurm"
         raise UsageError("crontab lines are run, not submitted", hint=hint)
@@ -334,31 +332,15 @@ def _add_line(cron: CronProject, requested: NewEntry, command: str, *, dry_run: 
 def remove(cron: CronProject, names: Sequence[str], *, dry_run: bool = False) -> tuple[Gone, ...]:
     """Remove all named entries, or none. Raise UsageError, with the nearest name, for an unknown entry."""
     table = cron.read_table()
-    found = [_find(table, name) for name in names]
-    return tuple(_remove(cron, name, dry_run=dry_run) for name in dict.fromkeys(found))
+    found = {entry.name: entry for entry in (find_entry(table, name) for name in names)}
+    return tuple(_remove(cron, entry, dry_run=dry_run) for entry in found.values())
 
 
-def _find(table: Table, wanted: str) -> str:
-    try:
-        return find_name([entry.name for entry in table.entries], wanted)
-    except UsageError:
-        files = [one for one in table.ignored if one.place.endswith(f"/{wanted}")]
-        if len(files) == 1 and ":" not in Path(files[0].place).name:
-            raise UsageError(
-                f"{files[0].place} is not an entry: {files[0].reason}",
-                hint=f"remove the file: rm {quoted(files[0].place)}",
-            ) from None
-        raise
-
-
-def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
-    entry = next((entry for entry in cron.read_table().entries if entry.name == name), None)
-    if entry is None:
-        raise ResilError(f"{name} no longer exists: another process removed it", hint="resil cron list")
-    if name.startswith(f"{CRONTAB}/"):
+def _remove(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
+    if entry.name.startswith(f"{CRONTAB}/"):
         return _remove_line(cron, entry, dry_run=dry_run)
     if not entry.path:
-        raise UsageError(f"{name} is defined by {entry.place}", hint="change this setting in resil.toml")
+        raise UsageError(f"{entry.name} is defined by {entry.place}", hint="change this setting in resil.toml")
     path = Path(entry.path)  # in the directory, not the target of a link
     try:
         target = os.readlink(path) if path.is_symlink() else ""  # noqa: PTH115 - as it was written
@@ -366,34 +348,24 @@ def _remove(cron: CronProject, name: str, *, dry_run: bool) -> Gone:
             path.unlink()
     except OSError as error:
         raise explain_os_error(error, "remove", path) from error
-    return Gone(name, str(path), target, bool(target))
+    return Gone(entry.name, str(path), target, bool(target))
 
 
 def _remove_line(cron: CronProject, entry: Entry, *, dry_run: bool) -> Gone:
-    """Remove the line, the options above it, and the comment that `resil cron add` wrote.
-
-    Raise ResilError if more than this entry would change, because the file changed since it was read.
-    """
+    """Remove the line, wherever it is now, the options above it, and the comment that `resil cron add` wrote."""
     path = cron.directory / CRONTAB
     before = read_crontab(path)
+    place = next((one.place for one in parse(cron, before).entries if one.name == entry.name), "")
+    if not place:
+        raise ResilError(f"{entry.name} no longer exists: another process removed it", hint="resil cron list")
     lines = re.split(rb"(?<=\n)", before)
-    last = int(entry.place.rpartition(":")[2])
+    last = int(place.rpartition(":")[2])
     first = last - 1
-    if first and re.match(rb"[ \t]*#+[ \t]*resil:", b"".join(lines[first - 1 : first])):
+    if first and re.match(rb"[ \t]*#+[ \t]*resil:", lines[first - 1]):
         first -= 1
-    if first and re.match(rb"\s*#.*" + os.fsencode(MARK) + b" ", b"".join(lines[first - 1 : first])):
+    if first and re.match(rb"\s*#.*" + os.fsencode(MARK) + b" ", lines[first - 1]):
         first -= 1
-    after = b"".join([*lines[:first], *lines[last:]])
-    there, left = ([_meaning(other) for other in parse(cron, text).entries] for text in (before, after))
-    with suppress(ValueError):
-        there.remove(_meaning(entry))
-    # Compared without names: of two equal lines, the second takes over the name of the first.
-    if there != left:
-        raise ResilError(f"{entry.place} changed in the meantime", hint="try again", transient=True)
     if not dry_run:
-        replace_crontab(path, before, after)
-    return Gone(entry.name, entry.place, os.fsdecode(b"".join(lines[first:last])).rstrip("\r\n"))
-
-
-def _meaning(entry: Entry) -> tuple[object, ...]:
-    return entry.schedule, entry.zone, entry.argv, entry.options
+        replace_crontab(path, before, b"".join([*lines[:first], *lines[last:]]))
+    text = os.fsdecode(b"".join(lines[first:last])).rstrip("\r\n")
+    return Gone(entry.name, f"{entry.place.rpartition(':')[0]}:{last}", text)

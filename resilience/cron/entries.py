@@ -10,6 +10,7 @@ from resilience.cron.records import EntryOptions, Outcome, RunRecord
 from resilience.cron.words import schedule_in_words, unusual_options
 from resilience.errors import UsageError
 from resilience.job import Liveness
+from resilience.messages import quoted
 
 if TYPE_CHECKING:
     from resilience.cron.book import Run
@@ -52,14 +53,9 @@ COUNTED_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryRow:
-    """One entry for display. Plain data, so that a child process can return it.
+    """One entry for display.
 
     Attributes:
-        name, place, schedule, zone, path: as in Entry.
-        words: the schedule in words.
-        kind: `run` or `submit`.
-        command: the command of a crontab line, without passwords; empty for a drop-in.
-        timeout_s: time limit; 0: none.
         options: options that differ from the defaults, by name.
         next: the next run, seconds since the epoch; None: none, or unknown.
         is_due: whether a slot is due right now.
@@ -67,15 +63,7 @@ class EntryRow:
         missed, skipped, failed: number of such slots in the last seven days.
     """
 
-    name: str
-    place: str
-    schedule: str
-    zone: str = ""
-    path: str = ""
-    words: str = ""
-    kind: str = "run"
-    command: str = ""
-    timeout_s: float = 0.0
+    entry: Entry
     options: Mapping[str, str]
     next: float | None = None
     is_due: bool = False
@@ -84,19 +72,29 @@ class EntryRow:
     skipped: int = 0
     failed: int = 0
 
+    @property
+    def words(self) -> str:
+        """The schedule in words."""
+        return schedule_in_words(self.entry.schedule, self.entry.zone)
+
+    @property
+    def command(self) -> str:
+        """The command of a crontab line, without passwords; empty for a drop-in."""
+        from resilience.cron.table.crontab_file import command_of
+        from resilience.system.redaction import redact
+
+        return "" if self.entry.path else redact(command_of(self.entry.argv))
+
     def to_json(self) -> dict[str, Any]:
         """Return the row as JSON values."""
-        plain = {key: getattr(self, key) for key in self.__slots__}
-        return plain | {
-            "options": dict(self.options),
+        keys = ("name", "place", "schedule", "zone", "path", "kind")
+        own = ("words", "command", "options", "next", "is_due", "missed", "skipped", "failed")
+        return {
+            **{key: getattr(self.entry, key) for key in keys},
+            **{key: getattr(self, key) for key in own},
+            "timeout_s": self.entry.options.timeout_s,
             "last": self.last.to_json() if self.last is not None else None,
         }
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> EntryRow:
-        """Return the row that `to_json` wrote."""
-        last = record["last"]
-        return cls(**{**record, "last": RunRecord.from_json(last) if last is not None else None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +112,11 @@ class Listing:
     ignored: tuple[Ignored, ...] = ()
     trouble: tuple[str, ...] = ()
     next: tuple[tuple[float, str], ...] = ()
+
+    @property
+    def faults(self) -> int:
+        """Number of ignored things that were probably meant to run."""
+        return sum(one.is_fault for one in self.ignored)
 
 
 def list_entries(cron: CronProject) -> Listing:
@@ -165,9 +168,6 @@ def row_of(
     usual: EntryOptions = EntryOptions(),  # noqa: B008 - frozen
 ) -> EntryRow:
     """Return the row of an entry; `runs` is its history, oldest first, `usual` its default options. Pure."""
-    from resilience.cron.table.crontab_file import command_of
-    from resilience.system.redaction import redact
-
     counted: dict[Outcome, int] = {}
     failed = 0
     for run in runs:
@@ -175,28 +175,15 @@ def row_of(
             counted[run.outcome] = counted.get(run.outcome, 0) + max(1, run.count)
             failed += run.outcome.is_failure
     return EntryRow(
-        name=entry.name,
-        place=entry.place,
-        schedule=entry.schedule,
-        zone=entry.zone,
-        path=entry.path,
-        words=schedule_in_words(entry.schedule, entry.zone),
-        kind=entry.kind.value,
-        command="" if entry.path else redact(command_of(entry.argv)),
-        timeout_s=entry.options.timeout_s,
+        entry=entry,
         options=unusual_options(entry.options, usual),
-        next=next_run(entry, now),
+        next=next(iter(next_runs(entry, now, 1)), None),
         is_due=is_due,
         last=runs[-1] if runs else None,
         missed=counted.get(Outcome.MISSED, 0),
         skipped=counted.get(Outcome.SKIPPED, 0),
         failed=failed,
     )
-
-
-def next_run(entry: Entry, now: float) -> float | None:
-    """Return the next slot of an entry; None: none, or at the next boot. Pure."""
-    return next(iter(next_runs(entry, now, 1)), None)
 
 
 def next_runs(entry: Entry, now: float, count: int) -> tuple[float, ...]:
@@ -263,7 +250,10 @@ def find_entry(table: Table, wanted: str) -> Entry:
     except UsageError:
         ignored = [one for one in table.ignored if one.place.endswith(f"/{wanted.removeprefix('cron/')}")]
         if len(ignored) == 1:
-            raise UsageError(f"{ignored[0].place} cannot run: {ignored[0].reason}", hint=ignored[0].hint) from None
+            place = ignored[0].place
+            remove = "" if ":" in place.rpartition("/")[2] else f"to remove it: rm {quoted(place)}"  # a line is no file
+            hint = "; ".join(filter(None, (ignored[0].hint, remove)))
+            raise UsageError(f"{place} is not an entry: {ignored[0].reason}", hint=hint) from None
         raise
 
 

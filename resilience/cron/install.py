@@ -6,18 +6,19 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.driver_choice import AUTO, Choice, choose, driver_of, drivers, next_best
 from resilience.cron.drivers import Step
+from resilience.cron.drivers.slurm import check_mode
 from resilience.cron.environment import facts_of
 from resilience.cron.project import CronProject, open_cron
 from resilience.cron.records import Installation
-from resilience.errors import ResilError, StateDirectoryError, UsageError
+from resilience.errors import ResilError, StateDirectoryError
 from resilience.system.files import write_atomic
 from resilience.watch.watchdogs import context_of
 
@@ -29,15 +30,7 @@ _NOTE = "driver.json"
 
 
 class AlreadyInstalled(ResilError):
-    """Another backend or another user makes the ticks of this project already.
-
-    Attributes:
-        installation: the existing installation.
-    """
-
-    def __init__(self, message: str, installation: Installation, *, hint: str) -> None:
-        super().__init__(message, hint=hint)
-        self.installation = installation
+    """Another backend or another user makes the ticks of this project already."""
 
 
 def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool = False) -> Installation | None:
@@ -64,7 +57,10 @@ def installation_here(cron: CronProject, *, forget: bool = False, dry_run: bool 
 def spelled(installation: Installation, project: Project) -> str:
     """Return the project path as recorded, if that still leads here."""
     here = project.loaded.project
-    return installation.project if _is_same(Path(installation.project), here) else str(here)
+    with suppress(OSError):
+        if Path(installation.project).samefile(here):
+            return installation.project
+    return str(here)
 
 
 def who(installation: Installation, project: Project) -> str:
@@ -82,16 +78,7 @@ def already(installation: Installation, project: Project, wanted: str) -> Alread
         hint = f"one is enough: resil cron status; to switch to {wanted}: resil cron install {shlex.join(switch)}"
     else:
         hint = f"one is enough: resil cron status; only {installation.by} can remove it: resil cron uninstall"
-    return AlreadyInstalled(
-        f"this project has a scheduler already: {who(installation, project)}", installation, hint=hint
-    )
-
-
-def _is_same(one: Path, two: Path) -> bool:
-    try:
-        return one == two or one.samefile(two)
-    except OSError:
-        return False
+    return AlreadyInstalled(f"this project has a scheduler already: {who(installation, project)}", hint=hint)
 
 
 WHY = "why"
@@ -165,29 +152,28 @@ def install(project: Project, backend: str = "", *, dry_run: bool = False, repla
     if existing is not None:
         removed = uninstall(project, force=True, for_another=True)
         notes = (*removed.lines, *removed.notes)
-    while True:
-        counts = cron.state.install(installation)
-        if counts.token != installation.token:  # another process was faster
-            if counts.by == installation.by and counts.driver == installation.driver:
-                return _again(cron, counts, dry_run=False)
-            raise already(counts, project, wanted)
-        stopped = _unstop(cron)
-        try:
-            steps = tuple(choice.driver.plan(installation, cron.settings, context))
-            lines = tuple(choice.driver.install(installation, cron.settings, context))
-            break
-        except BaseException as error:
-            _forget(cron, installation)
-            other = next_best(choice, error) if wanted == AUTO and isinstance(error, ResilError) else None
-            if other is None and existing is not None:
-                _put_back(cron, existing)
-            _stop_again(cron, stopped)
-            if other is None:
-                raise
-            notes = (*notes, f"{choice.name} could not be installed: {error}; took the next best backend")
-            choice, installation = other, _new(cron, other)
-    noted = f"recorded backend {choice.name} in {cron.state.path / 'driver.json'}"
-    return Installed(choice, installation, steps, (*lines, noted), (*notes, *_resumed(stopped)))
+    with _resumed(cron) as resumed:
+        while True:
+            counts = cron.state.install(installation)
+            if counts.token != installation.token:  # another process was faster
+                if counts.by == installation.by and counts.driver == installation.driver:
+                    return _again(cron, counts, dry_run=False)
+                raise already(counts, project, wanted)
+            try:
+                steps = tuple(choice.driver.plan(installation, cron.settings, context))
+                lines = tuple(choice.driver.install(installation, cron.settings, context))
+                break
+            except BaseException as error:
+                _forget(cron, installation)
+                other = next_best(choice, error) if wanted == AUTO and isinstance(error, ResilError) else None
+                if other is None and existing is not None:
+                    _put_back(cron, existing)
+                if other is None:
+                    raise
+                notes = (*notes, f"{choice.name} could not be installed: {error}; took the next best backend")
+                choice, installation = other, _new(cron, other)
+    noted = f"recorded backend {choice.name} in {cron.state.path / _NOTE}"
+    return Installed(choice, installation, steps, (*lines, noted), (*notes, *resumed))
 
 
 def uninstall(project: Project, *, force: bool = False, for_another: bool = False) -> Removed:
@@ -257,25 +243,21 @@ def _again(cron: CronProject, existing: Installation, *, dry_run: bool) -> Insta
     project, context = cron.project, context_of(cron.project)
     driver = driver_of(existing.driver)
     facts = facts_of(project) | {key: value for key, value in existing.facts.items() if key == WHY}
-    fresh = changed(existing, project=spelled(existing, project), python=sys.executable, facts=facts)
-    fresh = changed(fresh, mode=_mode(cron, existing.driver))
+    here, mode = spelled(existing, project), _mode(cron, existing.driver)
+    fresh = changed(existing, project=here, python=sys.executable, facts=facts, mode=mode)
     choice = Choice(existing.driver, driver, f"already installed: {who(existing, project)}", ())
     steps = tuple(driver.plan(fresh, cron.settings, context))
     if dry_run:
         notes = ("the scheduler is stopped, and would resume",) if cron.state.stopped() is not None else ()
         return Installed(choice, fresh, steps=steps, notes=notes)
-    stopped = _unstop(cron)
-    try:
+    with _resumed(cron) as resumed:
         lines = tuple(driver.install(fresh, cron.settings, context))
         if (now := cron.state.installation()) is None or now.token != existing.token:
             raise ResilError("another process uninstalled it in the meantime", hint="resil cron status")
         if fresh != existing:
             text = json.dumps(fresh.to_json(), indent=1) + "\n"
-            write_atomic(cron.state.path / "driver.json", text, mode=cron.state.file_mode)
-    except BaseException:
-        _stop_again(cron, stopped)
-        raise
-    return Installed(choice, fresh, steps if lines else (), lines, _resumed(stopped))
+            write_atomic(cron.state.path / _NOTE, text, mode=cron.state.file_mode)
+    return Installed(choice, fresh, steps if lines else (), lines, resumed)
 
 
 def _new(cron: CronProject, choice: Choice) -> Installation:
@@ -296,10 +278,8 @@ def _new(cron: CronProject, choice: Choice) -> Installation:
 
 
 def _mode(cron: CronProject, name: str) -> str:
-    mode = cron.settings.mode
-    if mode not in ("daemon", "pulse"):
-        raise UsageError(f"[cron] mode {mode!r} is unknown", hint="use daemon or pulse")
-    return mode if name in WITH_MODE else ""
+    check_mode(cron.settings.mode)
+    return cron.settings.mode if name in WITH_MODE else ""
 
 
 def _forget(cron: CronProject, installation: Installation) -> None:
@@ -318,27 +298,25 @@ def _put_back(cron: CronProject, existing: Installation) -> None:
             driver_of(existing.driver).install(existing, cron.settings, context_of(cron.project))
 
 
-def _unstop(cron: CronProject) -> Mapping[str, Any] | None:
-    """Revert a `stop` before jobs are queued: a job that finds a stop ends without a successor."""
+@contextmanager
+def _resumed(cron: CronProject) -> Iterator[tuple[str, ...]]:
+    """Revert a stop, because a job that finds one ends without a successor; stop again if the work inside fails.
+
+    Give one line about the stop that was reverted, if there was one.
+    """
     stopped = cron.state.stopped()
-    if stopped is not None:
-        cron.state.unstop()
-    return stopped
-
-
-def _stop_again(cron: CronProject, stopped: Mapping[str, Any] | None) -> None:
-    if stopped is not None:
-        with suppress(ResilError, OSError):
-            now = stopped.get("time")
-            when = now if isinstance(now, int | float) else cron.project.system.clock.now()
-            cron.state.stop(str(stopped.get("by", "")), str(stopped.get("why", "")), when)
-
-
-def _resumed(stopped: Mapping[str, Any] | None) -> tuple[str, ...]:
     if stopped is None:
-        return ()
-    why = f" ({stopped['why']})" if stopped.get("why") else ""
-    return (f"resumed; it was stopped by {stopped.get('by') or 'an unknown user'}{why}",)
+        yield ()
+        return
+    by, why, at = (stopped.get(key) for key in ("by", "why", "time"))
+    cron.state.unstop()
+    try:
+        yield (f"resumed; it was stopped by {by or 'an unknown user'}{f' ({why})' if why else ''}",)
+    except BaseException:
+        with suppress(ResilError, OSError):
+            now = cron.project.system.clock.now()
+            cron.state.stop(str(by or ""), str(why or ""), at if isinstance(at, int | float) else now)
+        raise
 
 
 def _expect_no_more(cron: CronProject) -> tuple[str, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from resilience.cron.records import Entry, Kind
 from resilience.cron.state_directory import CronDirectory
-from resilience.errors import ProbeError
+from resilience.errors import ProbeError, ResilError
 
 if TYPE_CHECKING:
     from resilience.cron.records import Ignored, Table
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from resilience.runs.project import Project
     from resilience.settings.cron_settings import CronSettings
 
+
+T = TypeVar("T")
 
 LOOK_S = 20.0
 """Time limit for the check of the disks before a tick. Busy file servers take seconds."""
@@ -45,6 +48,11 @@ class CronProject:
     def salt(self) -> str:
         """Salt of the jitter: this user and this project."""
         return f"{self.project.system.host.uid}:{self.state.path.parent}"
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether the project directory exists: it may be moved while its scheduler runs."""
+        return self.project.loaded.project.is_dir()
 
     def environment(self, entry: Entry, slot: int) -> dict[str, str]:
         """Return the environment of a run."""
@@ -103,8 +111,6 @@ class CronProject:
         For ticks started every minute, which would otherwise accumulate on a hung disk. While one check hangs on this
         node, the next one fails at once.
         """
-        from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
-
         places = [str(self.directory), str(self.state.path)]
 
         def look() -> None:
@@ -112,15 +118,33 @@ class CronProject:
                 with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                     os.listdir(place)  # noqa: PTH208 - a listing asks the server, where a stat may be remembered
 
-        system = self.project.system
-        asked = ChildProbe(f"cron of {self.state.path}", look, LOOK_S)
-        ((_, answer),) = probe_in_child({0: asked}, StuckMemory.of(system), system.clock)
-        if answer.error is not None:
+        try:
+            self._in_child("tick", look, LOOK_S)
+        except ResilError as error:
             raise ProbeError(
-                f"no entries run: {places[0]} or {places[1]} does not respond: {answer.error.message}",
+                f"no entries run: {places[0]} or {places[1]} does not respond: {error.message}",
                 hint="check the file systems with df; the next tick tries again",
                 transient=True,
-            )
+            ) from None
+
+    def read_in_child(self, what: str, read: Callable[[], T], limit_s: float) -> T:
+        """Return what `read` returns in a child with a deadline, because disks may hang. Raise ResilError if it fails.
+
+        While one child with this name hangs on this node, the next one fails at once.
+        """
+        import pickle
+
+        found: T = pickle.loads(self._in_child(what, lambda: pickle.dumps(read()), limit_s))
+        return found
+
+    def _in_child(self, what: str, look: Callable[[], Any], limit_s: float) -> Any:
+        from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
+
+        system, probe = self.project.system, ChildProbe(f"{what} of {self.state.path}", look, limit_s)
+        ((_, answer),) = probe_in_child({0: probe}, StuckMemory.of(system), system.clock)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
 
     def read_table(self) -> Table:
         """Read the cron directory. Raise ResilError if it cannot be read."""

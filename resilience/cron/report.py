@@ -85,7 +85,7 @@ class TickReporter:
         dead man's switch alerts.
         """
         try:
-            return () if ticked.stopped else self._report(ticked, table, trouble)
+            return () if ticked.stopped or not self._cron.is_there else self._report(ticked, table, trouble)
         except Exception as error:
             return (f"cannot report on this tick: {type(error).__name__}: {error}",)
 

@@ -343,12 +343,19 @@ class Ticker:
     # ---- the state that a tick finds ----------------------------------------------------------------------------
 
     def _reset(self, now: float) -> None:
-        """Raise StateDirectoryError if nothing may run: foreign state directory, or a clock that was never set."""
+        """Raise StateDirectoryError if nothing may run: the project is missing, its state directory is foreign, or the
+        clock was never set."""
         self.failure, self.next_start, self.waits = None, None, False
         if now < EARLIEST:
             raise StateDirectoryError(
                 f"the clock of this machine was never set: it shows {int(now)} seconds since 1970; no entries run",
                 hint="date; timedatectl",
+                transient=True,
+            )
+        if not self._cron.is_there:  # its table would count as empty, and its state be made anew
+            raise StateDirectoryError(
+                f"{self._cron.project.loaded.project} is missing: no entries run",
+                hint="if the project was moved, there: resil cron install",
                 transient=True,
             )
         self._cron.state.check()
@@ -550,7 +557,7 @@ class Ticker:
             return None
         return RunRecord(
             name=one.entry.name, slot=one.slot - 1, outcome=Outcome.MISSED, time=self._clock.now(), host=self._host,
-            summary=one.reason, count=one.passed_over,
+            summary=f"the slot after runs {one.reason}", count=one.passed_over,
         )  # fmt: skip
 
     def _record_missed(self, key: str, record: RunRecord) -> None:

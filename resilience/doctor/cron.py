@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from resilience.cron.entries import runs_of
 from resilience.cron.health import Health
@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 CHOOSE_S = 15.0
 """Time limit for choosing an available driver."""
 
-_VERDICTS = {
+_VERDICTS = dict.fromkeys(Health, Verdict.CRITICAL) | {
     Health.ALIVE: Verdict.OK, Health.WAITING: Verdict.OK, Health.STOPPED: Verdict.WARNING,
-    Health.ABSENT: Verdict.CRITICAL, Health.LATE: Verdict.CRITICAL, Health.DEAD: Verdict.CRITICAL,
     Health.UNKNOWN: Verdict.UNKNOWN,
 }  # fmt: skip
 
@@ -69,13 +68,14 @@ def examine_cron(cron: CronProject) -> CronExamination:
     """Check the scheduler, the entries and the alerts. Never raises: a check that fails is UNKNOWN."""
     status = cron_status(cron)
     diagnoses = [*guarded("scheduler", lambda: _scheduler(cron, status))]
-    seen, error = _check_in_child(cron)
-    if seen is None:
-        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, error, "retry, or check from another node"))
+    try:
+        found, table = cron.read_in_child("cron directory", lambda: _check_directory(cron), READ_S)
+    except ResilError as error:
+        text = f"{cron.directory}: {error.message}"
+        diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, text, "retry, or check from another node"))
         return CronExamination(tuple(diagnoses))
-    diagnoses += [Diagnosis(topic, Verdict(verdict), *words) for topic, verdict, *words in seen["diagnoses"]]
-    diagnoses += guarded("alerts", lambda: _alerts(cron, seen["mailed"]))
-    return CronExamination(tuple(diagnoses), tuple(Ignored(*record) for record in seen["ignored"]))
+    diagnoses += [*found, *guarded("alerts", lambda: _alerts(cron, table))]
+    return CronExamination(tuple(diagnoses), table.ignored)
 
 
 def outlook(cron: CronProject) -> Diagnosis:
@@ -85,7 +85,7 @@ def outlook(cron: CronProject) -> Diagnosis:
     if judgement.health is not Health.ABSENT:
         verdict = _VERDICTS[judgement.health]
         return Diagnosis("cron", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
-    waiting = f", and {plural(len(status.rows), 'entry', 'entries')} would run" if status.rows else ""
+    waiting = f", and {plural(len(status.listing.rows), 'entry', 'entries')} would run" if status.listing.rows else ""
     text = f"no scheduler is installed{waiting}"
     try:
         name, _ = available_driver(cron)
@@ -122,11 +122,11 @@ def available_driver(cron: CronProject) -> tuple[str, str]:
 
 
 def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
-    from resilience.cron.driver_state import chain_problem
+    from resilience.cron.driver_choice import chain_problem
 
     judgement = status.judgement
     verdict = _VERDICTS[judgement.health]
-    if judgement.health is Health.ABSENT and not status.rows:
+    if judgement.health is Health.ABSENT and not status.listing.rows:
         verdict = Verdict.WARNING  # no entry can be missed
     yield Diagnosis("scheduler", verdict, f"{judgement.health.value}: {judgement.reason}", judgement.advice)
     if status.heartbeat is not None and status.heartbeat.trouble:
@@ -138,7 +138,8 @@ def _scheduler(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
 
 def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     """Check the installed driver; without one, name an available driver."""
-    from resilience.cron.driver_choice import drivers
+    from resilience.cron.driver_choice import driver_of
+    from resilience.cron.drivers import availability_of
     from resilience.watch.watchdogs import context_of
 
     found = partial(Diagnosis, "driver")
@@ -151,7 +152,7 @@ def _driver(cron: CronProject, status: CronStatus) -> Iterator[Diagnosis]:
     name, is_here = installation.driver, installation.host == cron.project.system.host.name
     if status.driver is not None and status.driver.liveness is Liveness.UNKNOWN:
         yield found(Verdict.UNKNOWN, status.driver.summary, status.driver.hint)
-    availability = drivers().load(name).availability(context_of(cron.project))
+    availability = availability_of(driver_of(name), context_of(cron.project))
     if not availability.is_available and is_here:
         yield found(Verdict.WARNING, f"{name}: {availability.reason}", availability.hint)
     if (wanted := cron.settings.backend) not in ("auto", name):
@@ -180,19 +181,8 @@ def _whole_nodes(cron: CronProject, driver: str, mode: str) -> Iterator[Diagnosi
 # ---- the cron directory ------------------------------------------------------------------------------------
 
 
-def _check_in_child(cron: CronProject) -> tuple[dict[str, Any] | None, str]:
-    from resilience.system.stuck import ChildProbe, StuckMemory, probe_in_child
-
-    system = cron.project.system
-    look = ChildProbe(f"cron directory of {cron.project.loaded.project}", lambda: _check_directory(cron), READ_S)
-    ((_, answer),) = probe_in_child({0: look}, StuckMemory.of(system), system.clock)
-    if answer.error is not None:
-        return None, f"{cron.directory}: {answer.error.message}"
-    return answer.value, ""
-
-
-def _check_directory(cron: CronProject) -> dict[str, Any]:
-    """Return the diagnoses that need the disk, as plain data for the parent process."""
+def _check_directory(cron: CronProject) -> tuple[list[Diagnosis], Table]:
+    """Return the diagnoses that need the disk, and the table."""
     diagnoses, table = [*_state_directory(cron)], Table()
     try:
         table, now = cron.read_table(), cron.project.system.clock.now()
@@ -218,11 +208,7 @@ def _check_directory(cron: CronProject) -> dict[str, Any]:
         diagnoses.append(Diagnosis("entries", Verdict.OK, text, advice))
     except ResilError as error:
         diagnoses.append(Diagnosis("cron directory", Verdict.UNKNOWN, error.message, error.hint))
-    return {
-        "diagnoses": [(d.topic, d.verdict.value, d.text, d.advice) for d in diagnoses],
-        "ignored": [(i.place, i.reason, i.hint, i.is_fault) for i in table.ignored],
-        "mailed": [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to],
-    }
+    return diagnoses, table
 
 
 def _state_directory(cron: CronProject) -> Iterator[Diagnosis]:
@@ -251,7 +237,7 @@ def _resil(cron: CronProject) -> Iterator[Diagnosis]:
 # ---- alerts ----------------------------------------------------------------------------------------------
 
 
-def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Diagnosis]:
+def _alerts(cron: CronProject, table: Table) -> Iterator[Diagnosis]:
     """Check that failures are notified, that a dead man's switch has an address, and that mail to MAILTO can be
     sent."""
     from resilience.alerts.routes import mail_error, routes_of
@@ -267,6 +253,7 @@ def _alerts(cron: CronProject, mailed: Sequence[tuple[str, str]]) -> Iterator[Di
             address_of(cron)
         except ResilError as error:
             yield Diagnosis("ping", Verdict.WARNING, f"no tick can ping: {error.message}", error.hint)
+    mailed = [(entry.place, entry.mail_to) for entry in table.entries if entry.mail_to]
     fault = partial(Diagnosis, "mail", Verdict.CRITICAL)
     for place, address in mailed:
         if wrong := wrong_address(address):

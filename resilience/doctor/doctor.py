@@ -151,11 +151,11 @@ def _accounting(scheduler: Scheduler, config: ClusterConfig) -> Iterator[Diagnos
 def _scrontab(project: Project, config: ClusterConfig) -> Iterator[Diagnosis]:
     """Run `scrontab -l`: slurm.conf may enable what has no program here."""
     from resilience.cron.drivers import ProgramUnavailable
-    from resilience.cron.drivers.scrontab import Scrontab
+    from resilience.cron.drivers.scrontab import DRIVER
     from resilience.watch.watchdogs import context_of
 
     try:
-        Scrontab().read(context_of(project))
+        DRIVER.read(context_of(project))
     except ProgramUnavailable as error:
         if config.scrontab:
             text = f"slurm.conf enables it, but `scrontab -l` failed: {error.message}"

@@ -11,15 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from resilience.cli import cron as cron_command
 from resilience.cli.cron import complete_entries
-from resilience.cli.output import plain
 from resilience.cli.run_cron import _print_consequence
-from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, status_to_json, when
+from resilience.cli.show_cron import ago, outcome_text, print_ignored, show_status, sign, span, when
 from resilience.cron.driver_choice import drivers
 from resilience.cron.drivers import DriverState
 from resilience.cron.health import Health, Judgement
@@ -480,7 +480,7 @@ def test_an_entry_runs_now_only_where_it_may_run(desk: Desk) -> None:
     desk.drop("draft", mode=0o644)
     assert "did you mean cron.hourly/backup?" in desk.cron("run", "bakup", code=2).err
     said = desk.cron("run", "draft", code=2).err
-    assert "cron/cron.hourly/draft cannot run: " in said and "try: " in said
+    assert "cron/cron.hourly/draft is not an entry: " in said and "try: " in said
     assert "neither --once" in desk.cron("run", "backup", "--once", code=2).err
     assert "refused" in runs_now(desk, "", options="\n#", code=0).err or True
 
@@ -611,8 +611,18 @@ def test_the_status_has_all_that_people_ask_for(capsys: pytest.CaptureFixture[st
     assert "nothing is scheduled" not in said, "nobody could look"
 
 
-def test_the_json_has_no_token_and_no_environment() -> None:
-    document = plain(status_to_json(full_status()))
+def test_runs_are_not_promised_before_the_scheduler_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    found = full_status()
+    usual = replace(found, listing=replace(found.listing, next=((NOW + 60, "crontab/a"),)))
+    show_status(usual)
+    assert "  next:\n" in capsys.readouterr().out
+    show_status(replace(usual, driver=DriverState(Liveness.ALIVE, "jobs 6, 7 are queued", NOW + 7200)))
+    assert "  next, once the scheduler runs:\n" in capsys.readouterr().out
+
+
+def test_the_json_has_no_token_and_no_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    show_status(full_status(), as_json=True)
+    document = json.loads(capsys.readouterr().out)
     assert document["installation"]["facts"] == {"why": "no crontab here"}
     assert "secret-token" not in str(document) and document["driver"]["liveness"] == "UNKNOWN"
     assert document["lateness"] == {"median_s": 1.25, "p95_s": 75.0, "runs": 40}

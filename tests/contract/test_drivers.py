@@ -12,7 +12,17 @@ import pytest
 
 from resilience.cron import driver_choice as cron_drivers
 from resilience.cron.driver_choice import driver_of
-from resilience.cron.drivers import Availability, Driver, DriverState, Step, _tables, crontab, systemd
+from resilience.cron.drivers import (
+    Availability,
+    Driver,
+    DriverState,
+    Step,
+    _tables,
+    availability_of,
+    crontab,
+    state_of,
+    systemd,
+)
 from resilience.cron.records import Heartbeat, Installation
 from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
@@ -108,7 +118,7 @@ def test_it_says_in_a_line_what_it_is(site: Site, name: str) -> None:
 def test_it_is_available_where_it_can_be_used_and_says_why(site: Site, name: str) -> None:
     stage = stage_of(site, name)
     before = site.snapshot()
-    found = stage.driver.availability(stage.context)
+    found = availability_of(stage.driver, stage.context)
     assert isinstance(found, Availability) and found.is_available and found.reason, found
     assert site.snapshot() == before
 
@@ -120,9 +130,9 @@ def test_without_its_program_it_is_not_available_and_nobody_is_hurt(site: Site, 
     system = stage.context.system
     bare = type(system)(system.clock, system.runner, {"PATH": str(tmp_path / "empty")}, system.host, system.cwd)
     context = stage.context._replace(system=bare)
-    found = stage.driver.availability(context)
+    found = availability_of(stage.driver, context)
     assert not found.is_available and found.reason
-    assert stage.driver.state(stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
+    assert state_of(stage.driver, stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("name", ["crontab", "scrontab", "systemd"])
@@ -133,9 +143,9 @@ def test_a_program_that_hangs_is_left_and_nothing_is_known(
     site.break_program({"systemd": "systemctl"}.get(name, name), "exec sleep 1000")
     monkeypatch.setattr(_tables, "READ_S", 0.3)
     context = stage.context._replace(scheduler_deadline_s=0.3)
-    found = stage.driver.availability(context)
+    found = availability_of(stage.driver, context)
     assert not found.is_available and "0.3 s" in found.reason
-    assert stage.driver.state(stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
+    assert state_of(stage.driver, stage.installation, SETTINGS, context).liveness is Liveness.UNKNOWN
 
 
 @pytest.mark.parametrize("name", EVERYBODY)
@@ -179,7 +189,7 @@ def test_its_state_is_alive_then_gone_and_unknown_when_it_cannot_be_asked(site: 
     stage = stage_of(site, name)
 
     def state() -> DriverState:
-        found = stage.driver.state(stage.installation, SETTINGS, stage.context)
+        found = state_of(stage.driver, stage.installation, SETTINGS, stage.context)
         assert found.summary and "\n" not in found.summary
         return found
 
@@ -208,8 +218,8 @@ def test_two_projects_live_side_by_side(site: Site, name: str) -> None:
     alone = site.snapshot()
     one.driver.uninstall(one.installation, SETTINGS, one.context)
     if name != "foreground":
-        assert one.driver.state(one.installation, SETTINGS, one.context).liveness is Liveness.GONE
-        assert two.driver.state(two.installation, SETTINGS, two.context).liveness is Liveness.ALIVE
+        assert state_of(one.driver, one.installation, SETTINGS, one.context).liveness is Liveness.GONE
+        assert state_of(two.driver, two.installation, SETTINGS, two.context).liveness is Liveness.ALIVE
     one.driver.install(one.installation, SETTINGS, one.context)
     assert set(site.snapshot()) == set(alone)
     for stage in (one, two):

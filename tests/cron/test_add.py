@@ -226,7 +226,6 @@ def test_nothing_is_overwritten(cron: CronProject) -> None:
         (wanted("x", directories=("hourly",), options={"timeout": "soon"}), "timeout"),
         (wanted("x", directories=("hourly",), options={"timeout": "1m rerun"}), "blank"),
         (wanted("x", schedule="@hourly", submit=True), "not submitted"),
-        (wanted("x", "a\0b", directories=("hourly",)), "NUL"),
     ],
 )
 def test_an_invalid_request_is_refused_with_a_hint(cron: CronProject, entry: NewEntry, reason: str) -> None:

@@ -94,6 +94,12 @@ def test_a_process_on_another_host_is_unknown_until_its_time_limit(
     assert alive(directory, run, NOW + trusted_s + 1) is Liveness.GONE
 
 
+def test_a_claim_of_a_host_whose_clock_is_wrong_holds_its_slot_no_longer(directory: CronDirectory) -> None:
+    claim = put_run(directory, machine_id=FAR, host="n2", state=State.CLAIMED, at=NOW + 86400)
+    assert alive(directory, claim) is Liveness.GONE
+    assert alive(directory, put_run(directory, machine_id=FAR, state=State.CLAIMED, at=NOW + 60)) is Liveness.UNKNOWN
+
+
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff\0"])
 def test_a_run_elsewhere_without_a_known_limit_is_trusted_as_long_as_its_record_is_touched(
     directory: CronDirectory, content: bytes | None

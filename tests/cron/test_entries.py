@@ -22,7 +22,7 @@ from resilience.cron.entries import (
     took_s,
 )
 from resilience.cron.project import CronProject, open_cron
-from resilience.cron.records import Entry, EntryOptions, Kind, Outcome, RunRecord
+from resilience.cron.records import Entry, Kind, Outcome, RunRecord
 from resilience.errors import UsageError
 from tests.cron.records import FAR, put_run, take
 from tests.lab.fakes import NOW, make_project
@@ -94,13 +94,6 @@ def test_a_password_in_a_command_is_not_shown() -> None:
     assert "hunter22" not in row.command and "example.org" in row.command
 
 
-def test_a_row_survives_the_way_out_of_a_child_process() -> None:
-    import json
-
-    row = row_of(entry(options=EntryOptions(ok=(0, 1))), [run(exit_code=0, started=SLOT + 1.5)], NOW)
-    assert type(row).from_json(json.loads(json.dumps(row.to_json()))) == row
-
-
 def test_how_late_and_how_long() -> None:
     ended = run(started=SLOT + 2.0)
     assert lateness_s(ended) == 2.0 and took_s(ended) == 3.0
@@ -113,7 +106,7 @@ def test_how_late_and_how_long() -> None:
 def test_the_listing_has_lines_and_drop_ins_with_results(cron: CronProject) -> None:
     cron.state.record("crontab+probe", run(name="crontab/probe"))
     found = list_entries(cron)
-    rows = {row.name: row for row in found.rows}
+    rows = {row.entry.name: row for row in found.rows}
     assert set(rows) == {"crontab/probe", "cron.hourly/backup"}
     assert rows["crontab/probe"].options == {"timeout": "2m"} and rows["crontab/probe"].last is not None
     assert rows["crontab/probe"].next == SLOT + (NOW - SLOT) // 300 * 300 + 300

@@ -128,7 +128,7 @@ def test_a_driver_that_raises_does_not_hide_the_others(site: Site, tmp_path: Pat
 
 
 def test_without_any_driver_the_reasons_are_shown(site: Site) -> None:
-    offers = tuple(Offer(name, 1, "", Availability(False, f"no {name}")) for name in ("a", "b"))
+    offers = tuple(Offer(name, 1, Availability(False, f"no {name}")) for name in ("a", "b"))
     with pytest.raises(ResilError, match="a: no a; b: no b") as caught:
         decide("auto", offers)
     assert "resil cron tick" in caught.value.hint
@@ -226,7 +226,6 @@ def test_a_second_install_names_the_owner_of_the_first(site: Site) -> None:
     with pytest.raises(AlreadyInstalled, match=f"{ME} installed crontab on login1") as caught:
         install(seen_by(site.project(), user="carol"), "scrontab")
     assert "carol" not in caught.value.message and caught.value.exit_code == 1
-    assert caught.value.installation.by != "carol"
     assert everything(site) == before
 
 
@@ -250,7 +249,7 @@ def test_two_users_at_the_same_time_install_one_scheduler(site: Site) -> None:
         counts = directory_of(one).installation()
         assert counts is not None
         (lost,) = [found for found in results.values() if isinstance(found, AlreadyInstalled)]
-        assert lost.installation.by == counts.by and not isinstance(results[counts.by], AlreadyInstalled)
+        assert f"{counts.by} installed" in lost.message and not isinstance(results[counts.by], AlreadyInstalled)
         directory_of(one).uninstall()
 
 

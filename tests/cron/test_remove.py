@@ -110,6 +110,10 @@ def test_an_ignored_file_is_reported_as_such(cron: CronProject) -> None:
     with pytest.raises(UsageError, match="is not an entry") as raised:
         remove(cron, ["cron.hourly/draft"])
     assert "rm " in raised.value.hint and (directory / "draft").exists()
+    (cron.directory / "crontab").write_text("61 * * * * /bin/true\n")
+    with pytest.raises(UsageError, match="is not an entry") as raised:
+        remove(cron, ["crontab:1"])
+    assert "rm " not in raised.value.hint, "a line is no file"
 
 
 def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +126,17 @@ def test_a_line_that_moved_meanwhile_costs_no_other_line(cron: CronProject, monk
         return edited.encode()
 
     monkeypatch.setattr(cron_remove, "read_crontab", read)
-    with pytest.raises(ResilError, match="changed in the meantime") as raised:
+    remove(cron, ["coffee"])
+    assert text(cron) == edited.replace("# resil: name=coffee rerun\n0 9 * * *  /bin/true coffee\n", "")
+
+
+def test_a_line_that_is_gone_meanwhile_costs_no_other_line(cron: CronProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    from resilience.cron import edit as cron_remove
+
+    monkeypatch.setattr(cron_remove, "read_crontab", lambda path: b"0 8 * * *  /bin/true other\n")
+    with pytest.raises(ResilError, match="another process removed it"):
         remove(cron, ["coffee"])
-    assert text(cron) == edited and raised.value.transient
+    assert text(cron) == CRONTAB
 
 
 def test_an_entry_that_a_setting_defines_stays(cron: CronProject) -> None:

@@ -235,6 +235,22 @@ def test_settings_that_change_count_from_the_next_tick_and_invalid_ones_are_said
     assert "must be more than zero" in line and line.endswith("the settings of before apply")
 
 
+def test_a_project_that_was_moved_is_said_and_nothing_is_made_in_its_old_place(tmp_path: Path) -> None:
+    context, state = CronContext(tmp_path, settings='ping_url = "https://localhost:9/"'), tmp_path / "state"
+    context.drop("cron.minutely/a")
+    _run(context, 90)
+    before, said = context.ran(), list[str]()
+    context.home.rename(tmp_path / "moved")
+    state.rename(tmp_path / "moved" / "state")
+    _run(context, 200, say=said.append)
+    assert not context.home.exists() and not state.exists()
+    assert len(said) == 1 and f"{context.home} is missing" in said[0] and "resil cron install" in said[0]
+    (tmp_path / "moved" / "state").rename(state)
+    (tmp_path / "moved").rename(context.home)
+    _run(context, 90)
+    assert len(context.ran()) > len(before)
+
+
 def test_a_lasting_error_is_repeated_once_an_hour(context: CronContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: CronProject) -> Table:
         raise StateDirectoryError("no such luck")

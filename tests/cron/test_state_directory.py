@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -151,6 +152,21 @@ def test_slots_that_a_wrong_clock_took_do_not_count(directory: CronDirectory) ->
     assert take(directory, KEY, int(NOW) + 60, {}, now=NOW + 60), "and they push no slot of now out"
 
 
+def test_a_floor_that_a_wrong_clock_raised_silences_no_entry(directory: CronDirectory) -> None:
+    ahead = int(NOW + AHEAD_S) + 86400
+    for number in range(KEPT_SLOTS + 2):
+        assert take(directory, KEY, ahead + 60 * number, {}, now=ahead + 6000)
+    assert take(directory, KEY, int(NOW), {}, now=NOW)
+
+
+def test_only_slots_that_are_far_ahead_are_forgotten(directory: CronDirectory) -> None:
+    ahead = int(NOW + AHEAD_S)
+    for slot in (int(NOW) - 60, ahead, ahead + 1):
+        assert take(directory, KEY, slot, {}, now=NOW)
+    assert directory.book.slots.forget_ahead(lambda: NOW) == {KEY: ahead + 1}
+    assert directory.book.slots.taken()[KEY] == [int(NOW) - 60, ahead]
+
+
 def test_a_moment_from_which_on_slots_count_is_a_last_slot(directory: CronDirectory) -> None:
     directory.write_seen({KEY: Seen(int(NOW), "@hourly")})
     assert directory.last_slots(NOW) == {KEY: int(NOW)}
@@ -255,6 +271,19 @@ def test_a_slot_that_could_not_be_written_is_not_taken(claims: object, tmp_path:
     directory = CronDirectory(tmp_path)
     assert directory.book.active() == []
     assert take(directory, "a", int(NOW), {})
+
+
+def test_a_slot_whose_directory_could_not_be_written_back_is_given_back(
+    directory: CronDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cron_slots, "sync_directory", fail)
+        with pytest.raises(StateDirectoryError):
+            take(directory, KEY, int(NOW), {})
+    assert take(directory, KEY, int(NOW), {})
 
 
 def test_a_read_only_disk_is_an_error(tmp_path: Path) -> None:

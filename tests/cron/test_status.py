@@ -29,7 +29,7 @@ def beat(ago_s: float, driver: str = "crontab") -> Heartbeat:
 
 def test_lateness_is_the_nearest_rank() -> None:
     found = lateness_of([float(n) for n in range(1, 101)])
-    assert found is not None and (found.median_s, found.p95_s, found.count) == (50.0, 95.0, 100)
+    assert found is not None and (found.median_s, found.p95_s, found.runs) == (50.0, 95.0, 100)
     assert lateness_of([]) is None
     one = lateness_of([3.0])
     assert one is not None and (one.median_s, one.p95_s) == (3.0, 3.0)
@@ -59,10 +59,10 @@ def test_everything_is_found_in_one_look(tmp_path: Path, monkeypatch: pytest.Mon
     (cron.directory).mkdir(mode=0o755)
     (cron.directory / "crontab").write_text("*/10 * * * *  /bin/true  # resil: name=probe\n")
     found = cron_status(cron)
-    assert found.judgement.health is Health.ALIVE and found.exit_code == 0
+    assert found.judgement.health is Health.ALIVE and found.judgement.exit_code == 0
     assert found.driver is not None and found.driver.next_tick == 1800000060.0
-    assert found.lateness is not None and found.lateness.median_s == 2.0 and found.lateness.count == 3
-    assert [row.name for row in found.rows] == ["crontab/probe"] and len(found.next) == 5
+    assert found.lateness is not None and found.lateness.median_s == 2.0 and found.lateness.runs == 3
+    assert [row.entry.name for row in found.listing.rows] == ["crontab/probe"] and len(found.listing.next) == 5
     drivers.cache_clear()
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_heartbeat_is_unknown_with_the_way_out(tmp_path: Path) -> None
     cron.state.beat(beat(30))
     (cron.state.path / "heartbeat").write_text("{")
     found = cron_status(cron)
-    assert found.judgement.health is Health.UNKNOWN and found.exit_code == 75
+    assert found.judgement.health is Health.UNKNOWN and found.judgement.exit_code == 75
     assert "rm " in found.judgement.advice
 
 

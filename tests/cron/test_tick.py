@@ -83,6 +83,7 @@ def test_missed_slots_run_once_and_are_counted(context: CronContext) -> None:
     assert context.ran() == [TOP + 10 * HOUR]
     (missed,) = done.skipped
     assert (missed.outcome, missed.count) == (Outcome.MISSED, 10)
+    assert missed.summary == "the slot after runs on time"
     assert context.tick(TOP + 10 * HOUR + 65).skipped == ()
 
 

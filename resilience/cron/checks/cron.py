@@ -115,7 +115,7 @@ class CronCheck:
         Empty if no scheduler was ever installed and none ever ticked. Raise StateDirectoryError if the directory cannot
         be read.
         """
-        from resilience.cron.driver_state import driver_state
+        from resilience.cron.driver_choice import driver_state
 
         directory, readings = CronDirectory(context.state_dir, context.group), dict[str, CronReading]()
         if not settings.entries:
@@ -195,7 +195,7 @@ def read_scheduler(
         installation, heartbeat, ask(installation) if installation is not None and stopped is None else None, stopped,
         now=now, settings=settings, late_s=late_s, awake_since=awake_since(now),
     )  # fmt: skip
-    from resilience.cron.driver_state import chain_problem
+    from resilience.cron.driver_choice import chain_problem
 
     if heartbeat is None or judgement.health in (Health.STOPPED, Health.ABSENT):
         return CronReading(judgement=judgement)

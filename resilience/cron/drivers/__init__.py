@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from resilience.errors import ProbeError
+from resilience.errors import ProbeError, ResilError
 from resilience.job import Liveness
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Driver(Protocol):
     rank: int
 
     def availability(self, context: Context) -> Availability:
-        """Return whether it can be used here, and why. Checks with deadlines; changes nothing and never raises."""
+        """Return whether it can be used here, and why. Checks with deadlines; changes nothing.
+
+        Raise ResilError if it cannot be used for that reason.
+        """
         ...
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
@@ -98,5 +101,28 @@ class Driver(Protocol):
         ...
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Return whether the installation is present and will tick again. Checks with deadlines; never raises."""
+        """Return whether the installation is present and will tick again. Called in a child with a deadline.
+
+        Raise ResilError if the check fails: the state is UNKNOWN then.
+        """
         ...
+
+
+def availability_of(driver: Driver, context: Context) -> Availability:
+    """Return whether a driver can be used here. Never raises: a check that fails is a reason why not."""
+    try:
+        return driver.availability(context)
+    except ResilError as error:
+        return Availability(False, error.message, error.hint)
+    except Exception as error:  # a third-party plugin may raise anything
+        return Availability(False, f"the check failed: {type(error).__name__}: {error}")
+
+
+def state_of(driver: Driver, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
+    """Return the state of an installation. Never raises: a check that fails is UNKNOWN."""
+    try:
+        return DriverState(*driver.state(installation, settings, context))
+    except ResilError as error:
+        return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+    except Exception as error:  # a third-party plugin may raise anything
+        return DriverState(Liveness.UNKNOWN, f"the query failed: {type(error).__name__}: {error}")

@@ -22,20 +22,21 @@ import fcntl
 import os
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
 
-from resilience.cron.drivers import DriverState, ProgramFailed, ProgramUnavailable
-from resilience.cron.records import RUN_NAME, Heartbeat, Installation
-from resilience.cron.state_directory import FOLDER, CronDirectory
+from resilience.cron.drivers import DriverState, ProgramFailed, ProgramUnavailable, Step
+from resilience.cron.records import RUN_NAME, Installation
+from resilience.cron.state_directory import FOLDER
 from resilience.errors import ProbeError, ResilError
 from resilience.job import Liveness
+from resilience.quantities import format_duration
 from resilience.runs.context import Context
-from resilience.system.child import run_in_child
-from resilience.system.files import make_directory, own_directory, read_regular, short_digest
+from resilience.settings.cron_settings import CronSettings
+from resilience.system.files import make_directory, own_directory, read_regular, short_digest, write_atomic
 from resilience.system.process import Completed
 
 READ_S = 15.0
@@ -48,6 +49,9 @@ LOCK_S = 20.0
 
 SAME_TICK_S = 300.0
 """Output newer than the heartbeat by at most this may belong to a tick that succeeded."""
+
+Lines = tuple[tuple[str, ...], str]
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 # ---- lines, all pure ----------------------------------------------------------------------------------------------
 
@@ -87,27 +91,17 @@ def tokens_of(table: str, state_dir: Path) -> frozenset[str]:
     return frozenset(re.findall(pattern, table, re.MULTILINE))
 
 
-def is_ours(line: str, token: str) -> bool:
-    """Return whether an installation wrote a line (without its newline), even if it was commented out since.
+def ours(table: str, tokens: Collection[str]) -> tuple[str, ...]:
+    """Return the lines of these installations, without newlines, even if they were commented out since.
 
     A line that only mentions the mark, or has other text before it, is not ours.
     """
-    word = re.escape(mark(token))
-    return (
-        re.match(
-            rf"{_DISABLED}(?:# ?)*(?:"
-            rf"{word} resil-cron-[0-9a-f]{{8}}: "
-            rf"|SCRON --job-name=resil-cron-[0-9a-f]{{8}} --comment={word}(?:\s|$)"
-            rf"|[-*/,0-9]+(?: [-*/,0-9]+){{4}} (?:/bin/sh -c ')?: {word}; )",
-            line,
-        )
-        is not None
-    )
+    return tuple(line.removesuffix("\n") for line in _pattern(tokens).findall(table))
 
 
 def without_ours(table: str, tokens: Collection[str]) -> str:
     """Return the table without the lines of these installations."""
-    return "".join(line for line in _lines(table) if not _is_of(line, tokens))
+    return _pattern(tokens).sub("", table)
 
 
 def with_ours(table: str, lines: Sequence[str], tokens: Collection[str]) -> str:
@@ -117,23 +111,22 @@ def with_ours(table: str, lines: Sequence[str], tokens: Collection[str]) -> str:
     return "".join(f"{line}\n" for line in lines) + without_ours(table, tokens)
 
 
-def ours(table: str, tokens: Collection[str]) -> tuple[str, ...]:
-    """Return the lines of these installations, without newlines."""
-    return tuple(line.removesuffix("\n") for line in _lines(table) if _is_of(line, tokens))
-
-
 def disabled(table: str, tokens: Collection[str]) -> tuple[str, ...]:
     """Return our lines that SLURM or a user disabled."""
     kept = ("#SCRON ", "# resil:")
     return tuple(line for line in ours(table, tokens) if line.startswith("#") and not line.startswith(kept))
 
 
-def _lines(table: str) -> list[str]:
-    return re.split(r"(?<=\n)", table)
-
-
-def _is_of(line: str, tokens: Collection[str]) -> bool:
-    return any(is_ours(line.removesuffix("\n"), token) for token in tokens if token in line)
+def _pattern(tokens: Collection[str]) -> re.Pattern[str]:
+    word = rf"resil:{re.escape(RUN_NAME)}:(?:{'|'.join(tokens)})"
+    return re.compile(
+        rf"^{_DISABLED}(?:# ?)*(?:"
+        rf"{word} resil-cron-[0-9a-f]{{8}}: "
+        rf"|SCRON --job-name=resil-cron-[0-9a-f]{{8}} --comment={word}(?=\s|$)"
+        rf"|[-*/,0-9]+(?: [-*/,0-9]+){{4}} (?:/bin/sh -c ')?: {word}; "
+        r").*\n?",
+        re.MULTILINE,
+    )
 
 
 def tick_words(installation: Installation, *words: str) -> tuple[str, ...]:
@@ -177,34 +170,13 @@ def check_writable(installation: Installation, *, where: str, bad: Mapping[str, 
 # ---- programs -----------------------------------------------------------------------------------------------------
 
 
-class Program(Protocol):
-    """The program of one kind of table."""
-
-    @property
-    def name(self) -> str:
-        """Name of the program, and of its table."""
-        ...
-
-    def read(self, context: Context) -> str | None:
-        """Return the user's table; None if there is none. Raise ProgramFailed if it cannot be read."""
-        ...
-
-    def write(self, table: str, context: Context) -> None:
-        """Replace the table. Raise ResilError if that fails."""
-        ...
-
-    def remove(self, context: Context) -> None:
-        """Delete the table. Raise ResilError if that fails."""
-        ...
-
-
 def run_program(
     context: Context,
     argv: Sequence[str],
     *,
     timeout_s: float = 0.0,
     stdin: str = "",
-    env: Mapping[str, str] = MappingProxyType({}),
+    env: Mapping[str, str] = NO_VARIABLES,
 ) -> Completed:
     """Run the program of a table, in the C locale, by default within READ_S.
 
@@ -224,32 +196,112 @@ def error_of(done: Completed) -> str:
     return "; ".join(lines)[:300] or f"exit code {done.returncode}, no output"
 
 
-def holds(program: Program, lines: Sequence[str], installation: Installation, context: Context) -> bool:
-    """Return whether a user's table has exactly these lines of ours. Raise ResilError if it cannot be read."""
-    table = program.read(context) or ""
-    return _with(lines, installation, context)(table) == table
+class TableDriver(ABC):
+    """A driver whose lines stand in a table of the user, which a program lists and replaces.
 
-
-def put(program: Program, lines: Sequence[str], installation: Installation, context: Context) -> bool:
-    """Replace our lines in a user's table; return whether anything had to be written.
-
-    Lines of an installation of this project that is no longer recorded are ours too. Raise ResilError if it fails; then
-    new lines are removed again, if possible.
+    Attributes:
+        name: name of the program, and of its table.
+        remark: what else a change of the table does; may be empty.
+        hint: what to try if the program rejects the table.
     """
-    try:
-        return change(program, _with(lines, installation, context), context)
-    except ResilError:
-        if lines:
+
+    name = remark = hint = ""
+    rank = 0
+
+    @abstractmethod
+    def read(self, context: Context) -> str | None:
+        """Return the user's table; None if there is none. Raise ProgramFailed if it cannot be read."""
+
+    @abstractmethod
+    def replace(self, table: str, context: Context) -> Completed:
+        """Replace the table."""
+
+    @abstractmethod
+    def lines(self, installation: Installation, settings: CronSettings, context: Context) -> Lines:
+        """Return our lines, and the script that they call, if any. Raise ResilError if the program could not read
+        them. Pure."""
+
+    @abstractmethod
+    def pause_s(self, installation: Installation, settings: CronSettings) -> float:
+        """Return the interval between ticks; 0: a process that ticks always runs."""
+
+    def check(self, installation: Installation, context: Context) -> None:
+        """Raise ResilError if the table of an installation is not the one that is seen here."""
+        check_host(installation, context, self.name)
+
+    def where(self, context: Context) -> str:
+        """Return the table for display."""
+        return f"the {self.name} of {context.system.host.user} on {context.system.host.name}"
+
+    def run(self, context: Context, *words: str, stdin: str = "", env: Mapping[str, str] = NO_VARIABLES) -> Completed:
+        """Run the program. Raise ProgramFailed."""
+        return run_program(context, [self.name, *words], stdin=stdin, env=env)
+
+    def write(self, table: str, context: Context) -> None:
+        """Replace the table, or remove it if nothing is left. Raise ResilError if that fails."""
+        if table:
+            done, said = self.replace(table, context), "rejected the table; the old one"
+        else:
+            done, said = self.run(context, "-r"), "-r failed; the table"
+        if done.returncode != 0 and (table or "no crontab for" not in done.stderr.lower()):
+            raise ResilError(f"{self.name} {said} is unchanged: {error_of(done)}", hint=self.hint)
+
+    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
+        """Return the lines, unless they are already there."""
+        self.check(installation, context)
+        (lines, script), path = self.lines(installation, settings, context), script_file(context, self.name)
+        steps = [Step(f"write {path}", script)] if script and content_of(path) != script else []
+        table = self.read(context) or ""
+        if _with(lines, installation, context)(table) != table:
+            what = f"write these lines to {self.where(context)}, before all others{self.remark}"
+            steps.append(Step(what, "\n".join(lines)))
+        return steps
+
+    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
+        """Write the lines. If that fails, they are removed again, if possible."""
+        self.check(installation, context)
+        lines, script = self.lines(installation, settings, context)
+        output_file(context, self.name)
+        if script:
+            write_atomic(script_file(context, self.name), script, mode=0o700)
+        try:
+            done = change(self, _with(lines, installation, context), context)
+        except ResilError:
             with suppress(ResilError):
-                change(program, lambda table: without_ours(table, {installation.token}), context)
-        raise
+                change(self, lambda table: without_ours(table, {installation.token}), context)
+            raise
+        pause_s = self.pause_s(installation, settings)
+        every = "minute" if pause_s == 60 else format_duration(pause_s)
+        rhythm = f"it ticks every {every}" if pause_s else "a daemon, always running"
+        return (f"wrote an entry to {self.where(context)}: {rhythm}",) if done else ()
+
+    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
+        """Remove the lines. An active tick ends by itself."""
+        self.check(installation, context)
+        done = change(self, _with((), installation, context), context)
+        with suppress(OSError):
+            script_file(context, self.name).unlink(missing_ok=True)
+        return (f"removed our lines from {self.where(context)}",) if done else ()
+
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
+        """Check that the lines are there and enabled."""
+        self.check(installation, context)
+        found = table_state(self.read(context) or "", installation, self.where(context))
+        if found.liveness is not Liveness.ALIVE:
+            return found
+        now, pause_s = context.system.clock.now(), self.pause_s(installation, settings)
+        said = _last_words(context, self.name)
+        hint = f"the last tick failed: {said}" if said else ""
+        return found._replace(next_tick=now - now % pause_s + pause_s if pause_s else None, hint=hint)
 
 
 def _with(lines: Sequence[str], installation: Installation, context: Context) -> Callable[[str], str]:
+    """Return the change that replaces our lines, those of an installation of this project that is no longer recorded
+    too."""
     return lambda table: with_ours(table, lines, {installation.token} | tokens_of(table, context.state_dir))
 
 
-def change(program: Program, edit: Callable[[str], str], context: Context) -> bool:
+def change(program: TableDriver, edit: Callable[[str], str], context: Context) -> bool:
     """Replace a user's table by the result of `edit`; return whether anything had to be written.
 
     `edit` must be idempotent. Raise ResilError if writing fails.
@@ -260,10 +312,7 @@ def change(program: Program, edit: Callable[[str], str], context: Context) -> bo
             new = edit(old)
             if new == old:
                 return attempt > 0
-            if new:
-                program.write(new, context)
-            else:
-                program.remove(context)
+            program.write(new, context)
             found = program.read(context) or ""
             if found == new or edit(found) == found:
                 return True
@@ -307,26 +356,22 @@ def _locked(name: str, context: Context) -> Iterator[None]:
 # ---- installations ------------------------------------------------------------------------------------------------
 
 
-class Elsewhere(ResilError):
-    """The installation is on another machine, or belongs to another user, so it cannot be checked or changed here."""
-
-
 def check_host(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation bound to one machine is on another one, or belongs to another user."""
+    """Raise ResilError if an installation bound to one machine is on another one, or belongs to another user."""
     host = context.system.host.name
     if installation.host != host:
         text = f"it is installed in the {name} of {installation.host}, and this is {host}"
-        raise Elsewhere(text, hint=f"log in there: ssh {installation.host}")
+        raise ResilError(text, hint=f"log in there: ssh {installation.host}")
     check_owner(installation, context, name)
 
 
 def check_owner(installation: Installation, context: Context, name: str) -> None:
-    """Raise Elsewhere if an installation belongs to another user."""
+    """Raise ResilError if an installation belongs to another user."""
     user = context.system.host.user
     if installation.by != user:
         text = f"it is installed in the {name} of {installation.by}, and you are {user}"
         hint = f"ask {installation.by}; every member of the project can stop it: resil cron stop"
-        raise Elsewhere(text, hint=hint)
+        raise ResilError(text, hint=hint)
 
 
 def content_of(path: Path) -> str | None:
@@ -343,42 +388,25 @@ def output_file(context: Context, name: str, *, make: bool = True) -> str:
     return str(directory / f"{name}.out")
 
 
-def heartbeat(context: Context) -> Heartbeat | None:
-    """Return the last heartbeat of the scheduler; None: there is none.
-
-    A child with a deadline reads it, because the state directory may hang. Raise ResilError if it cannot be read.
-    """
-
-    def read() -> dict[str, Any]:
-        beat = CronDirectory(context.state_dir, context.group).heartbeat()
-        return {} if beat is None else beat.to_json()
-
-    ((_, answer),) = run_in_child({"heartbeat": (read, READ_S)})
-    if answer.error is not None:
-        raise answer.error
-    return Heartbeat.from_json(answer.value) if answer.value else None
+def script_file(context: Context, name: str) -> Path:
+    """Return the path of the script that a table's lines may call."""
+    return Path(output_file(context, name, make=False)).with_suffix(".sh")
 
 
-def last_words(context: Context, name: str) -> str:
+def _last_words(context: Context, name: str) -> str:
     """Return the last line of a tick that failed; empty if it wrote its heartbeat, or no output.
 
-    A tick that cannot start (a missing interpreter) writes output but no heartbeat. Read in a child, as in `heartbeat`.
+    A tick that cannot start (a missing interpreter) writes output but no heartbeat.
     """
-
-    def read() -> str:
-        path = Path(output_file(context, name, make=False))
+    path = Path(output_file(context, name, make=False))
+    with suppress(OSError):
+        written = path.stat().st_mtime
+        lines = path.read_bytes()[-4096:].decode("utf-8", "replace").replace("\0", "").split("\n")
         with suppress(FileNotFoundError):
-            written = path.stat().st_mtime
-            lines = path.read_bytes()[-4096:].decode("utf-8", "replace").replace("\0", "").split("\n")
-            said = [line.strip()[:200] for line in lines if line.strip()] or [""]
-            with suppress(FileNotFoundError):
-                if (path.parent.parent / "heartbeat").stat().st_mtime >= written - SAME_TICK_S:
-                    return ""
-            return said[-1]
-        return ""
-
-    ((_, answer),) = run_in_child({"last words": (read, READ_S)})
-    return str(answer.value) if answer.error is None else ""
+            if (path.parent.parent / "heartbeat").stat().st_mtime >= written - SAME_TICK_S:
+                return ""
+        return ([line.strip()[:200] for line in lines if line.strip()] or [""])[-1]
+    return ""
 
 
 def table_state(table: str, installation: Installation, where: str) -> DriverState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resilience.base.processes import is_there
-from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, Step, _tables
+from resilience.cron.drivers import Availability, DriverState, ProgramFailed, ProgramUnavailable, _tables
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import write_atomic
+from resilience.system.process import Completed
 
 # ---- the daemon -------------------------------------------------------------------------------------------------
 
@@ -28,30 +27,24 @@ PID_FILES = ("/run/crond.pid", "/run/cron.pid", "/var/run/crond.pid", "/var/run/
 """Pid files of daemons: readable even if /proc hides processes of other users (hidepid=2, proc(5))."""
 
 
-def find_daemon(proc: Path = Path("/proc"), pid_files: Sequence[str] = PID_FILES) -> str:
+def find_daemon(pid_files: Sequence[str] = PID_FILES) -> str:
     """Return a description of the daemon (`cron, process 312`); empty if none was found."""
+    import psutil
+
+    named = {process.pid: process.info["name"] for process in psutil.process_iter(["name"])}
     for path in pid_files:
         with suppress(OSError, ValueError):
             pid = int(Path(path).read_text(encoding="ascii")[:32])
-            if pid > 0 and is_there(pid) and _comm(proc, pid) in ("", *DAEMONS):
-                return f"{_comm(proc, pid) or 'cron'}, process {pid}"
-    with suppress(OSError):
-        for name in os.listdir(proc):  # noqa: PTH208 - names only
-            if name.isdigit() and (comm := _comm(proc, int(name))) in DAEMONS:
-                return f"{comm}, process {name}"
-    return ""
+            if pid > 0 and is_there(pid) and named.get(pid, "cron") in DAEMONS:
+                return f"{named.get(pid, 'cron')}, process {pid}"
+    return next((f"{name}, process {pid}" for pid, name in named.items() if name in DAEMONS), "")
 
 
-def hides_processes(proc: Path = Path("/proc")) -> bool:
+def hides_processes() -> bool:
     """Return whether /proc hides processes of other users, so that finding none proves nothing."""
-    return not (proc / "1" / "comm").exists()
+    import psutil
 
-
-def _comm(proc: Path, pid: int) -> str:
-    try:
-        return (proc / str(pid) / "comm").read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    return 1 not in psutil.pids()
 
 
 # ---- the table --------------------------------------------------------------------------------------------------
@@ -65,21 +58,52 @@ _HEADER = re.compile(
 """Header that ISC cron 4.1 adds at each installation, and lists (crontab.c, `replace_cmd`); Debian's and cronie's do
 not."""
 
+LONGEST_COMMAND = 990
+"""Bytes. Debian's and Vixie's cron read at most 999 (MAX_COMMAND in their cron.h), and reject the whole table."""
 
-class Crontab:
-    """The program `crontab` (crontab(1))."""
+_BAD = _tables.LINE_ENDS | {"\\": "a backslash (crons disagree on those)"}
+
+
+@dataclass(frozen=True)
+class CrontabDriver(_tables.TableDriver):
+    """The cron of this machine, and its program crontab(1).
+
+    Attributes:
+        pid_files: pid files of cron daemons.
+    """
 
     name = "crontab"
+    summary = "a line in your crontab on this machine"
+    rank = 20
+    hint = "check your lines with crontab -l, and the free space in /var/spool"
+
+    pid_files: tuple[str, ...] = PID_FILES
+
+    def availability(self, context: Context) -> Availability:
+        """Check that crontab works for this user, and that a daemon runs."""
+        self.read(context)
+        if str(context.project).startswith("/afs/"):
+            why = "the project is in AFS, where cron has no token"
+            return Availability(False, why, "move it, or use backend slurm")
+        host = context.system.host.name
+        if daemon := find_daemon(self.pid_files):
+            return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
+        if hides_processes():
+            why = f"crontab works, but /proc on {host} hides whether a cron daemon runs"
+            hint = "check with `systemctl status cron` (or crond), or use: resil cron install --backend slurm"
+            return Availability(False, why, hint)
+        why = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
+        return Availability(False, why, "ask an administrator: systemctl enable --now cron (or crond)")
 
     def read(self, context: Context) -> str | None:
-        """See _tables.Program.read."""
+        """See TableDriver."""
         for _ in range(_READS):
             listed = self._list(context)
             if listed is None or r"\r" not in listed:
                 return listed
             # Debian's `crontab -l` lists a carriage return as the two characters `\r`. Written back, that would be what
             # the line runs. `crontab -e` hands the file itself to an editor; ours writes it to standard output.
-            done = _tables.run_program(context, ["crontab", "-e"], env={"VISUAL": "cat", "EDITOR": "cat"})
+            done = self.run(context, "-e", env={"VISUAL": "cat", "EDITOR": "cat"})
             if done.returncode == 0 and listed in (done.stdout, done.stdout.replace("\r", r"\r")):
                 return done.stdout
         raise ProgramFailed(
@@ -88,7 +112,7 @@ class Crontab:
         )
 
     def _list(self, context: Context) -> str | None:
-        done = _tables.run_program(context, ["crontab", "-l"])
+        done = self.run(context, "-l")
         if done.returncode == 0:
             return without_header(done.stdout)
         text, said = (done.stderr or done.stdout).lower(), _tables.error_of(done)
@@ -103,153 +127,49 @@ class Crontab:
             )
         raise ProgramFailed(f"crontab -l failed: {said}", transient=True)
 
-    def write(self, table: str, context: Context) -> None:
-        """See _tables.Program.write."""
-        done = _tables.run_program(context, ["crontab", "-"], stdin=table)
-        if done.returncode != 0:
-            raise ResilError(
-                f"crontab rejected the table; the old one is unchanged: {_tables.error_of(done)}",
-                hint="check your lines with crontab -l, and the free space in /var/spool",
-            )
+    def replace(self, table: str, context: Context) -> Completed:
+        """See TableDriver."""
+        return self.run(context, "-", stdin=table)
 
-    def remove(self, context: Context) -> None:
-        """See _tables.Program.remove."""
-        done = _tables.run_program(context, ["crontab", "-r"])
-        if done.returncode != 0 and "no crontab for" not in done.stderr.lower():
-            raise ResilError(f"crontab -r failed; the table is unchanged: {_tables.error_of(done)}")
+    def lines(self, installation: Installation, settings: CronSettings, context: Context) -> _tables.Lines:
+        """See TableDriver.
+
+        The whole command is one word for /bin/sh, so a `SHELL=/bin/csh` above it does no harm. cron turns each `%`
+        without a backslash into a line break (crontab(5)). A command too long for cron (a module system's
+        LD_LIBRARY_PATH) goes to a script beside the heartbeat, which the line calls.
+        """
+        _tables.check_writable(installation, where="a crontab", bad=_BAD)
+        output = _tables.output_file(context, "crontab", make=False)
+        title, path = _tables.headline(installation, context.state_dir), _tables.script_file(context, "crontab")
+        command, script = _tables.shell_command(installation, "tick", "--driver", "crontab", output=output), ""
+        if not _fits(command):
+            script = f"#!/bin/sh\n{title}\n{command}\n"
+            command = f": {_tables.mark(installation.token)}; exec /bin/sh {shlex.quote(str(path))}"
+            if not _fits(command):
+                text = f"the path {path} is too long for a crontab"
+                raise ResilError(text, hint="choose another state_dir")
+        return (title, f"* * * * * {_as_cron_reads(command)}"), script
+
+    def pause_s(self, installation: Installation, settings: CronSettings) -> float:
+        """See TableDriver."""
+        return 60.0
+
+    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
+        """Check that the line is there, and that a daemon runs."""
+        found = super().state(installation, settings, context)
+        if found.liveness is not Liveness.ALIVE or find_daemon(self.pid_files) or hides_processes():
+            return found
+        return DriverState(
+            Liveness.GONE,
+            f"the line is in {self.where(context)}, but no cron daemon runs there",
+            hint="ask an administrator to start it; until then: resil cron install --backend slurm --replace",
+        )
 
 
 def without_header(table: str) -> str:
     """Return the table without the header lines that some crons add at each installation. Pure."""
     found = _HEADER.match(table)
     return table[found.end() :] if found else table
-
-
-# ---- the driver -------------------------------------------------------------------------------------------------
-
-_CRONTAB = Crontab()
-
-
-@dataclass(frozen=True, slots=True)
-class CrontabDriver:
-    """The cron of this machine.
-
-    Attributes:
-        proc: mount point of procfs.
-        pid_files: pid files of cron daemons.
-    """
-
-    summary = "a line in your crontab on this machine"
-    rank = 20
-
-    proc: Path = Path("/proc")
-    pid_files: tuple[str, ...] = PID_FILES
-
-    def availability(self, context: Context) -> Availability:
-        """Check that crontab works for this user, and that a daemon runs."""
-        try:
-            _CRONTAB.read(context)
-        except ResilError as error:
-            return Availability(False, error.message, error.hint)
-        if str(context.project).startswith("/afs/"):
-            why = "the project is in AFS, where cron has no token"
-            return Availability(False, why, "move it, or use backend slurm")
-        host = context.system.host.name
-        if daemon := find_daemon(self.proc, self.pid_files):
-            return Availability(True, f"crontab works, and a cron daemon runs on {host} ({daemon})")
-        if hides_processes(self.proc):
-            why = f"crontab works, but /proc on {host} hides whether a cron daemon runs"
-            hint = "check with `systemctl status cron` (or crond), or use: resil cron install --backend slurm"
-            return Availability(False, why, hint)
-        why = f"crontab works, but no cron daemon runs on {host}: the table would never be read"
-        return Availability(False, why, "ask an administrator: systemctl enable --now cron (or crond)")
-
-    def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
-        """Return the lines, unless they are already there."""
-        _tables.check_host(installation, context, "crontab")
-        lines, script = table_lines(installation, context)
-        steps = []
-        if script and _tables.content_of(script_file(context)) != script:
-            steps.append(Step(f"write {script_file(context)}", script))
-        if not _tables.holds(_CRONTAB, lines, installation, context):
-            steps.append(Step(f"write these lines to {_where(context)}, before all others", "\n".join(lines)))
-        return steps
-
-    def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Write the lines."""
-        _tables.check_host(installation, context, "crontab")
-        lines, script = table_lines(installation, context)
-        _tables.output_file(context, "crontab")
-        if script:
-            write_atomic(script_file(context), script, mode=0o700)
-        done = _tables.put(_CRONTAB, lines, installation, context)
-        return (f"wrote a line to {_where(context)}: it ticks every minute",) if done else ()
-
-    def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
-        """Remove the lines."""
-        _tables.check_host(installation, context, "crontab")
-        done = _tables.put(_CRONTAB, (), installation, context)
-        with suppress(OSError):
-            script_file(context).unlink(missing_ok=True)
-        return (f"removed our lines from {_where(context)}",) if done else ()
-
-    def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
-        """Check that the line is there, and that a daemon runs."""
-        try:
-            _tables.check_host(installation, context, "crontab")
-            table = _CRONTAB.read(context) or ""
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
-        found = _tables.table_state(table, installation, _where(context))
-        if found.liveness is not Liveness.ALIVE:
-            return found
-        if not find_daemon(self.proc, self.pid_files) and not hides_processes(self.proc):
-            return DriverState(
-                Liveness.GONE,
-                f"the line is in {_where(context)}, but no cron daemon runs there",
-                hint="ask an administrator to start it; until then: resil cron install --backend slurm --replace",
-            )
-        now, said = context.system.clock.now(), _tables.last_words(context, "crontab")
-        return found._replace(next_tick=now - now % 60 + 60, hint=f"the last tick failed: {said}" if said else "")
-
-
-def _where(context: Context) -> str:
-    return f"the crontab of {context.system.host.user} on {context.system.host.name}"
-
-
-# ---- the line ---------------------------------------------------------------------------------------------------
-
-LONGEST_COMMAND = 990
-"""Bytes. Debian's and Vixie's cron read at most 999 (MAX_COMMAND in their cron.h), and reject the whole table."""
-
-_BAD = _tables.LINE_ENDS | {"\\": "a backslash (crons disagree on those)"}
-
-
-def table_lines(installation: Installation, context: Context) -> tuple[tuple[str, ...], str]:
-    """Return our lines, and the script that they call, if any. Raise ResilError if cron could not read them. Pure.
-
-    The whole command is one word for /bin/sh, so a `SHELL=/bin/csh` above it does no harm. cron turns each `%` without
-    a backslash into a line break (crontab(5)). A command too long for cron (a module system's LD_LIBRARY_PATH) goes to
-    a script beside the heartbeat, which the line calls.
-    """
-    _tables.check_writable(installation, where="a crontab", bad=_BAD)
-    output, title = (
-        _tables.output_file(context, "crontab", make=False),
-        _tables.headline(installation, context.state_dir),
-    )
-    command, script = _tables.shell_command(installation, "tick", "--driver", "crontab", output=output), ""
-    if not _fits(command):
-        script = f"#!/bin/sh\n{title}\n{command}\n"
-        command = f": {_tables.mark(installation.token)}; exec /bin/sh {shlex.quote(str(script_file(context)))}"
-        if not _fits(command):
-            text = f"the path {script_file(context)} is too long for a crontab"
-            raise ResilError(text, hint="choose another state_dir")
-    return (title, f"* * * * * {_as_cron_reads(command)}"), script
-
-
-def script_file(context: Context) -> Path:
-    """Return the path of that script."""
-    return Path(_tables.output_file(context, "crontab", make=False)).with_suffix(".sh")
 
 
 def _as_cron_reads(inner: str) -> str:

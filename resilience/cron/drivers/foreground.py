@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 
 from resilience.base.processes import is_there
-from resilience.cron.drivers import Availability, DriverState, Step, _tables
+from resilience.cron.drivers import Availability, DriverState, Step, _tables, state_of
 from resilience.cron.records import Installation
-from resilience.errors import ResilError
+from resilience.cron.state_directory import CronDirectory
 from resilience.job import Liveness
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
@@ -29,7 +29,7 @@ class ForegroundDriver:
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the command to run, unless it is running; nothing is written."""
-        if self.state(installation, settings, context).liveness is Liveness.ALIVE:
+        if state_of(self, installation, settings, context).liveness is Liveness.ALIVE:
             return ()
         return (Step("nothing is installed; keep this command running yourself", self._command(installation)),)
 
@@ -44,10 +44,7 @@ class ForegroundDriver:
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return the state from the heartbeat: on this machine check the process, on others the heartbeat's age."""
         start = f"start it, in tmux: {self._command(installation)}"
-        try:
-            beat = _tables.heartbeat(context)
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+        beat = CronDirectory(context.state_dir, context.group).heartbeat()
         if beat is None:
             return DriverState(Liveness.GONE, "no tick yet", hint=start)
         who = f"process {beat.pid} on {beat.host}"

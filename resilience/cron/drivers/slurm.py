@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from resilience.cron.drivers import Availability, DriverState, Step
@@ -13,20 +12,21 @@ from resilience.cron.drivers._slurm.keeper import ChainJob, Keeper, trouble_of
 from resilience.cron.drivers._slurm.script import (
     REQUEUE_SCRIPT,
     SCRIPT,
-    job_name,
     render_requeue_script,
     render_script,
     time_limit_s,
 )
+from resilience.cron.drivers._tables import content_of, unit_name
 from resilience.cron.records import Installation
 from resilience.cron.state_directory import CronDirectory
+from resilience.cron.words import slot_text
 from resilience.errors import ResilError, SchedulerError, SchedulerUnavailable, SettingsError
 from resilience.job import Liveness
 from resilience.pending_reason import explain_reason
 from resilience.quantities import format_duration, parse_slurm_time_s
 from resilience.runs.context import Context
 from resilience.settings.cron_settings import CronSettings
-from resilience.system.files import make_directory, read_regular, write_atomic
+from resilience.system.files import make_directory, write_atomic
 
 REASON_WITHIN_S = 3.0
 """`install` waits this long for the reason of its pending job: SLURM sets it within a second or two."""
@@ -48,42 +48,38 @@ def check_mode(mode: str) -> None:
         raise SettingsError(f"unknown mode {mode!r} in [cron]", hint=suggest(mode, ["daemon", "pulse"]))
 
 
-@dataclass(frozen=True, slots=True)
 class SlurmDriver:
     """The queue of SLURM or, where SLURM is not installed, of the embedded scheduler."""
 
-    summary: str = "a chain of small jobs in the queue"
-    rank: int = 40
+    summary = "a chain of small jobs in the queue"
+    rank = 40
 
     def availability(self, context: Context) -> Availability:
         """Check that the queue answers."""
-        try:
-            scheduler = context.scheduler()
-            scheduler.jobs(names=["resil-cron"])
-        except ResilError as error:
-            return Availability(False, error.message, error.hint)
+        scheduler = context.scheduler()
+        scheduler.jobs(names=["resil-cron"])
         if scheduler.name == "local":
             return Availability(True, "SLURM is not installed here; uses the embedded scheduler")
         return Availability(True, "squeue answers")
 
     def plan(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[Step]:
         """Return the files, and the jobs that are missing or have other options."""
-        keeper, limit = _clamped(installation, settings, context)
-        steps = [Step(f"write {path}", text) for path, text in _files(keeper).items() if _content(path) != text]
+        keeper = _clamped(installation, settings, context)
+        steps = [Step(f"write {path}", text) for path, text in _files(keeper).items() if content_of(path) != text]
         planned = keeper.ask("plan")
         steps += [Step("queue a job of the chain", line) for line in planned.of("submit")]
         steps += [Step(f"then cancel surplus {_jobs(planned.ids('cancel'))}")] if planned.of("cancel") else []
-        return (*(Step(note) for note in _clamp_notes(settings, installation, limit) if steps), *steps)
+        return (*(Step(note) for note in _clamp_notes(keeper, settings) if steps), *steps)
 
     def install(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Write the files, queue the first jobs, and wait for the first tick or the reason of its delay."""
-        keeper, limit = _clamped(installation, settings, context)
+        keeper = _clamped(installation, settings, context)
         before = keeper.jobs()
         was_there, runs = any(job.state.is_alive for job in before), any(job.is_running for job in before)
         fresh, done = [], []
         mode = 0o750 if context.group else 0o700  # it runs with the owner's rights: the group must not write it
         for path, text in _files(keeper).items():
-            if (old := _content(path)) != text:
+            if (old := content_of(path)) != text:
                 fresh += [path] if old is None else []
                 make_directory(path.parent, mode=_directory(context).directory_mode)
                 write_atomic(path, text, mode=mode)
@@ -106,9 +102,12 @@ class SlurmDriver:
                     path.unlink(missing_ok=True)
             raise
         if submitted:
-            done += _clamp_notes(settings, installation, limit)
-            rhythm = _rhythm(installation, settings, limit)
-            done.append(f"queued {_jobs(submitted)} under the name {job_name(installation)}: {rhythm}")
+            done += _clamp_notes(keeper, settings)
+            rhythm = f"a pulse every {format_duration(settings.pulse_s)}, 2 queued ahead"
+            if _is_daemon(installation, settings):
+                limit = format_duration(keeper.limit_s)
+                rhythm = f"one runs for up to {limit} and ticks, 2 are queued behind it"
+            done.append(f"queued {_jobs(submitted)} under the name {unit_name(installation)}: {rhythm}")
         done += [first] if first else []
         if problem:
             done.append(f"not all jobs of the chain are queued; the running job will try again: {problem}")
@@ -126,7 +125,7 @@ class SlurmDriver:
         keeper = _keeper(installation, replace(settings, sbatch={}), context)
         answer = keeper.ask("end")
         if answer.problem:
-            raise SchedulerUnavailable(answer.problem, hint=f"scancel -n {job_name(installation)}")
+            raise SchedulerUnavailable(answer.problem, hint=f"scancel -n {unit_name(installation)}")
         done = [f"cancelled pending {_jobs(ids)}"] if (ids := answer.ids("cancelled")) else []
         if ids := answer.ids("signalled"):
             done.append(f"signalled {_jobs(ids)} to exit when its current runs have ended, without a successor")
@@ -139,16 +138,11 @@ class SlurmDriver:
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return which job ticks until when, how many are queued behind it, and when the next one begins."""
-        try:
-            jobs = _keeper(installation, replace(settings, sbatch={}), context).jobs()
-            if not jobs and installation.by != context.system.host.user:
-                reason = f"no job of {installation.by}'s scheduler is visible; PrivateData may hide jobs of other users"
-                return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or check the last tick")
-            return judge_chain(jobs, is_daemon=_is_daemon(installation, settings), now=context.system.clock.now())
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, f"the queue could not be read: {error.message}", hint=error.hint)
-        except Exception as error:
-            return DriverState(Liveness.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
+        jobs = _keeper(installation, replace(settings, sbatch={}), context).jobs()
+        if not jobs and installation.by != context.system.host.user:
+            reason = f"no job of {installation.by}'s scheduler is visible; PrivateData may hide jobs of other users"
+            return DriverState(Liveness.UNKNOWN, reason, hint=f"ask {installation.by}, or check the last tick")
+        return judge_chain(jobs, is_daemon=_is_daemon(installation, settings), now=context.system.clock.now())
 
 
 def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> DriverState:
@@ -163,7 +157,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
     words, hint = [], ""
     for job in running:
         where = f" on {job.node}" if job.node else ""
-        words.append(f"job {job.id} runs{where}" + (f" until {_clock(job.end, now)}" if job.end else ""))
+        words.append(f"job {job.id} runs{where}" + (f" until {slot_text(job.end // 60 * 60, now)}" if job.end else ""))
     if not waiting:
         words.append("and no job is queued behind it")
     else:
@@ -179,7 +173,7 @@ def judge_chain(jobs: Sequence[ChainJob], *, is_daemon: bool, now: float) -> Dri
         next_tick = max(head.start or 0, head.begin, now)
         if not running and (head.start or head.begin > now):
             said = " (SLURM's estimate)" if head.start else ""
-            words.append(f"the next one begins at {_clock(next_tick, now)}{said}")
+            words.append(f"the next one begins at {slot_text(next_tick // 60 * 60, now)}{said}")
         if not running and head.reason not in ("", "None", "BeginTime", "Dependency"):
             why = explain_reason(head.reason, str(head.id))
             words.append(f"{head.reason}: {why.words}")
@@ -216,7 +210,7 @@ def _first_tick(keeper: Keeper, first: int) -> str:
             message, hint = _death(directory, job)
             raise SchedulerError(message, hint=hint)
         if job.state.is_waiting and job.reason not in ("", "None") and waited_s > REASON_WITHIN_S:
-            when = f"; SLURM expects it to begin at {_clock(job.start, clock.now())}" if job.start else ""
+            when = f"; SLURM expects it to begin at {slot_text(job.start // 60 * 60, clock.now())}" if job.start else ""
             return f"job {first} is pending: {why.words} ({job.reason}){when}"
         if waited_s > (REASON_WITHIN_S if job.state.is_waiting else FIRST_TICK_S):
             return f"job {first} has not ticked yet: resil cron status"
@@ -228,38 +222,35 @@ def _death(directory: CronDirectory, job: ChainJob) -> tuple[str, str]:
     where = f" on {job.node}" if job.node else ""
     told = job.trouble or trouble_of(directory.path)[0] or f"it ended as {job.state} without a tick"
     output = directory.path / "driver" / f"{job.id}.out"
-    lines = (_content(output) or "").strip().splitlines()[-OUTPUT_LINES:]
+    lines = (content_of(output) or "").strip().splitlines()[-OUTPUT_LINES:]
     hint = (
         f"{output}: {' / '.join(lines)}" if lines else "set state_dir in resil.toml to a directory that all nodes see"
     )
     return f"the scheduler's first job {job.id}{where} failed: {told}", hint
 
 
-def _clamped(installation: Installation, settings: CronSettings, context: Context) -> tuple[Keeper, int]:
-    """Return the keeper for jobs within the partition's time limit, and that limit. Raise SettingsError for options
-    that would break the chain, SchedulerUnavailable if sinfo does not answer."""
+def _clamped(installation: Installation, settings: CronSettings, context: Context) -> Keeper:
+    """Return the keeper for jobs within the partition's time limit. Raise SettingsError for options that would break
+    the chain, SchedulerUnavailable if sinfo does not answer."""
     keeper = _keeper(installation, settings, context)
-    wanted = limit = time_limit_s(settings, _mode(installation, settings))
+    limit = keeper.limit_s
     if context.scheduler().name != "local":
         given = {key.lstrip("-"): value for key, value in settings.sbatch.items()}
         named = given.get("partition") or context.system.environ.get("SBATCH_PARTITION", "")
         for text in keeper.ask("limits").of("partition"):
             name, _, most = text.partition("|")
             if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
-                try:
+                with suppress(ResilError):  # n/a
                     limit = min(limit, parse_slurm_time_s(most) or limit)
-                except ResilError:  # n/a
-                    continue
-    return (keeper if limit == wanted else _keeper(installation, settings, context, limit)), limit
+    return keeper if limit == keeper.limit_s else _keeper(installation, settings, context, limit)
 
 
-def _clamp_notes(settings: CronSettings, installation: Installation, limit: int) -> list[str]:
-    wanted = time_limit_s(settings, _mode(installation, settings))
-    if limit == wanted:
+def _clamp_notes(keeper: Keeper, settings: CronSettings) -> list[str]:
+    wanted, given = time_limit_s(settings, _mode(keeper.installation, settings)), format_duration(keeper.limit_s)
+    if keeper.limit_s == wanted:
         return []
-    key = "time_limit_s" if _is_daemon(installation, settings) else "pulse_limit_s"
-    return [f"the partition allows {format_duration(limit)}, less than [cron] {key} ({format_duration(wanted)}): "
-            f"each job gets {format_duration(limit)}"]  # fmt: skip
+    key = "time_limit_s" if _is_daemon(keeper.installation, settings) else "pulse_limit_s"
+    return [f"the partition allows {given}, less than [cron] {key} ({format_duration(wanted)}): each job gets {given}"]
 
 
 def _mode(installation: Installation, settings: CronSettings) -> str:
@@ -275,20 +266,8 @@ def _asks_too_much(reason: str) -> bool:
     return reason == "PartitionConfig" or "TimeLimit" in reason or "WallDuration" in reason
 
 
-def _clock(seconds: float, now: float) -> str:
-    """Return the time of day, with the date if it is not today."""
-    then, today = time.localtime(seconds), time.localtime(now)
-    return time.strftime("%H:%M" if then[:3] == today[:3] else "%Y-%m-%d %H:%M", then)
-
-
 def _jobs(ids: Sequence[int]) -> str:
     return f"{'job' if len(ids) == 1 else 'jobs'} {', '.join(map(str, ids))}"
-
-
-def _rhythm(installation: Installation, settings: CronSettings, limit: int) -> str:
-    if _is_daemon(installation, settings):
-        return f"one runs for up to {format_duration(limit)} and ticks, 2 are queued behind it"
-    return f"a pulse every {format_duration(settings.pulse_s)}, 2 queued ahead"
 
 
 def _directory(context: Context) -> CronDirectory:
@@ -296,7 +275,8 @@ def _directory(context: Context) -> CronDirectory:
 
 
 def _keeper(installation: Installation, settings: CronSettings, context: Context, limit: int = 0) -> Keeper:
-    scheduler, environ = context.scheduler(), context.system.environ
+    scheduler = context.scheduler()
+    limit = limit or time_limit_s(settings, _mode(installation, settings))
     spool = str(getattr(scheduler, "spool", ""))
     tools = [str(scheduler.commands())] if spool else []  # type: ignore[attr-defined]
     script = render_script(
@@ -305,31 +285,19 @@ def _keeper(installation: Installation, settings: CronSettings, context: Context
         state=str(_directory(context).path),
         config=str(context.project / "resil.toml") if context.has_settings else "",
         scheduler=scheduler.name,
-        environ=environ,
-        limit=limit or time_limit_s(settings, _mode(installation, settings)),
-        tool_directories=(*tools, *_tool_directories(environ.get("PATH"))),
+        environ=context.system.environ,
+        limit=limit,
+        tool_directories=tools,
         shared=bool(context.group),
         spool=spool,
     )
-    return Keeper(installation, script, context)
+    return Keeper(installation, script, context, limit)
 
 
 def _files(keeper: Keeper) -> dict[Path, str]:
     """Return the files that `install` writes, with their text."""
     path = _directory(keeper.context).path
     return {path / SCRIPT: keeper.script, path / REQUEUE_SCRIPT: render_requeue_script(str(path))}
-
-
-def _tool_directories(path: str | None) -> Iterator[str]:
-    for program in ("sbatch", "squeue"):
-        found = shutil.which(program, path=path)
-        if found is not None:
-            yield str(Path(found).absolute().parent)
-
-
-def _content(path: Path) -> str | None:
-    found = read_regular(path, 1 << 20)
-    return found[0].decode("utf-8", "surrogateescape") if found is not None else None
 
 
 DRIVER = SlurmDriver()

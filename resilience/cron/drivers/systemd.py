@@ -6,7 +6,7 @@ Syntax of units: systemd.syntax(7), systemd.service(5) "COMMAND LINES", systemd.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +76,7 @@ class SystemdDriver:
     def availability(self, context: Context) -> Availability:
         """Check that this user's manager answers, and survives a logout."""
         user, name = context.system.host.user, context.system.host.name
-        try:
-            done = self._systemctl(context, "is-system-running")
-        except ResilError as error:
-            return Availability(False, error.message, error.hint)
+        done = self._systemctl(context, "is-system-running")
         if done.stdout.strip() not in _RUNNING:
             return Availability(False, f"no systemd manager of {user} answers on {name}: {_tables.error_of(done)}")
         lingers = self._lingers(context)
@@ -97,7 +94,7 @@ class SystemdDriver:
         if steps or self._inactive(installation, context):
             line = f"systemctl --user daemon-reload && systemctl --user enable --now {_timer(installation)}"
             steps.append(Step("start the timer now and after each boot", line))
-        if orphaned := _orphaned(installation, context):
+        if orphaned := _ours(installation, context, except_for=installation.token):
             steps.append(Step("remove an older timer of this project", "\n".join(map(str, orphaned))))
         return steps
 
@@ -119,23 +116,18 @@ class SystemdDriver:
             where = f"{context.system.host.user}'s systemd manager on {context.system.host.name}"
             lines = [f"wrote {path}" for path in missing]
             lines.append(f"started {timer} in {where}: it ticks every minute")
-        return (*lines, *self._remove(_orphaned(installation, context), context))
+        return (*lines, *self._remove(_ours(installation, context, except_for=installation.token), context))
 
     def uninstall(self, installation: Installation, settings: CronSettings, context: Context) -> Sequence[str]:
         """Stop the timer, and remove the units. Active runs continue."""
         _tables.check_host(installation, context, "systemd manager")
-        there = [path for path in _paths(installation, context) if _tables.content_of(path) is not None]
-        _refuse_foreign(there, installation)
-        return self._remove([*there, *_orphaned(installation, context)], context)
+        return self._remove(_ours(installation, context), context)
 
     def state(self, installation: Installation, settings: CronSettings, context: Context) -> DriverState:
         """Return the timer's state from the manager."""
-        try:
-            _tables.check_host(installation, context, "systemd manager")
-            if inactive := self._inactive(installation, context):
-                return DriverState(Liveness.GONE, inactive, hint="restore it: resil cron install")
-        except ResilError as error:
-            return DriverState(Liveness.UNKNOWN, error.message, hint=error.hint)
+        _tables.check_host(installation, context, "systemd manager")
+        if inactive := self._inactive(installation, context):
+            return DriverState(Liveness.GONE, inactive, hint="restore it: resil cron install")
         now = context.system.clock.now()
         hint = "" if self._lingers(context) is not False else f"linger is off: loginctl enable-linger {installation.by}"
         summary = f"{_timer(installation)} is active on {installation.host}"
@@ -231,7 +223,10 @@ def _missing(installation: Installation, context: Context) -> dict[Path, str]:
         "name": _tables.unit_name(installation),
     }
     texts = dict(zip(_paths(installation, context), (unit.format(**values) for unit in UNITS.values()), strict=True))
-    _refuse_foreign(texts, installation)
+    before = {path: _tables.content_of(path) for path in texts}
+    for path, content in before.items():
+        if content is not None and not content.startswith(f"# {_tables.mark(installation.token)} "):
+            raise ResilError(f"{path} exists, and resil did not write it", hint="move it away")
     try:
         "".join(texts.values()).encode()
     except UnicodeEncodeError as error:
@@ -239,24 +234,21 @@ def _missing(installation: Installation, context: Context) -> dict[Path, str]:
             f"{_tables.unit_name(installation)} would not be valid UTF-8, which systemd requires",
             hint="rename the directory, or use another backend",
         ) from error
-    return {path: text for path, text in texts.items() if _tables.content_of(path) != text}
+    return {path: text for path, text in texts.items() if before[path] != text}
 
 
-def _orphaned(installation: Installation, context: Context) -> list[Path]:
-    """Return the units of this project from an installation that is no longer recorded."""
+def _ours(installation: Installation, context: Context, *, except_for: str = "") -> list[Path]:
+    """Return the units of this project, also of installations that are no longer recorded."""
     found = []
     for path in sorted(_paths(installation, context)[0].parent.glob("resil-cron-*.*")):
         with suppress(ResilError):
-            if _tables.tokens_of(_tables.content_of(path) or "", context.state_dir) - {installation.token}:
+            content = _tables.content_of(path) or ""
+            tokens = {*_tables.tokens_of(content, context.state_dir)}
+            if content.startswith(f"# {_tables.mark(installation.token)} "):  # however the project's path is spelled
+                tokens.add(installation.token)
+            if tokens - {except_for}:
                 found.append(path)
     return found
-
-
-def _refuse_foreign(paths: Iterable[Path], installation: Installation) -> None:
-    for path in paths:
-        content = _tables.content_of(path)
-        if content is not None and not content.startswith(f"# {_tables.mark(installation.token)} "):
-            raise ResilError(f"{path} exists, and resil did not write it", hint="move it away")
 
 
 DRIVER = SystemdDriver()

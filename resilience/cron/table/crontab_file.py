@@ -10,7 +10,6 @@ import re
 import shlex
 from binascii import crc32
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 
 from resilience.cron.records import Entry, Ignored, Kind, Table
 from resilience.cron.table.expression import EVERY, offset_of, parse_schedule
@@ -85,7 +84,7 @@ class _Parser:
 
     def __init__(self, settings: CronSettings, users: Collection[str]) -> None:
         self.settings, self.users = settings, users
-        self.environment: Mapping[str, str] = MappingProxyType({})
+        self.environment: Mapping[str, str] = {}
         self.zone = self.zone_error = ""
         self.mail_to: str | None = None
         self.pending: tuple[str, str] | None = None
@@ -146,7 +145,7 @@ class _Parser:
         else:
             is_shell = name != "SHELL" or value.startswith("/")
             others = {key: self.environment[key] for key in self.environment if key != name}
-            self.environment = MappingProxyType({**others, **({name: value} if is_shell else {})})
+            self.environment = {**others, **({name: value} if is_shell else {})}
             if value and not is_shell:
                 raise UsageError(f"SHELL={value} is not an absolute path", hint="write for instance SHELL=/bin/bash")
 
@@ -169,7 +168,7 @@ class _Parser:
             kind=Kind.RUN,
             argv=(shell, "-c", program) if given is None else (SHELL, "-c", _WITH_INPUT, shell, program),
             zone=self.zone,
-            environment=self.environment if given is None else MappingProxyType({**self.environment, INPUT: given}),
+            environment=self.environment if given is None else {**self.environment, INPUT: given},
             mail_to=self.mail_to,
             options=options.options,
         )

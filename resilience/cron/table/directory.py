@@ -6,6 +6,7 @@ reported.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from resilience.base.files import read_regular
 from resilience.base.switches import name_of_user
 from resilience.cron.records import Entry, Ignored, Table
 from resilience.cron.table.crontab_file import CRONTAB, parse_crontab
@@ -188,15 +190,10 @@ class CronReader:
         info = real.lstat()
         if not stat.S_ISREG(info.st_mode):
             return b"", info, None
-        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
-            info, head = os.fstat(descriptor), b""
-            if not stat.S_ISREG(info.st_mode):
-                raise OSError(f"{real} was replaced while it was read")
-            while len(head) < limit_bytes and (part := os.read(descriptor, min(limit_bytes - len(head), 2**20))):
-                head += part
-        finally:
-            os.close(descriptor)
+        found = read_regular(real, limit_bytes=limit_bytes)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(real))
+        head, info = found
         return head, info, refusal or self.policy.judge_file(facts_of(real, info), facts_of(real.parent))
 
     def _crontab(self, path: Path, place: str, above: Refusal | None) -> Table:

@@ -17,7 +17,7 @@ from resilience.cron.table.expression import parse_schedule
 from resilience.cron.table.options import MARK, entry_options
 from resilience.cron.table.policy import Refusal
 from resilience.errors import UsageError
-from resilience.messages import quoted
+from resilience.messages import nearest, quoted
 from resilience.settings.cron_settings import CronSettings
 
 SCHEDULES = {
@@ -225,7 +225,9 @@ def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
     if re.fullmatch(r"(?i)crontabs?|crontab\.(txt|conf|cron)|cron[_-]?tab|cron\.(tab|d)", name):
         return Ignored(place, "only the file `crontab` is read", "did you mean crontab?", True)
     if stat.S_ISDIR(mode):
-        meant = _probable_directory(name.lower().replace("-", "_"))
+        # `cron.fortnightly` and `cron_houry` were probably meant to run; of others, only what is nearly a name.
+        prefix, word = re.fullmatch(r"(cron[._-])?(.*)", name.lower()).groups()  # type: ignore[union-attr]
+        meant = nearest(f"cron.{word.replace('-', '_')}", SCHEDULES, cutoff=0.0 if prefix else 0.9)
         if not meant:
             return Ignored(place, "it is not a drop-in directory")
         return Ignored(place, f"unknown directory; there are {', '.join(SCHEDULES)}", f"did you mean {meant}?", True)
@@ -233,16 +235,3 @@ def judge_unknown(name: str, place: str, mode: int | None) -> Ignored | None:
         hint = f"move it, for instance: mv {quoted(place)} {quoted(PurePath(place).parent)}/cron.hourly/"
         return Ignored(place, "it is not in a drop-in directory", hint, True)
     return Ignored(place, "it is neither a crontab nor a drop-in")
-
-
-def _probable_directory(name: str) -> str:
-    """Return the drop-in directory that was probably meant; empty: none."""
-    from difflib import get_close_matches
-
-    for candidate in (name, f"cron.{name}", name.replace("_", ".", 1)):
-        if candidate in SCHEDULES:
-            return candidate
-    # `cron.fortnightly`, `cron.houry`: probably meant to run.
-    is_like = name.startswith(("cron.", "cron_"))
-    wanted, cutoff = (name, 0.0) if is_like else (f"cron.{name}", 0.9)
-    return next(iter(get_close_matches(wanted, SCHEDULES, n=1, cutoff=cutoff)), "")

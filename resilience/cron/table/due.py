@@ -15,7 +15,6 @@ from collections.abc import Mapping
 
 from resilience.cron.records import Due, Entry, Table
 from resilience.cron.table.expression import Schedule, parse_schedule
-from resilience.messages import plural
 from resilience.quantities import format_duration
 
 LATE_TICKS = 2.0
@@ -116,10 +115,8 @@ def _due(entry: Entry, schedule: Schedule, base: int, now: float, on_time_s: flo
         return []
     oldest = min(starts)
     passed_over = schedule.count(max(base, now - _COUNTED_S), oldest - 1)
-    missed = f"; {plural(passed_over, 'older slot')} missed and not run" if passed_over else ""
     found = []
     for slot, start in sorted(starts.items()):
         reason = "on time" if now - start <= on_time_s else f"{format_duration(now - start)} late"
-        is_oldest = slot == oldest
-        found.append(Due(entry, slot, start, passed_over if is_oldest else 0, reason + (missed if is_oldest else "")))
+        found.append(Due(entry, slot, start, passed_over if slot == oldest else 0, reason))
     return found

@@ -165,7 +165,7 @@ def an_installation(context: Context, driver: str, token: str = "0123456789abcde
         project=str(context.project),
         python=sys.executable,
         mode=mode,
-        facts={"$PATH": "/usr/bin:/bin", "$HOME": str(host.home)},
+        facts={"$PATH": context.system.environ.get("PATH", "/usr/bin:/bin"), "$HOME": str(host.home)},
     )
 
 

@@ -9,14 +9,17 @@ import shlex
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from resilience.cron.drivers import crontab
-from resilience.cron.drivers._tables import Elsewhere
-from resilience.cron.drivers.crontab import DRIVER, CrontabDriver, script_file, table_lines
+from resilience.cron.drivers import availability_of, crontab, state_of
+from resilience.cron.drivers._tables import script_file
+from resilience.cron.drivers.crontab import DRIVER, CrontabDriver
 from resilience.cron.records import Heartbeat
 from resilience.cron.state_directory import CronDirectory
 from resilience.errors import ResilError
@@ -70,7 +73,7 @@ def test_the_table_is_the_same_after_install_and_uninstall(site: Site, name: str
     site.write_table(TABLES[name])
     assert DRIVER.install(installation, SETTINGS, context)
     assert (site.table() or b"").endswith(TABLES[name])
-    assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, installation, SETTINGS, context).liveness is Liveness.ALIVE
     DRIVER.uninstall(installation, SETTINGS, context)
     assert (site.table() or b"") == TABLES[name]
 
@@ -140,7 +143,7 @@ def test_a_concurrent_write_is_kept(site: Site) -> None:
     context = site.context()
     assert DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
     assert (site.table() or b"").endswith(b"0 3 * * * mine\n7 7 * * * theirs\n")
-    assert DRIVER.state(an_installation(context, "crontab"), SETTINGS, context).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, an_installation(context, "crontab"), SETTINGS, context).liveness is Liveness.ALIVE
 
 
 def test_a_table_that_never_holds_still_is_an_error_and_not_a_loop(site: Site) -> None:
@@ -219,62 +222,69 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 def test_a_user_without_access_to_crontab_gets_the_reason(site: Site, said: str) -> None:
     site.break_program("crontab", f"echo {shlex.quote(said)} >&2; exit 1")
-    found = DRIVER.availability(site.context())
+    found = availability_of(DRIVER, site.context())
     assert not found.is_available and said.split("\n")[0] in found.reason and SAID[said] in found.hint
     assert (
-        DRIVER.state(an_installation(site.context(), "crontab"), SETTINGS, site.context()).liveness is Liveness.UNKNOWN
+        state_of(DRIVER, an_installation(site.context(), "crontab"), SETTINGS, site.context()).liveness
+        is Liveness.UNKNOWN
     )
 
 
 @pytest.mark.parametrize("said", ["no crontab for alice", "crontab: can't open 'alice': No such file or directory"])
 def test_a_missing_table_is_no_error(site: Site, said: str) -> None:
     site.break_program("crontab", f'[ "$1" = -l ] && {{ echo {shlex.quote(said)} >&2; exit 1; }}')
-    assert DRIVER.availability(site.context()).is_available
+    assert availability_of(DRIVER, site.context()).is_available
 
 
-def test_without_a_daemon_a_table_is_never_read(tmp_path: Path) -> None:
+def with_processes(named: Mapping[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that /proc shows."""
+    found = [SimpleNamespace(pid=pid, info={"name": name}) for pid, name in named.items()]
+    monkeypatch.setattr(psutil, "process_iter", lambda attributes: found)
+    monkeypatch.setattr(psutil, "pids", lambda: list(named))
+
+
+def test_without_a_daemon_a_table_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-    (tmp_path / "proc" / "1").mkdir(parents=True)
-    (tmp_path / "proc" / "1" / "comm").write_text("init\n")
-    driver = CrontabDriver(proc=tmp_path / "proc", pid_files=())
-    found = driver.availability(site.context())
+    with_processes({1: "init"}, monkeypatch)
+    driver = CrontabDriver(pid_files=())
+    found = availability_of(driver, site.context())
     assert not found.is_available and "no cron daemon runs on login1" in found.reason and "enable --now" in found.hint
     site.write_table(
-        "\n".join(table_lines(an_installation(site.context(), "crontab"), site.context())[0]).encode() + b"\n"
+        "\n".join(DRIVER.lines(an_installation(site.context(), "crontab"), SETTINGS, site.context())[0]).encode()
+        + b"\n"
     )
-    state = driver.state(an_installation(site.context(), "crontab"), SETTINGS, site.context())
+    state = state_of(driver, an_installation(site.context(), "crontab"), SETTINGS, site.context())
     assert state.liveness is Liveness.GONE and "no cron daemon" in state.summary
-    (tmp_path / "proc" / "77").mkdir()
-    (tmp_path / "proc" / "77" / "comm").write_text("crond\n")
-    assert driver.availability(site.context()).is_available
+    with_processes({1: "init", 77: "crond"}, monkeypatch)
+    assert availability_of(driver, site.context()).is_available
 
 
-def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path) -> None:
+def test_where_processes_are_hidden_the_pid_file_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
-    (tmp_path / "proc").mkdir()
-    hidden = CrontabDriver(proc=tmp_path / "proc", pid_files=(str(tmp_path / "crond.pid"),))
-    assert "hides whether" in hidden.availability(site.context()).reason
+    with_processes({}, monkeypatch)
+    hidden = CrontabDriver(pid_files=(str(tmp_path / "crond.pid"),))
+    assert "hides whether" in availability_of(hidden, site.context()).reason
     (tmp_path / "crond.pid").write_text(f"{os.getpid()}\n")
-    assert hidden.availability(site.context()).is_available
+    assert availability_of(hidden, site.context()).is_available
     (tmp_path / "crond.pid").write_text(f"{2**22 + 1}\n")
-    assert not hidden.availability(site.context()).is_available, "the daemon that wrote it has ended"
+    assert not availability_of(hidden, site.context()).is_available, "the daemon that wrote it has ended"
 
 
 def test_a_project_in_afs_is_not_for_cron_which_has_no_token(site: Site) -> None:
-    found = DRIVER.availability(site.context()._replace(project=Path("/afs/cern.ch/user/a/alice")))
+    found = availability_of(DRIVER, site.context()._replace(project=Path("/afs/cern.ch/user/a/alice")))
     assert not found.is_available and "AFS" in found.reason
 
 
 def test_an_installation_elsewhere_cannot_be_checked_here(site: Site) -> None:
     context = site.context()
     there = replace(an_installation(context, "crontab"), host="login2")
-    state = DRIVER.state(there, SETTINGS, context)
+    state = state_of(DRIVER, there, SETTINGS, context)
     assert state.liveness is Liveness.UNKNOWN and "login2" in state.summary and "ssh login2" in state.hint
     for act in (DRIVER.install, DRIVER.uninstall, DRIVER.plan):
-        with pytest.raises(Elsewhere, match="login2"):
+        with pytest.raises(ResilError, match="login2"):
             act(there, SETTINGS, context)
     hers = replace(an_installation(context, "crontab"), by="carol")
-    with pytest.raises(Elsewhere, match="carol"):
+    with pytest.raises(ResilError, match="carol"):
         DRIVER.uninstall(hers, SETTINGS, context)
 
 
@@ -284,12 +294,12 @@ def test_a_line_that_was_commented_out_is_detected_and_restored(site: Site) -> N
     DRIVER.install(installation, SETTINGS, context)
     lines = (site.table() or b"").decode().split("\n")
     site.write_table("\n".join([lines[0], f"#{lines[1]}", "0 3 * * * mine", ""]).encode())
-    state = DRIVER.state(installation, SETTINGS, context)
+    state = state_of(DRIVER, installation, SETTINGS, context)
     assert (
         state.liveness is Liveness.GONE and "was commented out" in state.summary and "resil cron install" in state.hint
     )
     assert DRIVER.install(installation, SETTINGS, context)
-    assert DRIVER.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, installation, SETTINGS, context).liveness is Liveness.ALIVE
     assert site.table() == "\n".join([*lines[:2], "0 3 * * * mine", ""]).encode()
 
 
@@ -334,13 +344,13 @@ def test_the_output_of_a_failed_tick_is_found(site: Site) -> None:
     context = site.context()
     installation = replace(an_installation(context, "crontab"), python="/gone/python")
     DRIVER.install(installation, SETTINGS, context)
-    assert DRIVER.state(installation, SETTINGS, context).hint == ""
+    assert state_of(DRIVER, installation, SETTINGS, context).hint == ""
     line = (site.table() or b"").decode().split("\n")[1]
     subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
-    state = DRIVER.state(installation, SETTINGS, context)
+    state = state_of(DRIVER, installation, SETTINGS, context)
     assert state.liveness is Liveness.ALIVE and "/gone/python" in state.hint
     CronDirectory(context.state_dir).beat(Heartbeat(time=NOW, expected=NOW + 60, alive_since=NOW))
-    assert DRIVER.state(installation, SETTINGS, context).hint == "", "a later tick was well"
+    assert state_of(DRIVER, installation, SETTINGS, context).hint == "", "a later tick was well"
 
 
 def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) -> None:
@@ -363,7 +373,7 @@ def test_a_cron_that_lists_a_header_of_its_own_gets_no_second_one(site: Site) ->
 def test_without_the_state_directory_nothing_runs_and_no_mail_is_sent(site: Site) -> None:
     context = site.context()
     with a_python_that_says_what_it_was_told(site.directory / "venv") as python:
-        line = table_lines(replace(an_installation(context, "crontab"), python=str(python)), context)[0][1]
+        line = DRIVER.lines(replace(an_installation(context, "crontab"), python=str(python)), SETTINGS, context)[0][1]
         done = subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert (done.stdout, done.stderr) == (b"", b"") and not (python.parent / "told.json").exists()
 
@@ -379,11 +389,11 @@ def test_a_command_that_is_too_long_for_cron_goes_into_a_script(site: Site) -> N
         DRIVER.install(installation, SETTINGS, context)
         assert DRIVER.install(installation, SETTINGS, context) == ()
         line = (site.table() or b"").decode().split("\n")[1]
-        assert len(line) < 999 and script_file(context).stat().st_mode & 0o777 == 0o700
+        assert len(line) < 999 and script_file(context, "crontab").stat().st_mode & 0o777 == 0o700
         subprocess.run(as_cron_runs(line), capture_output=True, timeout=60)
         assert json.loads((python.parent / "told.json").read_text())[1]["LD_LIBRARY_PATH"] == facts["$LD_LIBRARY_PATH"]
     DRIVER.uninstall(installation, SETTINGS, context)
-    assert not script_file(context).exists()
+    assert not script_file(context, "crontab").exists()
 
 
 @pytest.mark.parametrize("bad", ["a\nb", "a\rb", "a\\b"])
@@ -397,7 +407,7 @@ def test_inexpressible_characters_are_refused_before_anything_is_written(site: S
 def test_the_next_tick_is_the_next_full_minute(site: Site) -> None:
     context = site.context()
     DRIVER.install(an_installation(context, "crontab"), SETTINGS, context)
-    state = DRIVER.state(an_installation(context, "crontab"), SETTINGS, context)
+    state = state_of(DRIVER, an_installation(context, "crontab"), SETTINGS, context)
     assert state.next_tick is not None and state.next_tick % 60 == 0 and NOW < state.next_tick <= NOW + 60
 
 

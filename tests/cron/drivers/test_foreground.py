@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from resilience.cron.drivers import DriverState
+from resilience.cron.drivers import DriverState, state_of
 from resilience.cron.drivers.foreground import DRIVER, PATIENCE_S
 from resilience.cron.records import Heartbeat
 from resilience.cron.state_directory import CronDirectory
@@ -22,7 +22,7 @@ SETTINGS = CronSettings()
 def state(context: Context, beat: Heartbeat | None = None) -> DriverState:
     if beat is not None:
         CronDirectory(context.state_dir).beat(beat)
-    return DRIVER.state(an_installation(context, "foreground"), SETTINGS, context)
+    return state_of(DRIVER, an_installation(context, "foreground"), SETTINGS, context)
 
 
 def a_beat(host: str, pid: int, expected: float = NOW + 60) -> Heartbeat:

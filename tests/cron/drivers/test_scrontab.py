@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from resilience.cron.drivers import availability_of, state_of
 from resilience.cron.drivers._tables import mark, unit_name
-from resilience.cron.drivers.scrontab import DRIVER, pause_minutes, table_lines
+from resilience.cron.drivers.scrontab import DRIVER, pause_minutes
 from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -152,7 +153,7 @@ def test_options_of_sbatch_go_along_and_those_that_are_ours_are_refused(site: Si
     assert (options["partition"], options["account"], options["exclusive"]) == ("cpu", "abc", "")
     for bad in ({"job-name": "x"}, {"time": "1"}, {"constraint": "a b"}):
         with pytest.raises(ResilError, match=next(iter(bad))):
-            table_lines(an_installation(site.context(), "scrontab"), CronSettings(sbatch=bad), site.context())
+            DRIVER.lines(an_installation(site.context(), "scrontab"), CronSettings(sbatch=bad), site.context())
 
 
 def test_the_script_of_the_job_arrives_word_for_word(site: Site) -> None:
@@ -189,14 +190,14 @@ def test_its_output_is_beside_the_heartbeat_and_percent_signs_are_escaped(site: 
 def test_a_cancelled_job_disables_the_entry_and_that_is_seen_and_undone(site: Site) -> None:
     site.write_table(b"@hourly sleep 5\n", "scrontab")
     installation = installed(site)
-    assert DRIVER.state(installation, DAEMON, site.context()).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, installation, DAEMON, site.context()).liveness is Liveness.ALIVE
     scrontab(site, "--scancel", str(jobs(site)[0]["id"]))
-    state = DRIVER.state(installation, DAEMON, site.context())
+    state = state_of(DRIVER, installation, DAEMON, site.context())
     assert state.liveness is Liveness.GONE and "its job was cancelled" in state.summary
     assert "resil cron install" in state.hint
     assert DRIVER.plan(installation, DAEMON, site.context())
     assert DRIVER.install(installation, DAEMON, site.context())
-    assert DRIVER.state(installation, DAEMON, site.context()).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, installation, DAEMON, site.context()).liveness is Liveness.ALIVE
     DRIVER.uninstall(installation, DAEMON, site.context())
     assert site.table("scrontab") == b"@hourly sleep 5\n"
 
@@ -220,25 +221,26 @@ def test_a_foreign_disabled_entry_stays_disabled(site: Site) -> None:
 
 
 def test_it_is_available_only_where_the_cluster_has_it_enabled(site: Site) -> None:
-    assert DRIVER.availability(site.context()).is_available
+    assert availability_of(DRIVER, site.context()).is_available
     (site.directory / "scron_parameters").write_text("(null)")
-    found = DRIVER.availability(site.context())
+    found = availability_of(DRIVER, site.context())
     assert not found.is_available and "disabled on this cluster" in found.reason
     assert "ScronParameters=enable" in found.hint
     assert (
-        DRIVER.state(an_installation(site.context(), "scrontab"), DAEMON, site.context()).liveness is Liveness.UNKNOWN
+        state_of(DRIVER, an_installation(site.context(), "scrontab"), DAEMON, site.context()).liveness
+        is Liveness.UNKNOWN
     )
 
 
 def test_a_missing_program_is_reported(site: Site) -> None:
     (site.bin / "scrontab").unlink()
     site.write_program("scontrol", "echo 'ScronParameters         = (null)'\n")
-    found = DRIVER.availability(site.context())
+    found = availability_of(DRIVER, site.context())
     assert not found.is_available and "cannot run scrontab" in found.reason and "enabled" not in found.reason
     site.write_program(
         "scontrol", "printf 'SchedulerType = x\\nScronParameters         = enable,explicit_scancel\\n'\n"
     )
-    assert "the cluster has scrontab enabled" in DRIVER.availability(site.context()).reason
+    assert "the cluster has scrontab enabled" in availability_of(DRIVER, site.context()).reason
 
 
 def test_a_controller_that_is_down_is_unknown_and_nothing_is_written(site: Site) -> None:
@@ -248,7 +250,7 @@ def test_a_controller_that_is_down_is_unknown_and_nothing_is_written(site: Site)
         "scrontab",
         "echo 'scrontab: fatal: slurm_request_crontab failed: Unable to contact slurm controller' >&2; exit 1",
     )
-    assert "Unable to contact" in DRIVER.availability(site.context()).reason
+    assert "Unable to contact" in availability_of(DRIVER, site.context()).reason
     for act in (DRIVER.install, DRIVER.uninstall, DRIVER.plan):
         with pytest.raises(ResilError, match="Unable to contact"):
             act(installation, DAEMON, site.context())
@@ -265,7 +267,7 @@ def test_a_table_that_is_refused_stays_as_it_was(site: Site) -> None:
 def test_the_next_pulse_is_known(site: Site) -> None:
     installation = installed(site, PULSE)
     context = site.context()
-    state = DRIVER.state(installation, PULSE, context)
+    state = state_of(DRIVER, installation, PULSE, context)
     assert state.next_tick is not None and state.next_tick % 900 == 0
     assert 0 < state.next_tick - context.system.clock.now() <= 900
 
@@ -285,12 +287,12 @@ def live() -> str:
 @pytest.mark.skipif(bool(live()), reason=live())
 def test_a_live_scrontab_has_the_same_bytes_afterwards(tmp_path: Path) -> None:
     context = context_of(make_project(tmp_path, environ=dict(os.environ), clock=SystemClock()))
-    before = DRIVER.program.read(context)
+    before = DRIVER.read(context)
     installation = an_installation(context, "scrontab", mode="pulse")
     assert DRIVER.install(installation, PULSE, context)
     try:
-        assert DRIVER.state(installation, PULSE, context).liveness is Liveness.ALIVE
+        assert state_of(DRIVER, installation, PULSE, context).liveness is Liveness.ALIVE
         assert DRIVER.install(installation, PULSE, context) == ()
     finally:
         DRIVER.uninstall(installation, PULSE, context)
-    assert DRIVER.program.read(context) == before
+    assert DRIVER.read(context) == before

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from resilience.cron.drivers import availability_of, state_of
 from resilience.cron.drivers._slurm.keeper import ChainJob
 from resilience.cron.drivers.slurm import DRIVER, judge_chain
 from resilience.cron.install import install, uninstall
@@ -199,7 +200,7 @@ def test_a_chain_that_waits_for_its_turn_says_what_may_begin_earlier() -> None:
 def test_an_end_on_another_day_is_shown_with_its_date() -> None:
     tomorrow = RUNS._replace(end=NOW + 86_400)
     summary = judge_chain((tomorrow,), is_daemon=True, now=NOW).summary
-    assert re.search(r"until \d{4}-\d\d-\d\d \d\d:\d\d", summary)
+    assert re.search(r"until \d\d [A-Z][a-z]+ \d\d:\d\d", summary)
 
 
 # ---- install --------------------------------------------------------------------------------------------------------
@@ -223,15 +224,15 @@ def installed(machine: Machine, settings: CronSettings = USUAL) -> list[str]:
 def test_a_queue_that_does_not_answer_is_unknown_and_not_available(machine: Machine) -> None:
     machine.stop_controller()
     installation = an_installation(machine.context(), "slurm", mode="daemon")
-    assert DRIVER.state(installation, CronSettings(), machine.context()).liveness is Liveness.UNKNOWN
-    assert not DRIVER.availability(machine.context()).is_available
+    assert state_of(DRIVER, installation, CronSettings(), machine.context()).liveness is Liveness.UNKNOWN
+    assert not availability_of(DRIVER, machine.context()).is_available
 
 
 def test_an_operator_sees_the_owners_jobs_and_never_concludes_dead_from_none(machine: Machine) -> None:
     theirs = replace(an_installation(machine.context(), "slurm", mode="daemon"), by="bob")
-    assert DRIVER.state(theirs, CronSettings(), machine.context()).liveness is Liveness.UNKNOWN
+    assert state_of(DRIVER, theirs, CronSettings(), machine.context()).liveness is Liveness.UNKNOWN
     machine.slurm.queue(f"88|RUNNING|1|2|n1|None|resil:.cron:{theirs.token}-s0.1")
-    assert DRIVER.state(theirs, CronSettings(), machine.context()).liveness is Liveness.ALIVE
+    assert state_of(DRIVER, theirs, CronSettings(), machine.context()).liveness is Liveness.ALIVE
     assert "-u bob" in machine.slurm.calls("squeue")[-1]
 
 

@@ -53,7 +53,7 @@ class Chain:
         """Ask from outside; or with SLURM_JOB_ID as a job does, beside its scheduler."""
         text, environ = self.script, {"PATH": "/usr/bin:/bin", **(environ or {})}
         if "SLURM_JOB_ID" in environ:
-            head = text[: text.index("\ncase ${1-} in\n  revive | keep")]
+            head = text[: text.index("\n[[ ! ${1-} =~ ^(revive")]
             text = head + "\n" + "\n".join(words) + '\nprintf %s "$facts"\nexit\n'
             words = ()
         done = subprocess.run(
@@ -170,6 +170,18 @@ def test_the_head_that_runs_queues_its_own_and_the_old_daemon_queues_none(chain:
     assert chain.inside(7, ends_in=400) == []
     assert chain.inside(9, ends_in=86395) == ["submitted 101"]
     assert [kind for kind, _ in chain.kinds()] == ["s", "h"]
+
+
+def test_a_head_that_begins_after_the_end_of_a_shortened_daemon_is_replaced(chain: Chain) -> None:
+    """The daemon of a day died, and SLURM shortened the spare that took over, because of a maintenance."""
+    later = int(time.time()) + 80000
+    chain.slurm.queue(
+        chain.row(7, chain.own("s"), "RUNNING"), chain.row(8, chain.own("s")), chain.row(9, chain.own("h", later))
+    )
+    chain.slurm.change(7, end=str(int(time.time()) + 3600))
+    assert chain.inside(7, ends_in=3600) == ["submitted 101", "cancelled 9"]
+    (begin,) = [begin for kind, begin in chain.kinds() if kind == "h"]
+    assert begin < time.time() + 3600
 
 
 def test_a_lost_successor_is_queued_again_by_any_look(chain: Chain) -> None:

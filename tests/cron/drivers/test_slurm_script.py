@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,6 @@ import pytest
 
 from resilience.cron.drivers._slurm.keeper import parse_row, trouble_of
 from resilience.cron.drivers._slurm.script import (
-    kept_environment,
     lead_s,
     render_requeue_script,
     render_script,
@@ -419,19 +419,20 @@ def test_time_limits_are_whole_minutes_as_slurm_counts_them(wanted: float, limit
     assert 0 < lead_s(limit) <= min(90, limit / 4)
 
 
-def test_the_environment_is_where_jobs_go_and_how_alerts_leave_and_nothing_else() -> None:
-    kept = kept_environment(
-        {
-            "HOME": "/home/alice", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "1-5", "SLURM_CONF": "/etc/slurm.conf",
-            "SLURM_JWT": "runs out", "SLURM_JOB_ID": "7", "https_proxy": "http://proxy:3128", "AWS_SECRET": "x",
-            "http_proxy": "http://me:secret@proxy:3128", "RESIL_CRON__TICK_S": "5", "RESIL_RUN_DIR": "/p/.resil/gpt",
-            "RESIL_CONFIG": "/other/resil.toml", "XDG_CONFIG_HOME": "/home/alice/.config", "TZ": "",
-            "XDG_RUNTIME_DIR": "/run/user/1001",
-        }
-    )  # fmt: skip
-    assert set(kept) == {
-        "HOME", "SBATCH_ACCOUNT", "SLURM_CONF", "https_proxy", "RESIL_CRON__TICK_S", "XDG_CONFIG_HOME"
-    }  # fmt: skip
+def test_the_environment_is_that_of_every_tick_and_what_slurms_commands_may_need(tmp_path: Path) -> None:
+    """tests/cron/table/test_environment.py says which variables every tick has."""
+    environ = {"SLURM_JOB_ID": "7", "AWS_SECRET": "x", "RESIL_RUN_DIR": "/p/.resil/gpt", "RESIL_LOCAL_CPUS": "8",
+               "LD_LIBRARY_PATH": "/opt/slurm/lib", "RESIL_CONFIG": "/other/resil.toml"}  # fmt: skip
+    desk = Desk(tmp_path)
+    installed = replace(desk.installed, facts={"$HOME": "/home/alice", "$PATH": "/opt/slurm/bin:/usr/bin"})
+    text = render_script(installed, CronSettings(), state="/s", config="/p/resil.toml", scheduler="slurm",
+                         environ=environ, limit=600)  # fmt: skip
+    (line,) = (line for line in text.split("\n") if line.startswith("clean="))
+    assert shlex.split(line.removeprefix("clean=(").removesuffix(")")) == [
+        "env", "-i", "HOME=/home/alice", "LANG=C.UTF-8", "LD_LIBRARY_PATH=/opt/slurm/lib",
+        f"PATH=/opt/slurm/bin:{desk.bin}:/usr/local/bin:/usr/bin:/bin", "RESIL_CONFIG=/p/resil.toml",
+        "RESIL_LOCAL_CPUS=8", "SHELL=/bin/sh",
+    ]  # fmt: skip
 
 
 def test_any_path_is_preserved_in_the_script(tmp_path: Path) -> None:

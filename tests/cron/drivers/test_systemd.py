@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from resilience.cron.drivers._tables import Elsewhere, unit_name
+from resilience.cron.drivers import availability_of, state_of
+from resilience.cron.drivers._tables import unit_name
 from resilience.cron.drivers.systemd import SystemdDriver
 from resilience.errors import ResilError
 from resilience.job import Liveness
@@ -140,9 +141,10 @@ def test_a_foreign_unit_is_never_changed(site: Site, driver: SystemdDriver) -> N
     service.parent.mkdir(parents=True)
     service.write_text("[Service]\nExecStart=/bin/true\n")
     installation = an_installation(context, "systemd")
-    for act in (driver.plan, driver.install, driver.uninstall):
+    for act in (driver.plan, driver.install):
         with pytest.raises(ResilError, match="resil did not write it"):
             act(installation, SETTINGS, context)
+    assert list(driver.uninstall(installation, SETTINGS, context)) == []
     assert service.read_text() == "[Service]\nExecStart=/bin/true\n" and not units(context)[1].exists()
 
 
@@ -171,28 +173,28 @@ def test_a_failed_change_brings_the_older_units_back(site: Site, driver: Systemd
 @pytest.mark.parametrize("state", ["running", "degraded", "starting"])
 def test_a_manager_that_answers_and_lingers_will_do(site: Site, driver: SystemdDriver, state: str) -> None:
     (site.directory / "manager").write_text(f"{state}\n")
-    assert driver.availability(site.context()).is_available
+    assert availability_of(driver, site.context()).is_available
 
 
 def test_without_linger_the_ticks_would_end_with_the_login(site: Site, driver: SystemdDriver) -> None:
     (site.directory / "linger" / ME).unlink()
-    found = driver.availability(site.context())
+    found = availability_of(driver, site.context())
     assert not found.is_available and "linger is off" in found.reason and "enable-linger" in found.hint
     site.break_program("loginctl", "echo Linger=yes; exit 0")
-    assert driver.availability(site.context()).is_available
+    assert availability_of(driver, site.context()).is_available
 
 
 def test_linger_may_be_unknown(site: Site) -> None:
     driver = SystemdDriver(linger=site.directory / "gone", runtime=site.directory / "run")
-    found = driver.availability(site.context())
+    found = availability_of(driver, site.context())
     assert not found.is_available and "cannot determine" in found.reason
 
 
 def test_no_manager_no_ticks(site: Site, driver: SystemdDriver) -> None:
     (site.directory / "manager").unlink()
-    found = driver.availability(site.context())
+    found = availability_of(driver, site.context())
     assert not found.is_available and "offline" in found.reason
-    state = driver.state(an_installation(site.context(), "systemd"), SETTINGS, site.context())
+    state = state_of(driver, an_installation(site.context(), "systemd"), SETTINGS, site.context())
     assert state.liveness is Liveness.UNKNOWN and "No medium found" in state.summary
 
 
@@ -201,7 +203,7 @@ def test_the_way_to_the_manager_is_found_where_the_login_does_not_say_it(site: S
     own = site.directory / "run" / str(context.system.host.uid)
     own.mkdir(parents=True)
     site.break_program("systemctl", 'echo "$XDG_RUNTIME_DIR" >"$SITE/seen"')
-    driver.availability(context)
+    availability_of(driver, context)
     assert (site.directory / "seen").read_text().strip() == str(own)
 
 
@@ -210,12 +212,21 @@ def test_a_stopped_timer_is_gone_and_is_restored(site: Site, driver: SystemdDriv
     installation = an_installation(context, "systemd")
     driver.install(installation, SETTINGS, context)
     (site.directory / f"active.{units(context)[1].name}").unlink()
-    state = driver.state(installation, SETTINGS, context)
+    state = state_of(driver, installation, SETTINGS, context)
     assert state.liveness is Liveness.GONE and "inactive" in state.summary
     (step,) = driver.plan(installation, SETTINGS, context)
     assert "enable --now" in step.text
     assert driver.install(installation, SETTINGS, context)
-    assert driver.state(installation, SETTINGS, context).liveness is Liveness.ALIVE
+    assert state_of(driver, installation, SETTINGS, context).liveness is Liveness.ALIVE
+
+
+def test_a_timer_is_removed_however_the_state_directory_is_spelled(site: Site, driver: SystemdDriver) -> None:
+    context = site.context()
+    installation = an_installation(context, "systemd")
+    driver.install(installation, SETTINGS, context)
+    (site.directory / "link").symlink_to(context.state_dir.parent)
+    driver.uninstall(installation, SETTINGS, context._replace(state_dir=site.directory / "link" / ".resil"))
+    assert not any(path.exists() for path in units(context))
 
 
 def test_an_unrecorded_timer_is_removed_with_the_next_installation(site: Site, driver: SystemdDriver) -> None:
@@ -223,10 +234,10 @@ def test_an_unrecorded_timer_is_removed_with_the_next_installation(site: Site, d
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
     driver.install(an_installation(other, "systemd", "aaaaaaaaaaaaaaaa"), SETTINGS, other)
     newer = an_installation(context, "systemd", "fedcba9876543210")
-    assert driver.state(newer, SETTINGS, context).liveness is Liveness.GONE
+    assert state_of(driver, newer, SETTINGS, context).liveness is Liveness.GONE
     assert any("older timer" in step.what for step in driver.plan(newer, SETTINGS, context))
     assert driver.install(newer, SETTINGS, context)
-    assert driver.state(newer, SETTINGS, context).liveness is Liveness.ALIVE
+    assert state_of(driver, newer, SETTINGS, context).liveness is Liveness.ALIVE
     assert not any(path.exists() for path in units(context)), "of the older one nothing is left"
     assert driver.uninstall(newer, SETTINGS, context)
     left = sorted(path.name for path in units(context)[0].parent.glob("resil-cron-*"))
@@ -236,14 +247,14 @@ def test_an_unrecorded_timer_is_removed_with_the_next_installation(site: Site, d
 def test_linger_disabled_later_is_reported(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     driver.install(an_installation(context, "systemd"), SETTINGS, context)
-    assert driver.state(an_installation(context, "systemd"), SETTINGS, context).hint == ""
+    assert state_of(driver, an_installation(context, "systemd"), SETTINGS, context).hint == ""
     (site.directory / "linger" / ME).unlink()
-    assert "enable-linger" in driver.state(an_installation(context, "systemd"), SETTINGS, context).hint
+    assert "enable-linger" in state_of(driver, an_installation(context, "systemd"), SETTINGS, context).hint
 
 
 def test_an_installation_elsewhere_cannot_be_checked_here(site: Site, driver: SystemdDriver) -> None:
     context = site.context()
     there = replace(an_installation(context, "systemd"), host="login2")
-    assert driver.state(there, SETTINGS, context).liveness is Liveness.UNKNOWN
-    with pytest.raises(Elsewhere, match="login2"):
+    assert state_of(driver, there, SETTINGS, context).liveness is Liveness.UNKNOWN
+    with pytest.raises(ResilError, match="login2"):
         driver.uninstall(there, SETTINGS, context)

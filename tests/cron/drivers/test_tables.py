@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,12 @@ import pytest
 from resilience.cron.drivers import ProgramFailed, ProgramUnavailable, _tables
 from resilience.cron.drivers._tables import (
     LOCK_S,
+    Lines,
+    TableDriver,
     change,
     disabled,
     error_of,
     headline,
-    is_ours,
     mark,
     ours,
     project_name,
@@ -27,8 +28,10 @@ from resilience.cron.drivers._tables import (
     without_ours,
 )
 from resilience.cron.drivers.crontab import without_header
+from resilience.cron.records import Installation
 from resilience.errors import ResilError
 from resilience.runs.context import Context
+from resilience.settings.cron_settings import CronSettings
 from resilience.system.process import Completed
 from tests.cron.drivers.site import Site, an_installation
 
@@ -109,7 +112,7 @@ def test_an_unrecorded_installation_is_found_by_its_project() -> None:
     ],
 )
 def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
-    assert is_ours(line, TOKEN)
+    assert ours(line, {TOKEN}) == (line,)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +128,7 @@ def test_a_line_of_ours_is_known_even_when_it_was_disabled(line: str) -> None:
     ],
 )
 def test_a_line_that_only_mentions_our_mark_is_foreign(line: str) -> None:
-    assert not is_ours(line, TOKEN)
+    assert not ours(line, {TOKEN})
 
 
 def test_it_is_seen_that_a_line_is_disabled() -> None:
@@ -150,14 +153,14 @@ def test_the_header_that_some_crons_write_at_each_installation_does_not_pile_up(
 def test_the_headline_names_the_project_and_is_known(tmp_path: Path) -> None:
     context = Site(tmp_path).context()
     line = headline(an_installation(context, "crontab"), context.state_dir)
-    assert is_ours(line, TOKEN) and str(context.project) in line and "resil cron uninstall" in line
+    assert ours(line, {TOKEN}) and str(context.project) in line and "resil cron uninstall" in line
     assert tokens_of(f"{line}\n", context.state_dir) == {TOKEN}
 
 
 # ---- programs
 
 
-class Table:
+class Table(TableDriver):
     """A table in memory."""
 
     name = f"test-table-{os.getpid()}"
@@ -168,11 +171,20 @@ class Table:
     def read(self, context: Context) -> str | None:
         return self.table
 
-    def write(self, table: str, context: Context) -> None:
+    def replace(self, table: str, context: Context) -> Completed:
         self.table, self.writes = table, self.writes + 1
+        return Completed((), 0, "", "")
 
-    def remove(self, context: Context) -> None:
+    def run(self, context: Context, *words: str, stdin: str = "", env: Mapping[str, str] | None = None) -> Completed:
+        assert words == ("-r",)
         self.table = None
+        return Completed((), 0, "", "")
+
+    def lines(self, installation: Installation, settings: CronSettings, context: Context) -> Lines:
+        return (), ""
+
+    def pause_s(self, installation: Installation, settings: CronSettings) -> float:
+        return 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from resilience.cron.records import Entry, Kind
-from resilience.cron.table.environment import environment_of, secrets_of, short_path
+from resilience.cron.table.environment import environment_of, lasting_variables, secrets_of, short_path
 
 LOGIN = {
     "HOME": "/somewhere/else",
@@ -98,3 +98,16 @@ def test_variables_named_like_secrets_are_secrets() -> None:
         "TOKEN_FILE": "/etc/token", "PASSWORD_VARIABLE": "X", "PATH": "/bin", "EMPTY_SECRET": "", "HOOK": "named",
     }  # fmt: skip
     assert set(secrets_of(environment, keep=("HOOK",))) == {"jwt", "t", "p", "https://hc/uuid", "named"}
+
+
+def test_what_is_written_into_tables_is_where_jobs_go_and_how_alerts_leave_and_nothing_else() -> None:
+    kept = lasting_variables(
+        {
+            "HOME": "/home/alice", "SBATCH_ACCOUNT": "lab", "SBATCH_ARRAY_INX": "1-5", "SLURM_CONF": "/etc/slurm.conf",
+            "SLURM_JWT": "runs out", "SLURM_JOB_ID": "7", "https_proxy": "http://proxy:3128", "AWS_SECRET": "x",
+            "http_proxy": "http://me:secret@proxy:3128", "RESIL_CRON__TICK_S": "5", "RESIL_RUN_DIR": "/p/.resil/gpt",
+            "RESIL_CONFIG": "/other/resil.toml", "XDG_CONFIG_HOME": "/home/alice/.config", "TZ": "",
+            "XDG_RUNTIME_DIR": "/run/user/1001",
+        }
+    )  # fmt: skip
+    assert set(kept) == {"SBATCH_ACCOUNT", "SLURM_CONF", "https_proxy", "RESIL_CRON__TICK_S", "XDG_CONFIG_HOME"}

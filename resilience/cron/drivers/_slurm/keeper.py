@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from resilience.cron.drivers._slurm.script import comment_mark, parse_mark
+from resilience.cron.drivers._slurm.script import parse_mark
+from resilience.cron.drivers._tables import mark
 from resilience.cron.records import Installation
 from resilience.errors import SchedulerUnavailable
 from resilience.job import JobState
@@ -64,11 +65,16 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """The keeper of one installation's chain: the text of its batch script, run with a verb."""
+    """The keeper of one installation's chain: the text of its batch script, run with a verb.
+
+    Attributes:
+        limit_s: time limit of a job.
+    """
 
     installation: Installation
     script: str
     context: Context
+    limit_s: int
 
     def ask(self, verb: str) -> Answer:
         """Return the facts. Raise SchedulerUnavailable if bash did not end in time, or the queue did not answer and
@@ -94,7 +100,7 @@ class Keeper:
 def parse_row(text: str, token: str) -> ChainJob:
     """Return the job of a row. Pure."""
     number, state, start, end, node, reason, comment = text.split("|", 6)
-    kind, begin, more = parse_mark(comment.removeprefix(comment_mark(token)))
+    kind, begin, more = parse_mark(comment.removeprefix(mark(token)))
     return ChainJob(
         int(number),
         JobState.parse(state),

@@ -23,7 +23,7 @@ job=${SLURM_JOB_ID:-0}
 script=$0 # SLURM's copy, where the state directory is missing
 failed=0 slot=0 delay_s=0 facts='' seen='' sleeper='' problem='' stop_at=0 signalled=''
 printf -v now '%(%s)T' -1
-began=$now
+began=$now end=${SLURM_JOB_END_TIME:-$((${SLURM_JOB_START_TIME:-$now} + time_limit_s))}
 
 say() { printf '%(%Y-%m-%dT%H:%M:%S%z)T %s\n' -1 "$*"; }
 fact() { facts+="${*//$'\n'/; }"$'\n'; } # for Python, or the job's output
@@ -75,30 +75,28 @@ is_over() { # REPLY: why no successor is wanted
 
 # Read the queue: `waits` and `runs` are rows of other jobs by id, `all` every row. Fails when squeue does not answer.
 look() {
-  local rows row id code start end node reason comment whose=(--me)
-  [[ $(id -un) == "$by" ]] || whose=(-u "$by")
+  local rows row id code start ends node reason comment
   waits=() runs=() all=() own_end='' own_start=$began cancelled_lately=''
-  rows=$(client squeue -h "${whose[@]}" -n "$name" -t all -o '%A|%T|%S|%e|%N|%r|%k' 2>&1) || {
+  rows=$(client squeue -h -u "$by" -n "$name" -t all -o '%A|%T|%S|%e|%N|%r|%k' 2>&1) || {
     problem="squeue does not answer: ${rows##*$'\n'}"
     return 1
   }
   printf -v now '%(%s)T' -1
-  while IFS='|' read -r id code start end node reason comment; do
+  while IFS='|' read -r id code start ends node reason comment; do
     [[ $id =~ ^[0-9]+$ && " $comment" == *" $mark"* ]] || continue
-    row="$id|$code|$start|$end|$node|$reason|$mark${comment#*"$mark"}"
+    row="$id|$code|$start|$ends|$node|$reason|$mark${comment#*"$mark"}"
     all+=("$row")
     if [[ $id == "$job" ]]; then
-      own_end=$end own_start=${start//[!0-9]/}
+      own_end=$ends own_start=${start//[!0-9]/}
       continue
     fi
     case $code in
       PENDING | REQUEUE* | RESV_DEL_HOLD | SPECIAL_EXIT) waits+=("$row") ;;
       RUNNING | CONFIGURING | SUSPENDED | STOPPED | STAGE_OUT | SIGNALING | RESIZING) runs+=("$row") ;;
-      CANCELLED) if [[ ! $end =~ ^[0-9]+$ ]] || ((end >= stop_at - 30)); then cancelled_lately=1; fi ;;
+      CANCELLED) if [[ ! $ends =~ ^[0-9]+$ ]] || ((ends >= stop_at - 30)); then cancelled_lately=1; fi ;;
     esac
   done < <(sort -t '|' -n <<<"$rows")
-  [[ $own_end =~ ^[0-9]+$ ]] || own_end=${SLURM_JOB_END_TIME:-}
-  [[ $own_end =~ ^[0-9]+$ ]] || own_end=$((${SLURM_JOB_START_TIME:-$began} + time_limit_s))
+  [[ $own_end =~ ^[0-9]+$ ]] || own_end=$end
 }
 
 # Compare the queue with the wanted state: `missing` are pairs of kind and begin, `surplus` ids.
@@ -186,11 +184,7 @@ submit() {
     return 0
   fi
   # Some clusters refuse to exclude their only node.
-  if [[ -n ${SLURMD_NODENAME-} && " ${line[*]} " == *" --exclude=$SLURMD_NODENAME "* && $REPLY == *onfiguration* ]]; then
-    SLURMD_NODENAME='' submit "$@"
-    return
-  fi
-  return 1
+  [[ " ${line[*]} " == *" --exclude=${SLURMD_NODENAME-} "* && $REPLY == *onfiguration* ]] && SLURMD_NODENAME='' submit "$@"
 }
 
 # keep: make the queue what it should be. 0: it is; 3: no chain is wanted; 75: a problem. A stop is looked for before
@@ -338,7 +332,6 @@ main() {
   for word in "$@"; do
     [[ $word =~ ^(failed|slot)=([0-9]+)$ ]] && printf -v "${BASH_REMATCH[1]}" %s "${BASH_REMATCH[2]}"
   done
-  end=${SLURM_JOB_END_TIME:-$((${SLURM_JOB_START_TIME:-$began} + time_limit_s))}
   for tries in 1 2 3 4 5; do # a file server may show a new directory a moment later
     look_at_state
     found=$?
@@ -449,9 +442,7 @@ cancel_jobs() {
   done
 }
 
-case ${1-} in
-  revive | keep | rows | plan | end | kill) job=0 script=$directory/job.bash ;;
-esac
+[[ ! ${1-} =~ ^(revive|keep|rows|plan|end|kill)$ ]] || job=0 script=$directory/job.bash
 case ${1-} in
   revive) revive ;;
   keep) keep ;;

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from resilience.cron.records import RUN_NAME, Installation
+from resilience.cron.drivers._tables import unit_name
+from resilience.cron.records import Installation
+from resilience.cron.table.environment import short_path
 from resilience.errors import SettingsError
 from resilience.settings.cron_settings import CronSettings
-from resilience.submission import COMMENT_PREFIX
 from resilience.system.files import short_digest
 
 SCRIPT = "driver/job.bash"
@@ -19,7 +20,6 @@ SCRIPT = "driver/job.bash"
 REQUEUE_SCRIPT = "revive.bash"
 """In the state directory: run by a training's batch shell to restart a dead chain."""
 
-JOB_NAME = "resil-cron-"
 MINUTE_S = 60
 LEAD_S = 90
 """The signal comes this long before the time limit; SLURM checks every 30 s, so at most 30 s earlier."""
@@ -51,38 +51,8 @@ _RESERVED = {
 }
 """sbatch options that [cron] sbatch cannot set, with reasons."""
 
-WHERE = ("SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION", "SBATCH_CONSTRAINT",
-         "SBATCH_WCKEY", "SBATCH_CLUSTERS", "SLURM_CLUSTERS", "SLURM_CONF", "SLURM_CONF_SERVER",
-         "SLURM_SACK_SOCKET")  # fmt: skip
-"""Variables that select the destination of a user's jobs, as sbatch(1) reads them."""
-_ROUTES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy",
-           "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # fmt: skip
-"""Proxies and certificates for alerts."""
-_PERSON = ("HOME", "USER", "LOGNAME", "TZ", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH")
-_NEVER = ("RESIL_CONFIG", "RESIL_PYTHON", "RESIL_LOCAL_SPOOL", "RESIL_CRON_SCRIPT", "RESIL_CRON_ENTRY",
-          "RESIL_CRON_SLOT", "RESIL_SCHEDULER", "XDG_RUNTIME_DIR", "XDG_SESSION_ID")  # fmt: skip
-
-
-def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the installing user's environment that the scheduler's jobs inherit.
-
-    Left out are variables of a training around `resil cron install` (RESIL_RUN, RESIL_ATTEMPT ...), expiring tokens
-    (SLURM_JWT), and proxy passwords, which would appear in process lists.
-    """
-    kept = {name: environ[name] for name in (*_PERSON, *WHERE, *_ROUTES) if environ.get(name)}
-    kept = {name: value for name, value in kept.items() if not ("://" in value and "@" in value)}
-    for name, value in environ.items():
-        ours = name.startswith(("XDG_", "RESIL_LOCAL_")) or (
-            name.startswith("RESIL_") and ("__" in name or name == "RESIL_PLUGINS")
-        )
-        if ours and name not in _NEVER:
-            kept[name] = value
-    return kept
-
-
-def job_name(installation: Installation) -> str:
-    """Return the name of an installation's jobs, the same on every host, however paths are spelled there."""
-    return f"{JOB_NAME}{installation.token[:8]}"
+_ALSO = re.compile(r"LD_LIBRARY_PATH|PYTHONPATH|RESIL_LOCAL_[A-Z_]+")
+"""Variables that jobs keep besides those of every tick: SLURM's commands may need the first."""
 
 
 def time_limit_s(settings: CronSettings, mode: str) -> int:
@@ -129,11 +99,6 @@ def sbatch_options(name: str, settings: CronSettings, limit: int) -> dict[str, s
     return options
 
 
-def comment_mark(token: str = "") -> str:
-    """Return the prefix of a scheduler job's comment; the embedded sbatch may put words before it."""
-    return f"{COMMENT_PREFIX}:{RUN_NAME}:{token}"
-
-
 def parse_mark(text: str) -> tuple[str, int, str]:
     """Return (kind, earliest start, further words) of a job's comment behind its token; without kind if invalid.
     Pure."""
@@ -167,18 +132,16 @@ def render_script(
         scheduler: name of the scheduler: `slurm`, or `local` for the embedded one.
         environ: environment of the installing user.
         limit: time limit of a job, seconds.
-        tool_directories: directories of sbatch and squeue.
+        tool_directories: directories of the embedded scheduler's commands.
         shared: whether a group operates the project.
         spool: directory of the embedded scheduler.
     """
-    mode, name = installation.mode or settings.mode, job_name(installation)
+    mode, name = installation.mode or settings.mode, unit_name(installation)
     wanted = {**sbatch_options(name, settings, limit), **(ON_ONE_MACHINE if scheduler == "local" else {})}
-    path = (*tool_directories, str(Path(installation.python).parent), "/usr/local/bin", "/usr/bin", "/bin")
-    kept = kept_environment(environ) | installation.environment
-    kept |= {"PATH": ":".join(dict.fromkeys(path)), "SHELL": "/bin/sh"}
-    kept.setdefault("LANG", "C.UTF-8")
-    if config:
-        kept.setdefault("RESIL_CONFIG", config)
+    kept = {name: value for name, value in environ.items() if value and _ALSO.fullmatch(name)}
+    kept |= {"LANG": "C.UTF-8", **({"RESIL_CONFIG": config} if config else {})} | installation.environment
+    path = short_path((*tool_directories, *kept.get("PATH", "").split(":"), str(Path(installation.python).parent)))
+    kept |= {"PATH": path, "SHELL": "/bin/sh"}
     if spool:
         kept["RESIL_LOCAL_SPOOL"] = spool
     words = {
