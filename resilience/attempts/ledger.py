@@ -48,7 +48,8 @@ class LedgerRow:
         end: what the batch shell recorded; None: nothing.
         exit_code: of the launch; None: unknown.
         first_step: the step it resumed from; None: unknown.
-        last_step: the newest step seen of it; None: unknown.
+        last_step: the newest step seen of it; None: unknown. Of a training whose state was ruined, the step at which
+            that was found: the ranks stop some steps later, not always after the same one.
         durable_step: the newest step whose checkpoint was durable; None: none is known.
         failure: why it ended; None while it runs.
     """
@@ -103,9 +104,28 @@ def fold_steps(events: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | N
     return first, last, durable
 
 
+def ruin_of(events: Iterable[Mapping[str, Any]]) -> tuple[str, int | None]:
+    """Return why and at which step the guards found the state ruined, from the journal of one attempt's rank 0.
+
+    Empty and None if they did not, or if a later launch of the attempt has started. Pure.
+    """
+    found: tuple[str, int | None] = ("", None)
+    for event in events:
+        if event.get("event") == "start":
+            found = ("", None)
+        elif event.get("event") == "state_ruined" and isinstance(event.get("step"), int):
+            found = (str(event.get("why") or "the state of the training is ruined"), event["step"])
+    return found
+
+
+def _journal(directory: RunDirectory, attempt: Attempt) -> list[Mapping[str, Any]]:
+    """Return the newest events of an attempt's rank 0."""
+    return [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
+
+
 def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
-    own = [event for event in last_events(directory, attempt.job_id, "0") if event.get("attempt") == attempt.number]
-    first, last, durable = fold_steps(own)
+    first, last, durable = fold_steps(_journal(directory, attempt))
+    failure = _failure(directory, attempt)
     starts = last_events(directory, attempt.job_id, words=(b'"attempt_start"',))
     nodes = next((str(one.get("nodes", "")) for one in starts if one.get("attempt") == attempt.number), "")
     return LedgerRow(
@@ -119,9 +139,9 @@ def _row(directory: RunDirectory, attempt: Attempt) -> LedgerRow:
         end=attempt.end,
         exit_code=attempt.exit_code,
         first_step=first,
-        last_step=last,
+        last_step=last if failure is None or failure.step is None else failure.step,
         durable_step=durable,
-        failure=_failure(directory, attempt),
+        failure=failure,
     )
 
 
@@ -154,7 +174,10 @@ def evidence_of(directory: RunDirectory, attempt: Attempt, notes: list[str] | No
                 notes.append(error.message)
     if not logs and notes is not None:
         notes.append("no log of this attempt was found")
+    ruined_why, ruined_step = ruin_of(_journal(directory, attempt))
     return Evidence(
+        ruined_why=ruined_why,
+        ruined_step=ruined_step,
         end=attempt.end,
         exit_code=attempt.exit_code,
         stopped_why=attempt.why if attempt.end is AttemptEnd.STOPPED else "",
