@@ -478,7 +478,10 @@ class GuardRuntime:
             return []
         stop = newest_open(stops)
         if stop is not None:
-            self._recorder.event("resumed_after", step=stop.step, why=stop.why, times=stop.times, of=stop.attempt)
+            # Not `step`: readers of the journal take that for a step of this attempt.
+            self._recorder.event(
+                "resumed_after", stopped_step=stop.step, times=stop.times, of_attempt=stop.attempt, why=stop.why
+            )
             times = f", {stop.times} times in a row" if stop.times > 1 else ""
             self._recorder.say(
                 f"an earlier attempt was stopped{times}: {stop.why}. The same data may do it again; the training can "

@@ -206,7 +206,7 @@ def loss_faults(reading: LogReading, now: float) -> Iterator[tuple[Verdict, str,
         )
         fault, shown = KINDS[loss.kind], "the gradient norm" if loss.kind.startswith("grad") else "the loss"
         if loss.kind == PLATEAU and not loss.until:
-            text = f"the loss has no new best any more, by step {loss.step}: its lowest median is {loss.value}{rest}"
+            text = f"the loss has no new best any more, up to step {loss.step}: its lowest median is {loss.value}{rest}"
             yield Verdict.WARNING, fault, text, f"compare it with earlier runs: resil logs {reading.run}"
         elif loss.kind in (SPIKE, GRAD_SPIKE) and not loss.until:
             text = f"{shown} rose to {loss.value} at {where} and has not come down{rest}"
